@@ -71,7 +71,6 @@ class LateProducer:
                         linger_s=0.0,
                         batch_bytes=BATCH_BYTES,
                         timeout_s=TIMEOUT_S,
-                        request_timeout_s=TIMEOUT_S / 2,
                     )
                     self._open = client, await stack.enter_async_context(producer)
                     self._stack = stack.pop_all()

@@ -69,7 +69,6 @@ class Producer:
         linger_s: float = 0.02,
         compression: str = "none",
         timeout_s: float = 60.0,
-        request_timeout_s: float = 30.0,
     ) -> None:
         self._client = client
         self._batch_bytes = batch_bytes
@@ -77,7 +76,7 @@ class Producer:
         self._compression = compression
         self._timeout_s = timeout_s
         self._sender: BatchSender[_RecordBatch] = BatchSender(
-            client, self._acked, self._refused, buffer_bytes=buffer_bytes, request_timeout_s=request_timeout_s
+            client, self._acked, self._refused, buffer_bytes=buffer_bytes, request_timeout_s=timeout_s / 2
         )
         self.magic = 2
         """Version of the record format that the brokers take, once the producer is entered."""

@@ -59,7 +59,7 @@ class FakeCluster:
     """
 
     request_timeout_s = 5.0
-    retry_backoff_s = 0.01
+    retry_backoff_s: float = 0.01
 
     def __init__(self, version: int = 12) -> None:
         self.version = version

@@ -38,7 +38,6 @@ PATIENCE_S = 20.0
 async def fetching(cluster: FakeCluster, state: SubscriptionState, **settings: Any) -> AsyncIterator[Fetcher]:
     """A fetcher with short timeouts on a cluster in memory."""
     settings.setdefault("max_wait_s", 0.05)
-    settings.setdefault("retry_backoff_s", 0.01)
     async with Fetcher(cluster, state, **settings) as fetcher:  # type: ignore[arg-type]
         yield fetcher
 

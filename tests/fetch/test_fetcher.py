@@ -683,7 +683,6 @@ async def test_a_fault_in_the_fetcher_reaches_whoever_reads() -> None:
         {"prefetch_bytes": 1 << 31},
         {"min_bytes": -1},
         {"max_wait_s": -1},
-        {"retry_backoff_s": "1"},
         {"isolation_level": "serializable"},
         {"key_deserializer": "json"},
     ],

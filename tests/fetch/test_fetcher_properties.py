@@ -42,6 +42,7 @@ async def scenario(steps: list[tuple], version: int, prefetch: int) -> None:
             if cluster.end(tp) >= 4 * len(cluster.epochs[tp]):
                 cluster.elect(tp, tp.partition % 3)
             cluster.append(tp, 1 + cluster.end(tp) % 5, 50, "gzip" if cluster.end(tp) % 3 else "none")
+    cluster.retry_backoff_s = 0.001
     state = start_at(TPS)
     due = dict.fromkeys(TPS, 0)
     losses: list[RecordsLost] = []
@@ -52,7 +53,6 @@ async def scenario(steps: list[tuple], version: int, prefetch: int) -> None:
         max_wait_s=0.005,
         prefetch_bytes=prefetch,
         max_partition_bytes=600,
-        retry_backoff_s=0.001,
         lost=losses.append,
     ) as fetcher:
 

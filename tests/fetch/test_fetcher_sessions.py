@@ -74,8 +74,9 @@ async def test_a_partition_that_is_not_wanted_is_forgotten_and_comes_back() -> N
 @pytest.mark.parametrize("code", [70, 71, 106])
 async def test_a_refused_session_costs_one_request_and_no_pause(code: int) -> None:
     cluster = FakeCluster()
+    cluster.retry_backoff_s = 5
     state = start_at([cluster.add(A0), cluster.add(A1)])
-    async with fetching(cluster, state, retry_backoff_s=5) as fetcher:
+    async with fetching(cluster, state) as fetcher:
         await until(lambda: len(cluster.requests) >= 2, "a session")
         cluster.refusals[0] = [code]
         await until(lambda: not cluster.refusals[0], "the refusal")
@@ -87,8 +88,9 @@ async def test_a_refused_session_costs_one_request_and_no_pause(code: int) -> No
 
 async def test_a_session_that_the_broker_evicted_is_begun_anew() -> None:
     cluster = FakeCluster()
+    cluster.retry_backoff_s = 5
     state = start_at([cluster.add(A0), cluster.add(A1)])
-    async with fetching(cluster, state, retry_backoff_s=5) as fetcher:
+    async with fetching(cluster, state) as fetcher:
         for n in range(5):
             await until(lambda: cluster.sessions, "a session")
             cluster.sessions.clear()
@@ -522,10 +524,11 @@ async def test_a_nearer_replica_is_read_and_only_for_those_of_a_rack() -> None:
 @pytest.mark.parametrize("fault", ["down", 1, 6, 9, 56, 74])
 async def test_a_replica_that_fails_is_left_for_the_leader(fault: Any) -> None:
     cluster = FakeCluster()
+    cluster.retry_backoff_s = 5
     state = start_at([cluster.add(A0)])
     cluster.replicas[A0] = 2
     cluster.append(A0, 5)
-    async with fetching(cluster, state, rack="r2", retry_backoff_s=5) as fetcher:
+    async with fetching(cluster, state, rack="r2") as fetcher:
         assert offsets(list(await take(fetcher, state))) == list(range(5))
         if fault == "down":
             cluster.down.add(2)

@@ -39,6 +39,7 @@ class Requests:
 
     def __init__(self, partitions: Iterable[TopicPartition], cluster: FakeCluster | None = None) -> None:
         self.cluster = FakeCluster() if cluster is None else cluster
+        self.cluster.retry_backoff_s = BACKOFF_S
         self.state = SubscriptionState("earliest")
         self.state.assign_from_user(partitions)
         self.faults = Faults()
@@ -49,7 +50,6 @@ class Requests:
             self.faults,
             self.lost.append,
             isolation_level="read_uncommitted",
-            backoff_s=BACKOFF_S,
         )
         for tp in partitions:
             self.cluster.add(tp, tp.partition)

@@ -98,7 +98,7 @@ async def test_a_record_that_gets_no_answer_may_be_written(cluster_factory: Any,
     cluster = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, cluster)
     async with KafkaClient(cluster.bootstrap) as client:
-        settings: Any = {"timeout_s": 3.0, "request_timeout_s": 1.0, "buffer_bytes": 10_000, "batch_bytes": 1000}
+        settings: Any = {"timeout_s": 3.0, "buffer_bytes": 10_000, "batch_bytes": 1000}
         async with Producer(client, **settings) as producer:
             await (await producer.append(topic, None, b"before"))
             await asyncio.to_thread(cluster.brokers[0].pause)

@@ -15,7 +15,7 @@ from allocator.core.fetch.buffer import ByteBudget, Chunk, Failure, OutOfRange, 
 from allocator.core.fetch.loop import FetchLoop
 from allocator.core.fetch.planner import Planner
 from allocator.core.fetch.position_requests import PositionRequests
-from allocator.core.settings.table import BYTES, DEFAULT, SECONDS, check_keywords
+from allocator.core.settings.table import BYTES, DEFAULT, check_keywords
 from allocator.core.subscription import Phase, RecordsLost, SubscriptionState
 from allocator.core.types import Deserializer, TopicPartition
 
@@ -44,9 +44,9 @@ class Fetcher:
       batch that is larger than the request whole, so that a consumer can go on (KIP-74).
     - Partitions do not delay each other: one that is paused, failing or not consumed keeps only its own share when
       others need the room.
-    - `take` raises an error of a partition after all records that were read before it, and again at each call
-      until the error is resolved, with pauses of `retry_backoff_s`. The other partitions go on: between two errors
-      comes a batch of theirs, if one is ready.
+    - `take` raises an error of a partition after all records that were read before it. It raises it again at each call,
+      after a pause of the client's `retry_backoff_s`, until the error is resolved. The other partitions go on: between
+      two errors comes a batch of theirs, if one is ready.
 
     Partitions that await a reset get their position here (ListOffsets). The consumer has to seek partitions that have
     neither a position nor a reset. `lost` is called when a reset replaced a position that the log does not have,
@@ -70,11 +70,10 @@ class Fetcher:
         rack: str | None = None,  # of this machine: read replicas in the same rack, if brokers select them (KIP-392)
         key_deserializer: Deserializer = None,
         value_deserializer: Deserializer = None,
-        retry_backoff_s: float = 0.1,  # more: slower recovery after an error; less: more requests meanwhile
         lost: Callable[[RecordsLost], None] | None = None,
         gate: Callable[[], bool] | None = None,
     ) -> None:
-        check_keywords(locals(), retry_backoff_s=SECONDS, max_partition_bytes=BYTES)
+        check_keywords(locals(), max_partition_bytes=BYTES)
         for name, given in (("key_deserializer", key_deserializer), ("value_deserializer", value_deserializer)):
             if given is not None and not callable(given):
                 raise ConfigError(f"{name} is {given!r}, not a function of bytes")
@@ -84,9 +83,7 @@ class Fetcher:
         self._value_deserializer = value_deserializer
         budget = ByteBudget(prefetch_bytes=prefetch_bytes, max_partition_bytes=max_partition_bytes)
         self._planner = Planner(client, state, budget, max_wait_s=max_wait_s)
-        self._positions = PositionRequests(
-            client, state, self, lost, isolation_level=isolation_level, backoff_s=retry_backoff_s
-        )
+        self._positions = PositionRequests(client, state, self, lost, isolation_level=isolation_level)
         self._fetching = FetchLoop(
             client,
             state,
@@ -95,7 +92,6 @@ class Fetcher:
             self,
             min_bytes=min_bytes,
             isolation_level=isolation_level,
-            retry_backoff_s=retry_backoff_s,
             rack=rack or "",
         )
         # partitions with something to deliver, the next one first; those that are not fetchable wait in _parked
@@ -103,7 +99,7 @@ class Fetcher:
         self._parked: dict[TopicPartition, PartitionBuffer] = {}
         self._seen_version = -1
         self._faults: dict[TopicPartition, _Fault] = {}
-        self._retry_backoff_s = retry_backoff_s
+        self._retry_backoff_s = client.retry_backoff_s
         # a fault that was raised already is not raised again before
         self._repeat_at = 0.0
         # whether a batch that is ready comes before the next repetition: a reader that pauses after each error would

@@ -28,10 +28,10 @@ class Lookups:
     Guarantee: one request at a time, and a pause after it that doubles while a leader or topic stays unknown.
     """
 
-    def __init__(self, client: KafkaClient, backoff_s: float, changed: Callable[[], None]) -> None:
+    def __init__(self, client: KafkaClient, changed: Callable[[], None]) -> None:
         self._client = client
         self._failed_lines = RepeatedFailures(log)
-        self._backoff = Backoff(backoff_s, BACKOFF_MAX_S)
+        self._backoff = Backoff(client.retry_backoff_s, BACKOFF_MAX_S)
         self._changed = changed
         self._leaderless: set[str] = set()
         # topics with a partition that the asked broker does not lead

@@ -65,7 +65,6 @@ class FetchLoop:
         *,
         min_bytes: int,
         isolation_level: str,
-        retry_backoff_s: float,
         rack: str,
     ) -> None:
         self._client = client
@@ -76,8 +75,8 @@ class FetchLoop:
         self._min_bytes = min_bytes
         self._committed_only = isolation_level == "read_committed"
         self._rack = rack
-        self._backoff = Backoff(retry_backoff_s, BACKOFF_MAX_S)
-        self._lookups = Lookups(client, retry_backoff_s, self.metadata_changed)
+        self._backoff = Backoff(client.retry_backoff_s, BACKOFF_MAX_S)
+        self._lookups = Lookups(client, self.metadata_changed)
         self._failures = RepeatedFailures(log)
         # brokers to which a fetch connection was opened while positions were looked up
         self._prepared: set[int] = set()

@@ -75,14 +75,12 @@ class PositionRequests:
         lost: Callable[[RecordsLost], None] | None,
         *,
         isolation_level: str,
-        backoff_s: float,
     ) -> None:
         self._client = client
         self._state = state
         self._faults = faults
         self._lost = lost
         self._isolation_level = isolation_level
-        self._backoff_s = backoff_s
         self._failures = RepeatedFailures(log)
         self._resetting: dict[TopicPartition, _Resetting] = {}
         # topic -> its earlier ids: a broker with old metadata may still announce one
@@ -216,7 +214,7 @@ class PositionRequests:
             message = "no position for %d partitions of %s yet: %s"
             self._failures.note((names, type(error)), message, len(at), names, error)
             for tp in at:
-                self._retry(tp, asked[tp], self._backoff_s if error.retriable else HOPELESS_S)
+                self._retry(tp, asked[tp], self._client.retry_backoff_s if error.retriable else HOPELESS_S)
             if not error.retriable:
                 for tp in {tp.topic: tp for tp in sorted(at, reverse=True)}.values():
                     self._faults.fail(tp, error)  # once for all partitions of a topic
@@ -257,7 +255,7 @@ class PositionRequests:
             if isinstance(end, BrokerError):
                 message = "%s:%d at offset %d is not validated yet: %s"
                 self._failures.note((tp, end.code), message, *tp, position.offset, end)
-                self._retry(tp, epoch, self._backoff_s if end.retriable else HOPELESS_S)
+                self._retry(tp, epoch, self._client.retry_backoff_s if end.retriable else HOPELESS_S)
                 doubted.add(tp)
                 if not end.retriable:
                     self._faults.fail(tp, end, lasting=True)

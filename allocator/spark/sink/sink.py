@@ -119,7 +119,6 @@ async def _produce(link: ClusterLink, options: Options, batches: Iterator[pa.Rec
             client,
             compression=options.compression,
             timeout_s=options.timeout_s,
-            request_timeout_s=options.timeout_s / 2,
         ) as producer:
             # in a thread, so that requests continue while Spark computes the next rows
             read = functools.partial(asyncio.get_running_loop().run_in_executor, None, next, batches, None)

@@ -74,7 +74,7 @@ def progress(what: str, quiet: bool, look: Optional[Callable[[], Step]] = None) 
         yield meter
         return
     # rich prints other output above the progress line. If stdout is a file, its output must not go to stderr.
-    with _Line(look or (lambda: meter.step), Console(stderr=True), redirect_stdout=sys.stdout.isatty()):
+    with ProgressDisplay(look or (lambda: meter.step), Console(stderr=True), redirect_stdout=sys.stdout.isatty()):
         yield meter
 
 
@@ -83,7 +83,7 @@ def say(text: str, err: bool = False) -> None:
     print(text, file=sys.stderr if err else sys.stdout, flush=True)
 
 
-class _Line(Progress):
+class ProgressDisplay(Progress):
     """The displayed step. rich estimates its rate and the remaining time."""
 
     def __init__(self, look: Callable[[], Step], console: Console, **options: Any) -> None:

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import click
@@ -19,10 +18,10 @@ from parsed import leaves
 
 import allocator
 from allocator.cli.commands import LAZY, main
-from allocator.cli.group import GROUP, Seconds
 from allocator.core.zookeeper.client import ZooKeeperClient
 
 COMPLETION = "_ALLOCATOR_COMPLETE"
+ZK = ("--zookeeper", "127.0.0.1:1")
 # commands whose output is for a shell
 NO_JSON = {"completion"}
 
@@ -37,12 +36,9 @@ def completed(*words: str) -> list[str]:
     return [line.partition(",")[2] for line in done.stdout.splitlines()]
 
 
-def test_the_version_is_that_of_the_package_and_tells_the_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
-    for accelerated, decoder in ((True, "compiled"), (False, "plain")):
-        monkeypatch.setattr("allocator.core.fetch.accelerated", accelerated)
-        result = CliRunner().invoke(main, ["--version"])
-        assert result.exit_code == 0
-        assert result.output == f"allocator, version {allocator.__version__}, decoder: {decoder}\n"
+def test_the_version_is_that_of_the_package_and_names_the_decoder() -> None:
+    output = CliRunner().invoke(main, ["--version"]).output
+    assert re.fullmatch(rf"allocator, version {allocator.__version__}, decoder: (compiled|plain)\n", output)
 
 
 def test_help_lists_every_command_and_loads_none_of_the_heavy_ones() -> None:
@@ -53,23 +49,12 @@ def test_help_lists_every_command_and_loads_none_of_the_heavy_ones() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    for name in ("cluster", "group", "run"):
-        assert f"\n  {name} " in done.stdout
-
-
-@pytest.mark.parametrize("command", [["run"], ["group"], ["group", "offsets"], ["group", "offsets", "reset"]])
-def test_every_command_explains_itself(command: list[str]) -> None:
-    result = CliRunner().invoke(main, [*command, "--help"])
-    assert result.exit_code == 0
-    assert "Usage:" in result.output
 
 
 def test_help_teaches_by_task_with_first_steps_and_exit_codes() -> None:
     text = CliRunner().invoke(main, ["--help"], terminal_width=100).output
-    for heading in ("First steps:", "Consume:", "Look at groups:", "Try it out:", "Exit codes:"):
-        assert f"\n{heading}\n" in text
-    assert "allocator run orders.toml --check" in text
-    assert "ALLOCATOR_ZOOKEEPER_HOSTS" in text
+    assert "\nFirst steps:\n" in text
+    assert "\nExit codes:\n" in text
     for name in (*LAZY, "run", "completion"):
         assert f"\n  {name} " in text, "every command stands under a heading"
 
@@ -89,14 +74,6 @@ def test_every_command_and_option_says_what_it_is() -> None:
         for parameter in command.params:
             if isinstance(parameter, click.Option):
                 assert parameter.help, (path, parameter.name)
-                assert re.fullmatch(r"[A-Z].{8,}[.)]", parameter.help, re.DOTALL), (path, parameter.help)
-                # a help text needs a verb or a noun to be understood
-                assert not re.match(r"(Of|For|Until|Then|Likewise|As|Where they|By) ", parameter.help), parameter.help
-                if isinstance(parameter.type, Seconds):
-                    assert "econds" in parameter.help, (path, parameter.help)
-                if isinstance(parameter.type, (click.IntRange, click.FloatRange)):
-                    _, shown = parameter.get_help_record(click.Context(command, show_default=True)) or ("", "")
-                    assert "default" in shown or "epeated" in shown or parameter.name == "members", (path, shown)
 
 
 @pytest.mark.parametrize(
@@ -129,14 +106,6 @@ def test_wrong_usage_is_code_2_and_an_object_where_json_is_asked_for(arguments: 
     assert error["retriable"] is False
 
 
-def test_servers_that_cannot_be_reached_are_code_1_and_worth_another_try() -> None:
-    arguments = ["group", "list", "--zookeeper", "127.0.0.1:1", "--timeout", "0.5"]
-    assert CliRunner().invoke(main, arguments).exit_code == 1
-    found = CliRunner().invoke(main, [*arguments, "--json"])
-    assert found.exit_code == 1
-    assert json.loads(found.stdout)["error"]["retriable"] is True
-
-
 @pytest.mark.parametrize("command", [["group", "list"], ["top", "--once"]])
 def test_servers_that_cannot_be_reached_are_named_once_and_nothing_else_is_said(command: list[str]) -> None:
     done = subprocess.run(
@@ -146,6 +115,8 @@ def test_servers_that_cannot_be_reached_are_named_once_and_nothing_else_is_said(
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ZooKeeper 127.0.0.1:1: no node responded within 0.5 s")
+    arguments = [*command, "--json", "--zookeeper", "127.0.0.1:1", "--timeout", "0.5"]
+    assert json.loads(CliRunner().invoke(main, arguments).stdout)["error"]["retriable"] is True
 
 
 @pytest.mark.parametrize("command", [["web", "--zookeeper", "127.0.0.1:1"], ["run", "orders.toml", "--check"]])
@@ -163,20 +134,6 @@ def test_a_page_without_its_extra_names_the_extra(
     (line,) = result.output.splitlines()
     assert line.startswith("error: ")
     assert line.endswith("pip install 'zk-partition-allocator[web]'")
-
-
-@pytest.mark.parametrize(
-    ("options", "remedy"),
-    [
-        (("--brokers", "127.0.0.1:1"), "or name groups of Kafka's own protocols with --kafka-group"),
-        (("--zookeeper", "127.0.0.1:1", "--kafka-group", "billing"), "where are the brokers? Give --brokers"),
-        (("--brokers", "127.0.0.1:1", "--kafka-group", ""), "--kafka-group: name a group"),
-    ],
-)
-def test_a_page_without_any_group_to_show_is_refused(options: tuple[str, ...], remedy: str) -> None:
-    result = CliRunner().invoke(main, ["web", "--port", "0", "--history", "none", *options])
-    assert result.exit_code == 2, result.output
-    assert remedy in result.output
 
 
 def test_the_page_says_where_it_is_for_a_program_too(tmp_path: Path) -> None:
@@ -204,11 +161,14 @@ def test_the_page_says_where_it_is_for_a_program_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--operator", "alice"], "need --user-header"),
-        (["--tls-key", "key.pem"], "--tls-key needs --tls-cert"),
-        (["--tls-cert", "nowhere.pem"], "nowhere.pem"),
-        (["--user-header", "X-User", "--proxy", "proxy.example"], "not an IP address"),
-        (["--history", "orders.toml/h.sqlite"], "name another file with --history"),
+        ([*ZK, "--operator", "alice"], "need --user-header"),
+        ([*ZK, "--tls-key", "key.pem"], "--tls-key needs --tls-cert"),
+        ([*ZK, "--tls-cert", "nowhere.pem"], "nowhere.pem"),
+        ([*ZK, "--user-header", "X-User", "--proxy", "proxy.example"], "not an IP address"),
+        ([*ZK, "--history", "orders.toml/h.sqlite"], "name another file with --history"),
+        (["--brokers", "127.0.0.1:1"], "or name groups of Kafka's own protocols with --kafka-group"),
+        ([*ZK, "--kafka-group", "billing"], "where are the brokers? Give --brokers"),
+        (["--brokers", "127.0.0.1:1", "--kafka-group", ""], "--kafka-group: name a group"),
     ],
 )
 def test_a_page_that_cannot_be_served_so_says_what_is_wrong(
@@ -216,29 +176,21 @@ def test_a_page_that_cannot_be_served_so_says_what_is_wrong(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("orders.toml").write_text("")
-    result = CliRunner().invoke(main, ["web", "--zookeeper", "127.0.0.1:1", *options])
+    result = CliRunner().invoke(main, ["web", *options])
     assert result.exit_code == 2
     assert says in result.output
 
 
-def test_two_signals_in_one_moment_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    from allocator.cli.cluster import _told_to_stop
-
-    said: list[object] = []
-    monkeypatch.setattr(sys, "unraisablehook", said.append)
-    both = {signal.SIGINT, signal.SIGTERM}
-
-    def come() -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, both)
-        try:
-            for number in both:
-                signal.pthread_kill(threading.get_ident(), number)  # a signal for the process may go to another thread
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
-
-    with pytest.raises(click.exceptions.Exit), _told_to_stop():
-        come()
-    assert said == []
+@pytest.mark.servers
+def test_two_signals_in_one_moment_are_one() -> None:
+    command = [sys.executable, "-m", "allocator.cli", "cluster", "up", "--kafka", "none"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("ZooKeeper: ")
+        for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
+            process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "stopping\n")
 
 
 async def test_completion_offers_the_groups_of_the_ensemble(zk_chroot: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,17 +208,6 @@ async def test_completion_offers_the_groups_of_the_ensemble(zk_chroot: str, monk
     assert await run(None, completed, "allocator", "top", "ord") == ["orders"]
     monkeypatch.setenv("ALLOCATOR_ZOOKEEPER_HOSTS", "127.0.0.1:1")
     assert not any(await run(None, completed, "allocator", "top", "ord")), "no names, and no error in the line"
-
-
-def test_every_argument_that_is_a_group_is_completed() -> None:
-    arguments = [
-        (" ".join(path), parameter)
-        for path, command in leaves(main)
-        for parameter in command.params
-        if isinstance(parameter, click.Argument) and "GROUP" in (parameter.metavar or "")
-    ]
-    assert len(arguments) > 25
-    assert not [command for command, argument in arguments if argument.type is not GROUP]
 
 
 def test_completion_offers_commands_and_options() -> None:
@@ -299,33 +240,8 @@ def test_bash_completes_with_what_is_printed(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "cluster"
 
 
-def test_exit_codes_are_documented() -> None:
-    assert "no dead-letter topic" in CliRunner().invoke(main, ["run", "--help"]).output
-    assert "Exit codes: 0" in CliRunner().invoke(main, ["group", "--help"]).output
-
-
-def test_cluster_is_there_too() -> None:
-    assert "--kafka" in CliRunner().invoke(main, ["cluster", "up", "--help"]).output
-
-
-def test_a_command_that_is_none_is_a_usage_error() -> None:
-    assert CliRunner().invoke(main, ["rum"]).exit_code == 2
-
-
 @pytest.mark.parametrize(("typed", "meant"), [("grop", "group"), ("mirrro", "mirror"), ("rnu", "run")])
 def test_a_mistyped_command_is_answered_with_the_right_one(typed: str, meant: str) -> None:
     result = CliRunner().invoke(main, [typed])
     assert result.exit_code == 2
     assert f"No such command '{typed}'. Did you mean '{meant}'?" in result.stderr
-
-
-def test_a_group_without_zookeeper_is_a_usage_error() -> None:
-    result = CliRunner().invoke(main, ["group", "list"], env={"ALLOCATOR_ZOOKEEPER_HOSTS": ""})
-    assert result.exit_code == 2
-    assert "where are the clusters?" in result.output
-
-
-def test_a_missing_file_of_settings_is_named() -> None:
-    result = CliRunner().invoke(main, ["run", "/no/such/file.toml"])
-    assert result.exit_code == 2
-    assert "/no/such/file.toml: cannot be read" in result.output

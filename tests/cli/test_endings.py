@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import resource
@@ -16,10 +17,8 @@ from typing import Final
 import pytest
 from parsed import leaves
 
-from allocator import operate
 from allocator.cli.commands import LAZY, main
-from allocator.operate import GroupReport
-from allocator.operate.group_report import GroupState
+from allocator.testing.topics import zookeeper_client
 
 ALLOCATOR: Final = [sys.executable, "-m", "allocator.cli"]
 AWAY: Final = ["--zookeeper", "127.0.0.1:1", "--timeout", "0.5"]
@@ -107,26 +106,6 @@ def test_a_shell_that_ignores_ctrl_c_for_a_background_job_is_respected(at_import
 
 # -- output ------------------------------------------------------------------------------------------------------------
 
-REPORT: Final = GroupReport(GroupState("billing", {}, {}, None))
-
-
-@pytest.fixture
-def answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands that read a group are given one."""
-
-    async def groups(*_: object) -> list[GroupReport]:
-        return [REPORT]
-
-    async def group(*_: object) -> GroupReport:
-        return REPORT
-
-    async def retries(*_: object) -> list[object]:
-        return []
-
-    monkeypatch.setattr(operate, "read_groups", groups)
-    monkeypatch.setattr(operate, "read_group", group)
-    monkeypatch.setattr(operate, "read_retries", retries)
-
 
 def full_device() -> int:
     return os.open("/dev/full", os.O_WRONLY)
@@ -152,20 +131,23 @@ def test_every_command_whose_output_goes_nowhere_ends_without_a_traceback(
     told: str,
     buffered: bool,
     config: str,
-    answered: None,
-    monkeypatch: pytest.MonkeyPatch,
+    zk_chroot: str,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
+    with zookeeper_client(zk_chroot) as zk:
+        for name in ("members", "claims"):
+            zk.ensure_path(f"/allocator/billing/{name}")
+    where = ["--zookeeper", zk_chroot]
     commands = [[*path, "--help"] for path, _ in leaves(main)]
     commands += [["--help"], ["--version"], ["group", "--help"], ["completion", "bash"], ["run", config, "--check"]]
     for more in ([], ["--json"]):
-        commands += [["group", "list", *AWAY, *more], ["group", "describe", "billing", *AWAY, *more]]
+        commands += [["group", "list", *where, *more], ["group", "describe", "billing", *where, *more]]
     for command in commands:
-        with open(opened(), "wb", buffering=-1 if buffered else 0) as device, monkeypatch.context() as patch:
-            patch.setattr(sys, "stdout", io.TextIOWrapper(device, encoding="utf-8", write_through=not buffered))
-            with pytest.raises(SystemExit) as end:
+        with open(opened(), "wb", buffering=-1 if buffered else 0) as device:
+            out = io.TextIOWrapper(device, encoding="utf-8", write_through=not buffered)
+            with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as end:
                 main(command, prog_name="allocator")
-            sys.stdout.flush()  # as Python does at its end
+            out.flush()  # as Python does at its end
         assert end.value.code == code, command
         assert capfd.readouterr().err.replace(f"\n{config} is fine\n", "").strip() == told, command
 
@@ -182,12 +164,10 @@ def test_a_process_whose_output_goes_nowhere_says_no_more_at_its_end(where: str,
     assert "Exception ignored" not in done.stderr
 
 
-def test_an_error_in_json_that_cannot_be_printed_is_told_on_standard_error(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with open(full_device(), "wb") as device, monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", io.TextIOWrapper(device, encoding="utf-8"))
-        with pytest.raises(SystemExit) as end:
+def test_an_error_in_json_that_cannot_be_printed_is_told_on_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
+    with open(full_device(), "wb") as device:
+        out = io.TextIOWrapper(device, encoding="utf-8")
+        with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as end:
             main(["group", "list", *AWAY, "--json"], prog_name="allocator")
     assert end.value.code == 1
     assert capfd.readouterr().err.startswith("error: ZooKeeper 127.0.0.1:1: no node responded")

@@ -141,8 +141,3 @@ def test_no_command_fills_its_lines_up_in_a_pipe(
     asyncio.run(with_a_member())
     for name, arguments in NO_MEMBER.items():
         shell.run(name, arguments)
-
-
-def test_help_ends_no_line_with_spaces() -> None:
-    for path, _ in leaves(main):
-        assert not re.findall("^.*[ \\t]$", CliRunner().invoke(main, [*path, "--help"]).output, re.MULTILINE), path

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import pty
 import re
 import subprocess
 import sys
@@ -12,8 +10,9 @@ import sys
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
+from terminal import in_a_terminal
 
-from allocator.cli.progress import Meter, Step, _Line, progress
+from allocator.cli.progress import Meter, ProgressDisplay, Step, progress
 
 COPYING = """
 import os, signal, sys
@@ -30,13 +29,10 @@ with progress("copying", "--quiet" in sys.argv) as meter:
 
 def drawn(step: Step, width: int, seconds: int = 10) -> str:
     """The line after so many seconds; in each second, a tenth of `step.done` is done."""
-    now, steps = (
-        0.0,
-        [Step(step.what, step.done * n / seconds, step.total, step.unit, step.rate) for n in range(seconds)],
-    )
+    now = 0.0
+    shown = [Step(step.what, step.done * n / seconds, step.total, step.unit, step.rate) for n in range(seconds + 1)]
     console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
-    shown = [*steps, step]
-    line = _Line(lambda: shown[min(int(now), seconds)], console, get_time=lambda: now)
+    line = ProgressDisplay(lambda: shown[min(int(now), seconds)], console, get_time=lambda: now)
     for _ in range(seconds + 1):
         list(line.get_renderables())
         now += 1.0
@@ -77,39 +73,13 @@ def test_a_pipe_gets_nothing_of_it(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", "")
 
 
-def in_a_terminal(*options: str, stdout: int | None = None) -> tuple[int, str, str]:
-    """The exit code, the output on the terminal, and the output of stdout if it is a pipe."""
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", COPYING, *options],
-        stdin=theirs, stdout=theirs if stdout is None else stdout, stderr=theirs, env=environment,
-    )  # fmt: skip
-    os.close(theirs)
-    shown = b""
-    try:
-        while True:
-            try:
-                data = os.read(ours, 65536)
-            except OSError:  # Linux raises this when the other side of the terminal is closed
-                break
-            if not data:
-                break
-            shown += data
-        piped = b"" if process.stdout is None else process.stdout.read()
-        return process.wait(60), shown.decode(), piped.decode()
-    finally:
-        os.close(ours)
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+def copying(*options: str, stdout: int | None = None) -> tuple[int, str, str]:
+    return in_a_terminal([sys.executable, "-c", COPYING, *options], stdout=stdout)
 
 
 @pytest.mark.parametrize("options", [(), ("--interrupt",)])
 def test_a_terminal_is_clean_afterwards(options: tuple[str, ...]) -> None:
-    code, shown, _ = in_a_terminal(*options)
+    code, shown, _ = copying(*options)
     assert (code == 0) == (not options)
     assert "copying" in shown
     for text in ("a line of output", "a warning"):
@@ -120,11 +90,11 @@ def test_a_terminal_is_clean_afterwards(options: tuple[str, ...]) -> None:
 
 
 def test_output_in_a_file_stays_output() -> None:
-    _, shown, piped = in_a_terminal(stdout=subprocess.PIPE)
+    _, shown, piped = copying(stdout=subprocess.PIPE)
     assert piped == "a line of output\n"
     assert "copying" in shown
     assert "a line of output" not in shown
 
 
 def test_quiet_shows_output_alone() -> None:
-    assert in_a_terminal("--quiet")[1].replace("\r\n", "\n") == "a line of output\na warning\n"
+    assert copying("--quiet")[1].replace("\r\n", "\n") == "a line of output\na warning\n"

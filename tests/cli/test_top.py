@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import pty
 import re
 import sys
 from collections.abc import Callable
 
 import pytest
 from rich.console import Console
+from terminal import in_a_terminal
 
 from allocator import Consumer, ZooKeeper
 from allocator.cli.access import Access
-from allocator.cli.top import frame, moves_of
+from allocator.cli.top import frame
 from allocator.core.aio.clock import wall_ms
 from allocator.core.commands.orders import Order, Orders
 from allocator.core.znodes.documents import AssignmentDocument, MemberInfo, Waiting
@@ -27,6 +26,19 @@ from allocator.web.watch import WatchedGroup, Watcher
 
 pytestmark = pytest.mark.deadline(150)
 PATIENCE_S = 60.0
+
+
+def watched(*groups: str) -> Watcher:
+    watcher = Watcher(Access("127.0.0.1:1"))
+    watcher.groups.update((name, WatchedGroup(name)) for name in groups)
+    return watcher
+
+
+def drawn(watcher: Watcher, chosen: str | None = None, height: int = 1000, width: int = 120) -> list[str]:
+    console = Console(width=width, height=height)
+    with console.capture() as capture:
+        console.print(frame(watcher, chosen, height, width))
+    return [line.rstrip() for line in capture.get().splitlines()]
 
 
 async def run(*arguments: str) -> tuple[int, str, str]:
@@ -77,7 +89,11 @@ async def test_a_frame_json_and_a_terminal_show_a_group(
         assert code == 1
         assert f"there is no group 'another'; there are {group}" in err
 
-        await in_a_terminal(where)
+        command = [sys.executable, "-m", "allocator.cli", "top", "--interval", "0.3", *where]
+        code, shown, _ = await asyncio.to_thread(in_a_terminal, command, b"the-only-one", b"q", columns=120)
+        assert code == 0, shown[-500:]
+        assert "\x1b[?1049h" in shown, "a screen of its own"
+        assert "\x1b[?1049l" in shown, "and back"
 
 
 async def test_a_group_of_kafkas_own_protocol_needs_no_zookeeper(
@@ -115,25 +131,20 @@ async def test_an_address_that_is_none_is_named_at_once(command: str) -> None:
 
 @pytest.mark.parametrize(("width", "heads"), [(130, 10), (80, 7), (44, 3)])
 async def test_a_narrow_terminal_has_fewer_columns_and_the_lag_among_them(width: int, heads: int) -> None:
-    watcher = Watcher(Access("127.0.0.1:1"))
+    watcher = watched(*(f"invoices-of-{number:02}" for number in range(50)))
     watcher.ready = True
-    for number in range(50):
-        group = watcher.groups.setdefault(f"invoices-of-{number:02}", WatchedGroup(f"invoices-of-{number:02}"))
+    for name, group in watcher.groups.items():
         members = {f"m-{n:016x}-{n:010}": MemberInfo(f"worker-{n}", "a-host", frozenset({"t"})) for n in range(20)}
-        group.learn(GroupState(group.name, members, {}, None), 0.0)
+        group.learn(GroupState(name, members, {}, None), 0.0)
         ends = {TopicPartition("t", n): 1000 + n for n in range(30)}
         group.measure(
             Logs(dict.fromkeys(ends, OffsetAndMetadata(0, "", -1)), dict.fromkeys(ends, 0), ends), frozenset(ends), 0.0
         )
-    console = Console(width=width, height=24)
-    with console.capture() as capture:
-        console.print(frame(watcher, "invoices-of-25", 24, width))
-    lines = [line.rstrip() for line in capture.get().splitlines()]
+    lines = drawn(watcher, "invoices-of-25", 24, width)
     assert len(lines) <= 24
     assert max(map(len, lines)) <= width
     head = next(line for line in lines if line.startswith("  group ")).split()
-    assert len(head) == heads
-    assert "lag" in head
+    assert (len(head), "lag" in head) == (heads, True)
     (own,) = (line for line in lines if line.startswith("> "))  # the mark is visible without colours, too
     assert own.startswith("> invoices-of-25")
     assert "30 435" in own
@@ -141,53 +152,35 @@ async def test_a_narrow_terminal_has_fewer_columns_and_the_lag_among_them(width:
 
 
 def test_without_zookeeper_nobody_knows_whether_a_group_is_stable() -> None:
-    watcher = Watcher(Access("127.0.0.1:1"))
-    watcher.groups["billing"] = WatchedGroup("billing")
+    watcher = watched("billing")
     watcher.groups["billing"].learn(GroupState("billing", {}, {}, None), 0.0)
-    console = Console(width=100)
-    shown = []
-    for ready in (True, False):
-        watcher.ready = ready
-        with console.capture() as capture:
-            console.print(frame(watcher))
-        shown += [line.split()[2] for line in capture.get().splitlines() if line.startswith("> billing")]
-    assert shown == ["empty", "empty?"]
+    for watcher.ready, state in ((True, "empty"), (False, "empty?")):
+        (own,) = (line for line in drawn(watcher) if line.startswith("> billing"))
+        assert own.split()[2] == state
 
 
-def test_orders_and_the_age_of_the_lag_are_shown() -> None:
-    watcher = Watcher(Access("127.0.0.1:1"))
-    group = watcher.groups["billing"] = WatchedGroup("billing")
-    group.learn(GroupState("billing", {}, {}, None), 0.0)
-    p = TopicPartition("t", 0)
+def test_the_lag_has_an_age_and_is_a_lower_bound_where_some_is_unknown() -> None:
+    watcher, p, q = watched("billing", "new"), TopicPartition("t", 0), TopicPartition("new", 0)
+    for name, group in watcher.groups.items():
+        group.learn(GroupState(name, {}, {}, None), 0.0)
     for at, end in ((0.0, 10), (300.0, 20)):
-        group.measure(Logs({p: OffsetAndMetadata(10, "", -1)}, {p: 0}, {p: end}), frozenset({p}), at)
-    orders = Orders((Order.make("cordon", {"member": "web1"}, who="alice", now_ms=1),))
-    group.learn(GroupState("billing", {}, {}, None, orders=orders), 300.0)
-    console = Console(width=120)
-    with console.capture() as capture:
-        console.print(frame(watcher))
-    assert "5 min" in capture.get()
-    assert "order cordon web1 by alice: waiting, the group has no member" in capture.get()
+        watcher.groups["billing"].measure(
+            Logs({p: OffsetAndMetadata(10, "", -1)}, {p: 0}, {p: end}), frozenset({p}), at
+        )
+    logs = Logs({p: OffsetAndMetadata(10, "", -1)}, {p: 0, q: 0}, {p: 1244, q: 7})
+    watcher.groups["new"].measure(logs, frozenset({p, q}), 0.0)
+    text = "\n".join(drawn(watcher))
+    assert "5 min" in text
+    assert " >1 234 " in text
 
 
-def test_a_lag_that_is_known_in_part_is_a_lower_bound() -> None:
-    watcher = Watcher(Access("127.0.0.1:1"))
-    group = watcher.groups["billing"] = WatchedGroup("billing")
-    group.learn(GroupState("billing", {}, {}, None), 0.0)
-    p, q = TopicPartition("t", 0), TopicPartition("new", 0)
-    group.measure(Logs({p: OffsetAndMetadata(10, "", -1)}, {p: 0, q: 0}, {p: 1244, q: 7}), frozenset({p, q}), 0.0)
-    console = Console(width=120)
-    with console.capture() as capture:
-        console.print(frame(watcher))
-    assert " >1 234 " in capture.get()
-
-
-def test_a_plan_says_how_many_partitions_go_from_whom_to_whom_and_orders_that_are_over_are_counted() -> None:
-    watcher = Watcher(Access("127.0.0.1:1"))
-    group = watcher.groups["billing"] = WatchedGroup("billing")
+def test_a_plan_says_how_many_partitions_move_between_members_and_orders_that_are_over_are_counted() -> None:
+    watcher = watched("billing")
     names = [f"m-{number:016x}-{number:010}" for number in range(4)]
-    knows = {"orders": ("cordon", "freeze")}
-    members = {name: MemberInfo(f"worker-{at}", "host", frozenset({"t"}), **knows) for at, name in enumerate(names)}
+    members = {
+        name: MemberInfo(f"worker-{at}", "host", frozenset({"t"}), orders=("cordon", "freeze"))
+        for at, name in enumerate(names)
+    }
     p = [TopicPartition("t", number) for number in range(20)]
     document = AssignmentDocument(
         generation=3,
@@ -196,14 +189,11 @@ def test_a_plan_says_how_many_partitions_go_from_whom_to_whom_and_orders_that_ar
         waiting={names[0]: Waiting(2, frozenset(p[:7]))},
         promised={names[1]: frozenset(p[:5]), names[2]: frozenset(p[5:7]), names[3]: frozenset(p[7:10])},
     )
-    now = wall_ms()
     old = [Order.make("freeze", {}, who="bob", now_ms=1, expires=2) for _ in range(2)]
-    new = [Order.make("cordon", {"member": f"web{n}"}, who="alice", now_ms=now) for n in range(5)]
-    group.learn(GroupState("billing", members, {}, document, orders=Orders((*old, *new))), 0.0)
-    console = Console(width=60)
-    with console.capture() as capture:
-        console.print(frame(watcher, width=60))
-    lines = [line.rstrip() for line in capture.get().splitlines()]
+    new = [Order.make("cordon", {"member": f"web{n}"}, who="alice", now_ms=wall_ms()) for n in range(5)]
+    state = GroupState("billing", members, {}, document, orders=Orders((*old, *new)))
+    watcher.groups["billing"].learn(state, 0.0)
+    lines = drawn(watcher, width=60)
     assert max(map(len, lines)) <= 60
     at = lines.index("plan: 10 partitions move")
     assert lines[at + 1] == "  worker-0@host#0 -> worker-1@host#1: 5 partitions"
@@ -211,47 +201,7 @@ def test_a_plan_says_how_many_partitions_go_from_whom_to_whom_and_orders_that_ar
         "  worker-0@host#0 -> worker-2@host#2: 2 partitions",
         "  no owner -> worker-3@host#3: 3 partitions",
     }
-    assert [line.partition(" by ")[0] for line in lines if line.startswith("order ")] == [
-        "order cordon web4", "order cordon web3", "order cordon web2",
-    ]  # fmt: skip
+    kept = [line for line in lines if line.startswith("order ")]
+    assert [line.partition(" by ")[0] for line in kept] == [f"order cordon web{n}" for n in (4, 3, 2)]
     assert "and 2 more orders and 2 orders that are over" in lines
-    assert moves_of(GroupState("g", {}, {}, None)) == {}
-    console = Console(width=60, height=24)
-    with console.capture() as capture:
-        console.print(frame(watcher, height=24, width=60))
-    assert len(capture.get().splitlines()) <= 24
-
-
-async def in_a_terminal(where: tuple[str, ...]) -> None:
-    """It draws; `q` ends it and restores the terminal."""
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "allocator.cli", "top", "--interval", "0.3", *where,
-        stdin=theirs, stdout=theirs, stderr=theirs, env=environment,
-    )  # fmt: skip
-    os.close(theirs)
-    shown = b""
-
-    def read() -> None:
-        nonlocal shown
-        try:
-            shown += os.read(ours, 65536)
-        except OSError:  # Linux raises this when the other side of the terminal is closed
-            loop.remove_reader(ours)
-
-    loop = asyncio.get_running_loop()
-    loop.add_reader(ours, read)
-    try:
-        await wait_until_async(lambda: b"the-only-one" in shown, PATIENCE_S, lambda: repr(shown[-500:]))
-        os.write(ours, b"q")
-        await wait_until_async(lambda: process.returncode is not None, PATIENCE_S)
-        assert process.returncode == 0, shown[-500:]
-        assert b"\x1b[?1049h" in shown, "a screen of its own"
-        assert b"\x1b[?1049l" in shown, "and back"
-    finally:
-        loop.remove_reader(ours)
-        os.close(ours)
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+    assert len(drawn(watcher, height=24, width=60)) <= 24

@@ -18,7 +18,7 @@ from allocator.core.assignors.kiel import naive_allocator
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.znodes.documents import Claim, MemberInfo
-from allocator.operate.doctor.observation import Observation, observe
+from allocator.operate.doctor import diagnose, observe
 from allocator.protocols.legacy.old_consumer import OldSubscription
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.batches import ProducedRecord
@@ -47,10 +47,23 @@ async def forged_member(patient: Patient, claim: Claim | None = None) -> AsyncIt
         yield member
 
 
+async def found_in_time(patient: Patient, *wanted: str, **options: Any) -> dict[str, Any]:
+    """The findings, once all of these are among them."""
+    found: dict[str, Any] = {}
+
+    async def there() -> bool:
+        found.clear()
+        found.update(await patient.examined(**options))
+        return {*wanted} <= found.keys()
+
+    await wait_until_async(there, 40, lambda: f"{wanted}, not {found}", interval_s=0.5)
+    return found
+
+
 async def owned(patient: Patient, *consumers: Any) -> None:
     async def all_of_them() -> bool:
         for consumer in consumers:
-            assert await consumer.getbatch(0) is None or True
+            await consumer.getbatch(0)
         return sum(len(consumer.assignment()) for consumer in consumers) == len(patient.partitions)
 
     await wait_until_async(all_of_them, 30, "all partitions to be owned")
@@ -117,13 +130,7 @@ async def test_members_that_differ(patient: Patient) -> None:
     async with patient.consumer(assignor=["naive", "range"]) as first:
         await owned(patient, first)
         async with patient.consumer(assignor=["range"]), patient.consumer("no-such-topic", assignor=["sticky"]):
-            found: dict[str, Any] = {}
-
-            async def refused() -> bool:
-                found.update(await patient.examined())
-                return "member-refused" in found
-
-            await wait_until_async(refused, 40, "the member with another function to be refused", interval_s=0.5)
+            found = await found_in_time(patient, "member-refused")
     assert "naive or range; range; sticky" in found["different-functions"][0].what
     assert found["different-subscriptions"][0].severity.name == "INFO"
     assert found["topic-missing"][0].where == ("no-such-topic",)
@@ -163,13 +170,8 @@ async def test_a_member_that_shows_no_sign_of_life(patient: Patient) -> None:
         await patient.consume(consumer, 40)
         async with forged_member(patient):
             await wait_until_async(lambda: len(consumer.assignment()) == 2, 30)
-            found: dict[str, Any] = {}
-
-            async def noticed() -> bool:
-                found.update(await patient.examined(interval_s=0.5, session_timeout_s=2, patience_s=2))
-                return {"silent-member", "stuck-member"} <= set(found)
-
-            await wait_until_async(noticed, 40, lambda: f"the forged member to be noticed: {found}", interval_s=0.5)
+            patience: dict[str, Any] = {"interval_s": 0.5, "session_timeout_s": 2, "patience_s": 2}
+            found = await found_in_time(patient, "silent-member", "stuck-member", **patience)
         assert [finding.where for finding in found["silent-member"]] == [("forged@nowhere#1",)]
         assert found["stuck-member"][0].where[0] == "forged@nowhere#1"
         assert "has not started" in found["stuck-member"][0].what
@@ -182,14 +184,7 @@ async def test_a_member_that_does_not_let_go(patient: Patient) -> None:
         while await slow.getbatch(30) is None:
             pass  # its handler has a batch, and never polls again
         async with patient.consumer(**settings):
-            found: dict[str, Any] = {}
-
-            async def stuck() -> bool:
-                found.clear()
-                found.update(await patient.examined(interval_s=0.5, patience_s=2))
-                return "stuck-member" in found
-
-            await wait_until_async(stuck, 40, "the slow member to be noticed", interval_s=0.5)
+            found = await found_in_time(patient, "stuck-member", interval_s=0.5, patience_s=2)
             assert found["stuck-member"][0].where[0] == f"{slow.client_id}#{int(slow.member_id[-10:])}"
             assert "still holds them" in found["stuck-member"][0].what
             assert "stuck-member" not in await patient.examined(patience_s=1000)
@@ -268,13 +263,7 @@ async def test_two_protocols_under_one_name_and_a_rebalance_that_waits(patient: 
             assert len(found["several-protocols"][0].where) == 2
         joining = asyncio.ensure_future(patient.consumer(**over_kafka).start())
         try:
-            found = {}
-
-            async def waiting() -> bool:
-                found.update(await patient.examined())
-                return "endless-rebalance" in found
-
-            await wait_until_async(waiting, 40, lambda: f"the rebalance to be noticed: {found}", interval_s=0.5)
+            found = await found_in_time(patient, "endless-rebalance")
             assert "PreparingRebalance" in found["endless-rebalance"][0].what
         finally:
             joining.cancel()
@@ -319,34 +308,20 @@ async def test_offsets_that_are_not_in_kafka(patient: Patient) -> None:
         assert len(found["offsets-missing"][0].where) == 3
 
 
-async def test_lag_that_grows_and_partitions_where_nothing_is_done(
-    patient: Patient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    polled, changed = asyncio.Event(), asyncio.Event()
-
-    async def observed(*given: Any, **options: Any) -> Observation:
-        """The second poll waits for the change."""
-        if polled.is_set():
-            await changed.wait()
-        found = await observe(*given, **options)
-        polled.set()
-        return found
-
-    monkeypatch.setattr("allocator.operate.doctor.doctor.observe", observed)
-    async with patient.consumer(auto_commit_interval_s=None) as consumer:
+async def test_lag_that_grows_and_partitions_where_nothing_is_done(patient: Patient) -> None:
+    async with patient.consumer(auto_commit_interval_s=None) as consumer, patient.clients() as (client, zk, _):
         await patient.consume(consumer, 40)
         await patient.fill(100, only=0)
         await patient.fill(100, only=1)
-        looking = asyncio.ensure_future(patient.examined())
-        await polled.wait()
+        before = await observe(patient.group, client=client, zookeepers=[zk])
         await patient.fill(200, only=0)
         await consumer.commit({patient.partitions[0]: OffsetAndMetadata(20, "", -1)})
-        changed.set()
-        found = await looking
-        assert found["no-progress"][0].where == (f"{patient.topic}:1",)
-        assert "100 records waiting" in found["no-progress"][0].what
-        assert found["lag-grows"][0].where == (f"{patient.topic}:0",)
-        assert "by 190 records" in found["lag-grows"][0].what
+        after = await observe(patient.group, client=client, zookeepers=[zk])
+        found = {finding.id: finding for finding in diagnose(before, after)}
+        assert found["no-progress"].where == (f"{patient.topic}:1",)
+        assert "100 records waiting" in found["no-progress"].what
+        assert found["lag-grows"].where == (f"{patient.topic}:0",)
+        assert "by 190 records" in found["lag-grows"].what
         await patient.consume(consumer, 400)
         assert not await patient.examined()
 

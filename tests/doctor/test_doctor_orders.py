@@ -1,4 +1,4 @@
-"""What the doctor finds about the orders of a group: pure, no servers."""
+"""What the doctor finds about the orders and the load of a group. Pure, no servers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 from allocator.core.commands.orders import KINDS, Order, Orders
 from allocator.core.znodes.documents import AssignmentDocument, MemberInfo, OrderState
-from allocator.operate.doctor.finding import Severity
-from allocator.operate.doctor.orders import OLD_FREEZE_MS, OLD_MS, order_findings
+from allocator.operate.doctor import Observation, Severity, diagnose
+from allocator.operate.doctor.orders import OLD_FREEZE_MS, OLD_MS
 from allocator.operate.group_report import GroupReport, GroupState
 
 NOW = 1_767_225_600_000
@@ -24,7 +24,12 @@ def found(*orders: Order, state: OrderState = KEPT, **document: Any) -> dict[str
     info = MemberInfo("a", "host", frozenset({"t"}), orders=tuple(KINDS))
     noted = AssignmentDocument(generation=1, orders={each.id: state for each in orders}, **document)
     seen = GroupState("billing", {MEMBER: info}, {}, noted, (), Orders(orders), NOW)
-    return {each.id: each for each in order_findings(GroupReport(seen))}
+    return {name: each for name, each in diagnosed(seen).items() if name.startswith("order")}
+
+
+def diagnosed(state: GroupState) -> dict[str, Any]:
+    seen = Observation(state.group, report=GroupReport(state))
+    return {each.id: each for each in diagnose(seen, seen)}
 
 
 def test_orders_in_force_are_no_finding() -> None:
@@ -55,3 +60,19 @@ def test_orders_that_are_over_can_be_removed() -> None:
     expired = order("freeze", now_ms=NOW - 10, expires=NOW - 1)
     assert "freeze" in found(expired)["orders-over"].what
     assert found(order("evacuate", member="a"), state=OrderState("done"))["orders-over"].severity is Severity.INFO
+
+
+# -- load ----------------------------------------------------------------------------------------------------------
+
+
+def loads(strategies: tuple[str, ...], tolerance: float | None) -> dict[str, Any]:
+    """The findings for a group of a member that follows load and one with these settings."""
+    follows = MemberInfo("new", "h", strategies=("load-records", "naive"), load_tolerance=1.1)
+    other = MemberInfo("old", "h", strategies=strategies, load_tolerance=tolerance)
+    return diagnosed(GroupState("g", {MEMBER: follows, f"m-{'b' * 16}-0000000002": other}, {}, None))
+
+
+def test_a_member_that_does_not_report_the_load_of_the_others_is_named() -> None:
+    for other in ((("naive",), None), (("load-reported", "naive"), 1.1)):
+        assert loads(*other)["load-not-followed"].where == ("old@h#2",)
+    assert "load-not-followed" not in loads(("load-records", "naive"), 1.5)

@@ -6,6 +6,8 @@ import io
 import json
 import struct
 import sys
+from datetime import datetime, timezone
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +47,6 @@ def framed(number: int, data: bytes) -> bytes:
 
 @pytest.fixture
 def order() -> bytes:
-    from datetime import datetime, timezone
-    from decimal import Decimal
-
     at = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
     return avro({"id": 2**60, "price": Decimal("12.50"), "at": at, "raw": b"\xff", "card": "4111"})
 
@@ -84,12 +83,8 @@ def test_a_format_that_does_not_fit_is_said_and_the_bytes_are_shown() -> None:
     with pytest.raises(ConfigError, match="'orders=json' is not TOPIC:key=FORMAT"):
         Formats(["orders=json"])
     formats = Formats(["*:value=text", "orders:value=hex"])
-    assert [formats.of(topic, part) for topic in ("orders", "t") for part in ("key", "value")] == [
-        "auto",
-        "hex",
-        "auto",
-        "text",
-    ]
+    known = [formats.of(topic, part) for topic in ("orders", "t") for part in ("key", "value")]
+    assert known == ["auto", "hex", "auto", "text"]
 
 
 def test_avro_with_a_schema_of_a_file(tmp_path: Path, order: bytes) -> None:

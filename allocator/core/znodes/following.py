@@ -73,12 +73,7 @@ class ImbalanceTimer:
 
         `uneven` says whether the load would move partitions now. A call with False also starts again from 0.
         """
-        if not uneven:
-            self._since = None
-            return False
-        if self._since is None:
-            self._since = now_s
-        if now_s - self._since < self._lasting_s:
-            return False
-        self._since = None
-        return True
+        since = now_s if self._since is None else self._since
+        lasted = uneven and now_s - since >= self._lasting_s
+        self._since = since if uneven and not lasted else None
+        return lasted

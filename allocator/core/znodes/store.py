@@ -49,12 +49,9 @@ class Store:
         self._swept = False  # whether this process has deleted all old shards, and has created none since
 
     async def prepare(self) -> None:
-        """Creates the persistent znodes, usually in one transaction, because each write waits for the disks."""
-        paths = (self.paths.base, self.paths.members, self.paths.claims, self.paths.shards, self.paths.left)
-        try:
-            await self.zk.multi([Op("create", path) for path in paths])
-        except (NoZnode, ZnodeExists):  # the root is missing too, or some of them exist
-            await asyncio.gather(*map(self.zk.ensure_path, paths))
+        """Creates the persistent znodes."""
+        paths = (self.paths.members, self.paths.claims, self.paths.shards, self.paths.left)
+        await asyncio.gather(*map(self.zk.ensure_path, paths))
 
     async def member_names(self, watch: Watch | None = None) -> list[str]:
         """Returns the names of all znodes under members/, unsorted and unchecked."""

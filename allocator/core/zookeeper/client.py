@@ -509,14 +509,15 @@ class Watched(Generic[T]):
     def __init__(self, read: Callable[[Callable[[], None]], Awaitable[T]], changed: Callable[[], None]) -> None:
         self._read = read
         self._changed = changed
-        self._fresh = False
+        self.fresh = False
+        """Whether the value was read and has not changed since."""
         self._value: T | None = None
         self._changes = 0
         self._reading: asyncio.Future[None] | None = None
 
     async def get(self) -> T:
         """Returns the value. Reads ZooKeeper only if the value may have changed. Concurrent calls share a read."""
-        while not self._fresh:
+        while not self.fresh:
             if self._reading is not None:
                 await asyncio.wait({self._reading})
                 continue
@@ -525,22 +526,17 @@ class Watched(Generic[T]):
             try:
                 value = await self._read(self._fired)
                 # the watch may have fired before this coroutine continues
-                self._value, self._fresh = value, self._changes == before
+                self._value, self.fresh = value, self._changes == before
                 return value
             finally:
                 self._reading.set_result(None)
                 self._reading = None
         return self._value  # type: ignore[return-value]
 
-    @property
-    def fresh(self) -> bool:
-        """Whether the value was read and has not changed since."""
-        return self._fresh
-
     def forget(self) -> None:
         """Makes the next `get` read ZooKeeper."""
         self._changes += 1
-        self._fresh = False
+        self.fresh = False
 
     def _fired(self) -> None:
         self.forget()

@@ -353,21 +353,16 @@ class ZooKeeperMembership(SessionMembership):
             # until the check of the transaction
             self._expected(gained, True)
         claim = Claim(document.revision, self.tenures.owned | gained, document.generation)
+        checks = (
+            # fails if a newer assignment, which this member has not read, gives the partitions to another
+            Op("check", self._store.paths.assignment, version=version),
+            # a deleted assignment that the leader created again has had this version too
+            Op("check", self._store.paths.base, version=document.writes or -1),
+        )
         try:
-            # the check fails if a newer assignment, which this member has not read, gives the partitions to another
-            transaction = await self._zk.multi(
-                [
-                    Op("check", self._store.paths.assignment, version=version),
-                    # a deleted assignment that the leader created again has had this version too
-                    Op("check", self._store.paths.base, version=document.writes or -1),
-                    Op("set", self._store.paths.claim(self.member_id), claim.encode()),
-                ]
-            )
+            transaction = await self._write_claim(claim, *checks)
         except (BadVersion, NoZnode):
-            if await self._zk.exists(self._store.paths.claim(self.member_id)) is None:
-                raise MembershipLost("its claim was deleted") from None
             return  # the watch on the assignment has fired, or is about to
-        self._claim = claim
         # not the creation of the claim: an older member may get the partition after a younger one
         self.tenures.claim(dict.fromkeys(gained, transaction))
         what = f"gains {len(gained)} partitions, holds {len(self.held)} (generation {document.generation})"
@@ -383,12 +378,17 @@ class ZooKeeperMembership(SessionMembership):
         # while all of it is drained there is nothing to release yet; the end of the drain writes the claim
         return not waiting.partitions <= self.tenures.owned - self.held
 
-    async def _write_claim(self, claim: Claim) -> None:
+    async def _write_claim(self, claim: Claim, *checks: Op) -> int:
+        """Returns the id of the transaction. Raises BadVersion or NoZnode if a check fails."""
+        path = self._store.paths.claim(self.member_id)
         try:
-            await self._zk.set(self._store.paths.claim(self.member_id), claim.encode())
-        except NoZnode:
-            raise MembershipLost("its claim was deleted") from None
+            transaction = await self._zk.multi([*checks, Op("set", path, claim.encode())])
+        except (BadVersion, NoZnode):
+            if await self._zk.exists(path) is None:
+                raise MembershipLost("its claim was deleted") from None
+            raise
         self._claim = claim
+        return transaction
 
     def _tell_refusal(self, reason: str | None) -> None:
         if reason == self._refused:

@@ -1,18 +1,14 @@
-"""kazoo on the loop, and the private parts of kazoo that the code uses."""
+"""The client of ZooKeeper on the event loop: requests, watches, sessions, and what ends them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from kazoo.client import KazooClient
-from kazoo.protocol.connection import ConnectionHandler
-from kazoo.protocol.serialization import Connect
-from kazoo.protocol.states import KazooState, KeeperState
+from zookeeper_proxy import proxied
 
 from allocator.core.aio.clock import boot_clock
 from allocator.core.zookeeper.client import (
@@ -25,6 +21,7 @@ from allocator.core.zookeeper.client import (
     Watched,
     ZnodeExists,
     ZooKeeperClient,
+    ZooKeeperError,
 )
 from allocator.errors import ConfigError, ZooKeeperUnavailable
 from allocator.testing import LocalCluster, wait_until_async
@@ -40,7 +37,19 @@ async def session(hosts: str, **options: object) -> AsyncIterator[ZooKeeperClien
         await zk.close()
 
 
-async def test_znodes_are_made_read_replaced_and_deleted(zk_chroot: str) -> None:
+@contextlib.contextmanager
+def states_of(zk: ZooKeeperClient) -> Iterator[list[SessionState]]:
+    states: list[SessionState] = []
+    remove = zk.on_state(states.append)
+    yield states
+    remove()
+
+
+async def until(states: list[SessionState], last: SessionState) -> None:
+    await wait_until_async(lambda: states[-1:] == [last], 30, lambda: str(states))
+
+
+async def test_znodes_are_created_read_replaced_and_deleted(zk_chroot: str) -> None:
     async with session(zk_chroot + "/deep/er") as zk:
         await zk.ensure_path("/a/b")
         assert await zk.create("/a/b/c", b"1") == "/a/b/c"
@@ -53,7 +62,7 @@ async def test_znodes_are_made_read_replaced_and_deleted(zk_chroot: str) -> None
         assert await zk.exists("/a/b/c") is None
 
 
-async def test_a_chroot_is_made_by_those_alone_who_want_it(zk_chroot: str) -> None:
+async def test_a_missing_chroot_is_created_only_if_the_caller_wants_it(zk_chroot: str) -> None:
     hosts, deeper = f"{zk_chroot}/typo", "/typo/deeper"
     zk = ZooKeeperClient(hosts)
     with pytest.raises(NoChroot, match=r"has no znode .*/typo\. Check the chroot"):
@@ -64,12 +73,6 @@ async def test_a_chroot_is_made_by_those_alone_who_want_it(zk_chroot: str) -> No
             assert await above.exists(deeper) is not None
     await zk.connect(make_chroot=False)
     await zk.close()
-
-
-@pytest.mark.parametrize("chroot", ["/a//b", "/../a", "/a/.", "/a/../b"])
-def test_a_chroot_that_cannot_be_is_refused(chroot: str) -> None:
-    with pytest.raises(ConfigError, match="must be an absolute path"):
-        ZooKeeperClient(f"h:1{chroot}")
 
 
 async def test_errors_name_the_znode(zk_chroot: str) -> None:
@@ -95,7 +98,7 @@ async def test_a_transaction_is_all_or_nothing_and_names_the_step_that_failed(zk
         assert (await zk.get("/y"))[0] == b"1"
 
 
-async def test_watches_and_states_arrive_on_the_loop(zk_chroot: str) -> None:
+async def test_a_watch_fires_once_and_on_the_loop(zk_chroot: str) -> None:
     async with session(zk_chroot) as zk, session(zk_chroot) as other:
         await zk.create("/x")
         fired: list[threading.Thread] = []
@@ -108,108 +111,87 @@ async def test_watches_and_states_arrive_on_the_loop(zk_chroot: str) -> None:
         assert fired == [here, here]
         await other.set("/x", b"2")
         await other.get("/x")
-        assert len(fired) == 2, "a watch fires once"
+        assert len(fired) == 2
 
 
-async def test_a_lost_connection_fires_watches_and_is_told(zk_chroot: str) -> None:
-    async with session(zk_chroot, session_timeout_s=6.0) as zk:
-        await zk.create("/x")
-        states: list[SessionState] = []
-        fired = asyncio.Event()
-        remove = zk.on_state(states.append)
-        await zk.get("/x", fired.set)
-        zk._client._connection._socket.shutdown(2)
-        await asyncio.wait_for(fired.wait(), 30)
-        await wait_until_async(lambda: states[-1:] == [SessionState.CONNECTED], 30, lambda: str(states))
-        assert states[0] is SessionState.SUSPENDED
-        assert (await zk.get("/x"))[0] == b""
-        remove()
-
-
-async def test_when_the_connection_was_asked_for_is_known(zk_chroot: str) -> None:
+async def test_a_lost_connection_fires_watches_and_is_opened_again(zk_chroot: str) -> None:
     before = boot_clock()
-    async with session(zk_chroot) as zk:
-        first = zk.connected_at
+    async with proxied(zk_chroot) as proxy, session(proxy.hosts, session_timeout_s=6.0) as zk:
+        first, fired = zk.connected_at, asyncio.Event()
         assert before < first < boot_clock()
         await zk.create("/x")
         assert zk.connected_at == first
-        between = boot_clock()
-        zk._client._connection._socket.shutdown(2)
-        await wait_until_async(lambda: zk.connected_at > first, 30, "another connection")
+        with states_of(zk) as states:
+            await zk.get("/x", fired.set)
+            between = boot_clock()
+            proxy.cut()
+            await asyncio.wait_for(fired.wait(), 30)
+            await until(states, SessionState.CONNECTED)
+        assert states[0] is SessionState.SUSPENDED
         assert between < zk.connected_at < boot_clock()
+        assert (await zk.get("/x"))[0] == b""
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-async def test_a_thread_of_kazoo_that_dies_is_replaced(zk_chroot: str) -> None:
-    """An unexpected error ends kazoo's thread; without a remedy the client would stay disconnected."""
-    async with session(zk_chroot) as zk:
+async def test_a_client_whose_thread_dies_opens_another_session(zk_chroot: str) -> None:
+    """A reply that kazoo cannot match ends its thread; without a remedy the client would stay disconnected."""
+    async with proxied(zk_chroot) as proxy, session(proxy.hosts) as zk:
         await zk.create("/x", ephemeral=True)
-        states: list[SessionState] = []
-        zk.on_state(states.append)
-        first = zk._client
-
-        def unforeseen(*args: object) -> None:
-            raise ValueError("a reply that nobody can read")
-
-        first._connection._read_socket = unforeseen
-        with pytest.raises(ConnectionLost):
-            await zk.get("/x")
-        await wait_until_async(lambda: states[-1:] == [SessionState.CONNECTED], 30, lambda: str(states))
+        first = zk.session_id
+        with states_of(zk) as states:
+            proxy.reply = lambda data: data[:4] + b"\x7f\xff\xff\xff" + data[8:]  # the number of the request
+            with pytest.raises(ZooKeeperError):
+                await zk.get("/x")
+            proxy.reply = bytes
+            await until(states, SessionState.CONNECTED)
         assert SessionState.LOST in states
-        assert zk._client is not first
+        assert zk.session_id != first
         await zk.create("/y")
 
 
 async def test_a_client_that_is_aborted_without_a_session_opens_another(zk_chroot: str) -> None:
-    """kazoo tells of the lost session only, not of the end of its thread: there is no further change of state."""
-    async with session(zk_chroot) as zk:
-        states: list[SessionState] = []
-        zk.on_state(states.append)
-        first = zk._client
-        assert first is not None
+    """kazoo reports the lost session only, not the end of its thread: there is no further change of state."""
+    async with proxied(zk_chroot) as proxy, session(proxy.hosts, session_timeout_s=0.01) as zk:
+        await zk.create("/mine", ephemeral=True)
 
-        def refused(*args: object, **options: object) -> None:
-            raise OSError("cut off")
+        def expired(reply: bytes) -> bytes:
+            if len(reply) >= 12 and reply[8:12] == bytes(4):  # the timeout of a session that has ended
+                proxy.instead = proxy.refuse
+            return reply
 
-        def cut_off(state: str) -> None:
-            if state == KazooState.LOST:  # in kazoo's thread, before it connects again
-                first.handler.create_connection = refused
+        with states_of(zk) as states:
+            proxy.instead = proxy.refuse
+            proxy.cut()
+            async with session(zk_chroot) as observer:
 
-        first.add_listener(cut_off)
-        other = KazooClient(hosts=zk_chroot.partition("/")[0], client_id=first.client_id)
-        await asyncio.to_thread(other.start)
-        await asyncio.to_thread(other.stop)  # ends the session of both
-        await asyncio.to_thread(other.close)
-        await wait_until_async(lambda: states[-1:] == [SessionState.LOST], 30, lambda: str(states))
-        await asyncio.to_thread(zk.abort, "the test says so")
-        await wait_until_async(lambda: states[-1:] == [SessionState.CONNECTED], 30, lambda: str(states))
+                async def ended() -> bool:
+                    return await observer.exists("/mine") is None
+
+                await wait_until_async(ended, 30, "the end of the session")
+            proxy.reply, proxy.instead = expired, None
+            await until(states, SessionState.LOST)
+            await asyncio.to_thread(zk.abort, "the test says so")
+            proxy.reply, proxy.instead = bytes, None
+            await until(states, SessionState.CONNECTED)
         await zk.create("/y")
 
 
-async def test_an_aborted_client_is_replaced_by_one_other(zk_chroot: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second one would keep its session and its thread after the close."""
-    opened: list[KazooClient] = []
-
-    class CountedKazooClient(KazooClient):
-        def __init__(self, **options: object) -> None:
-            super().__init__(**options)
-            opened.append(self)
-
-    monkeypatch.setattr("allocator.core.zookeeper.client.KazooClient", CountedKazooClient)
+async def test_an_aborted_client_is_replaced_by_one_other(zk_chroot: str) -> None:
+    """A second one would keep its session and its threads after the close."""
+    before = set(threading.enumerate())
     async with session(zk_chroot) as zk:
-        states: list[SessionState] = []
-        zk.on_state(states.append)
-        for number in (1, 2):
-            await asyncio.to_thread(zk.abort, "the test says so")
-            await wait_until_async(
-                lambda number=number: states.count(SessionState.CONNECTED) >= number, 30, lambda: str(states)
-            )
-            await zk.create(f"/{number}")
-        assert len(opened) == 3
-    assert not any(client.connected for client in opened)
+        with states_of(zk) as states:
+            for number in (1, 2):
+                await asyncio.to_thread(zk.abort, "the test says so")
+                await wait_until_async(
+                    lambda number=number: states.count(SessionState.CONNECTED) >= number, 30, lambda: str(states)
+                )
+                await zk.create(f"/{number}")
+    left = [each for each in set(threading.enumerate()) - before if "asyncio" not in each.name]
+    assert left == []
 
 
-async def test_two_that_want_a_watched_value_at_once_share_one_read() -> None:
+async def test_concurrent_reads_of_a_watched_value_share_a_request() -> None:
     reads: list[object] = []
 
     async def read(watch: object) -> str:
@@ -223,35 +205,30 @@ async def test_two_that_want_a_watched_value_at_once_share_one_read() -> None:
 
 
 async def test_the_granted_timeout_is_known(zookeeper: LocalCluster) -> None:
-    """The ensemble grants at least two ticks and at most what it is configured to."""
+    """The ensemble grants at least two ticks and at most its configured limit."""
     async with session(zookeeper.zookeeper, session_timeout_s=0.01) as zk:
         assert zk.session_timeout_s == pytest.approx(1.0)
     async with session(zookeeper.zookeeper, session_timeout_s=7.0) as zk:
         assert zk.session_timeout_s == pytest.approx(7.0)
 
 
-async def test_a_server_that_accepts_and_says_nothing_does_not_cost_the_session(zookeeper: LocalCluster) -> None:
+async def test_a_server_that_accepts_and_does_not_respond_does_not_cost_the_session(zookeeper: LocalCluster) -> None:
     """Like a starting or hanging server: the client tries the others before the session ends."""
     silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]
-    zk = ZooKeeperClient(f"127.0.0.1:{port},{zookeeper.zookeeper}", session_timeout_s=9.0)
-    try:
-        await zk.connect(15.0)
-        for _ in range(3):
-            session_id = zk.session_id
-            states: list[SessionState] = []
-            remove = zk.on_state(states.append)
-            zk._client._connection._socket.shutdown(2)
-            await wait_until_async(lambda: states[-1:] == [SessionState.CONNECTED], 30, lambda: str(states))  # noqa: B023
-            remove()
-            assert zk.session_id == session_id
-            assert SessionState.LOST not in states
-    finally:
+    async with proxied(zookeeper.zookeeper) as proxy:
+        async with session(f"127.0.0.1:{port},{proxy.hosts}", session_timeout_s=9.0) as zk:
+            for _ in range(3):
+                session_id = zk.session_id
+                with states_of(zk) as states:
+                    proxy.cut()
+                    await until(states, SessionState.CONNECTED)
+                assert zk.session_id == session_id
+                assert SessionState.LOST not in states
         silent.close()
-        await zk.close()
 
 
-async def test_ephemeral_znodes_belong_to_the_session_and_go_with_it(zk_chroot: str) -> None:
+async def test_ephemeral_znodes_end_with_their_session(zk_chroot: str) -> None:
     async with session(zk_chroot) as zk:
         async with session(zk_chroot) as other:
             await other.create("/e", ephemeral=True)
@@ -261,49 +238,24 @@ async def test_ephemeral_znodes_belong_to_the_session_and_go_with_it(zk_chroot: 
         assert await zk.exists("/e") is None
 
 
-async def test_what_cannot_work_is_refused_before_anything_is_touched() -> None:
-    with pytest.raises(ConfigError, match=r"unknown ZooKeeper option 'auth_dat'; did you mean 'auth_data'\?"):
-        ZooKeeperClient("h:1", options={"auth_dat": []})
-    with pytest.raises(ConfigError, match="host:port"):
-        ZooKeeperClient("")
-    with pytest.raises(ConfigError, match="session_timeout_s"):
-        ZooKeeperClient("h:1", session_timeout_s=0)
+@pytest.mark.parametrize(
+    ("hosts", "options", "message"),
+    [
+        ("h:1", {"options": {"auth_dat": []}}, r"unknown ZooKeeper option 'auth_dat'; did you mean 'auth_data'\?"),
+        ("", {}, "host:port"),
+        ("h:1", {"session_timeout_s": 0}, "session_timeout_s"),
+        *((f"h:1{chroot}", {}, "must be an absolute path") for chroot in ("/a//b", "/../a", "/a/.", "/a/../b")),
+    ],
+)
+def test_wrong_settings_are_refused_before_any_connection(hosts: str, options: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ZooKeeperClient(hosts, **options)
+
+
+async def test_a_client_without_a_connection_says_why() -> None:
     with pytest.raises(ConnectionLost, match=r"connect\(\) first"):
         await ZooKeeperClient("h:1").get("/x")
-
-
-async def test_nobody_there_is_said_in_time() -> None:
     zk = ZooKeeperClient("127.0.0.1:1/chroot")
     with pytest.raises(ZooKeeperUnavailable, match=r"127\.0\.0\.1:1/chroot: no node responded within 0\.5 s"):
         await zk.connect(0.5)
     await zk.close()
-
-
-def test_no_secret_is_shown() -> None:
-    files = {"certfile": "c", "keyfile": "k", "keyfile_password": "hunter2"}
-    zk = ZooKeeperClient("h:1", options={"auth_data": [("digest", "user:hunter2")], "use_ssl": True, **files})
-    assert "hunter2" not in repr(zk)
-
-
-def test_the_insides_of_kazoo_that_we_use() -> None:
-    """An upgrade of kazoo that changes one of these fails here, by name."""
-    client = KazooClient(hosts="127.0.0.1:1")
-    assert client._session_id is None
-    assert isinstance(client._connection, ConnectionHandler)
-    assert client.client_state == KeeperState.CLOSED
-    assert client.state == KazooState.LOST
-    # the granted timeout is read from the answer to the request that opens a session
-    assert list(inspect.signature(ConnectionHandler._invoke).parameters) == ["self", "timeout", "request", "xid"]
-    assert "time_out" in Connect._fields
-    assert "timeout=client._session_timeout / 1000.0" in inspect.getsource(ConnectionHandler._connect)
-    source = inspect.getsource(ConnectionHandler._connect)
-    assert source.index("zxid = self._invoke(") < source.index("_session_callback(KeeperState.CONNECTED)")
-    for name in ("get_async", "exists_async", "get_children_async", "create_async", "set_async", "delete_async"):
-        assert callable(getattr(client, name))
-    assert {"check", "set_data", "create", "delete", "commit_async"} <= set(dir(client.transaction()))
-    result = client.handler.async_result()
-    seen: list[object] = []
-    result.rawlink(seen.append)
-    result.set("value")
-    assert seen == [result]
-    assert (result.value, result.exception) == ("value", None)

@@ -9,6 +9,7 @@ import pytest
 from kazoo.protocol.serialization import Auth, Connect
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
+from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.core.zookeeper.security import check_options, hide_credentials
 from allocator.errors import ConfigError
 
@@ -56,3 +57,8 @@ def test_kazoos_debug_log_shows_neither_password_nor_what_opens_a_session(caplog
             logger.debug("Received response(xid=%s): %r", 1, "path")
     assert "hunter2" not in caplog.text
     assert caplog.text.count("path") == 2
+
+
+def test_a_client_shows_no_secret() -> None:
+    files = {"certfile": "c", "keyfile": "k", "keyfile_password": "hunter2"}
+    assert "hunter2" not in repr(ZooKeeperClient("h:1", options={"auth_data": DIGEST, "use_ssl": True, **files}))

@@ -62,8 +62,8 @@ class KafkaClient:
     """One cluster: its brokers, topics and leaders, and a way to send a request to any of them.
 
     Guarantees: the client detects the version of each broker, including 0.8 and 0.9. Nothing blocks the loop: its
-    executor resolves names, and a thread of its own calls the SASL mechanism, one call at a time. A request is sent at
-    most once; the caller decides whether to repeat it. A metadata request never creates a topic.
+    executor resolves names, and threads of their own call SASL mechanisms. A request is sent at most once; the caller
+    decides whether to repeat it. A metadata request never creates a topic.
 
     The constructor does no I/O. Use it from the loop that ran `connect`, and `close` it there, or use
     `async with KafkaClient(...)`.

@@ -14,7 +14,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from kafka.protocol.broker_version_data import BrokerVersionData
@@ -46,8 +46,6 @@ class ConnectionSettings:
     receive_max_bytes: int
     security: Mapping[str, Any]
     tls: ssl.SSLContext | None
-    sasl_turn: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
-    """Held while a SASL mechanism makes its next message: token providers need not be safe for threads."""
 
     @property
     def sasl_enabled(self) -> bool:
@@ -77,7 +75,7 @@ class BrokerConnection(RequestStream):
         self._on_end = on_end
         self._sasl: Sasl | None = None
         if settings.sasl_enabled:
-            self._sasl = Sasl(broker.host, settings.security, settings.sasl_turn, self.send_own)
+            self._sasl = Sasl(broker.host, settings.security, self.send_own)
         self._task: asyncio.Task[None] | None = None
 
     @property

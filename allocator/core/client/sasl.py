@@ -14,7 +14,7 @@ from kafka.errors import KafkaError
 from kafka.net.sasl import get_sasl_mechanism
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslBytesRequest, SaslHandshakeRequest
 
-from allocator.core.aio.tasks import ends, settle, within
+from allocator.core.aio.tasks import settle, within
 from allocator.core.client.errors import ConnectionFailed, ErrorCode, RequestFailed, refused
 from allocator.core.client.oauth import SOURCE_OF_AWS, TokenError, TokenProvider
 from allocator.core.text.quoting import shown
@@ -29,7 +29,7 @@ Begun = tuple[Any, bytes]
 
 
 class Sasl:
-    """Authenticates a connection to `host`. `turn` is held while a mechanism makes a message.
+    """Authenticates a connection to `host`.
 
     `ask` sends a request of the connection and returns the response, within so many seconds.
     """
@@ -38,13 +38,11 @@ class Sasl:
         self,
         host: str,
         security: Mapping[str, Any],
-        turn: asyncio.Lock,
         ask: Callable[[Any, float], Awaitable[Any]],
     ) -> None:
         self._host = host
         self._security = security
         self._name: str = security["sasl_mechanism"]
-        self._turn = turn
         self._ask = ask
         self._provider = security.get("sasl_oauth_token_provider")
         source = SOURCE_OF_AWS if self._name == "AWS_MSK_IAM" else self._provider
@@ -120,7 +118,7 @@ class Sasl:
 
     async def _message(self, mechanism: Any, timeout_s: float) -> bytes:
         """The next message to the broker. Its maker may block, or fail: a token provider asks a server of its own."""
-        loop, turn = asyncio.get_running_loop(), self._turn
+        loop = asyncio.get_running_loop()
         made: asyncio.Future[bytes] = loop.create_future()
 
         def make() -> None:
@@ -131,27 +129,14 @@ class Sasl:
                 why = exc if isinstance(exc, TokenError) else shown(exc)
                 error = ConnectionFailed(f"{self._lacking}: {why}")
             with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-                loop.call_soon_threadsafe(done, result, error)
+                loop.call_soon_threadsafe(settle, made, result, error)
 
-        def done(result: bytes, error: Exception | None) -> None:
-            turn.release()
-            settle(made, result, error)
-
-        late = ConnectionFailed(f"{self._lacking} within {timeout_s:.1f} s")
-        acquiring, acquired = asyncio.ensure_future(turn.acquire()), False
         self.lacks = f"{self._lacking} yet"
-        try:
-            acquired = await ends(acquiring, timeout_s)
-        finally:
-            if not acquired and not acquiring.cancelled():
-                turn.release()
-        if not acquired:
-            raise late
         # a daemon: a provider that hangs must not keep the process from its end
         threading.Thread(target=make, name="allocator-sasl", daemon=True).start()
         try:
             message = await within(made, timeout_s)
         except asyncio.TimeoutError:
-            raise late from None
+            raise ConnectionFailed(f"{self._lacking} within {timeout_s:.1f} s") from None
         self.lacks = ""
         return message

@@ -68,7 +68,6 @@ class ErrorCode(enum.IntEnum):
     REPLICA_NOT_AVAILABLE = 9, REFRESH
     MESSAGE_TOO_LARGE = 10, FAIL, "larger than max.message.bytes of the topic"
     OFFSET_METADATA_TOO_LARGE = 12, FAIL, "larger than offset.metadata.max.bytes of the broker"
-    NETWORK_EXCEPTION = 13, REFRESH
     COORDINATOR_LOAD_IN_PROGRESS = 14, RETRY, "the coordinator reads its log"
     COORDINATOR_NOT_AVAILABLE = 15, REFIND, "no broker coordinates this group or transaction now"
     NOT_COORDINATOR = 16, REFIND, "another broker coordinates this group or transaction"
@@ -118,11 +117,8 @@ class ErrorCode(enum.IntEnum):
     UNKNOWN_LEADER_EPOCH = 75, REFRESH, "the broker does not know the newest leader yet"
     OFFSET_NOT_AVAILABLE = 78, RETRY, "a new leader does not know its high watermark yet"
     MEMBER_ID_REQUIRED = 79
-    PREFERRED_LEADER_NOT_AVAILABLE = 80, REFRESH
     GROUP_MAX_SIZE_REACHED = 81, FAIL, "the group has as many members as the broker allows (group.max.size)"
     FENCED_INSTANCE_ID = 82, FAIL, "another process has this instance id"
-    ELIGIBLE_LEADERS_NOT_AVAILABLE = 83, REFRESH
-    ELECTION_NOT_NEEDED = 84, REFRESH
     GROUP_SUBSCRIBED_TO_TOPIC = 86, FAIL, "members of the group read the topic"
     INVALID_RECORD = 87, FAIL, "the topic does not take this record, as one without a key if it is compacted"
     UNSTABLE_OFFSET_COMMIT = 88, RETRY, "an open transaction may still commit an offset"
@@ -135,8 +131,6 @@ class ErrorCode(enum.IntEnum):
     UNRELEASED_INSTANCE_ID = 111, FAIL, "another member has this instance id and has not left"
     UNSUPPORTED_ASSIGNOR = 112, FAIL, "the broker has no such assignor"
     STALE_MEMBER_EPOCH = 113, FAIL, "the member has a newer epoch"
-    SHARE_SESSION_NOT_FOUND = 122, RETRY
-    INVALID_SHARE_SESSION_EPOCH = 123, RETRY
     INVALID_REGULAR_EXPRESSION = 128, FAIL, "the broker cannot read the pattern"
 
 

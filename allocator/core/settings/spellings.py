@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
@@ -14,7 +15,6 @@ T = TypeVar("T")
 # that a class has counts
 SPELLINGS = {
     "assignors": ("assignor",),
-    "auto_commit_interval_ms": ("auto_commit_interval_s",),
     "bootstrap_server": ("brokers",),
     "bootstrap_servers": ("brokers",),
     "client_rack": ("rack",),
@@ -27,28 +27,21 @@ SPELLINGS = {
     "group_id": ("group",),
     "group_instance_id": ("instance_id",),
     "group_name": ("group",),
-    "heartbeat_interval_ms": ("heartbeat_interval_s",),
     "hosts": ("zookeeper", "zk_hosts", "brokers"),
     "max_bytes": ("prefetch_bytes",),
     "max_partition_bytes": ("prefetch_bytes",),
     "max_partition_fetch_bytes": ("max_bytes", "prefetch_bytes"),
-    "max_poll_interval_ms": ("max_poll_interval_s",),
     "metadata_broker_list": ("brokers",),
     "partition_assignment_strategy": ("assignor", "partition_allocator"),
     "queued_max_messages_kbytes": ("prefetch_bytes",),
     "rebalance_listener": ("listener",),
-    "rebalance_timeout_ms": ("rebalance_timeout_s",),
     "request_timeout_ms": ("timeout_s", "connect_timeout_s"),
     "servers": ("brokers",),
-    "session_timeout_ms": ("session_timeout_s",),
-    "timeout_ms": ("timeout_s",),
     "zk_hosts": ("zookeeper",),
     "zookeeper_connect": ("zookeeper", "zk_hosts"),
     "zookeeper_hosts": ("zookeeper", "zk_hosts"),
 }
-# words that stand in a mapping here
-_WITHIN = {"security": ("security_protocol", "sasl_", "ssl_")}
-
+_IN_SECURITY = ("security_protocol", "sasl_", "ssl_")  # beginnings of the keys of `security`
 
 HOLDERS: dict[str, Callable[[str], str]] = {}
 """Argument -> a function that says which of the objects it takes have an argument of a name; "" if none has."""
@@ -84,21 +77,16 @@ def _told(kind: str, hints: Mapping[str, str], known: Collection[str]) -> str:
 
 
 def _hint(name: str, known: Collection[str]) -> str:
-    right, plain = _meant(name, known), name.replace(".", "_")
-    if right:
-        return f"it is called {right}"
-    told = (HOLDERS[each](word) for each in known if each in HOLDERS for word in SPELLINGS.get(plain, (plain,)))
-    return next(filter(None, told), "")
-
-
-def _meant(name: str, known: Collection[str]) -> str:
     plain = name.replace(".", "_")
-    for mapping, beginnings in _WITHIN.items():
-        if plain.startswith(beginnings) and mapping in known:
-            return f"{mapping}={{{plain!r}: ...}}"
-    right = next((each for each in SPELLINGS.get(plain, (plain,)) if each in known), "")
+    if plain.startswith(_IN_SECURITY) and "security" in known:
+        return f"it is called security={{{plain!r}: ...}}"
+    words = SPELLINGS.get(plain, (plain, re.sub("_ms$", "_s", plain)))
+    right = next((each for each in words if each in known), "")
+    if not right:
+        told = (HOLDERS[each](word) for each in known if each in HOLDERS for word in words)
+        return next(filter(None, told), "")
     if plain.endswith("_ms") and right.endswith("_s"):
-        return f"{right}, in seconds"
-    if plain == "enable_auto_commit" and right == "auto_commit_interval_s":
-        return f"{right}, None to commit nothing by itself"
-    return right
+        right += ", in seconds"
+    elif plain == "enable_auto_commit" and right == "auto_commit_interval_s":
+        right += ", None to commit nothing by itself"
+    return f"it is called {right}"

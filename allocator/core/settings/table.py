@@ -256,67 +256,63 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     "brokers": Setting(
         Addresses(),
         REQUIRED,
-        "Some brokers of the cluster; the client learns the others from them. More: starts although some are down.",
+        "Some brokers of the cluster, from which the client learns the others. More: it starts although some are down.",
     ),
     "group": Setting(
         _NAME,
         REQUIRED,
-        "The name under which members share partitions and commit offsets. None, which only `fixed` allows: nothing is "
-        "committed.",
+        "Name under which members share partitions and commit offsets. None (only with `fixed`): nothing is committed.",
         optional=True,
     ),
     "topics": Setting(
-        Texts("a list of topics", check_topic), None, "The topics to subscribe to; excludes `pattern` and `partitions`."
+        Texts("a list of topics", check_topic), None, "Topics to subscribe to. Excludes `pattern` and `partitions`."
     ),
     "pattern": Setting(
         Text(check=check_pattern_syntax, what="a regular expression"),
         None,
-        "Subscribes to topics whose name matches from its beginning, future ones too. With `zookeeper` the leader "
-        "matches it: RE2's syntax, without lookaround and backreferences; needs `zk-partition-allocator[patterns]`.",
+        "Subscribes to all topics whose name matches from its beginning, future ones too. With `zookeeper`: RE2's "
+        "syntax, without lookaround and backreferences; needs `zk-partition-allocator[patterns]`.",
     ),
     "membership": Setting(
         Text(get_args(MembershipName)),
         "zookeeper",
-        "Decides which partitions are this member's. `zookeeper`: this project's own protocol, on any cluster. "
-        "`kafka`: Kafka's group protocol (brokers from 0.9), without ZooKeeper, shared with other clients if they have "
-        "the same assignor. `fixed`: all partitions of the topics, or chosen ones, whatever others read. `kiel`, "
-        "`consumers`, `pykafka`: a group that has members of kiel 0.9.3, of Kafka's own client of 0.8, or of pykafka's "
-        "BalancedConsumer. Offsets stay where they are.",
+        "What assigns partitions. `zookeeper`: this project's protocol, on any cluster. `kafka`: Kafka's group "
+        "protocol (brokers from 0.9), also beside other clients with the same assignor. `fixed`: all partitions of the "
+        "topics, or chosen ones. `kiel`, `consumers`, `pykafka`: a group with members of kiel 0.9.3, of Kafka's client "
+        "of 0.8, or of pykafka's BalancedConsumer.",
     ),
     "assignor": Setting(
         Texts("a list of assignors"),
         None,
         "Assignors that this member offers, the preferred one first: a name, `package.module:function`, or in Python a "
-        "callable. None: `naive`. `range`, `roundrobin`, `sticky` and `cooperative-sticky` exist in other clients too. "
-        "With `group_protocol` `consumer`: one of the broker's own. `ConsumerGroup` offers `range` and `roundrobin`, "
-        "as other clients of generations do.",
+        "callable. None: `naive`. Other clients also have `range`, `roundrobin`, `sticky` and `cooperative-sticky`; "
+        "`ConsumerGroup` offers the first two. With `group_protocol` `consumer`: one of the broker's own.",
     ),
     "client_id": Setting(
-        _NAME, None, "The name of this member in lists and logs. None: made from host and process. It may repeat."
+        _NAME, None, "Name of this member in lists and logs; several may share it. None: made of host and process."
     ),
     "weight": Setting(
         Number(0, 1e6, above=True, unit="relative capacity"),
         1.0,
-        "Relative capacity, for assignors that consider it: 2 asks for twice the partitions of 1.",
+        "Relative capacity, for assignors that consider it. Higher: more partitions.",
     ),
     "rack": Setting(
         _NAME,
         None,
-        "Where this process runs, as the brokers name their racks: the consumer reads from replicas in the same rack "
-        "where brokers select them (KIP-392), and assignors consider it. Leave it out in a group with members of "
-        "kafka-go, which cannot read the data of a member with a rack.",
+        "Rack of this process, as the brokers name it. The consumer reads from replicas in this rack (KIP-392), and "
+        "assignors consider it. Members of kafka-go cannot read the data of a member with a rack.",
     ),
     "connect_timeout_s": Setting(
         SECONDS,
         30.0,
-        "Seconds that the start waits for Kafka and ZooKeeper. More: waits for a cluster that is coming up. Less: a "
+        "Seconds that the start waits for Kafka and ZooKeeper. Higher: waits for a cluster that is coming up; lower: a "
         "supervisor learns sooner that the process cannot start.",
     ),
     "max_poll_interval_s": Setting(
         Number(0, 30 * 86400, above=True),
         None,
-        "Seconds without a request for records after which the member leaves the group; it joins again at the next "
-        "request. None: never.",
+        "Seconds without a request for records, after which the member leaves the group until the next one. None: "
+        "never.",
     ),
     "offsets": Setting(
         Text(get_args(OffsetStorage)),
@@ -325,92 +321,81 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         "keep them.",
     ),
     "zookeeper": Setting(
-        Text(check=parse_ensemble, what='"host:port,host:port/chroot"'),
-        None,
-        "The ensemble, with an optional chroot at its end.",
+        Text(check=parse_ensemble, what='"host:port,host:port/chroot"'), None, "The ensemble, with an optional chroot."
     ),
     "root": Setting(
         Text(check=lambda text: check_path("ZooKeeper root", text), what="an absolute path"),
         "/allocator",
         "The znode of the groups. Members with different roots never meet.",
     ),
-    "zookeeper_options": Setting(
-        Table(),
-        None,
-        "Credentials, ACL, SASL and TLS, under kazoo's names.",
-        secret=True,
-    ),
+    "zookeeper_options": Setting(Table(), None, "Credentials, ACL, SASL and TLS, under kazoo's names.", secret=True),
     "session_timeout_s": Setting(
         Number(0, 3600, above=True),
         10.0,
-        "Seconds until the group gives up a silent member. More: the partitions of a crashed member wait longer. Less: "
-        "a pause of this process, or of ZooKeeper, ends its ownership. The ensemble may grant another value, by its "
-        "own limits. Brokers refuse less than 6 unless configured otherwise; with KIP-848 the broker sets it.",
+        "Seconds until the group gives up a silent member. Higher: the partitions of a crashed member wait longer; "
+        "lower: a pause of the process, or of ZooKeeper, ends its ownership. The ensemble, or with KIP-848 the broker, "
+        "may grant another value. Brokers refuse less than 6 by default.",
     ),
     "heartbeat_interval_s": Setting(
         Number(0, 3600, above=True),
         0.5,
-        "Seconds between heartbeats, at most half of the session timeout: one lost heartbeat must not end the "
-        "membership. After a rebalance they begin closer together. More: the member notices a rebalance later. Less: "
-        "more requests to the coordinator.",
+        "Seconds between heartbeats, at most half of the session timeout, so that the loss of one has no effect. "
+        "Higher: the member notices a rebalance later; lower: more requests to the coordinator.",
     ),
     "rebalance_timeout_s": Setting(
         SECONDS,
         60.0,
-        "Seconds that a rebalance waits for a member that drains and commits. More: a member that hangs holds up the "
-        "group. Less: a slow member loses its partitions. Brokers before 0.10.1 use the session timeout.",
+        "Seconds that a rebalance waits for a member that drains and commits. Higher: a member that hangs holds up the "
+        "group; lower: a slow member loses its partitions. Brokers before 0.10.1 use the session timeout.",
     ),
     "group_protocol": Setting(
         Text(get_args(GroupProtocol)),
         "classic",
-        "`classic`, or `consumer` (KIP-848, brokers from 4.0): then the broker assigns, and sets session timeout and "
-        "heartbeat interval.",
+        "`classic`, or `consumer` (KIP-848, brokers from 4.0): the broker assigns partitions and sets the timeouts.",
     ),
     "instance_id": Setting(
         _NAME,
         None,
-        "A name of this process among all of the group that it keeps over restarts. With `kafka` it makes a static "
-        "member (KIP-345, brokers from 2.3), whose partitions wait for it up to the session timeout. With `zookeeper` "
-        "it takes effect together with `restart_grace_s`. Every process needs a name of its own.",
+        "Name of this process that it keeps over restarts; each process needs its own. With `kafka`: a static member "
+        "(KIP-345, brokers from 2.3), whose partitions wait for the session timeout. With `zookeeper`: takes effect "
+        "together with `restart_grace_s`.",
     ),
     "restart_grace_s": Setting(
         Number(0, 86400),
         0.0,
-        "Seconds that the partitions of a member with an `instance_id` wait for its next process after it stopped or "
-        "its session ended. More: a slower restart moves nothing. Less: the partitions of a member that does not come "
-        "back stand still for a shorter time. 0: they move at once.",
+        "Seconds that the partitions of a member with an `instance_id` wait for its next process. Higher: a slower "
+        "restart moves nothing; lower: the partitions of a member that does not come back stand still for less time.",
     ),
     "follow_load": Setting(
         Text(get_args(LoadSource)),
         None,
-        "Moves partitions away from members that have too much to do. Load of a partition in a second: `records` that "
-        "arrive, their `bytes`, the seconds that the handler needs for them (`handler_s`, where the library calls it), "
-        "or the number that you give to `report_load` (`reported`). Takes the place of `assignor` once all members of "
-        "the group have it. None: load moves nothing.",
+        "Moves partitions away from overloaded members, once all members of the group have this setting; replaces "
+        "`assignor`. Load per second: `records` or `bytes` that arrive, seconds in the handler (`handler_s`), or the "
+        "number given to `report_load` (`reported`). None: load moves nothing.",
     ),
     "load_tolerance": Setting(
         Number(1, 10, above=True, unit="times the share"),
         1.1,
-        "With `follow_load`: how much of its share a member may have before it gives partitions away. More: fewer "
-        "moves. Less: more even. The value of the leader counts.",
+        "With `follow_load`: multiple of its share that a member may have; the leader's value counts. Higher: fewer "
+        "moves; lower: more even.",
     ),
     "settle_s": Setting(
         Number(0, 3600),
         3.0,
-        "Seconds that a partition from a member of kiel's, which does not tell what it holds, is left alone. More: it "
-        "stands still longer. Less: records that the former owner commits late are handled twice.",
+        "Seconds before this member starts a partition of a member of kiel, which publishes no claims. Higher: a "
+        "longer standstill; lower: records that the former owner commits late are handled twice.",
     ),
     "security": Setting(Table(), None, "TLS and SASL to Kafka, under kafka-python's names.", secret=True),
     "auto_offset_reset": Setting(
         Reset(),
         "earliest",
-        "Where to begin without a committed offset, or when the log no longer has the position. `earliest` may repeat "
-        "records, `latest` may skip some, a time begins at the first record that is not older, `none` is an error.",
+        "Start without a committed offset, or when the log no longer has the position. `earliest` may repeat records, "
+        "`latest` may skip some, a time starts at the first record that is not older, `none` is an error.",
     ),
     "auto_commit_interval_s": Setting(
         SECONDS,
         5.0,
-        "Seconds between commits. More: more records repeat after a crash. Less: more requests. None: only `commit` "
+        "Seconds between commits. Higher: more records repeat after a crash; lower: more requests. None: only `commit` "
         "commits.",
         optional=True,
     ),
@@ -420,21 +405,17 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         "`read_uncommitted` also delivers records of open and aborted transactions.",
     ),
     "max_wait_s": Setting(
-        Number(0, 300),
-        0.5,
-        "Seconds that a broker may wait for `min_bytes`. More: fewer requests. Less: more of them.",
+        Number(0, 300), 0.5, "Seconds that a broker may wait for `min_bytes`. Higher: fewer requests; lower: more."
     ),
     "min_bytes": Setting(
-        Whole(0, unit="bytes"),
-        1,
-        "Bytes that a broker waits for. More: larger fetches, each up to `max_wait_s` late.",
+        Whole(0, unit="bytes"), 1, "Bytes that a broker waits for. Higher: larger fetches, up to `max_wait_s` late."
     ),
     "prefetch_bytes": Setting(
         BYTES,
         33_554_432,
-        "Bytes that are read ahead, for all partitions together. More: memory. Less: smaller batches, and the handler "
-        "may wait. A larger record still comes, alone; brokers before 0.10.1 send one of up to 50 MiB, or up to this "
-        "number if it is more.",
+        "Bytes that are read ahead, for all partitions together. Higher: more memory; lower: smaller batches, and the "
+        "handler may wait. A larger record still comes, alone. Brokers before 0.10.1 send one of at "
+        "most 50 MiB, or of this size if it is more.",
     ),
 }
 

@@ -12,7 +12,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import lru_cache, partial
+from functools import partial
 from itertools import islice
 from typing import Any, Optional
 
@@ -124,11 +124,6 @@ def _tracer() -> Any:
     provider = trace.get_tracer_provider()
     if isinstance(provider, (trace.ProxyTracerProvider, trace.NoOpTracerProvider)):
         return None
-    return _tracer_of(provider)
-
-
-@lru_cache(maxsize=1)
-def _tracer_of(provider: Any) -> Any:
     return provider.get_tracer("allocator")
 
 

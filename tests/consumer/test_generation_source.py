@@ -49,6 +49,8 @@ def test_an_offset_of_a_topic_that_was_created_anew_counts_as_none(caplog: pytes
     old, new = uuid.UUID(int=1), uuid.UUID(int=2)
 
     class Client:
+        retry_backoff_s = 0.1
+
         def topic_id(self, topic: str) -> uuid.UUID:
             return new
 

@@ -41,7 +41,7 @@ async def test_every_partition_of_every_leader_comes_in_order() -> None:
     async with fetching(cluster, state) as fetcher:
         seen = await collect(fetcher, state, 6 * 70)
     assert all(offsets(seen[tp]) == list(range(70)) for tp in tps)
-    assert all(state.high_watermark(tp) == 70 for tp in tps)
+    assert all(state.assignment[tp].high_watermark == 70 for tp in tps)
     assert cluster.most_in_flight == 1, "a partition is in one request at a time"
 
 

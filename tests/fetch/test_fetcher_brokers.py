@@ -64,7 +64,7 @@ async def test_all_that_was_produced_comes_in_order(
             for n in range(tp.partition, 4 * each, 4)
         ]
         assert [(r.key, r.value) for r in seen[tp]] == expected
-        assert state.high_watermark(tp) == rounds * each
+        assert state.assignment[tp].high_watermark == rounds * each
 
 
 @pytest.mark.parametrize("magic", [0, 1])

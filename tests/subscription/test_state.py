@@ -95,7 +95,7 @@ def test_a_call_that_raises_names_the_partition_and_changes_nothing(state: Subsc
     with pytest.raises(IllegalStateError, match="a:0"):  # kafka-python's error too
         state.update_position(A0, 3)
     assert state.position(A0) is None
-    for call in (state.position, state.pause, state.resume, state.request_offset_reset, state.high_watermark):
+    for call in (state.position, state.pause, state.resume, state.request_offset_reset):
         with pytest.raises(KeyError, match="gone:9") as caught:
             call(GONE)
         assert isinstance(caught.value, NotAssigned)
@@ -141,12 +141,12 @@ def test_without_a_strategy_a_partition_without_an_offset_is_an_error() -> None:
 
 def test_lag_is_the_distance_to_the_high_watermark(state: SubscriptionState) -> None:
     state.seek(A0, 90)
-    assert state.partition_lag(A0) is None, "nothing was fetched yet"
+    assert state.assignment[A0].lag is None, "nothing was fetched yet"
     state.assignment[A0].high_watermark = state.assignment[A1].high_watermark = 100
-    assert state.partition_lag(A0) == 10
-    assert state.partition_lag(A1) is None, "the position is not known"
+    assert state.assignment[A0].lag == 10
+    assert state.assignment[A1].lag is None, "the position is not known"
     state.update_position(A0, 103)
-    assert state.partition_lag(A0) == 0, "the mark is of an older response than the position"
+    assert state.assignment[A0].lag == 0, "the mark is of an older response than the position"
 
 
 # -- validations

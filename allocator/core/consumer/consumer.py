@@ -22,6 +22,7 @@ from allocator.core.errors import Closed, ConfigError, IllegalState, NotOwned
 from allocator.core.fetch.batch import Batch
 from allocator.core.settings.table import DEFAULT
 from allocator.core.subscription.loss import RecordsLost, as_written, listed
+from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.telemetry.measures import Measures
 from allocator.core.types import (
     Assignors,
@@ -289,13 +290,11 @@ class ConsumerBase:
 
         Raises NotOwned, and the error that keeps the consumer from finding one.
         """
-        partition = as_partition(partition)
         while True:
-            self._engine.must_own([partition])
-            position = self._engine.state.position(partition)
-            if position is not None:
-                return int(position.offset)
-            error = self._engine.fetcher.fault(partition)
+            tenure = self._tenure(partition)
+            if tenure.position is not None:
+                return int(tenure.position.offset)
+            error = self._engine.fetcher.fault(tenure.partition)
             if error is not None:
                 raise error.with_traceback(None)
             await self._engine.fetcher.news(0.1)
@@ -306,9 +305,7 @@ class ConsumerBase:
         If `offset` comes from `committed`, the consumer first compares it with the log, by its leader epoch and the id
         of its topic.
         """
-        partition, position = as_partition(partition), as_offset(offset)
-        self._engine.must_own([partition])
-        self._engine.seek(partition, position)
+        self._engine.seek(self._tenure(partition).partition, as_offset(offset))
 
     async def seek_to_beginning(self, *partitions: PartitionLike | Iterable[PartitionLike]) -> None:
         """Seeks to the oldest record of these partitions, or of all owned ones.
@@ -345,6 +342,12 @@ class ConsumerBase:
         for partition, there in found.items():
             if there is not None:
                 self.seek(partition, listed(there))
+
+    def _tenure(self, partition: PartitionLike) -> TopicPartitionState:
+        """Raises NotOwned."""
+        partition = as_partition(partition)
+        self._engine.must_own([partition])
+        return self._engine.state.assignment[partition]
 
     def _owned(self, partitions: Iterable[PartitionLike | Iterable[PartitionLike]]) -> tuple[TopicPartition, ...]:
         """Returns these partitions, or all owned ones. Raises NotOwned."""
@@ -509,9 +512,7 @@ class ConsumerBase:
         number of the ownership under which they were delivered. docs/howto/effects-once.md says what each membership
         promises. Raises NotOwned.
         """
-        partition = as_partition(partition)
-        self._engine.must_own([partition])
-        found = self._engine.state.fence(partition)
+        found = self._tenure(partition).fence
         assert found is not None  # every membership claims with one
         return found
 
@@ -539,9 +540,7 @@ class ConsumerBase:
 
     def high_watermark(self, partition: PartitionLike) -> int | None:
         """The offset after the partition's last record as of the last fetch; None before the first fetch."""
-        partition = as_partition(partition)
-        self._engine.must_own([partition])
-        return self._engine.state.high_watermark(partition)
+        return self._tenure(partition).high_watermark
 
     def lag(self) -> dict[TopicPartition, int]:
         """The number of records between the position and the end of each owned partition whose end is known
@@ -553,8 +552,7 @@ class ConsumerBase:
 
         Their position or leader is unknown, or the leader does not respond. A new partition is among them for a moment.
         """
-        state = self._engine.state
-        unknown = {partition for partition in state.owned if state.high_watermark(partition) is None}
+        unknown = {p for p, tenure in self._engine.state.assignment.items() if tenure.high_watermark is None}
         return frozenset(unknown | self._engine.fetcher.unreachable()) - self.paused()
 
     @property
@@ -569,9 +567,7 @@ class ConsumerBase:
     def topic_id(self, partition: PartitionLike) -> uuid.UUID | None:
         """The id of the topic that the position belongs to; None if it is unknown, or the brokers are older
         than 2.8."""
-        partition = as_partition(partition)
-        self._engine.must_own([partition])
-        found: uuid.UUID | None = self._engine.state.topic_id(partition)
+        found: uuid.UUID | None = self._tenure(partition).topic_id
         return found
 
     @property

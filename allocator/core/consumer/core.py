@@ -36,6 +36,7 @@ from allocator.core.offsets.tracker import OffsetTracker
 from allocator.core.settings.table import check_keywords
 from allocator.core.subscription.loss import Committed, RecordsLost, stamped
 from allocator.core.subscription.state import SubscriptionState
+from allocator.core.subscription.tenures import Phase
 from allocator.core.types import Listener, OffsetAndMetadata, OffsetReset, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -350,12 +351,17 @@ class SinkMember:
         self._owner = uuid.uuid4().hex
 
     async def begin(self, partitions: Partitions) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        state, topic_id = self._core.state, self._core.client.topic_id
-        claims = {p: SinkClaim(fence, topic_id(p.topic)) for p in partitions if (fence := state.fence(p)) is not None}
+        topic_id = self._core.client.topic_id
+        tenures = [tenure for p, tenure in self._core.state.assignment.items() if p in partitions]
+        claims = {
+            each.partition: SinkClaim(each.fence, topic_id(each.partition.topic))
+            for each in tenures
+            if each.fence is not None
+        }
 
         async def confirm() -> bool:
             confirmed = await self._core.membership.confirm()
-            return confirmed and all(p in state.held and state.fence(p) == claims[p].fence for p in claims)
+            return confirmed and all(tenure.phase is Phase.ACTIVE for tenure in tenures)
 
         found = await self._sink.begin(self._group, self._owner, claims, confirm)
         return {

@@ -46,8 +46,7 @@ async def lag(
 
 def lags(state: SubscriptionState) -> dict[TopicPartition, int]:
     """Records between the position and the end of each partition, of those whose end is known from a fetch."""
-    found = {partition: state.partition_lag(partition) for partition in state.owned}
-    return {partition: lag for partition, lag in found.items() if lag is not None}
+    return {partition: lag for partition, tenure in state.assignment.items() if (lag := tenure.lag) is not None}
 
 
 class OwnLoad:
@@ -74,8 +73,8 @@ class OwnLoad:
         if source == "reported":
             self.reported = {partition: load for partition, load in self.reported.items() if partition in owned}
             return LoadReport.of(source, self._meter.of_loads(self.reported))
-        found = {partition: self._state.high_watermark(partition) for partition in owned}
-        ends = {partition: end for partition, end in found.items() if end is not None}
+        tenures = self._state.assignment.items()
+        ends = {partition: end for partition, tenure in tenures if (end := tenure.high_watermark) is not None}
         work = self._measures.fetched or self._measures.handled
         if work is None:
             return LoadReport.of(source, self._meter.of_ends(ends))

@@ -19,6 +19,7 @@ from allocator.core.errors import AllocatorError
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.membership.membership import Membership
 from allocator.core.subscription.state import SubscriptionState
+from allocator.core.subscription.tenures import Phase, Tenure
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -135,18 +136,17 @@ class OperatorOrders:
         In that order, because the owner that follows a crash seeks again only while there is no result.
         """
         core = self._core
-        sought: tuple[int | None, int, str] | None = None
+        sought: tuple[Tenure, int, str] | None = None
         try:
             # with a sink, a position shows that this member has registered
             while core.state.is_assigned(partition) and core.state.position(partition) is None:
                 await core.fetcher.news(RETRY_S)
-            while core.state.is_assigned(partition):
+            while (tenure := core.state.assignment.get(partition)) is not None:
                 try:
-                    fence = core.state.fence(partition)
                     # a partition that left and came back is at another position
-                    if sought is None or sought[0] != fence:
+                    if sought is None or sought[0] is not tenure:
                         found = await self._seek_once(order, partition)
-                        sought = None if found is None else (fence, *found)
+                        sought = None if found is None else (tenure, *found)
                     if sought is not None:
                         _, offset, what = sought
                         await core.commit_sought(partition, offset)
@@ -173,11 +173,11 @@ class OperatorOrders:
 
     async def _seek_sink(self, sink: SinkOffsets, partition: TopicPartition, offset: int) -> bool:
         """Takes the sink to `offset`, and delivers nothing of the partition before. Returns False if it has left."""
-        core, fence = self._core, self._core.state.fence(partition)
+        core, tenure = self._core, self._core.state.assignment[partition]
         self._held_back.add(partition)
         self.apply()
         try:
-            while core.state.is_assigned(partition) and core.state.fence(partition) == fence:
+            while tenure.phase is not Phase.ENDED:
                 try:
                     await sink.rewind(partition, offset)
                     return True

@@ -87,6 +87,7 @@ class TopicPartitionState(Tenure):
         self.retry_at = -math.inf
         """The time, on the clock, after which the awaited reset or validation may be requested."""
         self.high_watermark: int | None = None
+        """The offset after the last record that consumers may read, from the last fetch; None before the first one."""
         # the newest leader whose log was compared with the position. It may be newer than the record before the
         # position: without this field, the position at an old record would be validated again and again
         self._current_leader_epoch = -1
@@ -109,6 +110,13 @@ class TopicPartitionState(Tenure):
         self._position = position
         _note_epoch(self._epochs, position)
 
+    @property
+    def lag(self) -> int | None:
+        """The number of offsets between the position and the high watermark; None while either is unknown."""
+        if self.high_watermark is None or self._position is None:
+            return None
+        return max(0, self.high_watermark - self._position.offset)
+
     def is_missing_position(self) -> bool:
         """Whether the partition has neither a position nor a reset in progress."""
         return self.fetch_state is FetchState.INITIALIZING
@@ -123,29 +131,22 @@ class TopicPartitionState(Tenure):
         self._doubted_epoch = None
         self.topic_id = topic_of_offset(position)
         self.clear_preferred_read_replica()
-        self._void()
+        self.fetch_again()
 
     def leader_epoch(self, offset: int) -> int:
         """The leader epoch of the record before `offset`; -1 if that was not delivered since the last seek."""
         return next((epoch for first, last, epoch in reversed(self._epochs) if first <= offset <= last), -1)
 
     def fetch_again(self) -> None:
-        """Drop the records that were read ahead. The position stays, with its leader epoch and topic id."""
-        self._void()
+        """Drops the records that were read ahead. The position stays, with its leader epoch and topic id."""
+        self.epoch = self._changes.next_epoch()
+        self._changes.version += 1
 
     # -- gates
 
     def drain(self) -> None:
         super().drain()
-        self._void()
-
-    def pause(self) -> None:
-        self.paused = True
-        self._changes.version += 1
-
-    def resume(self) -> None:
-        self.paused = False
-        self._changes.version += 1
+        self.fetch_again()
 
     def is_fetchable(self) -> bool:
         """Whether its records may be delivered: it has a validated position, is not paused and does not drain."""
@@ -165,7 +166,7 @@ class TopicPartitionState(Tenure):
         self._epochs.clear()
         self.topic_id = None
         self.clear_preferred_read_replica()
-        self._void()
+        self.fetch_again()
 
     # -- validation of the position (KIP-320)
 
@@ -278,11 +279,7 @@ class TopicPartitionState(Tenure):
     def _validate(self) -> None:
         self._move(FetchState.AWAIT_VALIDATION)
         # the records that were read ahead are from a log that may have been truncated after the position
-        self._void()
-
-    def _void(self) -> None:
-        self.epoch = self._changes.next_epoch()
-        self._changes.version += 1
+        self.fetch_again()
 
 
 def _note_epoch(epochs: list[tuple[int, int, int]], position: OffsetAndMetadata) -> None:

@@ -87,10 +87,12 @@ class SubscriptionState(Tenures[TopicPartitionState]):
 
     def pause(self, partition: TopicPartition) -> None:
         """Deliver nothing of the partition until `resume`. Its position stays."""
-        self._of(partition).pause()
+        self._of(partition).paused = True
+        self._changes.version += 1
 
     def resume(self, partition: TopicPartition) -> None:
-        self._of(partition).resume()
+        self._of(partition).paused = False
+        self._changes.version += 1
 
     def paused_partitions(self) -> set[TopicPartition]:
         return {tp for tp, state in self.assignment.items() if state.paused}
@@ -174,17 +176,6 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         """The id of the position's topic; None if it is not known, or nothing is assigned."""
         state = self.assignment.get(partition)
         return None if state is None else state.topic_id
-
-    def high_watermark(self, partition: TopicPartition) -> int | None:
-        """The offset after the last record that consumers may read, from the last fetch; None before the first one."""
-        return self._of(partition).high_watermark
-
-    def partition_lag(self, partition: TopicPartition) -> int | None:
-        """The number of offsets between the position and the high watermark; None while either is unknown."""
-        state = self._of(partition)
-        if state.high_watermark is None or state.position is None:
-            return None
-        return max(0, state.high_watermark - state.position.offset)
 
     # -- resets and validations
 

@@ -80,8 +80,6 @@ class FakeCluster:
         self.asked_epochs: list[tuple[TopicPartition, int]] = []
         self.epoch_errors: dict[TopicPartition, list[int]] = {}
         self.replicas: dict[TopicPartition, int] = {}
-        # the log of a replica, if it lacks records of the leader
-        self.replica_ends: dict[TopicPartition, int] = {}
         self.held: dict[int, asyncio.Event] = {}
         self.requests: list[Request] = []
         self.refreshed: list[frozenset[str]] = []
@@ -288,7 +286,7 @@ class FakeCluster:
             session.told.update((_tp(a), a.high_watermark) for a in answers)
         version = self._spoken(request)
         if version >= 13:
-            answers = [a._replace(topic=self.ids[str(a.topic)].bytes) for a in answers]
+            answers = [FetchedPartition(self.ids[str(a.topic)].bytes, *a[1:]) for a in answers]
         return FetchAnswer(version, answers, 0, 0 if session is None else session.number)
 
     def _read(self, node: int, parts: Parts, request: Any) -> list[FetchedPartition]:
@@ -306,9 +304,7 @@ class FakeCluster:
             elif self.leaders[tp] != node and self.replicas.get(tp) != node:
                 code = 6
             else:
-                if self.leaders[tp] != node:
-                    end = min(end, self.replica_ends.get(tp, end))
-                elif nearer is not None and nearer != node:
+                if self.leaders[tp] == node and nearer is not None and nearer != node:
                     elsewhere = nearer
                 if not self.start.get(tp, 0) <= offset <= end:
                     code = 1

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_decode_fuzz import record_sets
 
-from allocator.errors import CorruptRecordError, DeserializationError
+from allocator.errors import DeserializationError
 
 TIME = 1_700_000_000_000
 LONG = b"more than what stands in a view itself"
@@ -75,12 +75,6 @@ def test_columns_of_any_slice(decoder: Any, data: bytes, first: int, last: int) 
     assert cut.to_arrow(views=False).num_rows == len(cut)
 
 
-def test_an_empty_batch_has_the_same_columns(decoder: Any) -> None:
-    empty = make(decoder, SETS)[3:3]
-    assert empty.to_arrow().schema.equals(make(decoder, SETS).to_arrow().schema)
-    assert (empty.to_arrow().num_rows, len(empty.keys), len(empty.to_pandas())) == (0, 0, 0)
-
-
 @pytest.mark.skipif(len(DECODERS) < 2, reason="the compiled decoder is not built")
 def test_what_is_not_compressed_is_not_copied() -> None:
     data = batch([R(i, LONG, LONG) for i in range(100)])
@@ -124,20 +118,6 @@ def test_header_names_that_are_not_text_are_replaced(decoder: Any) -> None:
     at = raw.index(b"ab")
     arrow = make(decoder, sign(raw[:at] + b"\xff\xfe" + raw[at + 2 :])).to_arrow()
     assert as_rows(arrow)[0]["headers"] == [{"key": "\ufffd\ufffd", "value": b"1"}, {"key": "c", "value": None}]
-
-
-def test_a_record_without_a_time_has_none(decoder: Any) -> None:
-    assert make(decoder, batch([R(0, timestamp=-1)])).to_arrow().column("timestamp").null_count == 1
-
-
-def test_bytes_that_do_not_decode_are_named(decoder: Any) -> None:
-    inside = bytearray(batch([R(0, b"abc"), R(1, b"abc")], 20))
-    inside[61] = 127
-    made = make(decoder, batch([R(0)], 19) + sign(bytes(inside)))
-    with pytest.raises(CorruptRecordError) as caught:
-        made.to_arrow()
-    assert (caught.value.offset, caught.value.next_offset) == (20, 22)
-    assert made[:1].values.to_pylist() == [b"v"]
 
 
 def test_a_frame_of_pandas(decoder: Any) -> None:

@@ -85,19 +85,6 @@ def test_records_may_be_copied_pickled_and_compared(make: Make) -> None:
         first.offset = 3
 
 
-def test_what_was_read_once_is_kept(make: Make) -> None:
-    record = make(batch([R(0, b"value" * 10, b"key" * 10, headers=[("h", b"1")])]))[0]
-    assert record.value is record.value
-    assert record.key is record.key
-    assert record.headers is record.headers
-
-
-def test_headers_of_a_record_are_its_own(make: Make) -> None:
-    first, second = make(batch([R(0), R(1)]))
-    first.headers.append(("x", None))
-    assert second.headers == []
-
-
 def test_offsets_reach_beyond_the_last_record(make: Make) -> None:
     made = make(SETS)
     assert offsets(made) == OFFSETS
@@ -140,31 +127,6 @@ def test_a_record_or_step_that_is_not_there(make: Make) -> None:
             whole[index]
     with pytest.raises(ValueError, match="steps of 1"):
         whole[::2]
-
-
-class Watched:
-    """A record set that notes which of its segments are decoded."""
-
-    def __init__(self, found: Any) -> None:
-        self._found = found
-        self.decoded: list[int] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._found, name)
-
-    def columns(self, first: int, last: int) -> Any:
-        self.decoded += [segment.base_offset for segment in self._found.segments[first:last]]
-        return self._found.columns(first, last)
-
-
-def test_counting_decodes_nothing_that_says_its_count(make: Make) -> None:
-    data = b"".join(batch([R(i) for i in range(5)], base, "gzip") for base in (0, 5, 10))
-    found: Any = Watched(make(data)._found)
-    assert len(Batch("t", 3, found)) == 15
-    assert found.decoded == []
-    cut: Any = Watched(make(data, 7)._found)
-    assert len(Batch("t", 3, cut, start=7)) == 8
-    assert cut.decoded == [5]
 
 
 def test_deserializers_see_what_is_there(make: Make) -> None:
@@ -211,11 +173,6 @@ def test_record_batches_are_decoded_one_at_a_time(make: Make) -> None:
         # a caller that ignores the error must not continue behind the bad record
         with pytest.raises(CorruptRecordError):
             next(records)
-
-
-def test_empty_is_possible(make: Make) -> None:
-    made = make(batch([], 5, last_delta=3), 5)
-    assert (list(made), len(made), made.base_offset, made.next_offset, made.leader_epoch) == ([], 0, 9, 9, None)
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip"])

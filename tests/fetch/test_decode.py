@@ -10,9 +10,7 @@ import pytest
 from fetch_decoders import DECODERS, name_of, rows
 from fetch_encode import APPEND_TIME, TRANSACTIONAL, R, batch, control, messages, sign, sign_message, split
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
-from kafka.record.util import encode_varint
 
-from allocator.core.fetch.columns import decode_headers, varint
 from allocator.errors import CorruptRecordError
 
 TIME = 1_700_000_000_000
@@ -63,18 +61,6 @@ def test_log_append_time_holds_for_every_record(decoder: Any, codec: str) -> Non
     new = batch(records, 0, codec, attributes=APPEND_TIME, max_timestamp=777)
     old = messages(records, 1, 3, codec, append_time=888)
     assert [row[1:3] for row in rows(decoder, new + old)] == [(777, 1)] * 3 + [(888, 1)] * 3
-
-
-def test_formats_follow_each_other_in_one_set(decoder: Any) -> None:
-    data = (
-        messages([R(0), R(1)], 0, 0)
-        + messages([R(0), R(1)], 0, 2, "gzip")
-        + messages([R(0)], 1, 4)
-        + messages([R(0), R(1)], 1, 5, "snappy")
-        + batch([R(0), R(1)], 7, "zstd")
-        + batch([R(0)], 9)
-    )
-    assert [row[0] for row in rows(decoder, data)] == list(range(10))
 
 
 def test_gaps_from_compaction_are_kept(decoder: Any) -> None:
@@ -128,11 +114,6 @@ def test_aborted_transactions_and_markers_are_left_out(decoder: Any) -> None:
     assert [row[0] for row in rows(decoder, data, aborted=[(8, 8), (7, 0)])] == [2, 3, 5]
     found = decoder.scan(data, topic="t", partition=3, start=0, aborted=[(7, 0)])
     assert found.next_offset == 10, "the marker at the end is passed over"
-
-
-def test_one_answer_of_markers_only_still_moves_on(decoder: Any) -> None:
-    found = decoder.scan(control(41, 7, abort=False), topic="t", partition=3, start=41)
-    assert (found.segments, found.next_offset, found.error) == ([], 42, None)
 
 
 @pytest.mark.parametrize("make", [lambda b: batch([R(0), R(1)], b), lambda b: messages([R(1)], 1, b, "gzip")])
@@ -233,14 +214,6 @@ def check_size_class(decoder: Any, key: bytes | None, value: bytes) -> None:
         assert rows(decoder, split(data)[-1])[-1][3:5] == (value, key)
 
 
-def test_a_batch_of_many_records_keeps_its_nulls_apart(decoder: Any) -> None:
-    many = [R(i, None if i % 3 == 0 else b"v", None if i % 7 else b"k") for i in range(1000)]
-    for data in (batch(many, 0), messages(many, 1), batch(many[:5], 0) + batch(many[:11], 5) + batch(many, 16)):
-        found = decoder.scan(data, topic="t", partition=3, start=0)
-        got = [(r.key, r.value) for r in found.columns(0, len(found.segments)).records()]
-        assert got[-1000:] == [(r.key, r.value) for r in many]
-
-
 def test_compression_within_compression_is_refused(decoder: Any) -> None:
     inner = messages([R(0)], 1, 0, "gzip")
     builder: Any = LegacyRecordBatchBuilder(1, 0, 1 << 20)
@@ -258,20 +231,3 @@ def test_header_names_that_are_not_text_survive(decoder: Any) -> None:
     ((name, value),) = rows(decoder, data)[0][5]
     assert name.encode("utf-8", "surrogateescape") == b"\xff\xfe"
     assert value == b"1"
-
-
-@pytest.mark.parametrize("value", [0, 1, -1, 63, 64, -65, 8191, 8192, 2**31 - 1, -(2**31), 2**63 - 1, -(2**63)])
-def test_varints_at_their_limits(value: int) -> None:
-    out = bytearray()
-    encode_varint(value, out.append)
-    assert varint(bytes(out) + b"\x01", 0) == (value, len(out))
-
-
-def test_varints_end_at_64_bits() -> None:
-    with pytest.raises(ValueError, match="more than 64 bits"):
-        varint(b"\xff" * 9 + b"\x02", 0)
-    with pytest.raises(ValueError, match="more than 10 bytes"):
-        varint(b"\x80" * 30, 0)
-    with pytest.raises(IndexError):
-        varint(b"\x80\x80", 0)
-    assert decode_headers(b"\x00", 0) == []

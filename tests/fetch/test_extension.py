@@ -140,20 +140,6 @@ def test_other_threads_run_while_it_decodes_and_encodes(codec: str) -> None:
         thread.join()
 
 
-@compiled
-def test_room_to_decompress_into_is_used_once() -> None:
-    from allocator.core import _records
-
-    room = _records.Room(100_000)
-    room.view[:5] = b"hello"
-    assert room.take(5) == b"hello"
-    with pytest.raises(ValueError, match="taken before"):
-        room.take(5)
-    with pytest.raises(ValueError, match="released"):
-        room.view[0]
-    assert bytes(codecs.PlainRoom(3).view) == b"\0\0\0"
-
-
 # -- threads
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from racked import racked_brokers
 from reading import Connected, collect, next_batch, offsets, parts, start_at, take, until
 
-from allocator.errors import CorruptRecordError, OffsetOutOfRange, RecordTooLarge
+from allocator.errors import CorruptRecordError, OffsetOutOfRange
 from allocator.testing import LocalCluster, wait_until
 from allocator.testing.producing import ProducedRecord
 from allocator.testing.versions import NEWEST
@@ -95,50 +94,6 @@ async def test_a_seek_into_a_compressed_batch_begins_at_its_offset(
             batch = await take(fetcher, state)
             assert next(iter(batch)).offset == target
             assert next(iter(batch)).value == b"%d" % target
-
-
-@pytest.mark.parametrize("version", [OLD, NEW])
-async def test_a_paused_partition_is_silent_until_resumed(
-    cluster_factory: Any, topic_factory: Callable[..., str], version: str
-) -> None:
-    cluster = cluster_factory(kafka=version)
-    topic = topic_factory(partitions=2, cluster=cluster)
-    first, second = parts(topic, 2)
-    state = start_at([first, second])
-    state.pause(first)
-    async with Connected(cluster, state) as fetcher:
-        cluster.produce(topic, [(None, b"x", n % 2) for n in range(20)])
-        seen = []
-        while len(seen) < 10:
-            batch = await take(fetcher, state)
-            assert batch.partition == 1
-            seen += offsets(list(batch))
-        assert await next_batch(fetcher, 0.2) is None
-        state.resume(first)
-        fetcher.wake()
-        batch = await take(fetcher, state)
-        assert (batch.partition, batch.base_offset) == (0, 0)
-
-
-@pytest.mark.parametrize("version", [OLD, NEW])
-async def test_nothing_of_a_partition_revoked_in_flight_comes_out(
-    cluster_factory: Any, topic_factory: Callable[..., str], version: str
-) -> None:
-    cluster = cluster_factory(kafka=version)
-    topic = topic_factory(partitions=2, cluster=cluster)
-    gone, kept = parts(topic, 2)
-    state = start_at([gone, kept])
-    async with Connected(cluster, state, max_wait_s=1.0) as fetcher:
-        assert await next_batch(fetcher, 0.3) is None, "a fetch of both is waiting at the broker"
-        state.assign_from_user([kept])
-        fetcher.wake()
-        cluster.produce(topic, [(None, b"x", n % 2) for n in range(20)])
-        seen: list[int] = []
-        while len(seen) < 10:
-            batch = await take(fetcher, state)
-            assert batch.partition == 1
-            seen += offsets(list(batch))
-        assert await next_batch(fetcher, 0.2) is None
 
 
 @pytest.mark.deadline(180)
@@ -241,25 +196,6 @@ async def test_a_record_larger_than_the_fetch_size_comes(
     assert [len(r.value) for r in seen[TopicPartition(topic, 0)]] == sizes
 
 
-async def test_a_record_larger_than_an_old_broker_may_send_is_told(
-    cluster_factory: Any, topic_factory: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("allocator.core.fetch.buffer.RESPONSE_BYTES", 500_000)
-    cluster = cluster_factory(kafka=OLD)
-    topic = topic_factory(cluster=cluster)
-    for size in (10, 900_000, 20):
-        cluster.produce(topic, [b"x" * size])
-    (tp,) = parts(topic, 1)
-    state = start_at([tp])
-    async with Connected(cluster, state, max_partition_bytes=10_000, prefetch_bytes=500_000) as fetcher:
-        assert offsets(list(await take(fetcher, state))) == [0]
-        with pytest.raises(RecordTooLarge, match=f"{topic}:0 at offset 1: a message of 9000"):
-            await take(fetcher, state)
-        state.seek(tp, 2)
-        fetcher.wake()
-        assert offsets(list(await take(fetcher, state))) == [2]
-
-
 @pytest.mark.parametrize("version", [OLD, NEW])
 @pytest.mark.parametrize("reset", [None, 0])
 async def test_a_topic_that_appears_later_is_read(
@@ -319,27 +255,6 @@ async def test_a_damaged_log_is_told_and_passed_over(version: str) -> None:
                 batch = await take(fetcher, state)
                 seen[0] += offsets(list(batch))
         assert seen[0] == [n for n in range(30) if not error.offset <= n < error.next_offset]
-
-
-@pytest.mark.parametrize("version", [OLD, NEW])
-async def test_memory_is_bounded_when_nobody_reads(
-    cluster_factory: Any, topic_factory: Callable[..., str], version: str
-) -> None:
-    cluster = cluster_factory(kafka=version)
-    topic = topic_factory(partitions=4, cluster=cluster)
-    cluster.produce(topic, ((None, b"x" * 1000, n % 4) for n in range(20_000)), batch_bytes=16_000)
-    state = start_at(parts(topic, 4))
-    limit = 2_000_000
-    async with Connected(cluster, state, prefetch_bytes=limit, max_partition_bytes=200_000) as fetcher:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        await until(lambda: fetcher.buffered_bytes > limit // 2, "the buffer filling up")
-        for _ in range(50):
-            assert fetcher.buffered_bytes <= limit
-            await asyncio.sleep(0.01)
-        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-        assert grown < 10 * limit
-        seen = await collect(fetcher, state, 20_000)
-    assert all(offsets(got) == list(range(5000)) for got in seen.values())
 
 
 async def test_read_committed_sees_no_aborted_record(kafka_cluster: Any, topic_factory: Callable[..., str]) -> None:

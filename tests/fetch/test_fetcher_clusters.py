@@ -89,26 +89,6 @@ async def test_brokers_remember_what_they_were_asked_for(
     assert any(not each.request.asked for each in main), "idle polls say nothing"
 
 
-async def test_a_broker_that_restarted_knows_no_session(
-    cluster_factory: Any, topic_factory: Callable[..., str]
-) -> None:
-    cluster = cluster_factory(kafka="3.9.1")
-    topic = topic_factory(cluster=cluster)
-    state = start_at(parts(topic, 1))
-    connected = Connected(cluster, state)
-    async with connected as fetcher:
-        seen = tell(connected.client)
-        for n in range(2):
-            await asyncio.to_thread(cluster.produce, topic, [b"x"])
-            assert offsets(list(await take(fetcher, state, 60))) == [n]
-            if n == 0:
-                await until(lambda: any(each.request.session[1] > 1 for each in seen), "a session")
-                (broker,) = cluster.brokers
-                await asyncio.to_thread(broker.kill)
-                await asyncio.to_thread(cluster.heal)
-        assert any(each.request.session[1] == 0 for each in seen), "it was begun anew"
-
-
 @pytest.mark.deadline(180)
 async def test_the_replica_of_the_own_rack_is_read_and_left_when_it_dies(
     cluster_factory: Any, topic_factory: Callable[..., str]

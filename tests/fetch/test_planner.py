@@ -246,22 +246,6 @@ def planner_of(count: int) -> tuple[Planner, SubscriptionState, Metadata]:
     return Planner(metadata, state, budget, max_wait_s=MAX_WAIT_S), state, metadata
 
 
-def test_only_new_positions_are_checked_until_the_metadata_changes() -> None:
-    planner, state, _ = planner_of(2)
-
-    def checked() -> list[TopicPartition]:
-        found = planner.unchecked()
-        planner.sync(0.0)
-        return found
-
-    assert checked() == PARTITIONS[:2]
-    assert checked() == []
-    state.seek(PARTITIONS[1], 7)
-    assert checked() == PARTITIONS[1:2]
-    planner.metadata_changed()
-    assert checked() == PARTITIONS[:2]
-
-
 def test_partitions_of_a_late_response_are_unreachable_until_it_comes() -> None:
     planner, _, _ = planner_of(1)
     assert planner.unreachable(0.0) == {PARTITIONS[0]}, "no leader was found yet"
@@ -273,18 +257,6 @@ def test_partitions_of_a_late_response_are_unreachable_until_it_comes() -> None:
     assert planner.unreachable(MAX_WAIT_S + 6) == set()
     plan.buffers[PARTITIONS[0]].back_off(6.0, BACKOFF)
     assert planner.unreachable(MAX_WAIT_S + 6) == {PARTITIONS[0]}
-
-
-def test_after_a_change_nothing_more_is_planned_before_it_is_adopted() -> None:
-    planner, state, _ = planner_of(1)
-    planner.sync(0.0)
-    (plan,), _ = planner.next(0.0)
-    state.pause(PARTITIONS[0])
-    planner.ended(plan)
-    assert planner.next_of(plan.broker, 0.1) is None
-    state.resume(PARTITIONS[0])
-    planner.sync(0.1)
-    assert planner.next_of(plan.broker, 0.1) is not None
 
 
 def test_a_new_leader_is_asked_without_the_pause_after_a_failure_of_the_former() -> None:

@@ -41,21 +41,13 @@ class Client:
         ({}, 4096),
         ({"offset.metadata.max.bytes": "many"}, 4096),
         (BrokerError("not allowed"), 4096),
+        (None, 4096),
     ],
 )
-async def test_the_limit_of_metadata_is_requested_from_the_coordinator(
-    answer: dict[str, str] | BrokerError, expected: int
-) -> None:
+async def test_the_limit_of_metadata_is_requested_from_the_coordinator(answer: Any, expected: int) -> None:
     client: Any = Client(answer)
     found = Coordinator(client, "g", 0.1)
     assert await found.metadata_bytes() == 4096, "no coordinator is known yet"
     found.node = 3
     assert await found.metadata_bytes() == expected
-    assert client.asked == [(3, [("3", ["offset.metadata.max.bytes"])])]
-
-
-async def test_brokers_before_0_11_do_not_tell_it() -> None:
-    client: Any = Client(None)
-    found = Coordinator(client, "g", 0.1)
-    found.node = 3
-    assert await found.metadata_bytes() == 4096
+    assert client.asked == ([] if answer is None else [(3, [("3", ["offset.metadata.max.bytes"])])])

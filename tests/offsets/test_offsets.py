@@ -430,14 +430,6 @@ async def test_partitions_that_are_refused_for_now_do_not_keep_the_others_from_g
         assert broker.stored == many(1300)
 
 
-async def test_an_error_about_many_partitions_names_some_and_counts_the_rest() -> None:
-    async with Coordinator() as broker, client_of(broker) as client:
-        broker.codes = {TopicPartition("t", p): [29] for p in range(600)}
-        with pytest.raises(CommitFailed, match=r"committed: t:0, t:1, .*, t:9 and 590 more \(the coordinator: TOPIC"):
-            await offsets(client).commit(many(700))
-        assert len(broker.stored) == 100
-
-
 # -- commits that are not waited for ----------------------------------------------------------------------------------
 
 
@@ -488,16 +480,6 @@ async def test_an_unstable_partition_is_asked_about_again_alone() -> None:
         assert await offsets(client).fetch([A, B]) == {A: at(7), B: at(8)}
         last = [r for r in broker.seen if r.API_KEY == 9][-1]
         assert [(t.name, list(t.partition_indexes)) for t in last.topics] == [("t", [1])]
-
-
-async def test_what_an_open_transaction_may_change_is_waited_for_if_that_is_wanted() -> None:
-    async with Coordinator() as broker, client_of(broker) as client:
-        broker.stored[A] = at(7)
-        broker.codes[A] = [88, 88]
-        assert await offsets(client).fetch([A], require_stable=True) == {A: at(7)}
-        assert [r.require_stable for r in broker.seen if r.API_KEY == 9] == [True] * 3
-        await offsets(client).fetch([A])
-        assert not broker.seen[-1].require_stable
 
 
 async def test_brokers_that_cannot_tell_what_is_stable_are_not_asked() -> None:

@@ -89,19 +89,6 @@ async def test_the_coordinator_is_found_again_when_it_dies(
 
 
 @pytest.mark.deadline(120)
-async def test_commits_of_two_clients_of_one_group_meet(cluster_factory: Any, unique_name: Any, group: str) -> None:
-    cluster: LocalCluster = await asyncio.to_thread(cluster_factory)
-    topic = unique_name()
-    await asyncio.to_thread(cluster.create_topic, topic, 2)
-    a, b = (TopicPartition(topic, p) for p in range(2))
-    async with KafkaClient(cluster.bootstrap) as one, KafkaClient(cluster.bootstrap) as two:
-        await known(one, topic)
-        await GroupOffsets(one, group).commit({a: at(1)})
-        await GroupOffsets(two, group).commit({b: at(2)})
-        assert await GroupOffsets(one, group).fetch(None) == {a: at(1), b: at(2)}
-
-
-@pytest.mark.deadline(120)
 async def test_offsets_of_an_open_transaction_are_waited_for(
     cluster_factory: Any, unique_name: Any, group: str
 ) -> None:

@@ -13,16 +13,14 @@ from typing import TYPE_CHECKING, Any
 from allocator.core.memberships import register
 
 if TYPE_CHECKING:
+    from allocator.compat import GroupedConsumer, SingleConsumer
     from allocator.compat.consumer_group import ConsumerGroup
     from allocator.compat.generation import Generation, PartitionStart
     from allocator.compat.group_config import ConsumerGroupConfig
-    from allocator.compat.grouped import GroupedConsumer
-    from allocator.compat.single import SingleConsumer
     from allocator.core.commands.orders import Order, OrderResult
     from allocator.core.consumer.membership_config import Fixed, MembershipOptions, ZooKeeper
     from allocator.core.fetch.batch import Batch
-    from allocator.core.subscription.listener import RebalanceListener
-    from allocator.core.subscription.loss import RecordsLost
+    from allocator.core.subscription import RebalanceListener, RecordsLost
     from allocator.errors import AllocatorError, CommitFailed, Fenced, GenerationEnded, GroupClosed
     from allocator.handlers.consumer import Consumer
     from allocator.operate.group_orders import GroupOrders
@@ -30,8 +28,7 @@ if TYPE_CHECKING:
     from allocator.operate.order_report import OrderReport
     from allocator.operate.switching import SwitchingConsumer
     from allocator.protocols.options import Kafka, Kiel, OldConsumers, Pykafka
-    from allocator.resources.allocation import Allocation
-    from allocator.resources.sources import ChildrenOf
+    from allocator.resources import Allocation, ChildrenOf
     from allocator.types import OffsetAndMetadata, OffsetAndTimestamp, Record, TopicPartition
 
 __version__ = "0.1.0"
@@ -98,16 +95,14 @@ if not TYPE_CHECKING:  # a type checker would accept every name
     __getattr__ = lazy_names(
         __name__,
         {
+            "compat": "GroupedConsumer SingleConsumer",
             "compat.consumer_group": "ConsumerGroup",
             "compat.generation": "Generation PartitionStart",
             "compat.group_config": "ConsumerGroupConfig",
-            "compat.grouped": "GroupedConsumer",
-            "compat.single": "SingleConsumer",
             "core.consumer.membership_config": "Fixed MembershipOptions ZooKeeper",
             "core.fetch.batch": "Batch",
             "core.commands.orders": "Order OrderResult",
-            "core.subscription.listener": "RebalanceListener",
-            "core.subscription.loss": "RecordsLost",
+            "core.subscription": "RebalanceListener RecordsLost",
             "errors": "AllocatorError CommitFailed Fenced GenerationEnded GroupClosed",
             "handlers.consumer": "Consumer",
             "operate.group_orders": "GroupOrders",
@@ -115,8 +110,7 @@ if not TYPE_CHECKING:  # a type checker would accept every name
             "operate.order_report": "OrderReport",
             "operate.switching": "SwitchingConsumer",
             "protocols.options": "Kafka Kiel OldConsumers Pykafka",
-            "resources.allocation": "Allocation",
-            "resources.sources": "ChildrenOf",
+            "resources": "Allocation ChildrenOf",
             "types": "OffsetAndMetadata OffsetAndTimestamp Record TopicPartition",
         },
     )

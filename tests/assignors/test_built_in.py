@@ -46,13 +46,6 @@ def test_no_chain_of_hand_overs_makes_counts_more_even(name: str, view: GroupVie
     assert improvement(view, compute(resolve(name), view), lambda partition, member: ()) is None
 
 
-@pytest.mark.parametrize("name", EVEN)
-@given(view=group_views(equal=True))
-def test_equal_subscriptions_give_counts_that_differ_by_at_most_one(name: str, view: GroupView) -> None:
-    counts = [len(parts) for parts in compute(resolve(name), view).values()]
-    assert max(counts) - min(counts) <= 1
-
-
 @ALL
 def test_nobody_and_nothing(name: str) -> None:
     function = resolve(name)

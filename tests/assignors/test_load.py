@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from load_simulation import Workload, run
 
-from allocator.assignors import GroupView, Member, resolve
+from allocator.assignors import GroupView, Member
 from allocator.core.assignors import validate
 from allocator.core.assignors.constraints import Constraints
 from allocator.core.assignors.load import LoadAssignor, MemberLoads, balance, estimated, moved
@@ -140,20 +140,6 @@ def test_members_of_unknown_load_take_nothing() -> None:
     loads = dict.fromkeys(parts(*range(10)), 1.0)
     assert balance(members(2), present, loads, tolerance=1.1, newcomers={"m1"}) == []
     assert balance(members(2), present, {}, tolerance=1.1, newcomers={"m1"}) != []
-
-
-def test_the_loads_of_members_and_how_even_they_are() -> None:
-    found = MemberLoads.of(
-        {"a": parts(0, 1), "b": parts(2)}, {TopicPartition("t", 0): 3.0, TopicPartition("t", 2): 1.0}
-    )
-    assert found == ({"a": 5.0, "b": 1.0}, 3.0, 5 / 3, 1)
-    assert MemberLoads.of({"a": parts(0)}, {}).max_over_mean is None
-    assert MemberLoads.of({"a": parts(0), "b": parts(1)}, dict.fromkeys(parts(0, 1), 2.0), {"a": 3.0}).mean == 1.0
-
-
-def test_the_functions_are_found_by_name() -> None:
-    assert isinstance(resolve("load-records"), LoadAssignor)
-    assert isinstance(resolve("load-reported"), LoadAssignor)
 
 
 def test_a_day_of_a_small_group_stays_even_with_few_moves() -> None:

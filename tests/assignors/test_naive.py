@@ -39,14 +39,6 @@ def test_equal_subscriptions_are_dealt_exactly_as_kiel_deals_them(view: GroupVie
     assert {m: owned for m, owned in compute(naive, view).items() if owned} == expected
 
 
-def test_partitions_are_dealt_in_the_order_of_their_text() -> None:
-    members = tuple(Member(f"m-{n}", n, frozenset({"t"})) for n in "ba")
-    owned = compute(naive, GroupView(members, {"t": 12}))
-    # sorted as text: t:0 t:1 t:10 t:11 t:2 ..., so the first member by name gets 10 as well as 2
-    assert {p.partition for p in owned["m-a"]} == {0, 10, 2, 4, 6, 8}
-    assert {p.partition for p in owned["m-b"]} == {1, 11, 3, 5, 7, 9}
-
-
 @given(views())
 def test_different_subscriptions_still_give_each_partition_to_one_subscriber(view: GroupView) -> None:
     owned = compute(naive, view)  # validates

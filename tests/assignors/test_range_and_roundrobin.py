@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,28 +45,6 @@ def test_a_static_member_that_restarts_keeps_its_partitions(name: str) -> None:
     assert second == {"m-0": first["m-0"], "m-1": first["m-1"], "a-new-id": first["m-2"]}
 
 
-@given(group_views())
-def test_range_gives_counts_within_one_for_each_topic(view: GroupView) -> None:
-    result = compute(resolve("range"), view)
-    for topic in view.partitions:
-        counts = [sum(p.topic == topic for p in result[m.id]) for m in view.members if topic in m.topics]
-        assert not counts or max(counts) - min(counts) <= 1
-
-
-def test_equally_numbered_partitions_meet_under_range() -> None:
-    members = tuple(Member(f"m-{i}", "", frozenset("ab")) for i in range(3))
-    result = compute(resolve("range"), GroupView(members, {"a": 7, "b": 7}))
-    for parts in result.values():
-        of: Mapping[str, list[int]] = {t: sorted(p.partition for p in parts if p.topic == t) for t in "ab"}
-        assert of["a"] == of["b"] == list(range(of["a"][0], of["a"][-1] + 1))
-
-
 @given(group_views(equal=True))
 def test_roundrobin_is_kafkas_where_all_subscribe_alike(view: GroupView) -> None:
     assert compute(resolve("roundrobin"), view) == kafka_pythons(RoundRobinPartitionAssignor, view)
-
-
-def test_roundrobin_is_even_where_kafkas_is_not() -> None:
-    members = tuple(Member(f"m-{i}", "", frozenset(topics)) for i, topics in enumerate(["a", "ab", "abc"]))
-    result = compute(resolve("roundrobin"), GroupView(members, {"a": 1, "b": 2, "c": 3}))
-    assert [len(result[member.id]) for member in members] == [1, 2, 3]

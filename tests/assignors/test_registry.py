@@ -133,14 +133,6 @@ def test_kiels_function_that_invents_a_member_is_told_so(functions: Any) -> None
         compute(resolve(functions.kiel_wrong), TWO)
 
 
-def test_kiels_function_that_returns_no_mapping_is_told_so() -> None:
-    def wrong(members: list[str], partitions: list[str]) -> Any:
-        return [1]
-
-    with pytest.raises(BadAssignment, match="asks for a mapping of members, not list"):
-        compute(resolve(wrong), TWO)
-
-
 def test_extra_parameters_with_defaults_do_not_change_the_signature() -> None:
     def ours(view: GroupView, seed: int = 0, *, strict: bool = True) -> dict[str, list[TopicPartition]]:
         return {view.members[0].id: sorted(everything("t", 11))}

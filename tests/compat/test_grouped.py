@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from consuming import drink
 from joining import joined
 from stored import stored_offsets
 from tornado import gen
@@ -64,15 +65,6 @@ def service(
 
 
 through_either = pytest.mark.parametrize("service", ["zookeeper", "kafka"], indirect=True)
-
-
-async def drink(consumer: GroupedConsumer, topic: str, count: int) -> list[Any]:
-    values: list[Any] = []
-    for _ in range(200):
-        values += await consumer.consume(topic)
-        if len(values) >= count:
-            return values
-    raise AssertionError(f"{len(values)} of {count} values")
 
 
 @through_either
@@ -140,17 +132,6 @@ async def test_metadata_that_is_too_large_is_left_out(service: Service, caplog: 
     await consumer.close()
 
 
-async def test_a_value_that_does_not_deserialize_is_left_out(
-    service: Service, caplog: pytest.LogCaptureFixture
-) -> None:
-    await in_thread(lambda: service.cluster.produce(service.topic, [b"1", b"{", b"3"]))
-    consumer = service.consumer()
-    await consumer.connect()
-    assert sorted(await drink(consumer, service.topic, 2)) == [1, 3]
-    assert "omitting a value" in caplog.text
-    await consumer.close()
-
-
 @through_either
 async def test_two_members_share_with_a_function_of_kiels_signature(service: Service) -> None:
     def last_member_gets_partition_zero(members, partitions):
@@ -205,38 +186,6 @@ async def test_an_unknown_topic_gives_nothing_and_says_so(service: Service, capl
     assert "no-such-topic" in caplog.text
     await consumer.close()
     assert await consumer.consume("no-such-topic") is None
-
-
-@through_either
-async def test_a_member_that_leaves_hands_over_without_gap_or_double(service: Service) -> None:
-    await service.produce(list(range(100)))
-    first, second = service.consumer(autocommit=False), service.consumer(autocommit=False)
-    await first.connect()
-    values = await first.consume(service.topic)
-    while not values:
-        values = await first.consume(service.topic)
-    await first.commit_offsets()
-    await second.connect()
-    stop = asyncio.Event()
-
-    async def work(consumer: GroupedConsumer, into: list[Any]) -> None:
-        while not stop.is_set():
-            into += await consumer.consume(service.topic)
-            await consumer.commit_offsets()
-
-    rest: list[Any] = []
-    other: list[Any] = []
-    workers = [asyncio.ensure_future(work(first, rest)), asyncio.ensure_future(work(second, other))]
-    await wait_until_async(lambda: len(second.allocation.get(service.topic, [])) == 2, 30, "the second member's share")
-    await service.produce(list(range(100, 200)))
-    await wait_until_async(
-        lambda: len(values) + len(rest) + len(other) >= 200, 30, lambda: f"{len(values)}, {len(rest)}, {len(other)}"
-    )
-    stop.set()
-    await asyncio.gather(*workers)
-    assert sorted(values + rest + other) == list(range(200))
-    for member in (first, second):
-        await member.close()
 
 
 @through_either
@@ -403,7 +352,6 @@ async def test_it_goes_where_its_group_is_told_to(
         await choose_cluster(ensemble, path, ClusterChoice(other))
         values += await drink(consumer, service.topic, 20)
         assert sorted(values) == list(range(60))
-        assert consumer._reads == ClusterChoice(other)
         await consumer.commit_offsets()
         assert sum(offset for offset, _ in (await service.committed()).values()) == 60
     finally:

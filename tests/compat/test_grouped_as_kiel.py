@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from consuming import closing, drink
 from joining import joined
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, KafkaAdminClient, ResourcePattern, ResourceType
 from stored import stored_offset
@@ -19,17 +19,13 @@ from allocator.assignors import GroupView, Member, compute, resolve
 from allocator.compat import base_consumer
 from allocator.core.assignors.kiel import naive_allocator
 from allocator.core.fetch.batch import Batch
-from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import (
-    AllocatorError,
-    BrokerError,
     Closed,
     ConfigError,
     CorruptRecordError,
     IllegalState,
     NotOwned,
-    TopicAuthorizationFailed,
 )
 from allocator.operate.group_reader import describe
 from allocator.operate.group_report import GroupReport
@@ -70,31 +66,6 @@ class Scene:
 @pytest.fixture
 def scene(kafka_cluster: LocalCluster, group: str) -> Scene:
     return Scene(kafka_cluster, group)
-
-
-def closing(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """Closes the consumers at the end of the test, in its loop."""
-
-    @functools.wraps(test)
-    async def closed(scene: Scene, **fixtures: Any) -> None:
-        try:
-            await test(scene=scene, **fixtures)
-        finally:
-            for consumer in scene.consumers:
-                await consumer.close()
-
-    return closed
-
-
-async def drink(consumer: GroupedConsumer, topic: str, count: int) -> list[Any]:
-    values: list[Any] = []
-
-    async def enough() -> bool:
-        values.extend(await consumer.consume(topic) or [])
-        return len(values) >= count
-
-    await wait_until_async(enough, 30, lambda: f"{len(values)} of {count} values")
-    return values
 
 
 def errors(caplog: pytest.LogCaptureFixture, text: str) -> int:
@@ -172,11 +143,7 @@ async def test_closing_ends_a_connect_that_is_under_way(scene: Scene, kind: str)
 
 
 @closing
-async def test_a_member_for_which_there_is_nothing_connects_nevertheless(
-    scene: Scene, topic_factory: Topics, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("allocator.compat.grouped.FIRST_SHARE_S", 0.5)
-
+async def test_a_member_for_which_there_is_nothing_connects_nevertheless(scene: Scene, topic_factory: Topics) -> None:
     def all_to_the_first(members: list[str], partitions: list[str]) -> Any:
         return naive_allocator(members[:1], partitions)
 
@@ -253,64 +220,35 @@ async def test_records_without_a_value_are_given_to_the_deserializer_and_left_ou
     assert await drink(consumer, topic, 6) == [b"1", None, b"null", None, b"{", b"4"]
 
 
-@closing
-async def test_an_error_of_one_topic_is_logged_once_and_the_others_are_read(
-    scene: Scene, topic_factory: Topics, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    topic = topic_factory(2)
-    await scene.numbers(topic, 5)
-    consumer = await scene.consumer()
-    faults: list[AllocatorError] = []
-    for attempt in range(3):
-        faults += TopicAuthorizationFailed("another"), BrokerError(f"broker 7: next attempt in 0.{attempt} s")
-    take = Fetcher.take
-
-    def failing(self: Fetcher, topic: str | None = None) -> Batch | None:
-        if faults:
-            raise faults.pop(0)
-        return take(self, topic)
-
-    monkeypatch.setattr(Fetcher, "take", failing)
-    assert await drink(consumer, topic, 5) == [0, 1, 2, 3, 4]
-    assert await consumer.consume(topic) == []
-    assert errors(caplog, "not authorised to read topic 'another'") == 1
-    assert errors(caplog, "broker 7") == 1
+class Stop(BaseException):
+    """Ends a call in the middle of a batch."""
 
 
 @closing
 async def test_what_was_taken_before_an_error_is_neither_lost_nor_counted_as_handled(
-    scene: Scene, topic_factory: Topics, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, topic_factory: Topics
 ) -> None:
-    topic = topic_factory(1)
-    await scene.numbers(topic, 5)
-    consumer = await scene.consumer(autocommit=False)
-    take, state = Fetcher.take, "before"
+    topic, seen, values = topic_factory(2), [], []
+    for partition in range(2):
+        await scene.numbers(topic, 5, partition)
 
-    def failing(self: Fetcher, topic: str | None = None) -> Batch | None:
-        nonlocal state
-        batch = take(self, topic)
-        if batch is not None and state == "before":
-            state = "taken"
-        elif batch is None and state == "taken":
-            state = "raised"
-            raise MemoryError("a fault of ours")
-        return batch
+    def stops(value: bytes) -> Any:
+        seen.append(value)
+        if len(seen) == 7:  # in the second batch
+            raise Stop
+        return json.loads(value)
 
-    monkeypatch.setattr(Fetcher, "take", failing)
+    consumer = await scene.consumer(autocommit=False, deserializer=stops)
 
-    async def fails() -> bool:
-        try:
-            assert not await consumer.consume(topic)
-        except MemoryError:
-            return True
-        return False
+    async def work() -> None:
+        while True:
+            values.extend(await consumer.consume(topic))
 
-    # a batch is taken, then the error comes before anything is returned
-    monkeypatch.setattr(consumer, "max_bytes", 1 << 30)
-    await wait_until_async(fails, 20, "the error")
+    with pytest.raises(Stop):
+        await work()
     await consumer.commit_offsets()
-    assert await scene.committed(topic) == 0
-    assert await drink(consumer, topic, 5) == [0, 1, 2, 3, 4]
+    values += await drink(consumer, topic, 10 - len(values))
+    assert sorted(values) == sorted([*range(5)] * 2)
 
 
 @closing
@@ -366,13 +304,6 @@ async def test_the_allocator_attribute_tells_what_this_member_knows(scene: Scene
     allocator.on_rebalance = lambda: calls.append(consumer.allocation)
     await scene.consumer()
     await wait_until_async(lambda: calls, 20, "the rebalance")
-
-
-@closing
-async def test_functions_whose_signature_leaves_it_open_get_two_arguments(scene: Scene, topic_factory: Topics) -> None:
-    topic = topic_factory(2)
-    consumer = await scene.consumer(partition_allocator=lambda *a: naive_allocator(*a))
-    assert consumer.allocation[topic] == [0, 1]
 
 
 @pytest.mark.parametrize("kind", [GroupedConsumer, SingleConsumer])

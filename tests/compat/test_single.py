@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import functools
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from consuming import closing, drink
 from kafka import KafkaAdminClient
 from tornado import gen
 from tornado.ioloop import IOLoop
@@ -46,31 +46,6 @@ class Scene:
 @pytest.fixture
 def scene(kafka_cluster: LocalCluster) -> Scene:
     return Scene(kafka_cluster)
-
-
-def closing(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """Closes the consumers at the end of the test, in its loop."""
-
-    @functools.wraps(test)
-    async def closed(scene: Scene, **fixtures: Any) -> None:
-        try:
-            await test(scene=scene, **fixtures)
-        finally:
-            for consumer in scene.consumers:
-                await consumer.close()
-
-    return closed
-
-
-async def drink(consumer: SingleConsumer, topic: str, count: int, start: Any = None) -> list[Any]:
-    values: list[Any] = []
-
-    async def enough() -> bool:
-        values.extend(await consumer.consume(topic, start) or [])
-        return len(values) >= count
-
-    await wait_until_async(enough, 30, lambda: f"{len(values)} of {count} values")
-    return values
 
 
 def test_a_tornado_service_with_yield(scene: Scene, topic_factory: Topics) -> None:
@@ -153,20 +128,9 @@ async def test_offsets_are_read_and_set(scene: Scene, topic_factory: Topics) -> 
 
 
 @closing
-async def test_topics_are_consumed_side_by_side(scene: Scene, topic_factory: Topics) -> None:
-    topics = [topic_factory(1), topic_factory(1)]
-    for number, topic in enumerate(topics):
-        await scene.produce(topic, *[number] * 10)
-    consumer = await scene.consumer()
-    found = await asyncio.gather(*(drink(consumer, topic, 10, SingleConsumer.BEGINNING) for topic in topics))
-    assert found == [[0] * 10, [1] * 10]
-
-
-@closing
 async def test_partitions_that_appear_later_are_read_from_their_beginning(
-    scene: Scene, unique_name: Callable[[], str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    scene: Scene, unique_name: Callable[[], str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("allocator.compat.single.METADATA_AGE_S", 0.0)
     topic = unique_name()
     consumer = await scene.consumer()
     for _ in range(3):

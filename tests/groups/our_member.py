@@ -55,7 +55,7 @@ async def run(topic: str, options: dict[str, Any]) -> None:
     stop = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     consumer = Consumer(topic, listener=Telling(), auto_commit_interval_s=0.2, max_wait_s=0.1, **options)
     async with consumer:
-        tell(what="joined", name=consumer._engine.membership.member_id)
+        tell(what="joined", name=consumer.member_id)
         while not stop.done():
             batch = await consumer.getbatch(0.2)
             if batch is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import (
     StickyAssignorUserDataV1,
-    StickyPartitionAssignor,
 )
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
 from hypothesis import given
@@ -132,13 +131,6 @@ def test_aiokafka_writes_an_assignment_in_the_same_bytes(
     assert frozenset(ConsumerProtocolMemberAssignment.decode(ours).partitions()) == partitions
 
 
-def test_what_aiokafkas_sticky_members_send_is_read() -> None:
-    held = [TopicPartition("t", 2), TopicPartition("t", 0), TopicPartition("u", 1)]
-    sent = StickyPartitionAssignor._metadata(["t", "u"], held, 7).encode()
-    got = StickyUserData.decode(Subscription.decode(sent).user_data or b"")
-    assert got == StickyUserData(frozenset(held), 7)
-
-
 # What Java's own classes wrote (ConsumerProtocol.serializeSubscription over the user data of each assignor), for a
 # member that subscribes to t and u, and was given t:0 and t:2 in generation 7; from 3.4 on it is in rack r1.
 JAVA = [
@@ -170,16 +162,6 @@ def test_what_java_writes_is_read_and_written_alike(assignor: str, sent: str, ve
         assert (generation_from(got.user_data), got.user_data) == (7, generation_data(7))
     if version == 3:
         assert (got.generation, got.rack) == (7, "r1")
-
-
-def test_java_writes_and_reads_an_assignment_without_user_data() -> None:
-    held = frozenset({TopicPartition("t", 0), TopicPartition("t", 2)})
-    # by ConsumerProtocol.serializeAssignment of 2.4.1 and of 4.1.1
-    assert MemberAssignment(held).encode().hex() == "0000" + "00000001000174000000020000000000000002ffffffff"
-    assert MemberAssignment.decode(
-        bytes.fromhex("000300000001000174000000020000000000000002ffffffff")
-    ) == MemberAssignment(held, None, 3)
-    assert MemberAssignment(frozenset()).encode().hex() == "0000" + "00000000ffffffff"
 
 
 @pytest.mark.parametrize("other", [None, b"", b"\0\0\0", StickyUserData(frozenset(), 7).encode()])

@@ -78,13 +78,3 @@ def test_after_a_rebalance_the_heartbeats_begin_close_together_and_reach_the_int
         heartbeat.received_heartbeat()
     assert [round(pause, 6) for pause in pauses] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.0]
     assert heartbeat.ttl == 3.0
-
-
-def test_after_a_rebalance_no_interval_is_longer_than_the_usual_one() -> None:
-    heartbeat, clock = times(interval_s=0.02)
-    heartbeat.expect_rebalance()
-    for _ in range(3):
-        assert abs(heartbeat.ttl - 0.02) < 1e-9
-        clock.now += heartbeat.ttl
-        heartbeat.sent_heartbeat()
-        heartbeat.received_heartbeat()

@@ -48,21 +48,6 @@ async def test_a_rebalance_going_on_keeps_it_for_the_rebalance_timeout_and_no_lo
     lease.end()
 
 
-async def test_the_margin_of_a_short_rebalance_timeout_is_a_quarter_of_it() -> None:
-    clock, owner = Clock(), RecordingOwner("a", History())
-    lease = KafkaLease("g", owner, clock)
-    lease.renew(100.0, 60.0, 8.0, rebalancing=False)
-    clock.now = 106.0
-    assert not lease.valid
-    lease.end()
-
-
-async def test_the_end_of_a_membership_is_the_end_of_the_lease() -> None:
-    lease, _, _ = await lease_at()
-    lease.end()
-    assert not lease.valid
-
-
 @pytest.mark.parametrize(("session_s", "rebalance_s", "why"), [(0.1, 60.0, "session"), (60.0, 0.1, "rebalance")])
 async def test_the_owner_is_told_when_it_lapses_and_when_it_is_back(
     session_s: float, rebalance_s: float, why: str

@@ -45,6 +45,18 @@ def member(broker: GroupBroker, assignor: Any = "range", **options: Any) -> Ours
     return Ours(broker.address, "g", topics, assignors=[assignor], timing=timing, history=History(), **options)
 
 
+def assign(broker: GroupBroker, assignment: bytes) -> None:
+    """Has the broker assign this to its member from now on."""
+    sync = broker.handlers[SYNC]
+
+    async def scripted(request: Any) -> Any:
+        answer = await sync(request)
+        answer.assignment = assignment
+        return answer
+
+    broker.handlers[SYNC] = scripted
+
+
 async def holds(ours: Ours, parts: frozenset[TopicPartition]) -> None:
     await wait_until_async(lambda: ours.held == parts, 30, lambda: f"{sorted(ours.held)} to be {sorted(parts)}")
 
@@ -79,14 +91,7 @@ async def test_eager_members_give_everything_up_before_they_join_and_cooperative
 async def test_a_cooperative_member_releases_what_it_is_not_given_any_more_and_joins_again() -> None:
     async with broker_with_topic() as broker, member(broker, "cooperative-sticky") as ours:
         await holds(ours, ALL)
-        sync = broker.handlers[SYNC]
-
-        async def less(request: Any) -> Any:
-            answer = await sync(request)
-            answer.assignment = MemberAssignment(frozenset({TopicPartition("t", 0)})).encode()
-            return answer
-
-        broker.handlers[SYNC] = less
+        assign(broker, MemberAssignment(frozenset({TopicPartition("t", 0)})).encode())
         broker.codes[HEARTBEAT] = [27]
         await holds(ours, frozenset({TopicPartition("t", 0)}))
         await wait_until_async(lambda: ours.membership.generation == 3, 30, "the second round")
@@ -200,17 +205,6 @@ async def test_a_commit_that_says_that_the_membership_is_lost_ends_the_lease_at_
         await wait_until_async(lambda: ours.owner.lost_partitions == ALL, 30, "the loss")
 
 
-async def test_the_lease_ends_before_the_owner_hears_of_the_loss() -> None:
-    async with broker_with_topic() as broker, member(broker) as ours:
-        await holds(ours, ALL)
-        identity = ours.membership.identity
-        assert identity is not None
-        assert ours.membership.may_act()
-        ours.membership.refused(25, identity)
-        assert not ours.membership.may_act()
-        assert ours.held == ALL  # not reported yet
-
-
 async def test_the_lease_lapses_before_the_session_and_comes_back_with_an_answer() -> None:
     async with broker_with_topic() as broker, member(broker, timing={"session_timeout_s": 4.0}) as ours:
         await holds(ours, ALL)
@@ -293,14 +287,7 @@ async def test_topics_that_begin_to_match_a_pattern_are_taken_up() -> None:
 async def test_an_assignment_that_cannot_be_read_is_told_and_leaves_nothing() -> None:
     async with broker_with_topic() as broker:
         broker.leads = False
-        sync = broker.handlers[SYNC]
-
-        async def rubbish(request: Any) -> Any:
-            answer = await sync(request)
-            answer.assignment = b"\x00\x00\x7f\xff\xff\xff"
-            return answer
-
-        broker.handlers[SYNC] = rubbish
+        assign(broker, b"\x00\x00\x7f\xff\xff\xff")
         async with member(broker) as ours:
             await wait_until_async(lambda: ours.owner.errors, 30, "the error")
             assert "cannot be read" in str(ours.owner.errors[0])
@@ -310,14 +297,7 @@ async def test_an_assignment_that_cannot_be_read_is_told_and_leaves_nothing() ->
 async def test_partitions_of_topics_that_were_not_subscribed_never_get_as_far_as_a_listener() -> None:
     async with broker_with_topic() as broker:
         broker.leads = False
-        sync = broker.handlers[SYNC]
-
-        async def too_much(request: Any) -> Any:
-            answer = await sync(request)
-            answer.assignment = MemberAssignment(ALL | {TopicPartition("other", 0)}).encode()
-            return answer
-
-        broker.handlers[SYNC] = too_much
+        assign(broker, MemberAssignment(ALL | {TopicPartition("other", 0)}).encode())
         async with member(broker) as ours:
             await holds(ours, ALL)
             assert ours.membership.held == ALL
@@ -342,7 +322,7 @@ async def test_join_says_what_prevents_it() -> None:
 
 
 async def test_join_gives_up_when_there_is_no_coordinator() -> None:
-    async with broker_with_topic() as broker, KafkaClient(broker.address) as client:
+    async with broker_with_topic() as broker:
         find = broker.handlers[FIND]
 
         def unavailable(request: Any) -> Any:
@@ -351,16 +331,12 @@ async def test_join_gives_up_when_there_is_no_coordinator() -> None:
             return answer
 
         broker.handlers[FIND] = unavailable
-        spare = member(broker)
-        membership = KafkaMembership(
-            client, "g", spare.owner, spare.membership._assignors, KafkaSettings(connect_timeout_s=2)
-        )
         with pytest.raises(BrokersUnavailable, match=r"within 2 s; last: .* cannot find .* offsets topic"):
-            await membership.join()
+            await member(broker, connect_timeout_s=2.0).__aenter__()
 
 
 async def test_join_says_what_failed_again_and_again() -> None:
-    async with broker_with_topic() as broker, KafkaClient(broker.address) as client:
+    async with broker_with_topic() as broker:
         broker.codes[JOIN] = [0, *[16] * 10_000]
         find = broker.handlers[FIND]
 
@@ -370,24 +346,19 @@ async def test_join_says_what_failed_again_and_again() -> None:
             return find(request)
 
         broker.handlers[FIND] = known_three_times
-        spare = member(broker)
-        settings = KafkaSettings(topics=frozenset({"t"}), connect_timeout_s=3.0)
-        membership = KafkaMembership(client, "g", spare.owner, spare.membership._assignors, settings)
         with pytest.raises(BrokersUnavailable, match=r"within 3 s; last: .*cannot join: NOT_COORDINATOR"):
-            await membership.join()
+            await member(broker, connect_timeout_s=3.0).__aenter__()
 
 
 async def test_join_does_not_wait_for_a_rebalance_that_takes_long() -> None:
-    async with broker_with_topic() as broker, KafkaClient(broker.address) as client:
+    async with broker_with_topic() as broker:
         broker.gates[SYNC] = asyncio.Event()
-        spare = member(broker)
-        settings = KafkaSettings(topics=frozenset({"t"}), connect_timeout_s=2)
-        membership = KafkaMembership(client, "g", spare.owner, spare.membership._assignors, settings)
-        await membership.join()
-        await wait_until_async(lambda: membership.group.phase is GroupPhase.SYNCING, 30, "it to wait for the others")
-        broker.gates[SYNC].set()
-        await holds(spare, ALL)
-        await membership.leave()
+        async with member(broker, connect_timeout_s=2.0) as ours:
+            await wait_until_async(
+                lambda: ours.membership.group.phase is GroupPhase.SYNCING, 30, "it to wait for the others"
+            )
+            broker.gates[SYNC].set()
+            await holds(ours, ALL)
 
 
 async def test_a_silent_user_costs_the_partitions_until_the_next_sign_of_life() -> None:
@@ -411,28 +382,6 @@ async def test_a_fenced_instance_loses_everything_and_stops() -> None:
         assert not ours.membership.may_act()
         await wait_until_async(lambda: ours.membership.ended is ours.owner.errors[0], 30, "the end")
         await ours.membership.leave()
-
-
-@pytest.mark.parametrize("code", [22, 25])
-async def test_a_member_whose_commit_was_fenced_may_not_act_from_that_moment_on(code: int) -> None:
-    async with broker_with_topic() as broker, member(broker) as ours:
-        await holds(ours, ALL)
-        identity = ours.membership.identity
-        assert identity is not None
-        assert ours.membership.may_act()
-        ours.membership.refused(code, identity)
-        assert not ours.membership.may_act()  # not only after the loop's next turn
-        await wait_until_async(ours.membership.may_act, 30, "the next membership")
-        assert ours.owner.lost_partitions == ALL
-
-
-async def test_leaving_is_no_end_that_anybody_has_to_hear_of() -> None:
-    async with broker_with_topic() as broker, member(broker) as ours:
-        await holds(ours, ALL)
-        broker.codes[HEARTBEAT] = [30]
-        await wait_until_async(lambda: ours.owner.errors, 30, "an error that passes")
-        await ours.membership.leave()
-        assert ours.membership.ended is None
 
 
 async def test_an_owner_that_raises_ends_the_membership_and_is_told() -> None:

@@ -89,11 +89,6 @@ def test_a_member_without_a_former_assignment_has_no_user_data(name: str, rack: 
     assert MemberAssignment.decode(decision.assignments["a"]).user_data is None
 
 
-def test_a_cooperative_member_that_holds_nothing_claims_no_generation() -> None:
-    ((_, data),) = offers(["cooperative-sticky"], OwnMetadata(frozenset({"t"})))
-    assert Subscription.decode(data) == Subscription(("t",), b"\xff" * 4)
-
-
 def test_under_a_name_of_ours_a_member_says_who_it_is() -> None:
     me = OwnMetadata(frozenset({"t"}), name="n", host="h", weight=2.0)
     ((_, data),) = offers(["naive"], me)
@@ -219,11 +214,6 @@ def test_what_moves_between_cooperative_members_is_left_out_of_the_first_round()
         ],
     )
     assert given_of(second.assignments) == {"a": mine["a"], "b": held - mine["a"]}
-
-
-def test_eager_members_get_everything_at_once() -> None:
-    members = [member(name, "range", OwnMetadata(frozenset({"t"}))) for name in "ab"]
-    assert given_of(decide(resolve("range"), members).assignments) == {"a": tp(0, 1), "b": tp(2, 3)}
 
 
 def broken(view: GroupView) -> dict[str, Partitions]:

@@ -193,39 +193,6 @@ async def test_a_topic_that_is_deleted_under_the_group_and_made_again(
     assert history.overlaps() == []
 
 
-@pytest.mark.long
-async def test_a_member_that_was_cut_off_beyond_its_session_is_fenced_and_comes_back(
-    cluster_factory: Any, unique_name: Any, group: str
-) -> None:
-    cluster = await start(cluster_factory, "3.9.1")
-    counts = await topic_with(cluster, unique_name(), 4)
-    history = History()
-    async with (
-        Ours(cluster.bootstrap, group, counts, name="a", history=history) as a,
-        Ours(cluster.bootstrap, group, counts, name="b", history=history) as b,
-    ):
-        await shared([a, b], counts)
-        mine = min(b.held)
-        stale = b.membership.identity
-        assert stale is not None
-        send = b.client.send
-
-        async def lost(*_: Any, **__: Any) -> Any:
-            await asyncio.Event().wait()
-
-        b.client.send = lost  # type: ignore[method-assign]
-        await wait_until_async(lambda: b.owner.suspensions, 30, "the lease to lapse")
-        await shared([a], counts, 60)
-        b.client.send = send  # type: ignore[method-assign]
-        with pytest.raises(CommitFailed):
-            await b.offsets.commit({mine: OffsetAndMetadata(99, "", -1)})
-        await shared([a, b], counts, 60)
-        assert await a.offsets.fetch([mine]) == {}
-        assert b.membership.identity is not None
-        assert b.membership.identity.generation > stale.generation
-    assert history.overlaps() == []
-
-
 @pytest.mark.parametrize("kafka", VERSIONS)
 async def test_what_was_done_is_committed_before_others_begin(
     kafka: str, cluster_factory: Any, unique_name: Any, group: str

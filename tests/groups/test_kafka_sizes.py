@@ -33,26 +33,3 @@ def test_a_topic_that_is_denied_is_what_it_was_until_that_has_lasted() -> None:
     world.now += 0.1
     assert world.sizes("t") == ()
     assert not world.sizes.doubtful
-
-
-def test_a_topic_that_comes_back_begins_a_new_doubt_when_it_goes_again() -> None:
-    world = World()
-    world.sizes("t")
-    world.topics["t"] = ()
-    world.sizes("t")
-    world.topics["t"] = (0, 1)
-    assert world.sizes("t") == (0, 1)
-    assert not world.sizes.doubtful
-    world.topics["t"] = ()
-    world.now += DOUBT_S
-    assert world.sizes("t") == (0, 1)
-
-
-def test_what_nobody_asks_about_any_more_is_not_in_doubt() -> None:
-    world = World()
-    world.sizes("t")
-    del world.topics["t"]
-    world.sizes("t")
-    world.sizes.keep(["u"])
-    assert not world.sizes.doubtful
-    assert world.sizes("t") == ()

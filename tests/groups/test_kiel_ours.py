@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from click.testing import CliRunner
-from members import History, RecordingOwner, StaticTopics, everything
+from layout_bench import Bench
+from members import everything
 
-from allocator.assignors import naive_allocator, resolve
+from allocator.assignors import naive_allocator
 from allocator.cli.commands import main
-from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 from allocator.core.znodes.documents import InvalidZnode, Paths
 from allocator.core.zookeeper.client import Op, ZooKeeperClient
-from allocator.errors import BrokersUnavailable
 from allocator.operate.adoption import AdoptionUnfinished, adopt, candidate
 from allocator.protocols.legacy.kiel import (
     AdoptionRefused,
     HandoverPhase,
-    KielMembership,
     KielPaths,
-    KielSettings,
     Seal,
     add_partitions,
     read_shared,
@@ -33,120 +29,16 @@ from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
 
 
-class Offsets:
-    """Stands for those of the group."""
-
-    storage = "zookeeper"
-
-    def __init__(self) -> None:
-        self.carried: list[frozenset[TopicPartition]] = []
-        self.failures = 0
-
-    async def carry_over(self, partitions: Iterable[TopicPartition]) -> int:
-        if self.failures:
-            self.failures -= 1
-            raise BrokersUnavailable("not now")
-        self.carried.append(frozenset(partitions))
-        return len(self.carried[-1])
-
-
-class SlowToJoin(ZooKeeperMembership):
-    """Joins when the test allows it."""
-
-    joining: asyncio.Event
-    may_join: asyncio.Event
-
-    async def join(self) -> None:
-        self.joining.set()
-        await self.may_join.wait()
-        await super().join()
-
-
-class Member:
-    def __init__(self, bench: Bench, name: str, settle_s: float, zk: ZooKeeperClient | None = None) -> None:
-        self.owner = RecordingOwner(name, bench.history)
-        self.offsets = Offsets()
-        self.bench = bench
-        self.joining, self.may_join = asyncio.Event(), asyncio.Event()
-        self.may_join.set()
-        self.membership = KielMembership(
-            zk or ZooKeeperClient(bench.hosts, session_timeout_s=6.0),
-            bench.group,
-            self.owner,
-            bench.topics,
-            KielSettings(name=name, topics=frozenset({"t"}), settle_s=settle_s),
-            self.offsets,
-            self._next,
-        )
-
-    def _next(self, root: str) -> ZooKeeperMembership:
-        naive = resolve("naive")
-        member = SlowToJoin(
-            ZooKeeperClient(self.bench.hosts, session_timeout_s=6.0),
-            Paths(root, self.bench.group),
-            self.owner,
-            self.bench.topics,
-            {naive.name: naive},
-            ZooKeeperSettings(
-                name=self.owner.name, topics=frozenset({"t"}), instance_id=self.owner.name, restart_grace_s=600.0
-            ),
-        )
-        member.joining, member.may_join = self.joining, self.may_join
-        return member
-
-
-class Bench:
-    def __init__(self, hosts: str, group: str) -> None:
-        self.hosts, self.group = hosts, group
-        self.topics = StaticTopics({"t": 24})
-        self.history = History()
-        self.paths = KielPaths(group)
-
-    @contextlib.asynccontextmanager
-    async def members(
-        self, *names: str, settle_s: float = 0.0, zk: ZooKeeperClient | None = None
-    ) -> AsyncIterator[list[Member]]:
-        """`zk`: the client of a single member."""
-        async with contextlib.AsyncExitStack() as stack:
-            made = []
-            for name in names:
-                member = Member(self, name, settle_s, zk)
-                await member.membership.join()
-                stack.push_async_callback(member.membership.leave)
-                made.append(member)
-            yield made
-
-    @contextlib.asynccontextmanager
-    async def zookeeper(self) -> AsyncIterator[ZooKeeperClient]:
-        zk = ZooKeeperClient(self.hosts, session_timeout_s=6.0)
-        await zk.connect()
-        try:
-            yield zk
-        finally:
-            await zk.close()
-
-    async def settled(self, *members: Member, without: int = 0) -> None:
-        """Every partition has one owner, except those of members of kiel."""
-        whole = everything(self.topics)
-
-        def done() -> bool:
-            owned = [member.owner.owned for member in members]
-            return sum(map(len, owned)) == len(set().union(*owned)) == len(whole) - without
-
-        await wait_until_async(done, 30, lambda: f"settling: {[len(m.owner.owned) for m in members]}")
-        assert self.history.overlaps() == []
-
-
 @pytest.fixture
 def bench(zk_chroot: str, group: str) -> Bench:
-    return Bench(zk_chroot, group)
+    return Bench("kiel", zk_chroot, group, t=24)
 
 
 async def test_ours_own_what_kiel_would_deal_them(bench: Bench) -> None:
     async with bench.members("a", "b", "c") as (a, b, c), bench.zookeeper() as zk:
         await bench.settled(a, b, c)
-        names = sorted(await zk.get_children(bench.paths.members))
-        dealt = json.loads((await zk.get(bench.paths.partitions))[0])
+        names = sorted(await zk.get_children(bench.kiel.members))
+        dealt = json.loads((await zk.get(bench.kiel.partitions))[0])
         expected = naive_allocator(names, sorted(dealt))
         for member in (a, b, c):
             mine = expected[member.membership.member_id]["t"]
@@ -158,38 +50,17 @@ async def test_ours_own_what_kiel_would_deal_them(bench: Bench) -> None:
     assert bench.history.overlaps() == []
 
 
-async def test_a_new_owner_waits_until_the_old_one_let_go(bench: Bench) -> None:
-    async with bench.members("a") as (a,):
-        await bench.settled(a)
-        a.owner.may_drain.clear()
-        async with bench.members("b") as (b,):
-            await asyncio.wait_for(a.owner.draining.wait(), 30)
-            assert not b.owner.owned
-            a.owner.may_drain.set()
-            await bench.settled(a, b)
-
-
 async def test_what_comes_from_one_of_kiels_is_left_alone_for_a_while(bench: Bench) -> None:
     """The same name as kiel would use, and its znode alone: it claims nothing."""
     async with bench.zookeeper() as zk, bench.members("a", settle_s=1.0) as (a,):
         await bench.settled(a)
-        await zk.create(bench.paths.member("0-kiel"), ephemeral=True)
+        await zk.create(bench.kiel.member("0-kiel"), ephemeral=True)
         await bench.settled(a, without=12)
         gone = asyncio.get_running_loop().time()
-        await zk.delete(bench.paths.member("0-kiel"))
+        await zk.delete(bench.kiel.member("0-kiel"))
         await bench.settled(a)
         begun = [when for when, _, what, _ in bench.history.events if what == "begin"]
         assert begun[-1] - gone >= 0.9
-
-
-async def test_a_lost_session_ends_ownership_and_the_member_comes_back(bench: Bench) -> None:
-    async with bench.zookeeper() as zk, bench.members("a", "b") as (a, b):
-        await bench.settled(a, b)
-        before = a.membership.member_id
-        await zk.delete(bench.paths.member(before))
-        await wait_until_async(lambda: a.membership.member_id != before, 30, "a to come back")
-        await bench.settled(a, b)
-        assert a.owner.lost_partitions
 
 
 async def test_who_comes_back_in_its_session_takes_nothing_from_whoever_took_over(bench: Bench) -> None:
@@ -203,7 +74,7 @@ async def test_who_comes_back_in_its_session_takes_nothing_from_whoever_took_ove
             return taken_over.is_set()
 
         a.membership.join_again_if(admitted)
-        await zk.delete(bench.paths.member(a.membership.member_id))
+        await zk.delete(bench.kiel.member(a.membership.member_id))
         await asyncio.wait_for(taken_over.wait(), 30)
         await wait_until_async(lambda: len(a.owner.owned) == 12, 30, "a to come back")
         await bench.settled(a, b)
@@ -229,13 +100,13 @@ async def test_a_claim_whose_deletion_was_not_acknowledged_is_not_deleted_twice(
         await bench.settled(a)
 
         async def admitted(zk: ZooKeeperClient) -> bool:
-            ours.heals = len(await zk.get_children(bench.paths.owners)) == 24
+            ours.heals = len(await zk.get_children(bench.kiel.owners)) == 24
             return ours.heals
 
         a.membership.join_again_if(admitted)
         async with bench.members("b") as (b,):
             await wait_until_async(lambda: len(b.owner.owned) == 12, 30, "b to claim what a deleted")
-            await zk.delete(bench.paths.member(a.membership.member_id))
+            await zk.delete(bench.kiel.member(a.membership.member_id))
             await wait_until_async(lambda: ours.heals, 30, "b to claim everything, before a begins again")
             await bench.settled(a, b)
 
@@ -244,12 +115,12 @@ async def test_a_group_goes_over_whole(bench: Bench) -> None:
     said: list[str] = []
     async with bench.zookeeper() as zk, bench.members("a", "b", "c") as (a, b, c):
         await bench.settled(a, b, c)
-        a.offsets.failures = b.offsets.failures = c.offsets.failures = 1
+        a.failures = b.failures = c.failures = 1
         await adopt(zk, bench.group, "/allocator", 30.0, said.append)
         await bench.settled(a, b, c)
-        carried = [parts for member in (a, b, c) for parts in member.offsets.carried]
+        carried = [parts for member in (a, b, c) for parts in member.carried]
         assert carried == [everything(bench.topics)]  # exactly one of them does it
-        assert {m.offsets.storage for m in (a, b, c)} == {"kafka"}
+        assert {m.storage for m in (a, b, c)} == {"kafka"}
         assert said[-1] == "3 members own 24 partitions under /allocator"
         await adopt(zk, bench.group, "/allocator", 5.0, said.append)  # again: nothing to do
         with pytest.raises(AdoptionRefused, match="moved to /allocator already, not to /elsewhere"):
@@ -302,7 +173,7 @@ async def test_a_member_that_lost_its_session_asks_in_either_layout_before_it_jo
     async with bench.zookeeper() as zk, bench.members("a") as (a,):
         a.membership.join_again_if(admitted)
         await bench.settled(a)
-        await zk.delete(bench.paths.member(a.membership.member_id))
+        await zk.delete(bench.kiel.member(a.membership.member_id))
         await wait_until_async(lambda: len(asked) == 1, 30, "the question in kiel's layout")
         await bench.settled(a)
         await adopt(zk, bench.group, "/allocator", 30.0, lambda line: None)
@@ -315,15 +186,15 @@ async def test_a_member_that_lost_its_session_asks_in_either_layout_before_it_jo
 async def test_a_group_with_members_of_kiels_is_not_given_away(bench: Bench) -> None:
     async with bench.zookeeper() as zk, bench.members("a") as (a,):
         await bench.settled(a)
-        await zk.create(bench.paths.member("host:1"), ephemeral=True)
-        before = (await zk.get(bench.paths.partitions))[0]
+        await zk.create(bench.kiel.member("host:1"), ephemeral=True)
+        before = (await zk.get(bench.kiel.partitions))[0]
         assert (await candidate(zk, bench.group)).foreign == ("host:1",)
         with pytest.raises(AdoptionRefused, match="still has members of kiel: host:1"):
             await adopt(zk, bench.group, "/allocator", 1.0, print)
         # as if it had joined during the move of the group to another layout
         with pytest.raises(AdoptionRefused, match=r"joined group .* meanwhile: host:1"):
-            await seal(zk, bench.paths, "/allocator")
-        assert json.loads((await zk.get(bench.paths.partitions))[0]) == json.loads(before)
+            await seal(zk, bench.kiel, "/allocator")
+        assert json.loads((await zk.get(bench.kiel.partitions))[0]) == json.loads(before)
         await bench.settled(a, without=12)
         with pytest.raises(AdoptionRefused, match="no kiel group 'nobody'"):
             await candidate(zk, "nobody")
@@ -331,15 +202,15 @@ async def test_a_group_with_members_of_kiels_is_not_given_away(bench: Bench) -> 
 
 async def test_ours_wait_for_the_lock_of_whoever_changes_what_is_dealt(bench: Bench) -> None:
     async with bench.zookeeper() as theirs, bench.zookeeper() as zk:
-        await zk.ensure_path(f"{bench.paths.partitions}/lock")
-        held = await theirs.create(f"{bench.paths.partitions}/lock/0123__lock__", ephemeral=True, sequence=True)
-        adding = asyncio.ensure_future(add_partitions(zk, bench.paths, frozenset({TopicPartition("t", 0)})))
-        await wait_until_async(lambda: _waiting(zk, bench.paths), 30, "the lock to be waited for")
+        await zk.ensure_path(f"{bench.kiel.partitions}/lock")
+        held = await theirs.create(f"{bench.kiel.partitions}/lock/0123__lock__", ephemeral=True, sequence=True)
+        adding = asyncio.ensure_future(add_partitions(zk, bench.kiel, frozenset({TopicPartition("t", 0)})))
+        await wait_until_async(lambda: _waiting(zk, bench.kiel), 30, "the lock to be waited for")
         assert not adding.done()
         await theirs.delete(held)
         await adding
-        assert (await zk.get(bench.paths.partitions))[0] == b'["t:0"]'
-        assert await zk.get_children(f"{bench.paths.partitions}/lock") == []
+        assert (await zk.get(bench.kiel.partitions))[0] == b'["t:0"]'
+        assert await zk.get_children(f"{bench.kiel.partitions}/lock") == []
 
 
 async def _waiting(zk: ZooKeeperClient, paths: KielPaths) -> bool:
@@ -373,14 +244,14 @@ async def test_the_command_shows_first_and_tells_what_stands_in_the_way(bench: B
 
     async with bench.zookeeper() as zk, bench.members("a") as (a,):
         await bench.settled(a)
-        await zk.create(bench.paths.member("host:1"), ephemeral=True)
+        await zk.create(bench.kiel.member("host:1"), ephemeral=True)
         code, output = await run()
         assert code == 0
         assert "1 members of ours, 1 of kiel's, 24 partitions" in output
         assert "it would be refused now: it still has members of kiel: host:1" in output
         code, output = await run("--execute", "--json")
         assert (code, json.loads(output)["error"]["type"]) == (1, "AdoptionRefused")
-        await zk.delete(bench.paths.member("host:1"))
+        await zk.delete(bench.kiel.member("host:1"))
         code, output = await run("--execute", "--json")
         assert code == 0
         assert json.loads(output[output.index("{") :]) == {

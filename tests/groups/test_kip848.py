@@ -12,13 +12,12 @@ import pytest
 
 sys.path += [str(Path(__file__).parent.parent / room) for room in ("wire", "coordinator")]
 
-from fake_broker import SILENT
 from kafka.protocol.consumer import OffsetCommitResponse
 from kip848_fake import FAST, Kip848Broker, ids, owned, topic_id
 from kip848_members import Kip848Member
 
 from allocator.core.client.client import KafkaClient
-from allocator.errors import BrokerError, BrokersUnavailable, ConfigError, Fenced, InstanceIdInUse
+from allocator.errors import BrokerError, BrokersUnavailable, ConfigError, InstanceIdInUse
 from allocator.protocols.kip848.membership import Kip848Membership
 from allocator.protocols.kip848.settings import Kip848Settings
 from allocator.testing import wait_until_async
@@ -52,30 +51,6 @@ async def test_a_member_joins_gets_its_partitions_and_gives_them_up_when_it_leav
         assert ours.membership.ended is None
 
 
-async def test_what_is_being_released_may_be_committed_until_that_is_done() -> None:
-    async with Kip848Broker() as broker, member(broker) as ours:
-        ours.owner.may_drain.clear()
-        broker.given = ids(0)
-        await wait_until_async(lambda: ours.owner.draining.is_set(), 30, "the release")
-        assert all(ours.membership.may_commit(p) for p in parts(0, 1, 2))
-        assert ours.membership.held == parts(0)
-        ours.owner.may_drain.set()
-        await wait_until_async(lambda: not ours.membership.may_commit(TopicPartition("t", 1)), 30, "the end of it")
-        assert ours.membership.may_commit(TopicPartition("t", 0))
-
-
-async def test_a_release_that_fails_is_one_all_the_same() -> None:
-    async with Kip848Broker() as broker, member(broker) as ours:
-
-        async def fails(_: Any) -> None:
-            raise RuntimeError("the user's")
-
-        ours.owner.revoked = fails  # type: ignore[method-assign]
-        broker.given = ids(0)
-        await wait_until_async(lambda: ids(0) in map(owned, broker.beats), 30, "the heartbeat")
-        assert ours.membership.held == parts(0)
-
-
 async def test_a_topic_that_was_deleted_and_made_anew_is_another_one() -> None:
     async with Kip848Broker() as broker, member(broker) as ours:
         broker.ids["t"] = topic_id("another")
@@ -92,22 +67,6 @@ async def test_a_topic_whose_name_is_not_known_yet_is_begun_with_when_it_is() ->
             assert ours.held == frozenset()
             broker.topics["new"] = [1]
             await holds(ours, frozenset({TopicPartition("new", 0)}))
-
-
-async def test_the_lease_lapses_before_the_session_and_comes_back_with_an_answer() -> None:
-    async with Kip848Broker() as broker:
-        broker.session_s = 1.0
-        async with member(broker) as ours:
-            heartbeat = broker.handlers[68]
-            broker.handlers[68] = lambda _: SILENT
-            await wait_until_async(
-                lambda: ours.owner.suspensions and not ours.membership.may_act(), 30, "the suspension"
-            )
-            assert ours.held == parts(0, 1, 2)  # ownership is unchanged
-            broker.handlers[68] = heartbeat
-            await wait_until_async(ours.membership.may_act, 30, "the lease")
-            begin, *pauses = [what for _, _, what, _ in ours.owner.history.events]
-            assert (begin, set(pauses)) == ("begin", {"pause", "go on"})
 
 
 async def test_a_commit_of_another_epoch_is_made_under_the_new_one() -> None:
@@ -131,24 +90,6 @@ async def test_a_commit_of_another_epoch_is_made_under_the_new_one() -> None:
             assert {c.API_VERSION for c in commits} == {9}
             assert [c.generation_id_or_member_epoch for c in commits] == [1] * (len(commits) - 1) + [7]
             assert {c.member_id for c in commits} == {ours.membership.member_id}
-
-
-async def test_a_commit_of_a_removed_member_is_fenced() -> None:
-    async with Kip848Broker() as broker:
-
-        def commit(request: Any) -> Any:
-            response = OffsetCommitResponse
-            part = response.OffsetCommitResponseTopic.OffsetCommitResponsePartition(partition_index=0, error_code=25)
-            topic = response.OffsetCommitResponseTopic(name="t", partitions=[part])
-            return response(throttle_time_ms=0, topics=[topic], version=request.API_VERSION)
-
-        broker.handlers[COMMIT] = commit
-        async with member(broker) as ours:
-            with pytest.raises(Fenced, match="UNKNOWN_MEMBER_ID") as caught:
-                await ours.offsets.commit({TopicPartition("t", 0): OffsetAndMetadata(3, "", -1)})
-            assert not caught.value.retriable
-            await wait_until_async(lambda: ours.owner.lost_partitions == parts(0, 1, 2), 30, "the loss")
-            await holds(ours, parts(0, 1, 2))
 
 
 async def test_kafkas_own_topics_that_match_are_left_alone() -> None:
@@ -203,25 +144,6 @@ async def test_a_subscription_that_changes_during_a_heartbeat_is_not_lost() -> N
         ours.membership.subscribe(["v"])
         go.set()
         await wait_until_async(lambda: broker.beats[-1].subscribed_topic_names == ["v"], 30, "the other one")
-
-
-async def test_a_loss_that_a_commit_tells_of_ends_the_lease_at_once() -> None:
-    async with Kip848Broker() as broker, member(broker) as ours:
-        identity = ours.membership.identity
-        assert identity is not None
-        assert ours.membership.may_act()
-        assert not ours.membership.refused(25, identity)
-        assert not ours.membership.may_act()
-        assert ours.held == parts(0, 1, 2)  # not reported yet
-
-
-async def test_a_membership_that_ends_says_what_ended_it() -> None:
-    async with Kip848Broker() as broker, member(broker, instance_id="i") as ours:
-        broker.codes = [82]
-        await wait_until_async(lambda: ours.membership.ended is not None, 30, "the end")
-        assert isinstance(ours.membership.ended, BrokerError)
-        assert ours.owner.lost_partitions == parts(0, 1, 2)
-        assert not ours.membership.may_act()
 
 
 async def test_join_says_what_prevents_it() -> None:

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from fake_broker import HANG_UP, SILENT
+from fake_broker import HANG_UP
 from kip848_fake import CONFIGS, HEARTBEAT, Kip848Broker, Member, ids, owned
 
 from allocator.core.offsets.messages import Identity
@@ -114,39 +114,12 @@ async def test_a_member_that_was_removed_loses_everything_and_joins_again_under_
         assert m.recorder.errors == []
 
 
-async def test_a_loss_ends_a_release() -> None:
-    async with Kip848Broker() as broker, Member(broker) as m:
-        m.recorder.block = "release"
-        broker.given = ids(0)
-        await m.until(lambda: "release" in m.recorder.names, "the release")
-        broker.codes = [25]
-        await m.until(lambda: m.recorder.held == ids(0), "what it is given then")
-        assert m.recorder.calls[1:] == [("release", ids(1, 2)), ("lost", ids(0, 1, 2)), ("take", ids(0))]
-
-
 async def test_whom_the_coordinator_still_counts_as_a_member_of_an_earlier_life_leaves_first() -> None:
     async with Kip848Broker() as broker, Member(broker) as m:
         broker.codes = [110, 110]
         await m.until(lambda: m.recorder.names == ["take", "lost", "take"], "the loss")
         assert -1 in [beat.member_epoch for beat in broker.beats]
         assert m.recorder.errors == []
-
-
-async def test_a_fenced_instance_stops_and_says_so() -> None:
-    async with Kip848Broker() as broker, Member(broker, instance_id="i") as m:
-        broker.codes = [82]
-        await m.task
-        assert m.recorder.names == ["take", "lost"]
-        (error,) = m.recorder.errors
-        assert "'i'" in str(error)
-        assert all(beat.member_epoch >= 0 for beat in broker.beats)
-
-
-async def test_a_static_member_leaves_for_a_while() -> None:
-    async with Kip848Broker() as broker:
-        async with Member(broker, instance_id="i"):
-            pass
-        assert (-2, "i") in [(beat.member_epoch, beat.instance_id) for beat in broker.beats]
 
 
 async def test_an_instance_that_is_not_released_yet_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
@@ -159,17 +132,6 @@ async def test_an_instance_that_is_not_released_yet_is_waited_for(caplog: pytest
         assert time.monotonic() - began >= 0.01 * (1 + 2 + 4 + 8 + 16)
         assert caplog.text.count("predecessor") == 1
         assert "heartbeat failed" not in caplog.text
-
-
-@pytest.mark.parametrize("code", [14, 15, 16])
-async def test_a_coordinator_that_is_loading_or_moved_costs_nothing(code: int) -> None:
-    async with Kip848Broker() as broker, Member(broker) as m:
-        finds = broker.count(10)
-        broker.codes = [code, code]
-        await m.until(lambda: not broker.codes, "the answers")
-        await m.beaten()
-        assert m.recorder.names == ["take"]
-        assert (broker.count(10) > finds) == (code != 14)
 
 
 async def test_after_a_failure_everything_is_said_again() -> None:
@@ -249,25 +211,6 @@ async def test_what_cannot_succeed_is_raised_by_a_first_join(code: int, kind: An
         assert len(broker.beats) <= 2  # and a farewell
 
 
-async def test_a_later_refusal_is_told_and_repeated() -> None:
-    async with Kip848Broker() as broker, Member(broker) as m:
-        broker.codes = [30, 128]
-        await m.until(lambda: len(m.recorder.errors) == 2, "the errors")
-        await m.beaten()
-        assert m.recorder.names == ["take"]
-        assert m.group.identity is not None
-
-
-async def test_brokers_without_the_protocol_are_told_of_before_anything_is_asked() -> None:
-    async with Kip848Broker() as broker:
-        assert broker.versions is not None
-        broker.versions = {key: value for key, value in broker.versions.items() if key != HEARTBEAT}
-        async with Member(broker, wait=False) as m:
-            with pytest.raises(ConfigError, match="KIP-848"):
-                await m.joined
-        assert broker.beats == []
-
-
 async def test_the_session_timeout_is_the_brokers() -> None:
     async with Kip848Broker() as broker:
         broker.session_s, broker.interval_s = 9.0, 0.03
@@ -284,16 +227,6 @@ async def test_where_it_may_not_be_asked_for_only_the_interval_counts(caplog: py
                 assert m.group.heartbeat.session_timeout_s == 0.9
                 assert m.group.heartbeat.interval_s == pytest.approx(0.3)
         assert "DESCRIBE_CONFIGS" in caplog.text
-
-
-async def test_a_silent_user_costs_the_membership_until_the_next_sign_of_life() -> None:
-    async with Kip848Broker() as broker, Member(broker, max_poll_interval_s=0.3) as m:
-        await m.until(lambda: m.group.phase is Kip848Phase.AWAY, "leaving")
-        await m.until(lambda: broker.beats[-1].member_epoch == -1, "the farewell")
-        assert m.recorder.names == ["take", "lost"]
-        m.group.heartbeat.max_poll_interval_s = 60.0
-        m.group.polled()
-        await m.until(lambda: m.recorder.names == ["take", "lost", "take"], "coming back")
 
 
 async def test_a_user_who_waits_to_join_is_not_silent() -> None:
@@ -313,24 +246,13 @@ async def test_a_refused_commit_says_something_of_the_membership() -> None:
         me = m.group.identity
         assert me is not None
         seen = len(broker.beats)
-        assert not m.group.refused(113, me._replace(generation=0))  # of an earlier life
+        assert not m.group.refused(113, Identity(0, me.member_id, None, by_epoch=True))  # of an earlier life
         assert m.group.refused(113, me)
         await m.until(lambda: len(broker.beats) > seen, "a heartbeat at once")
         assert m.recorder.names == ["take"]
         assert not m.group.refused(25, me)
         assert m.group.identity is None
         await m.until(lambda: m.recorder.names == ["take", "lost", "take"], "the loss")
-
-
-async def test_a_coordinator_that_hangs_is_left_for_its_successor() -> None:
-    async with Kip848Broker() as broker:
-        broker.session_s = 0.6
-        async with Member(broker) as m:
-            finds = broker.count(10)
-            broker.codes = [SILENT]
-            await m.until(lambda: broker.count(10) > finds, "looking for it anew")
-            await m.beaten()
-            assert m.recorder.names == ["take"]
 
 
 async def test_leaving_before_the_join_was_answered_leaves_no_member_behind() -> None:

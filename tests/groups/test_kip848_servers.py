@@ -71,17 +71,6 @@ async def test_the_server_assignor_is_chosen_by_name(cluster_factory: Any, uniqu
         assert sorted(numbers) == [[0, 1], [2, 3]]
 
 
-async def test_what_the_broker_refuses_is_a_setting_that_join_names(
-    cluster_factory: Any, unique_name: Any, group: str
-) -> None:
-    cluster = await start(cluster_factory)
-    counts = await topic_with(cluster, unique_name(), 1)
-    member = Kip848Member(cluster.bootstrap, group, counts, server_assignor="best")
-    with pytest.raises(ConfigError, match=r"server_assignor 'best'.*uniform, range"):
-        await member.__aenter__()
-    await member.client.close()
-
-
 async def test_brokers_without_the_protocol_are_told_of(cluster_factory: Any, unique_name: Any, group: str) -> None:
     cluster: LocalCluster = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
     member = Kip848Member(cluster.bootstrap, group, ["t"])
@@ -211,7 +200,7 @@ async def test_a_static_member_comes_back_to_what_it_had(cluster_factory: Any, u
             twin = Kip848Member(cluster.bootstrap, group, counts, name="twin", instance_id="b")
             await twin.client.connect(20)
             joining = asyncio.ensure_future(twin.membership.join())
-            await wait_until_async(lambda: twin.membership.group._namesake_backoff.pauses, 30, "the refusal")
+            await wait_until_async(lambda: twin.membership.group.failure, 30, "the refusal")
             await b.membership.leave()
             await joining
             await shared([a, twin], counts)
@@ -261,24 +250,6 @@ async def test_a_classic_group_is_moved_while_it_runs_and_back(
         await old.offsets.commit({min(old.held): at(5)})
         assert old.owner.errors == []
     assert history.overlaps() == []
-
-
-@pytest.mark.long
-async def test_a_group_whose_members_cannot_be_moved_is_named(
-    cluster_factory: Any, unique_name: Any, group: str
-) -> None:
-    config = {**QUICK, "group.consumer.migration.policy": "disabled"}
-    cluster: LocalCluster = await asyncio.to_thread(
-        lambda: cluster_factory(kafka=NEWEST, zookeepers=0, broker_config=config)
-    )
-    counts = await topic_with(cluster, unique_name(), 2)
-    async with Ours(cluster.bootstrap, group, counts) as old:
-        await shared([old], counts)
-        new = Kip848Member(cluster.bootstrap, group, counts)
-        with pytest.raises(ConfigError, match=r"cannot be moved.*group\.consumer\.migration\.policy"):
-            await new.__aenter__()
-        await new.client.close()
-        await shared([old], counts)
 
 
 @pytest.mark.long

@@ -4,141 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
+from layout_bench import LAYOUTS, Bench
 from lost_responses import LossyZooKeeper, lossy
-from members import History, RecordingOwner, StaticTopics, everything
 
-from allocator.assignors import resolve
-from allocator.core.membership.session import SessionMembership
-from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
-from allocator.core.znodes.documents import Paths
 from allocator.core.zookeeper.client import SessionState, ZooKeeperClient
 from allocator.errors import BrokersUnavailable
 from allocator.operate.adoption import adopt
-from allocator.protocols.legacy.kiel import KielMembership, KielPaths, KielSettings
-from allocator.protocols.legacy.old_consumer import ConsumersMembership, PykafkaMembership
-from allocator.protocols.legacy.owners import OwnersSettings
 from allocator.testing import wait_until_async
-from allocator.types import TopicPartition
 
 TIMEOUT_S = 10.0  # of sessions, which go on over an outage
-LAYOUTS = {"kiel": "/kiel/groups/", "consumers": "/consumers/", "pykafka": "/consumers/", "zookeeper": "/allocator/"}
 
 
-class Topics(StaticTopics):
-    brokers = [SimpleNamespace(node_id=0)]
+async def registered(bench: Bench, zk: ZooKeeperClient, count: int) -> None:
+    async def done() -> bool:
+        return len(await zk.get_children(bench.members_path)) == count
 
-    def leader(self, tp: TopicPartition) -> int | None:
-        return 0
-
-
-class Member:
-    def __init__(self, bench: Bench, name: str, zk: ZooKeeperClient, max_poll_interval_s: float | None) -> None:
-        self.bench, self.zk = bench, zk
-        self.storage = "zookeeper"
-        self.owner = RecordingOwner(name, bench.history)
-        self.while_copying: Any = None
-        settings: dict[str, Any] = {
-            "name": name,
-            "topics": frozenset({"t"}),
-            "max_poll_interval_s": max_poll_interval_s,
-            "connect_timeout_s": 60.0,
-        }
-        self.membership: Any
-        if bench.layout == "kiel":
-            self.membership = KielMembership(
-                zk,
-                bench.group,
-                self.owner,
-                bench.topics,
-                KielSettings(**settings, settle_s=0.0),
-                self,
-                lambda root: self._ours(ZooKeeperClient(bench.hosts, session_timeout_s=TIMEOUT_S), root, settings),
-            )
-        elif bench.layout == "zookeeper":
-            self.membership = self._ours(zk, "/allocator", settings)
-        else:
-            kind: Any = {"consumers": ConsumersMembership, "pykafka": PykafkaMembership}[bench.layout]
-            self.membership = kind(zk, bench.group, self.owner, bench.topics, OwnersSettings(**settings))
-
-    def _ours(self, zk: ZooKeeperClient, root: str, settings: dict[str, Any]) -> SessionMembership:
-        naive = resolve("naive")
-        return ZooKeeperMembership(
-            zk,
-            Paths(root, self.bench.group),
-            self.owner,
-            self.bench.topics,
-            {naive.name: naive},
-            ZooKeeperSettings(**settings),
-        )
-
-    async def carry_over(self, partitions: Iterable[TopicPartition]) -> int:
-        """In place of copying the group's offsets to Kafka."""
-        if self.while_copying is not None:
-            await self.while_copying()
-        return len(list(partitions))
-
-
-class Bench:
-    def __init__(self, layout: str, hosts: str, group: str) -> None:
-        self.layout, self.hosts, self.group = layout, hosts, group
-        self.topics, self.history = Topics({"t": 6}), History()
-        self.base = LAYOUTS[layout] + group
-        self.kiel = KielPaths(group)
-
-    @property
-    def members_path(self) -> str:
-        return f"{self.base}/{'ids' if self.base.startswith('/consumers') else 'members'}"
-
-    @contextlib.asynccontextmanager
-    async def member(
-        self,
-        name: str,
-        zk: ZooKeeperClient | None = None,
-        max_poll_interval_s: float | None = None,
-        user: SimpleNamespace | None = None,
-    ) -> AsyncIterator[Member]:
-        """`user.polls`: whether the user of the member polls."""
-        zk = zk or ZooKeeperClient(self.hosts, session_timeout_s=TIMEOUT_S)
-        member = Member(self, name, zk, max_poll_interval_s)
-
-        async def poll() -> None:
-            while True:
-                if user is None or user.polls:
-                    member.membership.polled()
-                await asyncio.sleep(0.1)
-
-        polling = asyncio.ensure_future(poll())
-        try:
-            await member.membership.join()
-            yield member
-        finally:
-            polling.cancel()
-            await asyncio.wait_for(member.membership.leave(), 30)
-
-    async def settled(self, *members: Member) -> None:
-        def done() -> bool:
-            owned = [member.owner.owned for member in members]
-            whole = everything(self.topics)
-            return sum(map(len, owned)) == len(whole) and set().union(*owned) == whole and min(map(len, owned)) > 0
-
-        await wait_until_async(done, 30, lambda: f"settling: {[len(m.owner.owned) for m in members]}")
-        assert self.history.overlaps() == []
-
-    async def registered(self, zk: ZooKeeperClient, count: int) -> None:
-        async def done() -> bool:
-            return len(await zk.get_children(self.members_path)) == count
-
-        await wait_until_async(done, 30, f"{count} registrations")
+    await wait_until_async(done, 30, f"{count} registrations")
 
 
 @pytest.fixture
 def bench(zk_chroot: str, group: str, request: pytest.FixtureRequest) -> Bench:
-    return Bench(getattr(request, "param", "kiel"), zk_chroot, group)
+    return Bench(getattr(request, "param", "kiel"), zk_chroot, group, TIMEOUT_S, t=6)
 
 
 @contextlib.asynccontextmanager
@@ -156,30 +45,35 @@ with_each_server = pytest.mark.parametrize("behind", [False, True], ids=["same-s
 async def test_a_registration_whose_response_is_lost_leaves_no_ghost(bench: Bench, behind: bool) -> None:
     async with client(bench) as zk:
         lost = zk.lose("create", bench.members_path, behind=behind)
-        async with bench.member("a", zk) as a, bench.member("b") as b:
+        async with bench.members("a", zk=zk) as (a,), bench.members("b") as (b,):
             assert lost.is_set()
             await bench.settled(a, b)
-            await bench.registered(zk, 2)
+            await registered(bench, zk, 2)
 
 
 @in_each_layout
 async def test_a_registration_that_could_not_be_deleted_leaves_no_ghost(bench: Bench) -> None:
     """A member whose user does not poll leaves during an outage, and joins again in the same session."""
-    async with client(bench) as zk:
-        user = SimpleNamespace(polls=True)
-        async with bench.member("a", zk, max_poll_interval_s=3.0, user=user) as a:
-            await bench.settled(a)
-            losses = [zk.lose("delete", bench.members_path, executed=False) for _ in range(2)]
-            user.polls = False
-            await wait_until_async(lambda: any(loss.is_set() for loss in losses), 30, "a to leave")
-            user.polls = True
-            async with bench.member("b") as b:
-                await wait_until_async(
-                    lambda: len(a.owner.owned) == len(b.owner.owned) == 3,
-                    30,
-                    lambda: f"settling: {a.owner.owned}, {b.owner.owned}",
-                )
-                await bench.registered(zk, 2)
+    async with client(bench) as zk, bench.members("a", zk=zk, max_poll_interval_s=3.0) as (a,):
+        polls = asyncio.Event()
+        polls.set()
+
+        async def poll() -> None:
+            while True:
+                await polls.wait()
+                a.membership.polled()
+                await asyncio.sleep(0.1)
+
+        polling = asyncio.ensure_future(poll())
+        await bench.settled(a)
+        losses = [zk.lose("delete", bench.members_path, executed=False) for _ in range(2)]
+        polls.clear()
+        await wait_until_async(lambda: any(loss.is_set() for loss in losses), 30, "a to leave")
+        polls.set()
+        async with bench.members("b") as (b,):
+            await bench.settled(a, b)
+            await registered(bench, zk, 2)
+        polling.cancel()
 
 
 @pytest.mark.parametrize("bench", ["kiel", "consumers", "pykafka"], indirect=True)
@@ -187,10 +81,10 @@ async def test_a_registration_that_could_not_be_deleted_leaves_no_ghost(bench: B
 async def test_a_claim_whose_response_is_lost_is_found_again(bench: Bench, behind: bool) -> None:
     async with client(bench) as zk:
         lost = zk.lose("create", "/owners/", behind=behind)
-        async with bench.member("a", zk) as a:
+        async with bench.members("a", zk=zk) as (a,):
             await bench.settled(a)
             assert lost.is_set()
-            async with bench.member("b") as b:
+            async with bench.members("b") as (b,):
                 await bench.settled(a, b)
 
 
@@ -203,7 +97,7 @@ async def test_kiels_lock_does_not_wait_for_its_own_ghost(
 ) -> None:
     async with client(bench) as zk:
         lost = zk.lose(kind, f"{bench.kiel.partitions}/lock/", executed=executed, behind=behind)
-        async with bench.member("a", zk) as a:
+        async with bench.members("a", zk=zk) as (a,):
             await bench.settled(a)
             await asyncio.wait_for(lost.wait(), 30)
             bench.topics.change(t=8)
@@ -218,7 +112,7 @@ async def test_kiels_lock_does_not_wait_for_its_own_ghost(
 async def test_a_member_leaves_while_another_client_has_kiels_lock(bench: Bench) -> None:
     async with client(bench) as zk:
         await zk.connect()
-        async with bench.member("a") as a:
+        async with bench.members("a") as (a,):
             await bench.settled(a)
             await zk.create(f"{bench.kiel.partitions}/lock/0123__lock__", ephemeral=True, sequence=True)
             bench.topics.change(t=8)
@@ -247,7 +141,12 @@ def cut_off(zk: LossyZooKeeper, happened: asyncio.Event) -> Callable[[], Awaitab
 
 @pytest.mark.parametrize("outage", ["at the release", "during the copy"])
 async def test_a_group_moves_on_after_an_outage(bench: Bench, outage: str) -> None:
-    async with client(bench) as one, client(bench) as two, bench.member("a", one) as a, bench.member("b", two) as b:
+    async with (
+        client(bench) as one,
+        client(bench) as two,
+        bench.members("a", zk=one) as (a,),
+        bench.members("b", zk=two) as (b,),
+    ):
         await bench.settled(a, b)
         if outage == "during the copy":
             happened = asyncio.Event()
@@ -261,7 +160,7 @@ async def test_a_group_moves_on_after_an_outage(bench: Bench, outage: str) -> No
 
 
 async def test_the_command_waits_through_an_outage(bench: Bench) -> None:
-    async with client(bench) as zk, bench.member("a") as a:
+    async with client(bench) as zk, bench.members("a") as (a,):
         await bench.settled(a)
         await zk.connect()
         happened = asyncio.Event()
@@ -273,18 +172,18 @@ async def test_the_command_waits_through_an_outage(bench: Bench) -> None:
 
 
 async def test_a_member_that_began_the_copy_unknowingly_goes_on_with_it(bench: Bench) -> None:
-    async with client(bench) as zk, bench.member("a", zk) as a:
+    async with client(bench) as zk, bench.members("a", zk=zk) as (a,):
         await bench.settled(a)
         lost = zk.lose("create", bench.kiel.opening)
         await adopt(zk.observer, bench.group, "/allocator", 40.0, lambda line: None)
         await bench.settled(a)
         assert lost.is_set()
-        async with bench.member("b") as b:
+        async with bench.members("b") as (b,):
             await bench.settled(a, b)
 
 
 async def test_a_member_that_reaches_kafka_copies_the_offsets_though_another_began(bench: Bench) -> None:
-    async with client(bench) as zk, bench.member("a") as a, bench.member("b") as b:
+    async with client(bench) as zk, bench.members("a") as (a,), bench.members("b") as (b,):
         await bench.settled(a, b)
         a.while_copying = _refused
         await adopt(zk.observer, bench.group, "/allocator", 40.0, lambda line: None)

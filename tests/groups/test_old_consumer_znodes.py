@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator
-from types import SimpleNamespace
 
 import pytest
+from layout_bench import Bench
 from lost_responses import lossy
-from members import History, RecordingOwner, StaticTopics, everything
 
-from allocator.assignors import GroupView, resolve
-from allocator.assignors import Member as View
 from allocator.core.znodes.documents import InvalidZnode
-from allocator.core.zookeeper.client import ZooKeeperClient
-from allocator.protocols.legacy.old_consumer import ConsumersMembership, OldSubscription, PykafkaMembership, range_share
-from allocator.protocols.legacy.owners import OwnersSettings
+from allocator.protocols.legacy.old_consumer import (
+    NUDGE_S,
+    OldSubscription,
+)
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
 
 # as kafka.tools.ConsoleConsumer 0.8.2.2 writes it
 JAVA = b'{"version":1,"subscription":{"orders":2},"pattern":"white_list","timestamp":"1700000000000"}'
-
-
-def test_a_run_is_what_kafkas_range_gives() -> None:
-    for count in range(12):
-        for takers in range(1, 6):
-            members = tuple(View(f"m{n}", f"m{n}", frozenset({"t"})) for n in range(takers))
-            given = resolve("range")(GroupView(members, {"t": count}, {}))
-            for place, member in enumerate(members):
-                assert list(range_share(range(count), takers, place)) == sorted(p.partition for p in given[member.id])
 
 
 def test_javas_subscriptions_are_understood() -> None:
@@ -60,59 +47,9 @@ def test_what_is_not_understood_is_named(data: bytes, why: str) -> None:
     assert why in str(caught.value)
 
 
-class Cluster(StaticTopics):
-    """Two brokers that lead alternating partitions."""
-
-    brokers = [SimpleNamespace(node_id=0), SimpleNamespace(node_id=1)]
-
-    def leader(self, tp: TopicPartition) -> int | None:
-        return tp.partition % 2
-
-
-class Member:
-    def __init__(self, bench: Bench, name: str, zk: ZooKeeperClient | None = None) -> None:
-        self.owner = RecordingOwner(name, bench.history)
-        self.membership = bench.kind(
-            zk or ZooKeeperClient(bench.hosts, session_timeout_s=6.0),
-            bench.group,
-            self.owner,
-            bench.topics,
-            OwnersSettings(name=name, topics=frozenset(bench.topics.counts)),
-        )
-
-
-class Bench:
-    def __init__(self, hosts: str, group: str, kind: type[ConsumersMembership] | type[PykafkaMembership]) -> None:
-        self.hosts, self.group, self.kind = hosts, group, kind
-        self.topics = Cluster({"t": 10, "u": 3})
-        self.history = History()
-
-    @contextlib.asynccontextmanager
-    async def members(self, *names: str, zk: ZooKeeperClient | None = None) -> AsyncIterator[list[Member]]:
-        """`zk`: the client of a single member."""
-        async with contextlib.AsyncExitStack() as stack:
-            made = []
-            for name in names:
-                member = Member(self, name, zk)
-                await member.membership.join()
-                stack.push_async_callback(member.membership.leave)
-                made.append(member)
-            yield made
-
-    async def settled(self, *members: Member) -> None:
-        whole = everything(self.topics)
-
-        def done() -> bool:
-            owned = [member.owner.owned for member in members]
-            return sum(map(len, owned)) == len(whole) and set().union(*owned) == whole and min(map(len, owned)) > 0
-
-        await wait_until_async(done, 30, lambda: f"settling: {[len(m.owner.owned) for m in members]}")
-        assert self.history.overlaps() == []
-
-
-@pytest.fixture(params=[ConsumersMembership, PykafkaMembership])
+@pytest.fixture(params=["consumers", "pykafka"])
 def bench(zk_chroot: str, group: str, request: pytest.FixtureRequest) -> Bench:
-    return Bench(zk_chroot, group, request.param)
+    return Bench(request.param, zk_chroot, group, t=10, u=3)
 
 
 async def test_ours_share_join_and_leave(bench: Bench) -> None:
@@ -138,68 +75,54 @@ async def test_a_new_owner_waits_until_the_old_one_let_go(bench: Bench) -> None:
 
 async def test_a_claim_of_anybody_is_respected(bench: Bench) -> None:
     """A claim of another client, under its own name and with its own idea of the leader."""
-    name = {ConsumersMembership: "t/4", PykafkaMembership: "b't'/1-4"}[bench.kind]
+    name = {"consumers": "t/4", "pykafka": "b't'/1-4"}[bench.layout]
     path = f"/consumers/{bench.group}/owners/{name}"
-    zk = ZooKeeperClient(bench.hosts)
-    await zk.connect()
-    await zk.ensure_path(path.rpartition("/")[0])
-    await zk.create(path, b"somebody", ephemeral=True)
-    try:
+    async with bench.zookeeper() as zk:
+        await zk.ensure_path(path.rpartition("/")[0])
+        await zk.create(path, b"somebody", ephemeral=True)
         async with bench.members("a") as (a,):
             await wait_until_async(lambda: len(a.owner.owned) == 12, 30, "all but one")
             assert TopicPartition("t", 4) not in a.owner.owned
             await zk.delete(path)
             await bench.settled(a)
-    finally:
-        await zk.close()
 
 
 async def test_a_member_of_the_other_dialect_is_complained_of(bench: Bench) -> None:
-    data = {ConsumersMembership: b"t", PykafkaMembership: JAVA}[bench.kind]
-    zk = ZooKeeperClient(bench.hosts)
-    await zk.connect()
-    try:
+    data = {"consumers": b"t", "pykafka": JAVA}[bench.layout]
+    async with bench.zookeeper() as zk:
         await zk.ensure_path(f"/consumers/{bench.group}/ids")
         await zk.create(f"/consumers/{bench.group}/ids/other", data, ephemeral=True)
         async with bench.members("a") as (a,):
             await wait_until_async(lambda: bool(a.owner.errors), 30, "a complaint")
             assert "ids/other" in str(a.owner.errors[0])
             assert "cannot have members of" in str(a.owner.errors[0])
-    finally:
-        await zk.close()
 
 
 @pytest.mark.parametrize("response", ["arrives", "is lost"])
-async def test_javas_others_look_again_when_a_drain_took_long(
-    zk_chroot: str, group: str, monkeypatch: pytest.MonkeyPatch, response: str
-) -> None:
+async def test_javas_others_look_again_when_a_drain_took_long(zk_chroot: str, group: str, response: str) -> None:
     """They retry a few times and then wait for the next change of the members. The member keeps its partitions."""
-    monkeypatch.setattr("allocator.protocols.legacy.old_consumer.NUDGE_S", 0.2)
-    bench = Bench(zk_chroot, group, ConsumersMembership)
-    zk = ZooKeeperClient(bench.hosts)
-    await zk.connect()
-    try:
-        async with lossy(bench.hosts, session_timeout_s=6.0) as mine, bench.members("a", zk=mine) as (a,):
-            await bench.settled(a)
-            a.owner.may_drain.clear()
-            subscription = json.dumps({"version": 1, "subscription": {"t": 1}, "pattern": "static", "timestamp": "1"})
-            await zk.create(f"/consumers/{group}/ids/zz-java", subscription.encode(), ephemeral=True)
-            await asyncio.wait_for(a.owner.draining.wait(), 30)
-            for _ in range(3):  # its znode is written several times
-                assert await a.membership.confirm()
-            changed = asyncio.Event()
-            await zk.get_children(f"/consumers/{group}/ids", changed.set)
-            await asyncio.sleep(0.3)  # longer than they try
-            lost = mine.lose("create", "/ids/") if response == "is lost" else None
-            a.owner.may_drain.set()
-            await asyncio.wait_for(changed.wait(), 30)
-            if lost is not None:
-                await asyncio.wait_for(lost.wait(), 30)
+    bench = Bench("consumers", zk_chroot, group, t=10, u=3)
+    async with (
+        bench.zookeeper() as zk,
+        lossy(bench.hosts, session_timeout_s=6.0) as mine,
+        bench.members("a", zk=mine) as (a,),
+    ):
+        await bench.settled(a)
+        a.owner.may_drain.clear()
+        subscription = json.dumps({"version": 1, "subscription": {"t": 1}, "pattern": "static", "timestamp": "1"})
+        await zk.create(f"/consumers/{group}/ids/zz-java", subscription.encode(), ephemeral=True)
+        await asyncio.wait_for(a.owner.draining.wait(), 30)
+        for _ in range(3):  # its znode is written several times
             assert await a.membership.confirm()
-            assert not a.owner.lost_partitions
-            assert a.owner.owned == {TopicPartition("t", n) for n in range(5)} | {
-                TopicPartition("u", n) for n in range(3)
-            }
-            assert set(await zk.get_children(f"/consumers/{group}/ids")) == {a.membership.member_id, "zz-java"}
-    finally:
-        await zk.close()
+        changed = asyncio.Event()
+        await zk.get_children(f"/consumers/{group}/ids", changed.set)
+        await asyncio.sleep(NUDGE_S)  # longer than they try
+        lost = mine.lose("create", "/ids/") if response == "is lost" else None
+        a.owner.may_drain.set()
+        await asyncio.wait_for(changed.wait(), 30)
+        if lost is not None:
+            await asyncio.wait_for(lost.wait(), 30)
+        assert await a.membership.confirm()
+        assert not a.owner.lost_partitions
+        assert a.owner.owned == {TopicPartition("t", n) for n in range(5)} | {TopicPartition("u", n) for n in range(3)}
+        assert set(await zk.get_children(f"/consumers/{group}/ids")) == {a.membership.member_id, "zz-java"}

@@ -175,7 +175,7 @@ class GroupCoordinator(KafkaGroup):
     def _close(self) -> None:
         if self.phase is not GroupPhase.CLOSED:
             self._generation = -1
-            self._move(GroupPhase.CLOSED, "the task ended")
+            self.move(GroupPhase.CLOSED, "the task ended")
 
     # -- rebalances -----------------------------------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ class GroupCoordinator(KafkaGroup):
                     if self.heartbeat.idle_too_long:
                         await self._signals.changed.wait()
                     else:
-                        self._move(GroupPhase.OUT, "the user is back")
+                        self.move(GroupPhase.OUT, "the user is back")
                 elif self.phase is GroupPhase.STABLE and self._rejoin is None:
                     await self._signals.changed.wait()
                 else:
@@ -216,18 +216,18 @@ class GroupCoordinator(KafkaGroup):
         if self.phase is not GroupPhase.JOINING:
             self._why = self._rejoin or "again"
             if self.phase is not GroupPhase.PREPARING:
-                self._move(GroupPhase.PREPARING, self._why)
+                self.move(GroupPhase.PREPARING, self._why)
             await self._prepare()
-            self._move(GroupPhase.JOINING, "prepared")
+            self.move(GroupPhase.JOINING, "prepared")
         joined = await self._join()
         if joined is None:
             return
         generation, protocol = self._generation, joined.protocol_name
-        self._move(GroupPhase.SYNCING, f"generation {generation} under {protocol!r}")
+        self.move(GroupPhase.SYNCING, f"generation {generation} under {protocol!r}")
         assignment = await self._sync(joined)
         if assignment is None:
             return
-        self._move(GroupPhase.STABLE, f"generation {generation}")
+        self.move(GroupPhase.STABLE, f"generation {generation}")
         if self._rejoin is not None:
             # the offer is out of date, and so is the assignment. Without the SyncGroup the coordinator would refuse
             # the commits of the preparation that follows
@@ -339,7 +339,7 @@ class GroupCoordinator(KafkaGroup):
         if loss.forget_id:
             self.member_id = ""
         self._rejoin = loss.why
-        self._move(loss.to, loss.why)
+        self.move(loss.to, loss.why)
         self._loss = None
         self._signals.lost.clear()
         await self._participant.lost(loss.why)
@@ -353,7 +353,7 @@ class GroupCoordinator(KafkaGroup):
             await unless(self._participant.leaving(), self._signals.lost)
         left = self._me
         self._generation = -1
-        self._move(GroupPhase.CLOSED, "closing")
+        self.move(GroupPhase.CLOSED, "closing")
         await self._leave_group(left, "closing")
 
     async def _give_up(self) -> None:
@@ -426,9 +426,9 @@ class GroupCoordinator(KafkaGroup):
 
     def _back_to_joining(self) -> None:
         if self.phase is GroupPhase.SYNCING:
-            self._move(GroupPhase.JOINING, "not synced")
+            self.move(GroupPhase.JOINING, "not synced")
 
-    def _move(self, to: GroupPhase, why: str) -> None:
+    def move(self, to: GroupPhase, why: str) -> None:
         if to not in MOVES[self.phase]:
             raise RuntimeError(f"group {self.group!r}: {self.phase.name} -> {to.name} ({why}) is no legal move")
         log.info("%s: %s -> %s: %s", self.group, self.phase.name, to.name, why)

@@ -160,7 +160,7 @@ class Kip848Group(KafkaGroup):
     def _close(self) -> None:
         self.epoch = JOIN_EPOCH
         if self.phase is not Kip848Phase.CLOSED:
-            self._move(Kip848Phase.CLOSED, "the task ended")
+            self.move(Kip848Phase.CLOSED, "the task ended")
 
     # -- taking and releasing partitions --------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class Kip848Group(KafkaGroup):
                 elif self.closing:
                     await self._depart()
                 elif self.phase is Kip848Phase.AWAY and not self.heartbeat.idle_too_long:
-                    self._move(Kip848Phase.JOINING, "the user is back")
+                    self.move(Kip848Phase.JOINING, "the user is back")
                     self._loop.send_now()
                 elif self._assigned is not None and self._assigned != self._reached:
                     await self._reconcile(self._assigned)
@@ -185,7 +185,7 @@ class Kip848Group(KafkaGroup):
     async def _reconcile(self, assigned: IdPartitions) -> None:
         """One step towards `assigned`: release all partitions that are not in it, or else take the new ones."""
         if self._owned - assigned:
-            self._move(Kip848Phase.RECONCILING, f"{len(self._owned - assigned)} partitions to release")
+            self.move(Kip848Phase.RECONCILING, f"{len(self._owned - assigned)} partitions to release")
             await self._release(self._owned - assigned)
             # other members wait for these; once the coordinator knows that they are free, it may assign more to this
             # member
@@ -199,9 +199,9 @@ class Kip848Group(KafkaGroup):
             self._joined.set_result(None)
         if complete:
             self._reached = assigned
-            self._move(Kip848Phase.STABLE, f"{len(assigned)} partitions at epoch {self.epoch}")
+            self.move(Kip848Phase.STABLE, f"{len(assigned)} partitions at epoch {self.epoch}")
         else:
-            self._move(Kip848Phase.RECONCILING, "some topics are not known yet")
+            self.move(Kip848Phase.RECONCILING, "some topics are not known yet")
             await wait_for_event(self._signals.changed, UNNAMED_RETRY_S)
 
     async def _release(self, revoked: IdPartitions) -> None:
@@ -215,7 +215,7 @@ class Kip848Group(KafkaGroup):
     async def _handle_loss(self, loss: LostMembership) -> None:
         was_member = self.epoch > 0
         self.epoch, self._reported, self._assigned, self._reached, self._owned = JOIN_EPOCH, None, None, None, NONE
-        self._move(loss.to, loss.why)
+        self.move(loss.to, loss.why)
         await self._participant.lost(loss.why)
         self._loss = None
         self._signals.lost.clear()
@@ -230,7 +230,7 @@ class Kip848Group(KafkaGroup):
             await self._release(self._owned)
         was_member = self.phase is not Kip848Phase.AWAY and self.heartbeat.last_sent > float("-inf")
         self.epoch = JOIN_EPOCH
-        self._move(Kip848Phase.CLOSED, "closing")
+        self.move(Kip848Phase.CLOSED, "closing")
         if was_member:
             await self._leave_group("closing")
 
@@ -357,14 +357,14 @@ class Kip848Group(KafkaGroup):
         first = not self._joined.done()
         self._report(error)
         if first:
-            self._move(Kip848Phase.CLOSED, "refused")
+            self.move(Kip848Phase.CLOSED, "refused")
 
     def _may_go_away(self) -> bool:
         return self._joined.done() and self.epoch > 0 and not self.closing
 
     # -------------------------------------------------------------------------------------------------------------
 
-    def _move(self, to: Kip848Phase, why: str) -> None:
+    def move(self, to: Kip848Phase, why: str) -> None:
         if to is not self.phase:
             log.info("%s: %s -> %s: %s", self.group, self.phase.name, to.name, why)
             self.phase = to

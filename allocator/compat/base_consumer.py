@@ -188,19 +188,15 @@ class BaseConsumer:
         self._retry_halted()
         try:
             while not self.closing:
-                if await self._ready(topic):
-                    taken = self._take(topic, values, starts)
-                    if taken is not None:
-                        size += taken
-                        if size < self.max_bytes:
-                            continue
-                    if values or loop.time() >= end:
-                        break
-                    await self._wait(min(TURN_S, end - loop.time()))
-                elif values or loop.time() >= end:
+                ready = await self._ready(topic)
+                taken = self._take(topic, values, starts) if ready else None
+                size += taken or 0
+                left = end - loop.time()
+                if taken is not None and size < self.max_bytes:
+                    continue
+                if values or left <= 0:
                     break
-                else:
-                    await asyncio.sleep(max(0.0, min(TURN_S, end - loop.time())))
+                await (self._wait if ready else asyncio.sleep)(min(TURN_S, left))
         except BaseException:
             # the user does not get these values, so they must not count as done
             self._put_back(starts)

@@ -50,6 +50,7 @@ def cpu(ordering: str, plain: bool, records: int = EMPTY_RECORDS) -> float:
         used = time.process_time() - begin
         engine.stop()
         await running
+        assert count[0] == total, f"{count[0]} of {total} records"
         return used / total * 1e6
 
     return median(asyncio.run(run()) for _ in range(5))

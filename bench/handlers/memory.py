@@ -75,6 +75,9 @@ class MemorySource:
 
     async def commit(self, offsets: Mapping[TopicPartition, Any]) -> None: ...
 
+    async def commit_regularly(self, interval_s: float, commit: Any) -> None:
+        await asyncio.Event().wait()  # the processor ends when this ends
+
     async def until_confirmed(self) -> None:
         """No lease to wait for."""
 

@@ -14,6 +14,12 @@ PARTITIONS = 6
 
 
 @pytest.fixture
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Splits documents of some hundred bytes over several znodes, as large ones are."""
+    monkeypatch.setattr("allocator.core.znodes.documents.SHARD_BYTES", 200)
+
+
+@pytest.fixture
 def group_of(
     cluster_factory: ClusterFactory, topic_factory: Callable[..., str], group: str
 ) -> Iterator[Callable[[str], OldGroup]]:

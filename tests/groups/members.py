@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from allocator.assignors import resolve
+from allocator.assignors import Assignor, GroupView, Member, resolve
 from allocator.core.membership import AssignmentListener
 from allocator.core.membership.view import Load
 from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
-from allocator.core.znodes.documents import Paths
+from allocator.core.types import Partitions
+from allocator.core.znodes.documents import AssignmentDocument, Paths
+from allocator.core.znodes.store import Store
 from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.testing import FaultProxy
 from allocator.testing.waiting import wait_until_async
@@ -91,7 +93,7 @@ class History:
 
 
 class RecordingOwner(AssignmentListener):
-    """Records its calls in the history; `drain` can be made to wait."""
+    """Records its calls in the history; `may_drain` and `may_return` make it wait."""
 
     def __init__(self, name: str, history: History) -> None:
         self.name = name
@@ -102,11 +104,15 @@ class RecordingOwner(AssignmentListener):
         self.lost_partitions: frozenset[TopicPartition] = frozenset()
         self.may_drain = asyncio.Event()
         self.may_drain.set()
+        self.may_return = asyncio.Event()
+        """Until it is set, `assigned` and `lost` do not return."""
+        self.may_return.set()
         self.draining = asyncio.Event()
 
     async def assigned(self, partitions: frozenset[TopicPartition]) -> None:
         self.history.note(self.name, "begin", partitions)
         self.owned |= partitions
+        await self.may_return.wait()
 
     async def revoked(self, partitions: frozenset[TopicPartition]) -> None:
         self.draining.set()
@@ -118,6 +124,7 @@ class RecordingOwner(AssignmentListener):
         self.owned -= partitions
         self.lost_partitions |= partitions
         self.history.note(self.name, "lost", partitions)
+        await self.may_return.wait()
 
     def suspended(self, why: str) -> None:
         self.suspensions.append(why)
@@ -156,6 +163,8 @@ class TestMember:
         restart_grace_s: float = 0.0,
         connect_timeout_s: float | None = ZooKeeperSettings.connect_timeout_s,
         proxied: bool = False,
+        client: Callable[..., ZooKeeperClient] = ZooKeeperClient,
+        followed: Callable[[AssignmentDocument], None] | None = None,
     ) -> None:
         self.proxy: FaultProxy | None = None
         if proxied:
@@ -163,7 +172,7 @@ class TestMember:
             self.proxy = FaultProxy(int(address.rpartition(":")[2]))
             self.proxy.start()
             hosts = f"{self.proxy.address}{slash}{chroot}"
-        self.zk = ZooKeeperClient(hosts, session_timeout_s=session_timeout_s, options=options)
+        self.zk = client(hosts, session_timeout_s=session_timeout_s, options=options)
         self.owner = RecordingOwner(name, history)
         resolved = [resolve(spec) for spec in assignors]
         extra = {} if clock is None else {"clock": clock}
@@ -184,6 +193,7 @@ class TestMember:
                 restart_grace_s=restart_grace_s,
             ),
             load=load,
+            followed=followed,
             **extra,
         )
 
@@ -235,21 +245,47 @@ def settled(members: Iterable[TestMember], topics: StaticTopics) -> bool:
     )
 
 
+async def plain_view(
+    assignor: Assignor, members: tuple[Member, ...], counts: Mapping[str, int], owned: Mapping[str, Partitions]
+) -> GroupView:
+    """The view of the group for a decision, without racks and loads."""
+    return GroupView(members, counts, owned)
+
+
 class OneGroup:
-    """One group on one ZooKeeper, its topics, and the history of its members."""
+    """One group on one ZooKeeper, its topics, and the history of its members. `options`: of each member."""
 
-    settles_within_s = 30.0
-
-    def __init__(self, hosts: str, group: str, counts: dict[str, int]) -> None:
-        self.hosts, self.group = hosts, group
+    def __init__(self, hosts: str, group: str, counts: dict[str, int], **options: Any) -> None:
+        self.hosts, self.group, self.options = hosts, group, options
         self.topics, self.history = StaticTopics(counts), History()
         self.paths = Paths("/allocator", group)
 
-    async def settle(self, *members: TestMember, timeout_s: float | None = None) -> None:
+    def member(self, name: str, **options: Any) -> TestMember:
+        return TestMember(self.hosts, self.group, name, self.topics, self.history, **{**self.options, **options})
+
+    @contextlib.asynccontextmanager
+    async def members(self, *names: str, **options: Any) -> AsyncIterator[list[TestMember]]:
+        """Members that have joined and own everything."""
+        async with contextlib.AsyncExitStack() as stack:
+            joined = [await stack.enter_async_context(self.member(name, **options)) for name in names]
+            await self.settle(*joined)
+            yield joined
+
+    @contextlib.asynccontextmanager
+    async def store(self) -> AsyncIterator[Store]:
+        """The group's znodes, through a session of its own."""
+        zk = ZooKeeperClient(self.hosts)
+        await zk.connect()
+        try:
+            yield Store(zk, self.paths)
+        finally:
+            await zk.close()
+
+    async def settle(self, *members: TestMember, timeout_s: float = 30.0) -> None:
         await wait_until_async(
-            lambda: settled(members, self.topics),
-            self.settles_within_s if timeout_s is None else timeout_s,
-            lambda: f"every partition to be owned once: {[len(m.owned) for m in members]}",
+            lambda: settled(members, self.topics) and all(each.membership.may_act() for each in members),
+            timeout_s,
+            lambda: f"every partition to be owned once: {[(len(m.owned), m.membership.may_act()) for m in members]}",
             interval_s=0.005,
         )
         assert self.history.overlaps() == []

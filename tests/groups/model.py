@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 __all__ = [
     "FAULTS",
@@ -77,6 +77,9 @@ class Member(NamedTuple):
     believes: int = 0  # the assignment of an older document, in a model that does not check this
     outdated: tuple[Entry, ...] = ()  # that document, in a model where writes are not compared
     names: int = 0  # the members it has seen, in a model where it keeps them
+
+    def but(self, **changes: Any) -> Member:
+        return self._replace(**changes)
 
     @property
     def acting_on(self) -> int:
@@ -133,7 +136,7 @@ def steps(state: State, broken: str = "") -> Iterator[Step]:
         if not member.znode:
             yield Step("notice", me, _with(state, me, GONE))  # at the next proof of its lease
         elif all(other.znode or not other.session for other in state.members):
-            yield Step("delete-znode", me, _with(state, me, member._replace(znode=False)))
+            yield Step("delete-znode", me, _with(state, me, member.but(znode=False)))
         for what, after in _follow(member, owned_by(state.document, me), broken):
             yield Step(what, me, _with(state, me, after))
         yield from _lead(state, me, member, broken)
@@ -144,7 +147,7 @@ def _with(state: State, me: int, member: Member) -> State:
 
 
 def _unaware(member: Member) -> Member:
-    return GONE._replace(held=member.held, draining=member.draining) if member.acting_on else GONE
+    return GONE.but(held=member.held, draining=member.draining) if member.acting_on else GONE
 
 
 # -- every member ----------------------------------------------------------------------------------------------------
@@ -156,19 +159,19 @@ def _follow(member: Member, mine: int, broken: str) -> tuple[tuple[str, Member],
     found = []
     if not member.current:
         released = member.held & ~mine
-        after = member._replace(current=True, has_seen=True, believes=0)
-        found.append(("read", after._replace(held=member.held & mine, draining=member.draining | released)))
+        after = member.but(current=True, has_seen=True, believes=0)
+        found.append(("read", after.but(held=member.held & mine, draining=member.draining | released)))
     gained = (mine if member.current else member.believes) & ~member.acting_on
     if gained:
         # one transaction, with a check that the document is still the one that was read
-        claims = member._replace(claim=member.acting_on | gained, claim_counts=member.has_seen)
-        found += [("gain", claims._replace(held=member.held | gained)), ("gain unheard", claims)]
+        claims = member.but(claim=member.acting_on | gained, claim_counts=member.has_seen)
+        found += [("gain", claims.but(held=member.held | gained)), ("gain unheard", claims)]
     if not gained and (member.claim, member.claim_counts) != (member.acting_on, member.has_seen):
-        found.append(("claim", member._replace(claim=member.acting_on, claim_counts=member.has_seen)))
+        found.append(("claim", member.but(claim=member.acting_on, claim_counts=member.has_seen)))
     if member.draining and "news" not in broken:
         # the handler is done and its offsets are committed before the claim shows it
         left = member.draining if "drain" in broken else 0
-        found.append(("release", member._replace(draining=left, claim=member.held, claim_counts=member.has_seen)))
+        found.append(("release", member.but(draining=left, claim=member.held, claim_counts=member.has_seen)))
     return tuple(found)
 
 
@@ -187,10 +190,10 @@ def _lead(state: State, me: int, member: Member, broken: str) -> Iterator[Step]:
     names = (member.names or alive) if "names" in broken else 0
     if not member.leads:
         if member.znode and not any(older.znode for older in members[:me]):
-            yield Step("elect", me, _with(state, me, member._replace(leads=True, knows=True, names=names)))
+            yield Step("elect", me, _with(state, me, member.but(leads=True, knows=True, names=names)))
         return
     if not member.knows:
-        yield Step("see", me, _with(state, me, member._replace(knows=True, names=names, outdated=())))
+        yield Step("see", me, _with(state, me, member.but(knows=True, names=names, outdated=())))
         if member.outdated:
             for following in decisions((member.outdated[0], member.outdated[1]), alive, 0):
                 yield Step("write", me, written(state, me, following, broken))
@@ -253,7 +256,7 @@ def _overtaken(
     member: Member, waited: bool, newly: bool, knows: bool, believes: int, outdated: tuple[Entry, ...]
 ) -> Member:
     """A member when a document is written that waits for it, or newly does."""
-    return member._replace(
+    return member.but(
         current=False,
         has_seen=(member.has_seen or not waited) and not newly,
         claim_counts=(member.claim_counts or not waited) and not newly,
@@ -278,7 +281,7 @@ def canonical(state: State) -> State:
 
 @cache
 def _swapped(member: Member) -> Member:
-    return member._replace(
+    return member.but(
         held=_SWAP[member.held],
         draining=_SWAP[member.draining],
         claim=_SWAP[member.claim],

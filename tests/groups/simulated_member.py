@@ -74,6 +74,7 @@ class Worker:
         self.turns: dict[TopicPartition, int] = {}
         """Which of its turns with a partition this one is; absent while it has none."""
         self._turn = 0
+        self.pauses: list[str] = []
         self.gone = False
         self.joined = False
         self.generation = 0
@@ -132,9 +133,9 @@ class Worker:
         self.positions[partition] += 1
         self.world.note_processed(partition, self.positions[partition])
         if self.world.random.random() < 0.1:
-            self._commit(partition)
+            self.commit_partition(partition)
 
-    def _commit(self, partition: TopicPartition) -> asyncio.Future[None] | None:
+    def commit_partition(self, partition: TopicPartition) -> asyncio.Future[None] | None:
         if self.membership.may_act():
             return self.world.send_commit(self, partition, self.positions[partition])
         return None
@@ -159,7 +160,7 @@ class Worker:
     async def revoked(self, partitions: Partitions) -> None:
         self.stopping |= partitions
         await asyncio.sleep(self.world.random.choice([0.0, 0.01, 0.2, 1.5]))
-        under_way = [commit for commit in map(self._commit, sorted(partitions)) if commit is not None]
+        under_way = [commit for commit in map(self.commit_partition, sorted(partitions)) if commit is not None]
         if under_way:
             await asyncio.wait(under_way)
         self._end(partitions)
@@ -173,7 +174,8 @@ class Worker:
         for partition in partitions:
             self.turns.pop(partition, None)
 
-    def suspended(self, why: str) -> None: ...
+    def suspended(self, why: str) -> None:
+        self.pauses.append(why)
 
     def resumed(self) -> None:
         for partition in self.active:

@@ -277,7 +277,7 @@ class Simulation:
                 if znode is None:
                     self._spoilt = True
                 else:
-                    self._check_document(znode.data)
+                    self.check_document(znode.data)
             elif path.startswith(f"{BASE}/claims/"):
                 member = path.rsplit("/", 1)[1]
                 self.claims.pop(member, None)
@@ -287,7 +287,7 @@ class Simulation:
                         if other != member and not claim.held.isdisjoint(theirs.held):
                             self.broken(f"{member} and {other} both claim {sorted(claim.held & theirs.held)}")
 
-    def _check_document(self, data: bytes) -> None:
+    def check_document(self, data: bytes) -> None:
         try:
             document = AssignmentDocument.decode("assignment", data)
         except InvalidZnode:

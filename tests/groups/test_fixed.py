@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import pytest
+from members import History, RecordingOwner, StaticTopics
 
-from allocator.core.membership import AssignmentListener
 from allocator.core.membership.fixed import FixedMembership
 from allocator.core.types import Partitions
 from allocator.errors import BrokersUnavailable, ConfigError
@@ -14,66 +14,36 @@ from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
 
 
-class Cluster:
+class Cluster(StaticTopics):
+    """Every other refresh fails."""
+
     def __init__(self, **topics: int) -> None:
-        self.counts = dict(topics)
-        self.followed: frozenset[str] | None = frozenset()
+        super().__init__(topics)
         self.refreshes = 0
-        self._listeners: list[Callable[[], None]] = []
-
-    def follow(self, topics: Iterable[str]) -> None:
-        self.followed = frozenset(topics)
-
-    def follow_all(self) -> None:
-        self.followed = None
 
     async def refresh(self, topics: Iterable[str] | None = None) -> None:
         self.refreshes += 1
         if self.refreshes % 2:
             raise BrokersUnavailable("for the moment")
 
-    def partitions(self, topic: str) -> tuple[int, ...] | None:
-        return tuple(range(self.counts[topic])) if topic in self.counts else None
-
-    def topics(self, internal: bool = False) -> frozenset[str]:
-        return frozenset(self.counts)
-
-    def racks(self, partition: TopicPartition) -> tuple[str | None, ...]:
-        return ()
-
-    def on_metadata(self, callback: Callable[[], None]) -> Callable[[], None]:
-        self._listeners.append(callback)
-        return lambda: self._listeners.remove(callback)
-
     def now(self, **topics: int) -> None:
-        self.counts = dict(topics)
-        for listener in self._listeners:
-            listener()
+        self.counts = {}
+        self.change(**topics)
 
 
-class Recorder(AssignmentListener):
+class Recorder(RecordingOwner):
     def __init__(self) -> None:
-        self.calls: list[tuple[str, list[tuple[str, int]]]] = []
-        self.errors: list[BaseException] = []
+        super().__init__("a", History())
         self.breaks = False
 
+    @property
+    def calls(self) -> list[tuple[str, list[tuple[str, int]]]]:
+        return [(what, sorted(partitions)) for _, _, what, partitions in self.history.events]
+
     async def assigned(self, partitions: Partitions) -> None:
-        self.calls.append(("assigned", sorted(partitions)))
+        await super().assigned(partitions)
         if self.breaks:
             raise ZeroDivisionError
-
-    async def revoked(self, partitions: Partitions) -> None:
-        self.calls.append(("revoked", sorted(partitions)))
-
-    async def lost(self, partitions: Partitions) -> None:
-        self.calls.append(("lost", sorted(partitions)))
-
-    def suspended(self, why: str) -> None: ...
-
-    def resumed(self) -> None: ...
-
-    def failed(self, error: BaseException) -> None:
-        self.errors.append(error)
 
 
 async def becomes(owner: Recorder, count: int) -> None:
@@ -86,16 +56,16 @@ async def test_partitions_that_come_and_go_are_taken_and_given_up() -> None:
     assert not member.may_act()
     await member.join()
     assert member.may_act()
-    assert owner.calls == [("assigned", [("t", 0), ("t", 1)])]
+    assert owner.calls == [("begin", [("t", 0), ("t", 1)])]
     cluster.now(t=3, later=1)
     await becomes(owner, 2)
     cluster.now(t=1, later=1)  # deleted and created again with fewer
     await becomes(owner, 3)
-    assert owner.calls[1:] == [("assigned", [("later", 0), ("t", 2)]), ("revoked", [("t", 1), ("t", 2)])]
+    assert owner.calls[1:] == [("begin", [("later", 0), ("t", 2)]), ("end", [("t", 1), ("t", 2)])]
     assert member.generation == 3
     await member.leave()
     await member.leave()
-    assert owner.calls[3:] == [("revoked", [("later", 0), ("t", 0)])]
+    assert owner.calls[3:] == [("end", [("later", 0), ("t", 0)])]
     assert not member.may_act()
 
 
@@ -107,7 +77,7 @@ async def test_the_same_partitions_again_change_nothing_and_a_topic_that_is_deni
     cluster.now(t=2, other=1)
     cluster.now(t=3)
     await becomes(owner, 2)
-    assert owner.calls[1] == ("assigned", [("t", 2)])
+    assert owner.calls[1] == ("begin", [("t", 2)])
     await member.leave()
 
 
@@ -115,14 +85,13 @@ async def test_a_pattern_takes_what_it_matches_and_metadata_is_asked_for_again_a
     cluster, owner = Cluster(ab=1, b=1), Recorder()
     member = FixedMembership(cluster, owner, pattern="a", topic_poll_s=0.01)
     await member.join()
-    assert cluster.followed is None
-    assert owner.calls == [("assigned", [("ab", 0)])]
+    assert owner.calls == [("begin", [("ab", 0)])]
     cluster.now(ab=1, ac=1, b=1)
     await becomes(owner, 2)
     await wait_until_async(lambda: cluster.refreshes >= 4, 30, "metadata to be asked for though it failed at first")
     member.subscribe(["b"])
     await becomes(owner, 4)
-    assert sorted(owner.calls[2:]) == [("assigned", [("b", 0)]), ("revoked", [("ab", 0), ("ac", 0)])]
+    assert sorted(owner.calls[2:]) == [("begin", [("b", 0)]), ("end", [("ab", 0), ("ac", 0)])]
     await member.leave()
 
 
@@ -134,7 +103,7 @@ async def test_partitions_by_hand_stay_whatever_metadata_says_later() -> None:
     cluster.now(t=1)
     assert member.held == frozenset(chosen)
     await member.leave()
-    assert owner.calls == [("assigned", [("t", 1), ("unknown", 5)]), ("revoked", [("t", 1), ("unknown", 5)])]
+    assert owner.calls == [("begin", [("t", 1), ("unknown", 5)]), ("end", [("t", 1), ("unknown", 5)])]
     with pytest.raises(ConfigError, match="t:7 does not exist; the topic has 1"):
         await FixedMembership(cluster, owner, partitions=[TopicPartition("t", 7)]).join()
 

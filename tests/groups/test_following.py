@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import zlib
-from collections.abc import Callable, Mapping
-from functools import partial
-from types import SimpleNamespace
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from joining import joined
+from members import plain_view
 
 import allocator
 from allocator import Consumer
-from allocator.assignors import Assignor, GroupView, Member, resolve
-from allocator.cli import top
+from allocator.assignors import resolve
 from allocator.core.assignors import choose
 from allocator.core.commands.orders import KINDS, Order
 from allocator.core.membership.zookeeper.decision import GroupDecision, GroupLoad, decide
-from allocator.core.membership.zookeeper.membership import ZooKeeperSettings
 from allocator.core.membership.zookeeper.seats import FEATURE
 from allocator.core.types import Partitions
 from allocator.core.znodes import load_report
 from allocator.core.znodes.checked import InvalidZnode
 from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo
 from allocator.core.znodes.following import DAY_MS, REST_MS, ImbalanceTimer, LoadHistory
-from allocator.core.znodes.load_reader import loads_of
 from allocator.core.znodes.load_report import LoadMeter, LoadReport
 from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import ConfigError
@@ -66,17 +62,11 @@ def info(name: str, strategies: tuple[str, ...] = ("load-records", "naive")) -> 
 MEMBERS = {A: info("one"), B: info("two")}
 
 
-async def view(
-    assignor: Assignor, members: tuple[Member, ...], counts: Mapping[str, int], owned: Mapping[str, Partitions]
-) -> GroupView:
-    return GroupView(members, counts, owned)
-
-
 async def decided(
     load: GroupLoad | None, *orders: Order, members: Mapping[str, MemberInfo] = MEMBERS, **document: Any
 ) -> GroupDecision:
     functions = {name: resolve(name) for name in ("load-records", "naive")}
-    return await decide(members, COUNTS, HALVES.but(**document), orders, functions, view, load)
+    return await decide(members, COUNTS, HALVES.but(**document), orders, functions, plain_view, load)
 
 
 def order(kind: str, **arguments: Any) -> Order:
@@ -115,14 +105,6 @@ async def test_orders_come_before_load() -> None:
     assert (await decided(uneven, order("evacuate", member="one"))).target[B] == parts(*range(6))
 
 
-async def test_a_member_that_joins_gets_its_share_at_once() -> None:
-    third = "m-" + "c" * 16 + "-0000000002"
-    found = await decided(GroupLoad(HOT, False, NOW), members={**MEMBERS, third: info("three")})
-    assert found.load_history is None
-    assert sum(HOT[partition] for partition in found.target[third]) >= 20
-    assert TopicPartition("t", 0) in found.target[A]
-
-
 async def test_a_partition_stays_for_an_hour_however_often_the_group_and_its_loads_change() -> None:
     owners, history, moved_at = HALVES.owners, HALVES.load_history, dict[TopicPartition, int]()
     for minute in range(180):
@@ -135,25 +117,6 @@ async def test_a_partition_stays_for_an_hour_however_often_the_group_and_its_loa
             moved_at[partition] = minute
         owners, history = dict(found.target), found.load_history or history
     assert moved_at
-
-
-async def test_a_change_of_the_group_moves_partitions_only_to_members_without_any() -> None:
-    """The others wait until the imbalance has lasted, and their moves count against the budget."""
-    idle = {A: parts(0, 1, 2, 3, 4), B: parts(5)}
-    loads = dict.fromkeys(parts(*range(6)), 10.0)
-    assert (await decided(GroupLoad(loads, False, NOW), owners=idle)).target == idle
-    found = await decided(GroupLoad(loads, True, NOW), owners=idle)
-    assert found.load_history is not None
-    assert found.load_history.spent == len(found.target[B] - idle[B]) == 2
-
-
-async def test_a_member_that_joins_gets_its_share_though_the_budget_is_spent() -> None:
-    third = "m-" + "c" * 16 + "-0000000002"
-    spent = LoadHistory().with_moves([TopicPartition("other", number) for number in range(96)], 6, NOW)
-    assert spent.allowance(6, NOW) == 0
-    joined = {**MEMBERS, third: info("three")}
-    found = await decided(GroupLoad(HOT, True, NOW), members=joined, load_history=spent)
-    assert len(found.target[third]) == 2
 
 
 async def test_a_group_with_a_member_that_does_not_follow_load_uses_the_other_function() -> None:
@@ -169,7 +132,7 @@ async def test_a_plan_of_an_unchanged_group_shows_what_load_will_move() -> None:
     reports[B] = LoadReport.of("records", {p: HOT[p] for p in parts(3, 4, 5)})
     claims = {member: Claim(1, owned) for member, owned in HALVES.owners.items()}
     state = GroupState("g", MEMBERS, claims, HALVES, read_ms=NOW, loads=reports)
-    plan = await plan_of(Scenario.of(state, COUNTS), view)
+    plan = await plan_of(Scenario.of(state, COUNTS), plain_view)
     moves = {move.partition: move.target for move in plan.moves}
     assert moves.keys() == parts(1, 2)
     target = (await decided(GroupLoad(HOT, True, NOW))).target
@@ -178,10 +141,8 @@ async def test_a_plan_of_an_unchanged_group_shows_what_load_will_move() -> None:
     assert state.load.max_over_mean == 1.4
     assert GroupReport(state).to_json()["load"]["members"] == {A: 70.0, B: 30.0}
     assert GroupReport(state).headline().endswith("load max/mean 1.40")
-    seen: Any = SimpleNamespace(report=GroupReport(state))
-    assert [text.plain for text in top._load(seen)] == [f"load in records: max/mean 1.40, most at {state.name_of(A)}"]
     # a change of the group does not react to the imbalance, which must last first
-    more = await plan_of(Scenario.of(state, COUNTS).weighing("two", 1.5), view)
+    more = await plan_of(Scenario.of(state, COUNTS).weighing("two", 1.5), plain_view)
     assert not more.moves
 
 
@@ -277,12 +238,6 @@ def test_a_report_is_written_again_when_the_loads_have_changed_notably() -> None
     assert LoadReport.of("records", {TopicPartition("t", 0): 50.0}).differs_notably(report)
 
 
-def test_reports_of_another_unit_count_as_none() -> None:
-    reports = {A: LoadReport.of("records", HOT), B: LoadReport.of("reported", HOT), "c": None}
-    assert loads_of(reports, "records") == HOT
-    assert loads_of({B: reports[B]}, "records") == {}
-
-
 # -- the setting -------------------------------------------------------------------------------------------------------
 
 
@@ -290,8 +245,6 @@ def test_the_user_is_told_about_loads_that_are_none() -> None:
     consumer = Consumer(
         "t", brokers="b:9092", group="g", zookeeper="z:2181", membership=allocator.ZooKeeper(follow_load="reported")
     )
-    consumer.report_load(TopicPartition("t", 0), 3)
-    assert consumer._engine.load.reported == {TopicPartition("t", 0): 3.0}
     for wrong in (-1.0, float("inf"), float("nan")):
         with pytest.raises(ValueError, match="load = "):
             consumer.report_load(TopicPartition("t", 0), wrong)
@@ -311,49 +264,69 @@ async def test_the_time_of_a_handler_needs_a_handler_that_the_library_calls() ->
 # -- real servers ------------------------------------------------------------------------------------------------------
 
 
+class Quick(allocator.ZooKeeper):
+    """Follows load within seconds. An imbalance lasts longer than any response of the broker, so that a half-finished
+    round of records does not look like one."""
+
+    def place(self) -> dict[str, Any]:
+        return {**super().place(), "report_s": 0.3, "load_look_s": 0.5, "load_lasting_s": 3.0}
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, kafka_cluster: LocalCluster, group: str) -> Callable[..., Consumer]:
+    """Returns consumers that know the load after a second."""
+    monkeypatch.setattr(load_report, "KNOWN_S", 1.0)
+    zookeeper = f"{kafka_cluster.zookeeper}/{group}"
+
+    def consumer(topic: str, source: LoadSource) -> Consumer:
+        membership = Quick(zookeeper, session_timeout_s=20.0, follow_load=source)
+        return Consumer(topic, brokers=kafka_cluster.bootstrap, group=group, membership=membership)
+
+    return consumer
+
+
+@contextlib.asynccontextmanager
+async def beside(*works: Awaitable[None]) -> AsyncIterator[None]:
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def produce(cluster: LocalCluster, topic: str, records: list[Any]) -> None:
+    while True:
+        await asyncio.to_thread(cluster.produce, topic, records)
+        await asyncio.sleep(0.2)
+
+
 @pytest.mark.deadline(150)
 async def test_the_leader_moves_others_away_from_a_hot_partition(
-    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, monkeypatch: pytest.MonkeyPatch
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], quick: Callable[..., Consumer]
 ) -> None:
-    monkeypatch.setattr(load_report, "KNOWN_S", 3.0)
-    # longer than any response of the broker, so that a half-finished round of records does not look like an imbalance
-    quick = partial(ZooKeeperSettings, report_s=0.3, load_look_s=0.5, load_lasting_s=3.0)
-    monkeypatch.setattr("allocator.core.consumer.membership_config.ZooKeeperSettings", quick)
     topic = topic_factory(6)
     hot = TopicPartition(topic, 0)
     records = [(None, b"x", number) for number in range(6) for _ in range(10 if number else 50)]
-    settings: dict[str, Any] = {
-        "brokers": kafka_cluster.bootstrap,
-        "group": group,
-        "zookeeper": f"{kafka_cluster.zookeeper}/{group}",
-        "follow_load": "records",
-        "session_timeout_s": 20.0,
-    }
 
     async def read(consumer: Consumer) -> None:
         async for _ in consumer:
             pass
 
-    async def produce() -> None:
-        while True:
-            await asyncio.to_thread(kafka_cluster.produce, topic, records)
-            await asyncio.sleep(0.2)
-
-    async with Consumer(topic, **joined(**settings)) as one, Consumer(topic, **joined(**settings)) as two:
-        tasks = [asyncio.ensure_future(each) for each in (produce(), read(one), read(two))]
-        try:
-            await wait_until_async(
-                lambda: (
-                    sorted((len(one.assignment()), len(two.assignment()))) == [1, 5]
-                    and hot in min(one.assignment(), two.assignment(), key=len)
-                ),
-                90.0,
-                lambda: f"{sorted(one.assignment())}, {sorted(two.assignment())}",
-            )
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    async with (
+        quick(topic, "records") as one,
+        quick(topic, "records") as two,
+        beside(produce(kafka_cluster, topic, records), read(one), read(two)),
+    ):
+        await wait_until_async(
+            lambda: (
+                sorted((len(one.assignment()), len(two.assignment()))) == [1, 5]
+                and hot in min(one.assignment(), two.assignment(), key=len)
+            ),
+            90.0,
+            lambda: f"{sorted(one.assignment())}, {sorted(two.assignment())}",
+        )
 
 
 @pytest.mark.parametrize("source", ["bytes", "handler_s"])
@@ -362,32 +335,14 @@ async def test_members_report_the_work_of_each_partition(
     kafka_cluster: LocalCluster,
     topic_factory: Callable[..., str],
     group: str,
-    monkeypatch: pytest.MonkeyPatch,
+    quick: Callable[..., Consumer],
 ) -> None:
     """Records of partition 0 are larger than those of partition 1, and their handler takes longer."""
-    monkeypatch.setattr(load_report, "KNOWN_S", 1.0)
-    monkeypatch.setattr(
-        "allocator.core.consumer.membership_config.ZooKeeperSettings", partial(ZooKeeperSettings, report_s=0.3)
-    )
     topic = topic_factory(2)
     records = [(None, b"x" * size, partition) for partition, size in ((0, 5000), (1, 100)) for _ in range(5)]
 
     async def handle(record: Record) -> None:
         await asyncio.sleep(0.0 if record.partition else 0.05)
-
-    async def produce() -> None:
-        while True:
-            await asyncio.to_thread(kafka_cluster.produce, topic, records)
-            await asyncio.sleep(0.2)
-
-    zookeeper = f"{kafka_cluster.zookeeper}/{group}"
-    consumer = Consumer(
-        topic,
-        brokers=kafka_cluster.bootstrap,
-        group=group,
-        zookeeper=zookeeper,
-        membership=allocator.ZooKeeper(follow_load=source),
-    )
 
     async def told() -> bool:
         state = await describe(zk, group)
@@ -396,14 +351,9 @@ async def test_members_report_the_work_of_each_partition(
         heavy, light = (report.loads.get(TopicPartition(topic, number)) for number in (0, 1))
         return heavy is not None and light is not None and heavy > 5 * light
 
-    zk = ZooKeeperClient(zookeeper)
-    async with consumer:
+    zk = ZooKeeperClient(f"{kafka_cluster.zookeeper}/{group}")
+    async with quick(topic, source) as consumer:
         await zk.connect()  # the consumer has created its root
-        tasks = [asyncio.ensure_future(each) for each in (produce(), consumer.process(handle))]
-        try:
+        async with beside(produce(kafka_cluster, topic, records), consumer.process(handle)):
             await wait_until_async(told, 60.0, "the report")
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await zk.close()
+        await zk.close()

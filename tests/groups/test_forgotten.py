@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from joining import joined
-from members import History, StaticTopics, TestMember, settled
+from members import OneGroup, TestMember
+from zookeeper_proxy import proxied
 
 from allocator import Consumer
 from allocator.core.zookeeper.client import SessionState, ZooKeeperClient
@@ -50,39 +51,25 @@ async def restart(cluster: LocalCluster) -> None:
     await asyncio.to_thread(cluster.zookeepers[0].start)
 
 
-@contextlib.asynccontextmanager
-async def members(cluster: LocalCluster, group: str, *names: str) -> AsyncIterator[tuple[History, list[TestMember]]]:
-    topics, history = StaticTopics({"t": 12}), History()
-    async with contextlib.AsyncExitStack() as stack:
-        joined = [
-            await stack.enter_async_context(
-                TestMember(cluster.zookeeper, group, name, topics, history, session_timeout_s=TIMEOUT_S)
-            )
-            for name in names
-        ]
-        await own_everything(joined, topics)
-        yield history, joined
+def group_on(cluster: LocalCluster, group: str) -> OneGroup:
+    return OneGroup(cluster.zookeeper, group, {"t": 12}, session_timeout_s=TIMEOUT_S)
 
 
-async def own_everything(joined: list[TestMember], topics: StaticTopics) -> None:
+async def all_lost(members: list[TestMember]) -> None:
     await wait_until_async(
-        lambda: settled(joined, topics) and all(each.membership.may_act() for each in joined),
-        40,
-        lambda: f"every partition to be owned once: {[(len(m.owned), m.membership.may_act()) for m in joined]}",
+        lambda: all(each.owner.lost_partitions for each in members), 40, "each member to give its session up"
     )
 
 
 async def test_members_of_an_ensemble_that_comes_back_empty_join_anew(ensemble: LocalCluster, group: str) -> None:
-    async with members(ensemble, group, "a", "b", "c") as (history, joined):
-        sessions = [each.zk.session_id for each in joined]
+    one = group_on(ensemble, group)
+    async with one.members("a", "b", "c") as members:
+        sessions = [each.zk.session_id for each in members]
         await asyncio.to_thread(wipe, ensemble)
         await restart(ensemble)
-        await wait_until_async(
-            lambda: all(each.owner.lost_partitions for each in joined), 40, "each member to give its session up"
-        )
-        await own_everything(joined, StaticTopics({"t": 12}))
-        assert not set(sessions) & {each.zk.session_id for each in joined}
-        assert history.overlaps() == []
+        await all_lost(members)
+        await one.settle(*members, timeout_s=40)
+        assert not set(sessions) & {each.zk.session_id for each in members}
 
 
 async def test_who_only_looks_opens_another_session_too(ensemble: LocalCluster) -> None:
@@ -103,14 +90,15 @@ async def test_members_of_an_ensemble_with_an_old_copy_of_its_data_join_anew(
 ) -> None:
     """The old copy knows the sessions but has lost their lease renewals, which each member notices."""
     data = ensemble.zookeepers[0].directory / "data"
-    async with members(ensemble, group, "a", "b") as (history, joined):
+    one = group_on(ensemble, group)
+    async with one.members("a", "b") as members:
         await asyncio.to_thread(ensemble.zookeepers[0].kill)
         shutil.copytree(data, tmp_path / "copy")
         await restart(ensemble)
-        await own_everything(joined, StaticTopics({"t": 12}))
-        ids = {each.membership.member_id for each in joined}
+        await one.settle(*members, timeout_s=40)
+        ids = {each.membership.member_id for each in members}
         async with session(ensemble.zookeeper) as zk:
-            path = f"/allocator/{group}/members/{joined[0].membership.member_id}"
+            path = one.paths.member(members[0].membership.member_id)
             before = (await zk.get(path))[1].version
 
             async def proofs() -> bool:
@@ -120,14 +108,11 @@ async def test_members_of_an_ensemble_with_an_old_copy_of_its_data_join_anew(
         await asyncio.to_thread(wipe, ensemble)
         shutil.copytree(tmp_path / "copy", data)
         await restart(ensemble)
-        await wait_until_async(
-            lambda: all(each.owner.lost_partitions for each in joined), 40, "each member to give its session up"
-        )
-        await own_everything(joined, StaticTopics({"t": 12}))
+        await all_lost(members)
+        await one.settle(*members, timeout_s=40)
         # a member that comes after another one has written may keep its session: the server refuses only a client that
         # has read more than the server has
-        assert not ids & {each.membership.member_id for each in joined}
-        assert history.overlaps() == []
+        assert not ids & {each.membership.member_id for each in members}
 
 
 async def test_a_server_that_lags_behind_costs_no_session_that_may_live(ensemble: LocalCluster) -> None:
@@ -144,22 +129,19 @@ async def test_a_server_that_lags_behind_costs_no_session_that_may_live(ensemble
                 refused += 1
         writer.close()
 
-    server = await asyncio.start_server(lag, "127.0.0.1", 0)
-    zk = ZooKeeperClient(ensemble.zookeeper, session_timeout_s=30.0)
-    await zk.connect()
-    try:
+    async with proxied(ensemble.zookeeper) as proxy:
+        zk = ZooKeeperClient(proxy.hosts, session_timeout_s=30.0)
+        await zk.connect()
         session_id = zk.session_id
         states: list[SessionState] = []
         zk.on_state(states.append)
-        zk._client.hosts.append(server.sockets[0].getsockname()[:2])  # it joined the ensemble later
-        while refused < 2:
-            states.clear()
-            zk._client._connection._socket.shutdown(2)
-            await wait_until_async(lambda: states[-1:] == [SessionState.CONNECTED], 30, lambda: str(states))
-            assert SessionState.LOST not in states
+        proxy.instead = lag
+        proxy.cut()
+        await wait_until_async(lambda: refused > 3, 30, "to be refused several times")
+        proxy.instead = None
+        await wait_until_async(lambda: states[-1:] == [SessionState.CONNECTED], 30, lambda: str(states))
+        assert SessionState.LOST not in states
         assert zk.session_id == session_id
-    finally:
-        server.close()
         await zk.close()
 
 

@@ -13,14 +13,16 @@ from members import StaticTopics
 from allocator.core.membership.zookeeper.group_znodes import GroupZnodes
 from allocator.core.membership.zookeeper.leader import Leader, LeaderSettings
 from allocator.core.znodes.documents import AssignmentDocument, Claim, InflateBudget, InvalidZnode, Paths, Waiting
-from allocator.core.znodes.store import Store, Watch
-from allocator.core.zookeeper.client import BadVersion, ZooKeeperClient
+from allocator.core.znodes.store import Store
+from allocator.core.zookeeper.client import BadVersion, Watch, ZooKeeperClient
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
 
 MEMBER, FIRST, SECOND = (f"m-0123456789abcdef-{number:010}" for number in range(3))
 HELD = {member: frozenset({TopicPartition("t", number)}) for number, member in enumerate((FIRST, SECOND))}
 ONE, TWO = (frozenset(TopicPartition("t", number) for number in range(count)) for count in (1, 2))
+
+LARGE = {MEMBER: frozenset(TopicPartition(f"t{number * 7919 % 10007}", number) for number in range(99))}
 
 
 class Deaf(Store):
@@ -33,8 +35,10 @@ class Deaf(Store):
 
 
 @asynccontextmanager
-async def stored(hosts: str, group: str, kind: type[Store] = Deaf) -> AsyncIterator[Store]:
-    zk = ZooKeeperClient(hosts)
+async def stored(
+    hosts: str, group: str, kind: type[Store] = Deaf, client: type[ZooKeeperClient] = ZooKeeperClient
+) -> AsyncIterator[Store]:
+    zk = client(hosts)
     await zk.connect()
     try:
         store = kind(zk, Paths("/allocator", group))
@@ -152,20 +156,21 @@ async def test_a_leader_does_not_wait_for_members_that_have_released(zk_chroot: 
         assert await revision_after_all_released(store) == 4
 
 
-async def test_a_leader_that_was_paused_deletes_no_shard_of_its_successor(
-    zk_chroot: str, group: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("allocator.core.znodes.documents.SHARD_BYTES", 50)
-    document = AssignmentDocument(generation=1, revision=1, leader="old", owners={MEMBER: ONE})
-    async with stored(zk_chroot, group) as old, stored(zk_chroot, group) as new:
-        listed = old.zk.get_children
+class Late(ZooKeeperClient):
+    """Waits for `first` between the write of the leader and its list of the shards."""
 
-        async def late(path: str) -> list[str]:
-            # between the write of the old leader and its look at the shards
-            await new.write_document(document.but(revision=2, leader="new"), 0)
-            return await listed(path)
+    first: Callable[[], Awaitable[object]]
 
-        monkeypatch.setattr(old.zk, "get_children", late)
+    async def get_children(self, path: str, watch: Watch | None = None) -> list[str]:
+        await self.first()
+        return await super().get_children(path, watch)
+
+
+@pytest.mark.usefixtures("small_shards")
+async def test_a_leader_that_was_paused_deletes_no_shard_of_its_successor(zk_chroot: str, group: str) -> None:
+    document = AssignmentDocument(generation=1, revision=1, leader="old", owners=LARGE)
+    async with stored(zk_chroot, group, client=Late) as old, stored(zk_chroot, group) as new:
+        old.zk.first = lambda: new.write_document(document.but(revision=2, leader="new"), 0)
         await old.write_document(document, -1)
         found, _ = await new.document()
         assert found is not None
@@ -173,15 +178,14 @@ async def test_a_leader_that_was_paused_deletes_no_shard_of_its_successor(
         assert {name.split("-")[1] for name in await new.zk.get_children(new.paths.shards)} == {"new"}
 
 
+@pytest.mark.usefixtures("small_shards")
 async def test_the_shards_of_a_former_leader_go_with_the_first_document_of_the_next_one(
-    zk_chroot: str, group: str, monkeypatch: pytest.MonkeyPatch
+    zk_chroot: str, group: str
 ) -> None:
-    document = AssignmentDocument(generation=1, revision=1, leader="old", owners={MEMBER: ONE})
+    document = AssignmentDocument(generation=1, revision=1, leader="old", owners=LARGE)
     async with stored(zk_chroot, group) as old, stored(zk_chroot, group) as new:
-        with monkeypatch.context() as small:
-            small.setattr("allocator.core.znodes.documents.SHARD_BYTES", 50)
-            await old.write_document(document, -1)
+        await old.write_document(document, -1)
         await old.zk.create(f"{old.paths.shards}/rubbish")
         assert len(await new.zk.get_children(new.paths.shards)) > 1
-        await new.write_document(document.but(revision=2, leader="new"), 0)
+        await new.write_document(AssignmentDocument(revision=2, leader="new"), 0)  # small enough for one znode
         assert await new.zk.get_children(new.paths.shards) == []

@@ -17,15 +17,6 @@ def lease() -> tuple[EnsembleLease, Clock, float]:
     return EnsembleLease(clock), clock, clock.now
 
 
-def test_proofs_at_their_pace_give_three_quarters_of_the_timeout_from_the_start_of_the_last() -> None:
-    it, clock, began = lease()
-    for _ in range(5):
-        started = clock.now
-        it.prove(started, TIMEOUT_S, began)
-        assert it.ends == started + 3.0
-        clock.now += 1.0
-
-
 @given(st.lists(st.floats(0.001, 0.5), min_size=2, max_size=30))
 def test_proofs_whose_latency_varies_leave_time_for_the_next(latencies: list[float]) -> None:
     it, clock, began = lease()

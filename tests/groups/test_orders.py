@@ -190,11 +190,11 @@ def test_an_order_that_is_carried_out_once_is_done_when_each_partition_is(monkey
 
 
 @asynccontextmanager
-async def stored(zk_chroot: str, group: str) -> AsyncIterator[OrderStore]:
+async def stored(zk_chroot: str, group: str) -> AsyncIterator[tuple[OrderStore, ZooKeeperClient]]:
     zk = ZooKeeperClient(zk_chroot)
     await zk.connect()
     try:
-        yield OrderStore(zk, Paths("/allocator", group))
+        yield OrderStore(zk, Paths("/allocator", group)), zk
     finally:
         await zk.close()
 
@@ -203,10 +203,10 @@ async def test_operators_who_write_at_the_same_time_all_succeed(
     zk_chroot: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_once(monkeypatch)
-    async with stored(zk_chroot, group) as store:
+    async with stored(zk_chroot, group) as (store, zk):
         with pytest.raises(NoZnode):
             await store.put(order("freeze"), NOW)
-        await store._zk.ensure_path(store.paths.members)
+        await zk.ensure_path(store.paths.members)
         changed = asyncio.Event()
         assert (await store.read(changed.set)).entries == ()
         ten = [order("cordon", arguments={"member": f"web{n}"}) for n in range(10)]
@@ -229,6 +229,6 @@ async def test_operators_who_write_at_the_same_time_all_succeed(
             found = (await store.add_result(once.id, result)).find(once.id)
             assert found is not None
             assert found.results == (result,)
-        await store._zk.set(store.paths.orders, b"rubbish")
+        await zk.set(store.paths.orders, b"rubbish")
         with pytest.raises(InvalidZnode):
             await store.put(order("freeze"), NOW)

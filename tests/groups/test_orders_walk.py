@@ -15,7 +15,6 @@ from members import OneGroup, TestMember
 from allocator import GroupOrders
 from allocator.cli.commands import main
 from allocator.core.errors import OrderRefused
-from allocator.errors import ConfigError
 from allocator.testing.waiting import wait_until_async
 from allocator.types import TopicPartition
 
@@ -43,10 +42,7 @@ class Operator:
         return json.loads(output)
 
     async def join(self, stack: AsyncExitStack, name: str, rack: str) -> TestMember:
-        group = self.group
-        member = TestMember(
-            group.hosts, group.group, name, group.topics, group.history, assignors=("sticky",), rack=rack
-        )
+        member = self.group.member(name, assignors=("sticky",), rack=rack)
         await stack.enter_async_context(member)
         self.members.append(member)
         return member
@@ -175,22 +171,12 @@ async def test_a_group_does_what_was_planned_and_ordered(zk_chroot: str, group: 
         await operator.leave(new)
         await wait_until_async(lambda: len(operator.owners()) == 14, 30.0)
         assert "no live member is there" in await operator.state(pinned, "not kept")
-        for arguments, says in (
-            (("cordon", group, "nobody"), "no live member 'nobody'; its members: a@"),
-            (("pin", group, "t:7", "x"), "for the members of a rack write rack:x"),
-            (("cordon", "other", "a"), 'Orders about members and moves are for groups with membership="zookeeper"'),
-            (("unpin", group, "t:11"), "no pin of these partitions"),
-            (("pin", group, "t:7", "rack:z"), "no live member is in rack 'z'; racks of the members: x, y"),
-            (("orders", group, "--remove", "o-00000000"), "no order o-00000000"),
-        ):
-            code, output = await operator.run(*arguments)
-            assert (code, says in output) == (1, True), output
+        code, output = await operator.run("pin", group, "t:7", "rack:z")
+        assert (code, "no live member is in rack 'z'; racks of the members: x, y" in output) == (1, True)
         async with GroupOrders(zk_chroot, group, who="a test") as orders:
             listed = await orders.list()
             assert {each.order.kind for each in listed} == {"swap", "pin", "budget", "canary"}
             await orders.remove(*(each.order.id for each in listed))
             with pytest.raises(OrderRefused, match="has no freeze"):
                 await orders.thaw()
-            with pytest.raises(ConfigError, match="not a topic name"):
-                await orders.pin([TopicPartition("no topic!", 0)], "rack:y")
         assert one.history.overlaps() == []

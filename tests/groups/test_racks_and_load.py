@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
 from joining import joined
+from kafka.admin import KafkaAdminClient
 from lag_assignor import by_lag
 from members import History, StaticTopics, TestMember
 from racked import racked_brokers
 
 from allocator import Consumer
 from allocator.assignors import GroupView, Member
-from allocator.core.membership import view as view_module
+from allocator.core.membership import GroupViewBuilder
 from allocator.errors import BrokerError
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import TopicPartition
@@ -60,6 +62,15 @@ class Group:
             ]
 
 
+def leader_racks(bootstrap: str, topic: str) -> dict[int, str]:
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+    try:
+        (found,) = admin.describe_topics([topic])
+        return {each["partition_index"]: f"rack-{each['leader_id']}" for each in found["partitions"]}
+    finally:
+        admin.close()
+
+
 def numbers(consumer: Consumer) -> set[int]:
     return {partition.partition for partition in consumer.assignment()}
 
@@ -75,15 +86,17 @@ async def test_members_get_what_is_led_in_their_rack(
     async with setting.consumers(**racks) as consumers:
 
         def at_home() -> bool:
-            client = consumers[0]._engine.client
+            of = leader_racks(three_racks.bootstrap, topic)
             return all(
-                len(consumer.assignment()) == 3
-                and {client.racks(partition)[0] for partition in consumer.assignment()} == {options["rack"]}
-                and all(len(set(client.racks(partition))) == 3 for partition in consumer.assignment())
+                len(numbers(consumer)) == 3 and {of[number] for number in numbers(consumer)} == {options["rack"]}
                 for consumer, options in zip(consumers, racks.values())
             )
 
-        await wait_until_async(at_home, 30, lambda: f"partitions at home: {[c.assignment() for c in consumers]}")
+        await wait_until_async(
+            partial(asyncio.to_thread, at_home),
+            30,
+            lambda: f"partitions at home: {[c.assignment() for c in consumers]}",
+        )
 
 
 @pytest.mark.deadline(120)
@@ -123,54 +136,49 @@ class Asked:
         return dict.fromkeys(partitions, self.answer)
 
 
-seen: list[GroupView] = []
+class Remembers:
+    """An assignor that keeps the views that it gets."""
+
+    def __init__(self, *wants: str) -> None:
+        self.wants = wants
+        self.seen: list[GroupView] = []
+
+    def __call__(self, view: GroupView) -> dict[str, list[TopicPartition]]:
+        self.seen.append(view)
+        return {view.members[0].id: [TopicPartition("t", number) for number in range(view.partitions["t"])]}
 
 
-def remembers(view: GroupView) -> dict[str, list[TopicPartition]]:
-    seen.append(view)
-    return {view.members[0].id: [TopicPartition("t", number) for number in range(view.partitions["t"])]}
-
-
-def member(hosts: str, group: str, load: Asked, function: Any) -> TestMember:
+async def view_of_owner(zk_chroot: str, group: str, load: Asked, function: Remembers) -> GroupView:
     topics = StaticTopics({"t": 3000})
     topics.of_racks = {TopicPartition("t", 7): ("here",)}
-    return TestMember(hosts, group, "a", topics, History(), assignors=[function], load=load)
+    async with TestMember(zk_chroot, group, "a", topics, History(), assignors=[function], load=load) as a:
+        await wait_until_async(lambda: len(a.owned) == 3000, 30, "all partitions")
+    return function.seen[0]
 
 
 @pytest.mark.parametrize("answer", [2.0, BrokerError("nobody answers"), None], ids=["told", "refused", "silent"])
-async def test_load_is_told_within_a_bound_or_done_without(
-    zk_chroot: str, group: str, monkeypatch: pytest.MonkeyPatch, answer: Any
-) -> None:
-    monkeypatch.setattr(view_module, "LOAD_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(remembers, "wants", ("load", "racks"), raising=False)
-    seen.clear()
+async def test_load_is_told_within_a_bound_or_done_without(zk_chroot: str, group: str, answer: Any) -> None:
     load = Asked(answer)
-    async with member(zk_chroot, group, load, remembers) as a:
-        await wait_until_async(lambda: len(a.owned) == 3000, 30, "all partitions")
-    assert set(seen[0].load.values()) <= {2.0}
-    assert len(seen[0].load) == (3000 if answer == 2.0 else 0)
+    view = await view_of_owner(zk_chroot, group, load, Remembers("load", "racks"))
+    assert set(view.load.values()) <= {2.0}
+    assert len(view.load) == (3000 if answer == 2.0 else 0)
     # after the first failure the rest is not requested
     assert len(load.partitions) == (3000 if answer == 2.0 else 1000)
-    assert seen[0].racks[TopicPartition("t", 7)] == ("here",)
-    assert seen[0].racks[TopicPartition("t", 8)] == ()
+    assert view.racks[TopicPartition("t", 7)] == ("here",)
+    assert view.racks[TopicPartition("t", 8)] == ()
 
 
 async def test_a_function_that_does_not_want_them_costs_no_request(zk_chroot: str, group: str) -> None:
-    seen.clear()
     load = Asked(2.0)
-    async with member(zk_chroot, group, load, remembers) as a:
-        await wait_until_async(lambda: len(a.owned) == 3000, 30, "all partitions")
+    view = await view_of_owner(zk_chroot, group, load, Remembers())
     assert load.partitions == []
-    assert seen[0].load == seen[0].racks == {}
+    assert view.load == view.racks == {}
 
 
-async def test_load_that_was_told_a_moment_ago_serves_the_next_round_of_the_same_rebalance(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(remembers, "wants", ("load",), raising=False)
+async def test_a_load_of_a_moment_ago_serves_the_next_round_of_the_same_rebalance() -> None:
     load = Asked(2.0)
-    around = view_module.GroupViewBuilder("g", StaticTopics({"t": 3, "u": 2}), load, fresh_s=60.0)
-    function: Any = remembers
+    around = GroupViewBuilder("g", StaticTopics({"t": 3, "u": 2}), load, fresh_s=60.0)
+    function: Any = Remembers("load")
     members = (Member("a", "", topics=frozenset({"t", "u"})),)
     for _ in range(2):
         view = await around.view(function, members, {"t": 3}, {})

@@ -16,7 +16,6 @@ from simulation import SEATED, Simulation
 from allocator.core.membership.zookeeper import leader, seats
 from allocator.core.znodes.documents import AssignmentDocument
 from allocator.core.znodes.store import Store
-from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import InstanceIdInUse
 from allocator.operate.group_reader import describe
 from allocator.operate.group_report import GroupReport
@@ -43,8 +42,8 @@ class Moves(Simulation):
     def ids(self, *names: str) -> list[str]:
         return [self.workers[name].membership.member_id for name in names]
 
-    def _check_document(self, data: bytes) -> None:
-        super()._check_document(data)
+    def check_document(self, data: bytes) -> None:
+        super().check_document(data)
         document = self.document
         for member, parts in document.owners.items():
             instance = document.seats[member].info.instance_id or ""
@@ -148,15 +147,19 @@ def test_every_promise_holds_under_faults_with_grace() -> None:
     assert broken_seeds(SEATED, SEATED + SEEDS) == ""
 
 
-@pytest.mark.usefixtures("quiet")
-def test_a_seat_that_is_taken_from_a_member_that_lives_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def a_leader_that_takes_seats_of_live_members(patch: pytest.MonkeyPatch) -> None:
     def careless(document: AssignmentDocument, members: dict, alive: set, *rest: object) -> AssignmentDocument:
         instances = [info.instance_id for info in members.values()]
         twice = {m for m, info in members.items() if instances.count(info.instance_id) > 1}
         older = {m for m in twice if m in document.seats}
         return seats.take_seats(document, {m: i for m, i in members.items() if m not in older}, alive - older, *rest)
 
-    monkeypatch.setattr(leader, "take_seats", careless)
+    patch.setattr(leader, "take_seats", careless)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_seat_that_is_taken_from_a_member_that_lives_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    a_leader_that_takes_seats_of_live_members(monkeypatch)
     broken = None
     for seed in range(SEATED, SEATED + 60):
         try:
@@ -173,19 +176,10 @@ def test_a_seat_that_is_taken_from_a_member_that_lives_is_found(monkeypatch: pyt
 
 
 async def test_ten_members_restart_one_by_one_and_no_partition_moves(zk_chroot: str, group: str) -> None:
-    bench = OneGroup(zk_chroot, group, {"t": 1000})
+    bench = OneGroup(zk_chroot, group, {"t": 1000}, restart_grace_s=60.0, assignors=("sticky",))
 
     def member(number: int) -> TestMember:
-        return TestMember(
-            zk_chroot,
-            group,
-            f"n{number}",
-            bench.topics,
-            bench.history,
-            instance_id=f"i{number}",
-            restart_grace_s=60.0,
-            assignors=("sticky",),
-        )
+        return bench.member(f"n{number}", instance_id=f"i{number}")
 
     members = [member(number) for number in range(10)]
     await asyncio.gather(*(one.membership.join() for one in members))
@@ -211,28 +205,24 @@ async def test_ten_members_restart_one_by_one_and_no_partition_moves(zk_chroot: 
     await twin.membership.leave()
     # one that is absent is shown; one that leaves for good is not waited for
     await members[9].membership.leave()
-    zk = ZooKeeperClient(zk_chroot)
-    await zk.connect()
-    try:
-        await wait_until_async(lambda: _reserved(zk, group), 30, "the reservation to be shown")
+    async with bench.store() as store:
+        await wait_until_async(lambda: _reserved(store), 30, "the reservation to be shown")
         members[8].membership.leave_for_good()
         await members[8].membership.leave()
         await wait_until_async(
             lambda: sum(len(one.owned) for one in members[:8]) == 900, 30, "its partitions to move at once"
         )
         assert not had[9] & frozenset().union(*(one.owned for one in members[:8]))
-        assert await Store(zk, bench.paths).end_reservation("i0") == frozenset()  # its process lives
-        assert await Store(zk, bench.paths).end_reservation("i9") == had[9]
+        assert await store.end_reservation("i0") == frozenset()  # its process lives
+        assert await store.end_reservation("i9") == had[9]
         await bench.settle(*members[:8])
-        await wait_until_async(lambda: _unmarked(zk, bench), 30, "the mark of the one that left to be deleted")
-    finally:
-        await zk.close()
+        await wait_until_async(lambda: _unmarked(store), 30, "the mark of the one that left to be deleted")
         await asyncio.gather(*(one.membership.leave() for one in members[:8]))
     assert bench.history.overlaps() == []
 
 
-async def _reserved(zk: ZooKeeperClient, group: str) -> bool:
-    state = await describe(zk, group, "/allocator")
+async def _reserved(store: Store) -> bool:
+    state = await describe(store.zk, store.paths.group, "/allocator")
     assert state is not None
     shown = GroupReport(state)
     if not shown.to_json()["reserved"]:
@@ -242,5 +232,5 @@ async def _reserved(zk: ZooKeeperClient, group: str) -> bool:
     return True
 
 
-async def _unmarked(zk: ZooKeeperClient, bench: OneGroup) -> bool:
-    return await zk.get_children(bench.paths.left) == []
+async def _unmarked(store: Store) -> bool:
+    return await store.left_names() == []

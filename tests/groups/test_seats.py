@@ -8,14 +8,14 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from members import plain_view
 
-from allocator.assignors import Assignor, GroupView, resolve
+from allocator.assignors import GroupView, resolve
 from allocator.core.commands.orders import Order
 from allocator.core.membership.zookeeper.decision import decide
 from allocator.core.membership.zookeeper.plan import advance
 from allocator.core.membership.zookeeper.seats import (
     FEATURE,
-    IN_USE,
     GraceTimer,
     absent,
     standby,
@@ -24,7 +24,7 @@ from allocator.core.membership.zookeeper.seats import (
     view_ids,
 )
 from allocator.core.types import NO_PARTITIONS, Partitions
-from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, Seat, Waiting
+from allocator.core.znodes.documents import AssignmentDocument, MemberInfo, Seat
 from allocator.types import TopicPartition
 
 P0, P1, P2 = (frozenset({TopicPartition("t", number)}) for number in range(3))
@@ -56,34 +56,6 @@ def test_a_member_that_is_gone_keeps_its_partitions_for_its_grace() -> None:
     assert freed.owners == {OTHER: P0 | P1}
 
 
-def test_its_next_process_gets_what_it_had_and_what_it_was_promised() -> None:
-    document = seated(m_1=P0, m_3=P1).but(promised={OLD: P2})
-    members = {OTHER: info("c"), NEW: info("a")}
-    after = take_seats(document, members, {OTHER, NEW}, (), NOW)
-    assert after.owners == {NEW: P0, OTHER: P1}
-    assert after.promised == {NEW: P2}
-    assert absent(after) == frozenset()
-
-
-def test_the_owner_is_not_followed_while_anything_of_it_stands() -> None:
-    """Its claim still exists although its member znode was deleted: the member may still be working."""
-    document = seated(m_1=P0, m_3=P1)
-    members = {OTHER: info("c"), NEW: info("a")}
-    after = take_seats(document, members, {OLD, OTHER, NEW}, (), NOW)
-    assert after.owners == document.owners
-    assert standby(after, members)[NEW].startswith(IN_USE)
-    assert "#" in standby(after, members)[NEW]
-
-
-def test_what_it_was_releasing_is_free_when_it_is_gone() -> None:
-    document = seated(m_1=P0, m_3=P1).but(waiting={OLD: Waiting(5, P2)}, promised={OTHER: P2})
-    reserved = take_seats(document, {OTHER: info("c")}, {OTHER}, (), NOW)
-    claims = {OLD: Claim(reserved.revision)}
-    after = advance(reserved, OTHER, {OTHER, *absent(reserved)}, claims)
-    assert after is not None
-    assert after.owners == {OLD: P0, OTHER: P1 | P2}
-
-
 def test_nothing_is_reserved_without_partitions_or_for_good_or_with_an_older_member() -> None:
     assert take_seats(seated(m_3=P1), {OTHER: info("c")}, {OTHER}, (), NOW).seats.keys() == {OTHER}
     assert take_seats(seated(m_1=P0), {OTHER: info("c")}, {OTHER}, {OLD}, NOW).seats.keys() == {OTHER}
@@ -106,10 +78,7 @@ async def test_an_absent_member_is_given_nothing_new() -> None:
     document = take_seats(seated(m_1=P0, m_3=P1 | P2), {OTHER: info("c")}, {OTHER}, (), NOW)
 
     async def decided(members: dict[str, MemberInfo], document: AssignmentDocument) -> Mapping[str, Partitions]:
-        async def build(assignor: Assignor, *rest: Any) -> GroupView:
-            return GroupView(*rest)
-
-        return (await decide(members, {"t": 3}, document, (), {"f": AllTo()}, build)).target
+        return (await decide(members, {"t": 3}, document, (), {"f": AllTo()}, plain_view)).target
 
     live = {OTHER: replace(info("c"), strategies=("f",))}
     assert await decided(live, document) == {OLD: P0, OTHER: P1 | P2}
@@ -138,13 +107,10 @@ async def test_no_order_gives_a_live_members_partitions_to_an_absent_one() -> No
     document = take_seats(seated(m_1=P0, m_3=P1 | P2), members, {OTHER}, (), NOW)
     assert absent(document) == {OLD}
 
-    async def view(assignor: Assignor, members: Any, counts: Any, owned: Any) -> GroupView:
-        return GroupView(members, counts, owned)
-
     async def target(*orders: Order, **more: MemberInfo) -> Mapping[str, Partitions]:
         alive = {**members, **{member.replace("_", "-"): it for member, it in more.items()}}
         functions = {"naive": resolve("naive")}
-        return (await decide(alive, {"t": 3}, document, orders, functions, view)).target
+        return (await decide(alive, {"t": 3}, document, orders, functions, plain_view)).target
 
     def order(kind: str, **arguments: Any) -> Order:
         return Order.make(kind, arguments, who="alice", now_ms=NOW)

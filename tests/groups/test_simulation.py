@@ -65,28 +65,31 @@ REBALANCES = parse(
 )
 
 
-def leader_dies_at(
-    step: int | None, schedule: Sequence[Event], settled: Callable[[Simulation], bool] = lambda run: True
-) -> Simulation:
-    run = Simulation(1, faults_s=14.0, schedule=schedule, dies_at_step=step)
-    run.settled = lambda: settled(run)
-    run.run()
-    return run
-
-
 def leader_dies_at_every(
-    every: int, schedule: Sequence[Event], settled: Callable[[Simulation], bool] = lambda run: True
-) -> None:
-    steps = leader_dies_at(None, schedule, settled).steps_of_leaders
-    assert steps > 300
-    for step in range(1, steps + 1, every):
-        leader_dies_at(step, schedule, settled)
+    every: int,
+    schedule: Sequence[Event],
+    settled: Callable[[Simulation], bool] = lambda run: True,
+    *,
+    seed: int = 1,
+    faults_s: float = 14.0,
+) -> Simulation:
+    """Repeats a run; each time the leader dies `every` steps later. Returns the run in which it lives."""
+
+    def dies_at(step: int | None) -> Simulation:
+        run = Simulation(seed, faults_s=faults_s, schedule=schedule, dies_at_step=step)
+        run.settled = lambda: settled(run)
+        run.run()
+        return run
+
+    calm = dies_at(None)
+    assert calm.steps_of_leaders > 300
+    for step in range(1, calm.steps_of_leaders + 1, every):
+        dies_at(step)
+    return calm
 
 
 @pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.long)])
 def test_the_leader_may_die_at_every_step(every: int) -> None:
-    """Every step of the leader after its election: the same rebalances run again, and each time the leader dies one
-    step later."""
     leader_dies_at_every(every, REBALANCES)
 
 
@@ -167,15 +170,8 @@ FOLLOWED = parse(
 
 @pytest.mark.parametrize("every", [60, pytest.param(1, marks=pytest.mark.long)])
 def test_load_moves_within_the_orders_though_the_leader_dies_at_any_step(every: int) -> None:
-    def dies_at(step: int | None) -> Simulation:
-        run = Simulation(FOLLOWING, faults_s=24.0, schedule=FOLLOWED, dies_at_step=step)
-        run.run()
-        return run
-
-    calm = dies_at(None)
+    calm = leader_dies_at_every(every, FOLLOWED, seed=FOLLOWING, faults_s=24.0)
     assert calm.document.load_history.spent > 1
-    for step in range(1, calm.steps_of_leaders + 1, every):
-        dies_at(step)
 
 
 def test_every_promise_holds_under_faults_while_load_moves_partitions() -> None:
@@ -195,17 +191,18 @@ DIES_WITH_THE_NEWS = parse(
 )
 
 
+def a_lease_by_the_last_proof_alone(patch: pytest.MonkeyPatch) -> None:
+    def prove(self: EnsembleLease, started: float, session_timeout_s: float, connected: float) -> None:
+        self.renew(started, session_timeout_s)
+
+    patch.setattr(EnsembleLease, "prove", prove)
+
+
 def test_a_proof_counts_as_far_as_the_leader_of_the_ensemble_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
     # the moment must be met to a few ms, which depends on the network's chance: some seeds meet it
     seeds = range(60, 70)
     assert [outcome(seed, DIES_WITH_THE_NEWS)[1] for seed in seeds] == [None] * len(seeds)
-
-    def by_the_last_proof_alone(
-        self: EnsembleLease, started: float, session_timeout_s: float, connected: float
-    ) -> None:
-        self.renew(started, session_timeout_s)
-
-    monkeypatch.setattr(EnsembleLease, "prove", by_the_last_proof_alone)
+    a_lease_by_the_last_proof_alone(monkeypatch)
     assert any("may both act" in str(outcome(seed, DIES_WITH_THE_NEWS)[1]) for seed in seeds)
 
 
@@ -292,13 +289,12 @@ def test_a_member_that_may_not_join_yet_looks_at_its_interval_after_each_lost_se
 IN_QUIET = parse(["0.000 start w1", "0.000 start w2"])
 
 
-def test_nobody_pauses_while_nothing_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_pauses_while_nothing_is_wrong() -> None:
     """However the latency of the proofs varies."""
-    pauses: list[str] = []
-    monkeypatch.setattr(Worker, "suspended", lambda self, why: pauses.append(f"{self.name}: {why}"))
     for seed in range(5):
-        Simulation(seed, faults_s=200.0, schedule=IN_QUIET).run()
-    assert pauses == []
+        run = Simulation(seed, faults_s=200.0, schedule=IN_QUIET)
+        run.run()
+        assert [worker.pauses for worker in run.workers.values()] == [[], []]
 
 
 def test_a_seed_gives_the_same_run_twice_and_so_does_its_schedule() -> None:
@@ -420,7 +416,7 @@ def a_leader_that_gives_to_cordoned_members(patch: pytest.MonkeyPatch) -> None:
 
 
 def members_that_commit_what_they_will_process_next(patch: pytest.MonkeyPatch) -> None:
-    commit = Worker._commit
+    commit = Worker.commit_partition
 
     def early(self: Worker, partition: object) -> object:
         self.positions[partition] += 1
@@ -429,7 +425,7 @@ def members_that_commit_what_they_will_process_next(patch: pytest.MonkeyPatch) -
         finally:
             self.positions[partition] -= 1
 
-    patch.setattr(Worker, "_commit", early)
+    patch.setattr(Worker, "commit_partition", early)
 
 
 def members_that_begin_after_the_committed_offset(patch: pytest.MonkeyPatch) -> None:
@@ -535,18 +531,13 @@ def test_a_broken_consumer_is_found(
     assert re.search(found, str(broken).splitlines()[0])
 
 
+def members_that_lose_everything_with_their_znode(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Faults, "_do_delete_znode", lambda self, name: self.world.broken("a znode was deleted"))
+
+
 def test_a_schedule_that_breaks_something_shrinks_to_what_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shrinking removes harmless events and keeps the essential one."""
-
-    def loses_everything(self: Faults, name: str) -> None:
-        self.world.broken("a znode was deleted")
-
-    monkeypatch.setattr(Faults, "_do_delete_znode", loses_everything)
-    run, broken = next(
-        (run, broken) for seed in range(50) if (broken := (found := outcome(seed))[1]) and (run := found[0])
-    )
+    members_that_lose_everything_with_their_znode(monkeypatch)
+    run = next(run for seed in range(50) for run, broken in [outcome(seed)] if broken is not None)
     left = shrunk(run.seed, run.faults.done)
-    assert [event.what for event in left][-1] == "delete-znode"
-    assert len(left) == 2  # and the start of whose it is
-    assert isinstance(broken, Broken)
-    assert all(isinstance(event, Event) for event in left)
+    assert [event.what for event in left] == ["start", "delete-znode"]

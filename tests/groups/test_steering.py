@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_orders import ARGUMENTS, NOW, order
+from members import plain_view
+from test_orders import NOW, order
 
-from allocator.assignors import Assignor, GroupView, Member, resolve
+from allocator.assignors import resolve
 from allocator.core.assignors.constraints import Constraints
 from allocator.core.commands.orders import KINDS, Order, Orders
 from allocator.core.commands.steering import (
@@ -189,10 +189,6 @@ def test_what_cannot_move_in_a_frozen_group_says_so() -> None:
 # -- the decision ----------------------------------------------------------------------------------------------------
 
 
-async def plain_view(assignor: Assignor, members: tuple[Member, ...], counts: Any, owned: Any) -> GroupView:
-    return GroupView(members, counts, owned)
-
-
 def decided(*orders: Order, document: AssignmentDocument | None = None) -> GroupDecision:
     functions = {"sticky": resolve("sticky")}
     found = decide(MEMBERS, {"t": 9}, document or AssignmentDocument(), orders, functions, plain_view)
@@ -249,7 +245,3 @@ def test_no_budget_and_a_used_up_one() -> None:
     assert portion(document, goal, {A, B}, None) == (goal, 2, 0)
     part, begun, left = portion(document, goal, {A, B}, 0)
     assert (part, begun, left) == ({A: parts(0, 1, 2), B: parts(3)}, 0, 2)
-
-
-def test_every_kind_has_arguments_in_these_tests() -> None:
-    assert ARGUMENTS.keys() >= {kind.name for kind in KINDS.values() if kind.acts == "leader"}

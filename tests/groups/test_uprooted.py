@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,21 +20,29 @@ from allocator.testing import wait_until_async
 STEPS = 100  # more than a member takes to own everything
 
 
-def uproot(zk: ZooKeeperClient, after: int, delete: Callable[[], None]) -> list[str]:
-    """Deletes once, after so many requests of `zk` were answered; returns the requests, as they come."""
-    requests: list[str] = []
-    answer: Callable[[str, str, Any], Awaitable[Any]] = zk._await
+class Uprooted(ZooKeeperClient):
+    """Calls `delete` once, after `after` requests were answered."""
 
-    async def answer_and_delete(what: str, path: str, result: Any) -> Any:
+    def __init__(self, after: int, delete: Callable[[], None], hosts: str, **options: Any) -> None:
+        super().__init__(hosts, **options)
+        self.after, self.delete_all = after, delete
+        self.requests: list[str] = []
+
+
+def counted(name: str) -> Callable[..., Awaitable[Any]]:
+    async def request(self: Uprooted, *arguments: Any, **options: Any) -> Any:
         try:
-            return await answer(what, path, result)
+            return await getattr(ZooKeeperClient, name)(self, *arguments, **options)
         finally:
-            requests.append(f"{what} {path}")
-            if len(requests) == after:
-                await asyncio.to_thread(delete)
+            self.requests.append(f"{name} {arguments[:1]}")
+            if len(self.requests) == self.after:
+                await asyncio.to_thread(self.delete_all)
 
-    zk._await = answer_and_delete  # type: ignore[method-assign]
-    return requests
+    return request
+
+
+for each in ("get", "exists", "get_children", "create", "set", "delete", "multi", "ensure_path"):
+    setattr(Uprooted, each, counted(each))
 
 
 @pytest.fixture
@@ -68,9 +77,10 @@ async def test_a_member_whose_group_is_deleted_at_any_step_comes_to_own_everythi
     topics = StaticTopics({"t": 6})
     for step in range(1, STEPS, stride):
         delete("/allocator")
-        member = TestMember(zk_chroot, "g", "a", topics, History(), session_timeout_s=2.0)
-        requests = uproot(member.zk, step, lambda: delete(f"/allocator{what}"))
+        client = partial(Uprooted, step, lambda: delete(f"/allocator{what}"))
+        member = TestMember(zk_chroot, "g", "a", topics, History(), session_timeout_s=2.0, client=client)
         async with member:
+            requests = member.zk.requests
             await wait_until_async(
                 lambda: settled([member], topics) and member.membership.may_act(),  # noqa: B023
                 30,
@@ -88,14 +98,13 @@ async def test_a_member_whose_group_is_deleted_at_any_step_comes_to_own_everythi
 
 async def test_a_choice_is_written_though_its_group_is_deleted(zk_chroot: str, delete: Callable[[str], None]) -> None:
     choice = ClusterChoice("a:1", frozen=True)
-    for step in range(1, 7):
+    for step in range(1, 5):
         delete("/allocator")
-        zk = ZooKeeperClient(zk_chroot)
+        zk = Uprooted(step, lambda: delete("/allocator"), zk_chroot)
         await zk.connect()
         try:
-            requests = uproot(zk, step, lambda: delete("/allocator"))
             await choose_cluster(zk, choice_path("/allocator", "g"), choice)
-            if len(requests) != step:  # else it was deleted after it was written
+            if len(zk.requests) != step:  # else it was deleted after it was written
                 assert await read_choice(zk, choice_path("/allocator", "g")) == choice
         finally:
             await zk.close()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from allocator.assignors import Assignor, GroupView, Member
+from members import plain_view
+
 from allocator.core.commands.orders import KINDS
 from allocator.core.membership.zookeeper.seats import FEATURE
-from allocator.core.types import Partitions
 from allocator.core.znodes.documents import AssignmentDocument, MemberInfo, Seat
 from allocator.operate.group_report import GroupState
 from allocator.operate.what_if import Scenario, plan_of
@@ -40,27 +39,21 @@ def group() -> GroupState:
     return GroupState("g", members, {}, AssignmentDocument(1, 1, A, "sticky", halves, seats=seats))
 
 
-async def view(
-    assignor: Assignor, members: tuple[Member, ...], counts: Mapping[str, int], owned: Mapping[str, Partitions]
-) -> GroupView:
-    return GroupView(members, counts, owned)
-
-
 async def test_the_partitions_of_a_member_that_leaves_for_good_are_not_reserved() -> None:
-    plan = await plan_of(Scenario.of(group(), COUNTS).removing("two"), view)
+    plan = await plan_of(Scenario.of(group(), COUNTS).removing("two"), plain_view)
     assert {move.target for move in plan.moves} == {A}
     assert len(plan.moves) == 3
     assert plan.failed_s is None
 
 
 async def test_those_of_one_that_fails_stand_still_for_its_session_and_its_grace() -> None:
-    plan = await plan_of(Scenario.of(group(), COUNTS).removing("two", failed=True), view)
+    plan = await plan_of(Scenario.of(group(), COUNTS).removing("two", failed=True), plain_view)
     assert len(plan.moves) == 3
     assert plan.failed_s == 70.0
 
 
 async def test_a_new_member_is_no_second_process_of_another_ones_instance() -> None:
-    plan = await plan_of(Scenario.of(group(), COUNTS).adding("three"), view)
+    plan = await plan_of(Scenario.of(group(), COUNTS).adding("three"), plain_view)
     (joined,) = (each for each in plan.members if each.change == "joins")
     assert joined.partitions == (0, 2)
 
@@ -71,5 +64,5 @@ async def test_the_partitions_of_a_member_that_restarts_stay_reserved() -> None:
     assert document is not None
     restarting = replace(document, seats={**document.seats, B: Seat(member("two"), 1_000)})
     state = replace(state, members={A: member("one")}, document=restarting)
-    plan = await plan_of(Scenario.of(state, COUNTS), view)
+    plan = await plan_of(Scenario.of(state, COUNTS), plain_view)
     assert plan.moves == ()

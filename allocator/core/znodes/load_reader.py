@@ -38,8 +38,8 @@ class LoadReader:
         return self._known
 
     async def _report(self, member: str, watch: Watch) -> LoadReport | None:
-        report = self._store.load_report(member, watch)
-        return await self._store.readable(report, "the load of this member's partitions is unknown")
+        effect = "the load of this member's partitions is unknown"
+        return await self._store.readable(effect, self._store.load_report, member, watch)
 
 
 def loads_of(reports: Mapping[str, LoadReport | None], source: str) -> dict[TopicPartition, float]:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from allocator.core.types import NO_PARTITIONS, Partitions
 from allocator.core.znodes.checked import InvalidZnode
@@ -106,10 +106,11 @@ class Store:
         claim = await computed(partial(Claim.decode, path, data, budget), not quick(data))
         return replace(claim, version=stat.version, transaction=stat.zxid)
 
-    async def readable(self, read: Awaitable[T | None], effect: str) -> T | None:
-        """Awaits `read`. Returns None for an unreadable znode, and logs it with the effect on the group."""
+    async def readable(self, effect: str, read: Callable[..., Awaitable[T | None]], *of: Any, **more: Any) -> T | None:
+        """Calls `read` with the other arguments. Returns None for an unreadable znode, and logs it with the effect on
+        the group."""
         try:
-            return await read
+            return await read(*of, **more)
         except InvalidZnode as error:
             log.error("%s: %s: %s", self.paths.group, effect, error)
             return None

@@ -165,8 +165,8 @@ class GroupZnodes:
         return {member: claim for member, claim in zip(wanted, found) if claim is not None}
 
     async def _read_claim(self, member: str, watch: Callable[[], None]) -> Claim | None:
-        claim = self._store.claim(member, watch, budget=self._budget)
-        return await self._store.readable(claim, "its partitions wait until the member writes it again or leaves")
+        effect = "its partitions wait until the member writes it again or leaves"
+        return await self._store.readable(effect, self._store.claim, member, watch, budget=self._budget)
 
     def _poke_released(self) -> None:
         self.released = True
@@ -174,8 +174,8 @@ class GroupZnodes:
 
     async def _members(self, names: list[str]) -> dict[str, MemberInfo]:
         fresh = [name for name in names if name not in self._infos]
-        reads = (self._store.readable(self._store.member(name), "this member gets no partitions") for name in fresh)
-        found = dict(zip(fresh, await asyncio.gather(*reads)))
+        read = partial(self._store.readable, "this member gets no partitions", self._store.member)
+        found = dict(zip(fresh, await asyncio.gather(*map(read, fresh))))
         infos = {name: found.get(name) or self._infos.get(name) for name in names}
         self._infos = {name: info for name, info in infos.items() if info is not None}
         return self._infos

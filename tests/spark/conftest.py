@@ -29,16 +29,12 @@ def sparks_defaults(spark: SparkSession) -> Iterator[None]:
         spark.conf.set(name, value)
 
 
-@pytest.fixture(params=["checked", "unchecked"])
-def unshared(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A path that leads each process to its own working directory; once without the check before the first write."""
-    from allocator.spark.archive import files
-
+@pytest.fixture
+def unshared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A path that leads each process to its own working directory."""
     name = f"unshared-{uuid.uuid4().hex}"
     elsewhere = Path.cwd() / name
     monkeypatch.chdir(tmp_path)
-    if request.param == "unchecked":
-        monkeypatch.setattr(files, "check_shared", lambda *_: None)
     yield Path("/proc/self/cwd") / name
     shutil.rmtree(elsewhere, ignore_errors=True)
 

@@ -20,7 +20,7 @@ import pytest
 from spark_records import Made
 
 from allocator.errors import ConfigError
-from allocator.spark.archive import Archive, archive, compact, files
+from allocator.spark.archive import Archive, archive, compact
 from allocator.spark.archive.commits import ArchiveMismatch, CommitLog, DataFile, Manifest
 from allocator.spark.archive.write import _groups
 from allocator.spark.audit import audit
@@ -267,22 +267,9 @@ def test_a_run_that_fails_on_loss_does_not_look_for_it_at_each_commit(spark: Spa
 def test_a_directory_that_executors_do_not_share_is_refused_with_nothing_committed(
     unshared: Path, spark: SparkSession
 ) -> None:
-    """Without the first check, the count of records tells."""
     with pytest.raises(ConfigError, match=r"seen by the driver, but .*Mount one file system under this path"):
         archive(Made([20]), unshared, spark=spark)
     assert Archive(unshared, "made").manifests == []
-
-
-def test_a_run_checks_once_whether_executors_share_its_directory(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checked: list[Path] = []
-    monkeypatch.setattr(files, "check_shared", lambda _, directory: checked.append(directory))
-    archive(Made([30]), tmp_path, offsets_per_commit=10, spark=spark)
-    assert len(Archive(tmp_path).manifests) == 3
-    assert checked == [tmp_path / "topic=made"]
-    compact(tmp_path, spark=spark)
-    assert checked == [tmp_path / "topic=made"] * 2
 
 
 def test_an_archive_whose_run_was_killed_before_the_rename_is_read_and_repaired(

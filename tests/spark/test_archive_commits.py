@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ def next_manifest(commits: CommitLog, count: int = 10) -> Manifest:
     """The files of the next commit of partition 0, written, and its manifest."""
     alive = commits.live()
     start = max((reach_of(alive).get(0, (0, 0))[1], 0))
-    staged = commits.stage()
+    staged = commits.directory / f"_new-{uuid.uuid4().hex}"
     name = "partition=0/data.parquet"
     (staged / name).parent.mkdir(parents=True)
     (staged / name).write_bytes(b"x" * count)

@@ -19,7 +19,6 @@ import json
 import os
 import re
 import shutil
-import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
@@ -201,10 +200,6 @@ class CommitLog:
                 raise ArchiveBusy(f"{self.directory} is being written by another run; wait until it ends") from error
             self._recover()
             yield
-
-    def stage(self) -> Path:
-        """A new name for the directory of the next commit's files."""
-        return self.directory / f"_new-{uuid.uuid4().hex}"
 
     def commit(self, manifest: Manifest) -> None:
         """Syncs the files, then writes the manifest, then renames the directory for readers without manifests.

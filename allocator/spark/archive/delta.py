@@ -111,10 +111,10 @@ class DeltaStore:
     def staged_name(self) -> str:
         return f"data-{uuid.uuid4().hex}"
 
-    def write(self, rows: DataFrame, staged: str, ranges: Reach, *, first: bool) -> tuple[DataFile, ...]:
+    def write(self, rows: DataFrame, staged: str, ranges: Reach) -> tuple[DataFile, ...]:
         """Writes the files. The table does not have them before `commit`."""
         self._columns = arrow_schema(rows)
-        return tuple(write_arrow(rows, self.place, staged, ranges, first=first))
+        return write_arrow(rows, self.place, staged, ranges)
 
     def commit(self, manifest: Manifest) -> None:
         """Adds one entry to the log. Raises ArchiveBusy, ArchiveFull, ArchiveMismatch.

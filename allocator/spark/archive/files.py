@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import itertools
 import shutil
-import socket
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +20,7 @@ from allocator.spark.archive.commits import ArchiveCorrupt, DataFile, disk_full,
 
 if TYPE_CHECKING:
     import pyarrow
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 _FOUND = "name string, partition int, records bigint, size bigint, first bigint, last bigint"
 _ROWS_PER_GROUP = 1_000_000
@@ -37,41 +36,6 @@ def local_url(path: Path) -> str:
     return f"file://{path}"
 
 
-def check_shared(spark: SparkSession, directory: Path) -> None:
-    """Raises ConfigError unless the executors see the directory of the driver: each side writes a file for the other.
-
-    Otherwise executors would write files that the driver does not find, and the archive would lack their records.
-    """
-    from pyspark.sql import functions as F
-
-    token = uuid.uuid4().hex
-    home = directory / f"_new-{token}"  # the next run deletes it if this one is killed
-    home.mkdir(parents=True)
-    try:
-        (home / "driver").write_text(token)
-        tasks = spark.sparkContext.defaultParallelism
-        look = F.udf(functools.partial(_look, str(home), token), "string")
-        found = spark.range(0, tasks, 1, tasks).select(F.col("id"), look("id").alias("host")).collect()
-        strangers = {row.host for row in found if row.host is not None}
-        strangers |= {f"the executor of task {row.id}" for row in found if not (home / f"executor-{row.id}").is_file()}
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
-    if strangers:
-        raise _not_shared(directory, f"not by {', '.join(sorted(strangers)[:3])}")
-
-
-def _look(home: str, token: str, number: int) -> str | None:
-    """Runs in a Python worker. Returns the name of its host if the driver's file is not there."""
-    try:
-        if Path(home, "driver").read_text() == token:
-            Path(home, f"executor-{number}").write_text(token)
-            return None
-    except OSError as error:
-        if is_full(error):
-            raise
-    return socket.gethostname()
-
-
 def _not_shared(directory: Path, what: str) -> ConfigError:
     return ConfigError(
         f"{directory} is seen by the driver, but {what}. Nothing of this commit is kept. Mount one file system under "
@@ -85,24 +49,19 @@ def write_arrow(
     staged: str,
     ranges: Mapping[int, tuple[int, int]],
     *,
-    first: bool,
     with_partition: bool = False,
-) -> list[DataFile]:
-    """Parquet files below `place`/`staged`, each of one partition, in the order of offsets.
+) -> tuple[DataFile, ...]:
+    """Writes Parquet files below `place`/`staged`, each of one partition, in the order of offsets.
 
-    `first`: whether to run `check_shared`, which starts a Spark job.
-    `with_partition`: whether the files have the column `partition`.
-
-    `place`: an absolute path, or a URL for pyarrow. `DataFile.name` is relative to `staged`. Raises ArchiveCorrupt,
-    ArchiveFull, and after any error leaves no files, unless the driver dies.
+    `place`: an absolute path, or a URL for pyarrow. `with_partition`: whether the files have the column `partition`.
+    `DataFile.name` is relative to `staged`. Raises ArchiveCorrupt, ArchiveFull, and ConfigError if the driver does not
+    see the file of an executor. After any error it leaves no files, unless the driver dies.
     """
     schema = arrow_schema(rows)
     task = functools.partial(
         _write_task, base=f"{place}/{staged}", schema=schema, without=[] if with_partition else ["partition"]
     )
     try:
-        if first and not is_url(place):
-            check_shared(rows.sparkSession, Path(place))
         rows = rows.sortWithinPartitions("partition", "offset")
         found = [DataFile(**row.asDict()) for row in rows.mapInArrow(task, _FOUND).collect()]
         counts: dict[int, int] = {}
@@ -113,7 +72,7 @@ def write_arrow(
         for file in sorted(found, key=lambda file: (file.partition, file.first)):
             counts[file.partition] = counts.get(file.partition, 0) + file.records
             _check(f"{place}/{staged}/{file.name}", file, ranges, counts[file.partition])
-        return found
+        return tuple(found)
     except Exception as error:
         discard(place, staged)
         if is_full(error) and not is_url(place):
@@ -238,10 +197,8 @@ def _check(path: object, file: DataFile, ranges: Mapping[int, tuple[int, int]], 
         )
 
 
-def write_parquet(
-    rows: DataFrame, staged: Path, ranges: Mapping[int, tuple[int, int]], *, first: bool
-) -> tuple[DataFile, ...]:
-    """Parquet files below `staged`, by partition, in the order of offsets. `first`: as in `write_arrow`.
+def write_parquet(rows: DataFrame, staged: Path, ranges: Mapping[int, tuple[int, int]]) -> tuple[DataFile, ...]:
+    """Writes Parquet files below `staged`, by partition, in the order of offsets.
 
     Raises ArchiveCorrupt, ArchiveFull, and ConfigError if an executor writes to another directory of that name.
     """
@@ -254,8 +211,6 @@ def write_parquet(
     writer = rows.observe(counted, F.count(F.lit(1)).alias("records")).write
     writer = writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
     try:
-        if first:
-            check_shared(rows.sparkSession, staged.parent)
         writer.partitionBy("partition").parquet(local_url(staged))
         found = tuple(_measured(staged, ranges))
         wrote, there = counted.get["records"], sum(file.records for file in found)

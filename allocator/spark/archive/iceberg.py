@@ -111,10 +111,10 @@ class IcebergStore:
     def staged_name(self) -> str:
         return f"data/archive-{uuid.uuid4().hex}"
 
-    def write(self, rows: DataFrame, staged: str, ranges: Reach, *, first: bool) -> tuple[DataFile, ...]:
+    def write(self, rows: DataFrame, staged: str, ranges: Reach) -> tuple[DataFile, ...]:
         """Writes the files below the location of the table, which is created first. No snapshot has them yet."""
         self._columns = arrow_schema(rows)
-        return tuple(write_arrow(rows, self._location(), staged, ranges, first=first, with_partition=True))
+        return write_arrow(rows, self._location(), staged, ranges, with_partition=True)
 
     def commit(self, manifest: Manifest) -> None:
         """Adds one snapshot and the offsets. Raises ArchiveBusy, ArchiveFull, ArchiveMismatch.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -36,11 +37,8 @@ class ArchiveStore(Protocol):
     def staged_name(self) -> str:
         """A new name for the directory of the next commit's files."""
 
-    def write(self, rows: DataFrame, staged: str, ranges: Reach, *, first: bool) -> tuple[DataFile, ...]:
-        """Writes the files below `staged`; readers do not see them. Raises ArchiveCorrupt, ArchiveFull.
-
-        `first`: whether it is the first write of a run, which checks that the executors share a local directory.
-        """
+    def write(self, rows: DataFrame, staged: str, ranges: Reach) -> tuple[DataFile, ...]:
+        """Writes the files below `staged`; readers do not see them. Raises ArchiveCorrupt, ArchiveFull."""
 
     def commit(self, manifest: Manifest) -> None:
         """Makes files, ranges and gaps visible at once. Raises ArchiveBusy, ArchiveFull."""
@@ -61,10 +59,10 @@ class ParquetStore(CommitLog):
             )
 
     def staged_name(self) -> str:
-        return self.stage().name
+        return f"_new-{uuid.uuid4().hex}"
 
-    def write(self, rows: DataFrame, staged: str, ranges: Reach, *, first: bool) -> tuple[DataFile, ...]:
-        return write_parquet(rows, self.directory / staged, ranges, first=first)
+    def write(self, rows: DataFrame, staged: str, ranges: Reach) -> tuple[DataFile, ...]:
+        return write_parquet(rows, self.directory / staged, ranges)
 
 
 def open_store(format: str, directory: str | Path, topic: str) -> tuple[str, ArchiveStore]:

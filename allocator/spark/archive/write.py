@@ -10,26 +10,19 @@ replaces meanwhile, and must then read again.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allocator.errors import ConfigError
-from allocator.spark.archive.commits import (
-    ArchiveCorrupt,
-    ArchiveMismatch,
-    CommitLog,
-    DataFile,
-    Manifest,
-    now,
-)
-from allocator.spark.archive.files import write_parquet
+from allocator.spark.archive.commits import ArchiveCorrupt, ArchiveMismatch, DataFile, Manifest, now
 from allocator.spark.archive.read import Archive, Reach, reach_of
 from allocator.spark.archive.schema import Transform, columns_of, transformed
-from allocator.spark.archive.store import open_store
+from allocator.spark.archive.store import ParquetStore, open_store
 from allocator.spark.errors import DataLoss
 from allocator.spark.ranges import limit_ends
 from allocator.spark.topic import Extent, Topic
@@ -119,40 +112,41 @@ def archive(
     ConfigError, and the errors of reading the topic.
     """
     began = time.monotonic()
-    root, commits = open_store(format, directory, topic.name)
+    root, store = open_store(format, directory, topic.name)
     if offsets_per_commit < 1:
         raise ConfigError(f"offsets_per_commit = {offsets_per_commit} must be 1 or more")
-    commits.check()
+    store.check()
     report = ArchiveReport(topic.name, root, dry_run=dry_run)
-    extent, alive = topic.extent(), commits.live()
-    start, report.gaps = _start(alive, topic.name, extent, allow_gaps)
-    report.ranges = _todo(start, extent)
-    if dry_run or not (report.ranges or report.gaps or _unknown(alive, start)):
-        if alive and not dry_run:
-            with commits.locked():
-                pass  # completes a commit of a run that was killed
+
+    def plan() -> tuple[Extent, list[Manifest], Reach]:
+        """Sets the report's ranges and gaps. The last item: an empty range at the start of each new partition."""
+        extent, alive = topic.extent(), store.live()
+        start, report.gaps = _start(alive, topic.name, extent, allow_gaps)
+        report.ranges = {p: (at, extent.chosen[p][1]) for p, at in start.items() if at < extent.chosen[p][1]}
+        return extent, alive, {p: (at, at) for p, at in start.items() if p not in reach_of(alive)}
+
+    _, _, new = plan()
+    if dry_run:
         report.seconds = time.monotonic() - began
         return report
     if report.ranges:
         spark = spark or _session("allocator archive")  # before the lock: it takes seconds
-    with commits.locked():
-        # again under the lock: another run may have added commits
-        extent, alive = topic.extent(), commits.live()
-        start, gaps = _start(alive, topic.name, extent, allow_gaps)
-        new, todo = _unknown(alive, start), _todo(start, extent)
-        report.ranges, report.gaps = todo, gaps
+    with store.locked():  # completes a commit of a run that was killed, too
+        if report.ranges or report.gaps or new:
+            extent, alive, new = plan()  # again under the lock: another run may have added commits
+        todo, gaps = report.ranges, report.gaps
         done, total = 0, report.offsets
-        if progress is not None:
+        if progress is not None and todo:
             progress(0, total)
         while todo or gaps or new:
             piece = _piece(topic.name, todo, offsets_per_commit)
-            staged = commits.staged_name()
+            staged = store.staged_name()
             files: tuple[DataFile, ...] = ()
             columns: dict[str, Any] = {}
             if piece:
                 spark = spark or _session("allocator archive")
                 rows = transformed(topic.frame(spark, topic.ranges(piece)), transform, alive)
-                files, columns = commits.write(rows, staged, piece, first=not done), columns_of(rows)
+                files, columns = store.write(rows, staged, piece), columns_of(rows)
             if extent.topic_id is not None and topic.topic_id() != extent.topic_id:
                 raise ArchiveMismatch(
                     f"{topic.name!r} was deleted and created again while it was archived, and this commit is not kept; "
@@ -174,13 +168,13 @@ def archive(
                 at=now(),
                 columns=columns,
             )
-            commits.commit(manifest)
+            store.commit(manifest)
             _count(report, manifest)
             alive, gaps, new = [*alive, manifest], {}, {}
             done += sum(high - low for low, high in piece.values())
             if progress is not None:
                 progress(done, total)
-            todo = {p: (piece.get(p, reach)[1] if p in piece else reach[0], reach[1]) for p, reach in todo.items()}
+            todo = {p: (piece.get(p, (low, low))[1], high) for p, (low, high) in todo.items()}
             todo = {p: reach for p, reach in todo.items() if reach[0] < reach[1]}
     report.seconds = time.monotonic() - began
     return report
@@ -247,16 +241,6 @@ def _deleted(topic: Topic, piece: Reach, files: tuple[DataFile, ...]) -> Reach:
     return found
 
 
-def _unknown(alive: list[Manifest], start: Mapping[int, int]) -> Reach:
-    """An empty range at the start of each partition that the archive does not have yet."""
-    archived = reach_of(alive)
-    return {p: (at, at) for p, at in start.items() if p not in archived}
-
-
-def _todo(start: Mapping[int, int], extent: Extent) -> Reach:
-    return {p: (at, extent.chosen[p][1]) for p, at in start.items() if at < extent.chosen[p][1]}
-
-
 def _piece(topic: str, todo: Reach, most: int) -> Reach:
     low = {TopicPartition(topic, p): reach[0] for p, reach in todo.items()}
     high = limit_ends(low, {TopicPartition(topic, p): reach[1] for p, reach in todo.items()}, most)
@@ -279,24 +263,23 @@ def compact(
     """
     began = time.monotonic()
     found = Archive(directory, topic)
-    commits = CommitLog(found.directory / f"topic={found.topic}")
+    store = ParquetStore(found.directory / f"topic={found.topic}")
     report = ArchiveReport(found.topic, str(found.directory), dry_run=dry_run)
-    if dry_run:
-        for group in _groups(found.manifests, file_size):
-            report.replaced += [manifest.number for manifest in group]
-            report.ranges.update(reach_of(group))
-        return report
-    spark = spark or _session("allocator archive compact")
-    with commits.locked():
-        groups = _groups(commits.live(), file_size)
-        number = max((manifest.number for manifest in commits.live()), default=0)
+    if not dry_run:
+        spark = spark or _session("allocator archive compact")
+    with contextlib.nullcontext() if dry_run else store.locked():
+        alive = store.live()
+        groups = _groups(alive, file_size)
+        number = max((manifest.number for manifest in alive), default=0)
         for done, group in enumerate(groups, 1):
-            number += 1
-            manifest = _compacted(spark, found, commits, group, number, first=done == 1)
-            commits.commit(manifest)
-            _count(report, manifest)
             report.replaced += [old.number for old in group]
             report.ranges.update(reach_of(group))
+            if dry_run:
+                continue
+            assert spark is not None
+            manifest = _compacted(spark, found, store, group, number + done)
+            store.commit(manifest)
+            _count(report, manifest)
             if progress is not None:
                 progress(done, len(groups))
     report.seconds = time.monotonic() - began
@@ -321,36 +304,33 @@ def _groups(manifests: list[Manifest], file_size: int) -> list[list[Manifest]]:
 
 
 def _compacted(
-    spark: SparkSession, found: Archive, commits: CommitLog, group: list[Manifest], number: int, *, first: bool
+    spark: SparkSession, found: Archive, store: ParquetStore, group: list[Manifest], number: int
 ) -> Manifest:
     from pyspark.sql import functions as F
 
     part = Archive(found.directory, found.topic)
     part.manifests = group
     rows = part.frame(spark).repartition(F.col("partition"))
-    staged = commits.stage()
+    staged = store.staged_name()
     ranges = reach_of(group)  # including gaps
-    files = write_parquet(rows, staged, ranges, first=first)
+    files = store.write(rows, staged, ranges)
     records = sum(written.records for written in files)
     expected = sum(manifest.records for manifest in group)
     if records != expected:
         raise ArchiveCorrupt(
-            f"{commits.directory}: commits {group[0].number} to {group[-1].number} should have {expected} records, but "
+            f"{store.place}: commits {group[0].number} to {group[-1].number} should have {expected} records, but "
             f"their files have {records}; nothing was replaced"
         )
-    replaces = tuple(sorted({n for manifest in group for n in (manifest.number, *manifest.replaces)}))
-    last = group[-1]
-    return Manifest(
-        number,
-        "compact",
-        last.topic,
-        last.cluster,
-        last.topic_id,
-        ranges,
-        files,
-        staged.name,
-        now(),
-        replaces=replaces,
+    return replace(
+        group[-1],
+        number=number,
+        kind="compact",
+        ranges=ranges,
+        gaps={},
+        files=files,
+        staged=staged,
+        at=now(),
+        replaces=tuple(sorted({n for manifest in group for n in (manifest.number, *manifest.replaces)})),
         columns=columns_of(rows),
     )
 

@@ -8,7 +8,9 @@ import json
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Optional, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Optional, TypeVar
+
+from pyspark.sql.types import StringType, StructField, StructType
 
 from allocator.core.aio import within
 from allocator.core.fetch import pyarrow
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 T = TypeVar("T")
+TEXT = ColumnType(StringType())
+UNFIT = (ValueError, TypeError, OverflowError)
 
 
 def decode_values(
@@ -50,7 +54,12 @@ def decode_values(
 
     Raises ConfigError for wrong arguments and a subject that does not exist, RegistryFailed, MissingExtra.
     """
-    _need_pandas()
+    try:
+        import pandas  # noqa: F401 - Spark's mapInArrow needs it
+    except ImportError as missing:
+        raise MissingExtra(
+            "decode_values needs pandas, because Spark's mapInArrow does: pip install pandas"
+        ) from missing
     _check(df, column, into, error)
     source = Registry(registry)
     if subject is not None and reader_schema is not None:
@@ -60,10 +69,8 @@ def decode_values(
         raise ConfigError("reader_schema is a class of Protobuf; give an Avro schema, or none for JSON text")
     if subject is not None:
         reader = _run_apart(source.latest(subject))
-    shape = ColumnType("string", pyarrow().string()) if reader is None else column_type(reader)
-    from pyspark.sql.types import StringType, StructField, StructType
-
-    fields = [*df.schema.fields, StructField(into, _spark_type(shape.spark)), StructField(error, StringType())]
+    shape = TEXT if reader is None else column_type(reader)
+    fields = [*df.schema.fields, StructField(into, shape.spark), StructField(error, StringType())]
     work = partial(
         _decode_all,
         url=registry,
@@ -86,21 +93,6 @@ def _check(df: DataFrame, column: str, into: str, error: str) -> None:
             raise ConfigError(f"column {name!r} exists already; choose another name with `into` and `error`")
 
 
-def _need_pandas() -> None:
-    try:
-        import pandas  # noqa: F401 - Spark's mapInArrow needs it
-    except ImportError as error:
-        raise MissingExtra("decode_values needs pandas, because Spark's mapInArrow does: pip install pandas") from error
-
-
-def _spark_type(text: str) -> Any:
-    from pyspark.sql.types import StructType, _parse_datatype_string
-
-    found = _parse_datatype_string(f"`it` {text}")
-    assert isinstance(found, StructType)
-    return found.fields[0].dataType
-
-
 def _run_apart(work: Coroutine[Any, Any, T]) -> T:
     """In a thread: a notebook has a running loop in its own."""
     with ThreadPoolExecutor(1) as threads:
@@ -121,7 +113,7 @@ class _JsonText(RegistryDeserializer):
 def _deserializer(url: str, reader: Optional[str]) -> tuple[RegistryDeserializer, ColumnType]:
     """One for all tasks of a worker, so that schemas are asked for once."""
     if reader is None:
-        return _JsonText(url), ColumnType("string", pyarrow().string())
+        return _JsonText(url), TEXT
     return RegistryDeserializer(url, reader_schema=reader), column_type(as_reader_schema(reader))
 
 
@@ -159,29 +151,27 @@ def _load(decode: RegistryDeserializer, missing: set[int], timeout_s: float) -> 
 def _decoded(
     values: list[Optional[bytes]], decode: Callable[[bytes], Any], shape: ColumnType
 ) -> tuple[pa.Array, pa.Array]:
-    pa, found, errors = pyarrow(), [], []
+    pa, kind = pyarrow(), shape.arrow
+    found: list[Any] = []
+    errors: list[Optional[str]] = []
     for data in values:
-        value, why = _one(data, decode, shape)
+        value, why = None, None
+        try:
+            value = None if data is None else decode(data)
+            if value is not None and shape.convert is not None:
+                value = shape.convert(value)
+        except (*UNFIT, RecursionError, decimal.DecimalException) as error:
+            value, why = None, str(error)
         found.append(value)
         errors.append(why)
     try:
-        made = pa.array(found, shape.arrow)
-    except (ValueError, TypeError, OverflowError):
+        made = pa.array(found, kind)
+    except UNFIT:
         # values that the column cannot hold, such as a decimal of too many digits
         for number, value in enumerate(found):
             try:
-                pa.array([value], shape.arrow)
-            except (ValueError, TypeError, OverflowError) as error:
+                pa.array([value], kind)
+            except UNFIT as error:
                 found[number], errors[number] = None, f"does not fit into the column: {error}"
-        made = pa.array(found, shape.arrow)
+        made = pa.array(found, kind)
     return made, pa.array(errors, pa.string())
-
-
-def _one(data: Optional[bytes], decode: Callable[[bytes], Any], shape: ColumnType) -> tuple[Any, Union[str, None]]:
-    if data is None:
-        return None, None
-    try:
-        value = decode(data)
-        return (value if value is None or shape.convert is None else shape.convert(value)), None
-    except (ValueError, TypeError, OverflowError, RecursionError, decimal.DecimalException) as error:
-        return None, str(error)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
@@ -37,16 +37,6 @@ CREATION_S: Final = 5.0
 NO_TOPIC: Final = "record {} of a task has no topic: its column is null, and there is no option"
 NO_PARTITION: Final = "{} has no partition {}; null lets the key choose one"
 NO_HEADER_KEY: Final = "a header without a key cannot be written; remove it: filter(headers, h -> h.key is not null)"
-
-
-class Out(NamedTuple):
-    """A record to write, as bytes or text."""
-
-    topic: Optional[str]
-    partition: Optional[int]
-    key: Any
-    value: Any
-    headers: Optional[Sequence[tuple[str, Optional[bytes]]]]
 
 
 class Written(WriterCommitMessage):  # type: ignore[misc]  # pyspark is not followed
@@ -137,9 +127,9 @@ async def _produce(link: ClusterLink, options: Options, batches: Iterator[pa.Rec
 async def _add_batch(producer: Producer, options: Options, batch: pa.RecordBatch, before: int) -> int:
     import pyarrow.compute as pc
 
-    columns = dict(zip(batch.schema.names, batch.columns))
     if not producer.takes_columns:
-        return await _add_records(producer, options, _records(columns, batch.num_rows), before)
+        return await _add_records(producer, options, batch.to_pylist(), before)
+    columns = dict(zip(batch.schema.names, batch.columns))
     if "headers" in columns:
         columns["headers"] = _encoded_headers(columns["headers"])
     for topic, rows in _by_topic(options, columns, batch.num_rows, before):
@@ -171,36 +161,21 @@ def _by_topic(
         yield topic, {name: column.filter(mask) for name, column in columns.items()}
 
 
-async def _add_records(producer: Producer, options: Options, records: Iterable[Out], before: int) -> int:
-    count = 0
-    for record in records:
-        topic = record.topic if options.topic is None else options.topic
+async def _add_records(producer: Producer, options: Options, rows: list[dict[str, Any]], before: int) -> int:
+    for number, row in enumerate(rows, before):
+        topic, partition, headers = options.topic or row.get("topic"), row.get("partition"), row.get("headers") or ()
         if topic is None:
-            raise ConfigError(NO_TOPIC.format(before + count))
-        if record.partition is not None and record.partition < 0:
-            raise SchemaMismatch(NO_PARTITION.format(topic, record.partition))
-        if record.headers and producer.magic < 2:
+            raise ConfigError(NO_TOPIC.format(number))
+        if partition is not None and partition < 0:
+            raise SchemaMismatch(NO_PARTITION.format(topic, partition))
+        if headers and producer.magic < 2:
             raise WriteFailed("brokers before 0.11 have no headers; drop the column")
-        key, value = (text.encode() if isinstance(text, str) else text for text in (record.key, record.value))
-        await producer.append(topic, key, value, headers=record.headers or (), partition=record.partition)
-        count += 1
-    return count
-
-
-def _records(columns: dict[str, pa.Array], rows: int) -> Iterator[Out]:
-    lists = {name: column.to_pylist() for name, column in columns.items()}
-    nothing: list[Any] = [None] * rows
-    topics, partitions, keys, values = (lists.get(n, nothing) for n in ("topic", "partition", "key", "value"))
-    headers = [_pairs(one) for one in lists["headers"]] if "headers" in lists else nothing
-    yield from map(Out, topics, partitions, keys, values, headers)
-
-
-def _pairs(headers: Any) -> list[tuple[str, bytes | None]] | None:
-    if headers is None:
-        return None
-    if any(one is None or one["key"] is None for one in headers):
-        raise SchemaMismatch(NO_HEADER_KEY)
-    return [(one["key"], None if one["value"] is None else bytes(one["value"])) for one in headers]
+        if any(one is None or one["key"] is None for one in headers):
+            raise SchemaMismatch(NO_HEADER_KEY)
+        key, value = (one.encode() if isinstance(one, str) else one for one in (row.get("key"), row["value"]))
+        pairs = [(one["key"], one["value"]) for one in headers]
+        await producer.append(topic, key, value, headers=pairs, partition=partition)
+    return len(rows)
 
 
 def _encoded_headers(column: pa.Array) -> pa.Array:

@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Optional
 
 from allocator.core.client import KEYS, check_security
@@ -67,19 +68,8 @@ class _Parsed:
         return text
 
 
-def _start(text: str) -> StartOrEnd:
-    return read_place(text, (EARLIEST, LATEST, COMMITTED))
-
-
-def _end(text: str) -> StartOrEnd:
-    place = read_place(text, (LATEST,))
-    if EARLIEST in place.each.values():
-        raise ValueError("-2 (earliest) cannot be the end")
-    return place
-
-
-_START = _Parsed(ALLOWED, _start)
-_END = _Parsed(ALLOWED.replace("earliest, latest, committed", LATEST), _end)
+_START = _Parsed(ALLOWED, partial(read_place, words=(EARLIEST, LATEST, COMMITTED)))
+_END = _Parsed(ALLOWED.replace("earliest, latest, committed", LATEST), partial(read_place, words=(LATEST,)))
 _DELAY = _Parsed("a duration such as 500ms, 90s, 15m, 1h or 1d", read_duration)
 _TIME = _Parsed("a time (milliseconds since the epoch, or ISO 8601 with its zone), or JSON of times", read_times)
 
@@ -218,6 +208,14 @@ class Options:
     def end(self) -> StartOrEnd | None:
         return self.ending_offsets or self.ending_timestamps
 
+    def wants(self, tp: TopicPartition) -> bool:
+        """Whether `assign`, `topics` or `topics_pattern` selects this partition."""
+        if self.assign is not None:
+            return tp in self.assign
+        if self.topics is not None:
+            return tp.topic in self.topics
+        return re.fullmatch(self.topics_pattern or "", tp.topic) is not None
+
 
 # options that apply only to these uses; others apply everywhere
 ONLY: Mapping[str, tuple[str, ...]] = {
@@ -231,6 +229,12 @@ ONLY: Mapping[str, tuple[str, ...]] = {
     ),
     "topic": (WRITE,),
 }
+EXCLUSIVE = (
+    ("starting_offsets", "starting_timestamps"),
+    ("ending_offsets", "ending_timestamps"),
+    ("topics", "topics_pattern", "assign"),
+    ("max_partitions", "max_records_per_partition"),
+)
 _FIELDS = {f.name: f for f in dataclasses.fields(Options) if "setting" in f.metadata}
 
 
@@ -392,9 +396,14 @@ def _check_together(options: Options, names: Mapping[str, str], use: str | None,
             faults.add(option, why)
 
     _check_member(options, names, fault)
-    for one, other in (("starting_offsets", "starting_timestamps"), ("ending_offsets", "ending_timestamps")):
-        if one in names and other in names:
-            fault(other, f"{names[one]} and {names[other]} exclude each other; set one of them")
+    for exclusive in EXCLUSIVE:
+        given = [names[option] for option in exclusive if option in names]
+        if len(given) > 1:
+            fault(exclusive[-1], f"{' and '.join(given)} exclude each other; set one of them")
+    for least, most in (("min_partitions", "max_partitions"), ("min_offsets_per_trigger", "max_offsets_per_trigger")):
+        low, high = getattr(options, least), getattr(options, most)
+        if low is not None and high is not None and low > high:
+            fault(least, f"{names[least]} = {low} is more than {names[most]} = {high}")
     for option in names:
         only = ONLY.get(option)
         if use is not None and only is not None and use not in only:
@@ -408,43 +417,15 @@ def _check_together(options: Options, names: Mapping[str, str], use: str | None,
         fault("commit", "commit = after_batch is for readStream: a batch cannot know when its records are done")
     if use not in (READ, STREAM):
         return
-    chosen = [name for name in ("topics", "topics_pattern", "assign") if name in names]
-    if not chosen:
+    if not names.keys() & {"topics", "topics_pattern", "assign"}:
         fault("topics", "nothing to read: set topics, topics_pattern or assign")
-    elif len(chosen) > 1:
-        fault("topics", f"{' and '.join(names[name] for name in chosen)} exclude each other; set one of them")
-    if options.max_partitions is not None:
-        if options.max_records_per_partition is not None:
-            fault(
-                "max_partitions",
-                f"{names['max_partitions']} and {names['max_records_per_partition']} exclude each other; set one of "
-                "them",
-            )
-        if options.max_partitions < (options.min_partitions or 1):
-            fault(
-                "max_partitions",
-                f"{names['max_partitions']} = {options.max_partitions} is less than {names['min_partitions']} = "
-                f"{options.min_partitions}",
-            )
-    least, most = options.min_offsets_per_trigger, options.max_offsets_per_trigger
-    if least is not None and most is not None and least > most:
-        fault(
-            "min_offsets_per_trigger",
-            f"{names['min_offsets_per_trigger']} = {least} is more than {names['max_offsets_per_trigger']} = {most}",
-        )
-    if "max_trigger_delay" in names and least is None:
+    if "max_trigger_delay" in names and options.min_offsets_per_trigger is None:
         fault("max_trigger_delay", f"{names['max_trigger_delay']} delays nothing without min_offsets_per_trigger")
-    wanted = None if options.assign is None else set(options.assign)
+    if options.assign is None and options.topics is None:
+        return
     for option in ("starting_offsets", "starting_timestamps", "ending_offsets", "ending_timestamps"):
         place: StartOrEnd | None = getattr(options, option)
-        if place is None:
-            continue
-        strangers = sorted(
-            tp
-            for tp in place.named
-            if (wanted is not None and tp not in wanted)
-            or (options.topics is not None and tp.topic not in options.topics)
-        )
+        strangers = sorted(tp for tp in (place.each if place else ()) if not options.wants(tp))
         if strangers:
             some = ", ".join(f"{tp.topic}:{tp.partition}" for tp in strangers[:5])
             fault(option, f"{names[option]} names {some}, which is not read")

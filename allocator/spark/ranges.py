@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 from types import MappingProxyType
@@ -117,73 +118,51 @@ def limit_ends(
     return {tp: start.get(tp, end[tp]) + shares[tp] for tp in end}
 
 
+class Time(NamedTuple):
+    """The first record that is not older than `ms` since the epoch."""
+
+    ms: int
+
+
 @dataclass(frozen=True)
 class StartOrEnd:
-    """A point in each partition.
+    """A point in each partition: an offset, a Time, EARLIEST, LATEST or COMMITTED.
 
-    `everywhere` is for partitions without an entry in `each` or `times`: EARLIEST, LATEST, COMMITTED, or a time in ms;
-    None: every partition needs an entry. `each` has an offset, EARLIEST or LATEST; `times` a time in ms.
+    `everywhere` is for partitions that `each` does not name; None: `each` must name every partition.
     """
 
-    everywhere: Optional[Union[str, int]] = None
-    each: Mapping[TopicPartition, Union[int, str]] = field(default_factory=dict)
-    times: Mapping[TopicPartition, int] = field(default_factory=dict)
+    everywhere: Optional[Union[str, Time]] = None
+    each: Mapping[TopicPartition, Union[int, str, Time]] = field(default_factory=dict)
 
-    def of(self, tp: TopicPartition) -> tuple[str, Any]:
-        """The kind of the entry of a partition, and its value: an offset, a time in milliseconds, or a word.
-
-        The kinds are "offset", "time" and "word". A partition without an entry gives ("", None).
-        """
-        if tp in self.times:
-            return "time", self.times[tp]
-        where = self.each.get(tp, self.everywhere)
-        if where is None:
-            return "", None
-        if isinstance(where, str):
-            return "word", where
-        return ("offset" if tp in self.each else "time"), where
-
-    def only(self, tps: Collection[TopicPartition]) -> StartOrEnd:
-        """The same, of these partitions."""
-        return StartOrEnd(
-            self.everywhere,
-            {tp: at for tp, at in self.each.items() if tp in tps},
-            {tp: at for tp, at in self.times.items() if tp in tps},
-        )
-
-    @property
-    def named(self) -> frozenset[TopicPartition]:
-        """The partitions with an entry of their own."""
-        return frozenset(self.each) | frozenset(self.times)
+    def of(self, tp: TopicPartition) -> Union[int, str, Time, None]:
+        return self.each.get(tp, self.everywhere)
 
 
 def read_place(text: str, words: tuple[str, ...]) -> StartOrEnd:
-    """Parse the text of an option. Raises ValueError, with the reason unless the text is in none of the forms."""
+    """Parses one of `words`, a time, or JSON of offsets.
+
+    Raises ValueError, with the reason unless the text is in none of the forms.
+    """
     text = text.strip()
     if text.lower() in words:
         return StartOrEnd(text.lower())
     if text.startswith("{"):
-        offsets = _by_partition(text)
-        for tp, offset in offsets.items():
-            if offset < -2:
-                raise ValueError(f"{tp.topic}:{tp.partition} has the offset {offset}, below -2")
+        offsets = _by_partition(text, "offset", -2)
+        if EARLIEST not in words and -2 in offsets.values():
+            raise ValueError("-2 (earliest) cannot be the end")
         return StartOrEnd(None, {tp: ENDS.get(offset, offset) for tp, offset in offsets.items()})
     kind, colon, rest = text.partition(":")
     if kind.lower() == "timestamp" and colon:
-        return StartOrEnd(milliseconds(rest))
+        return StartOrEnd(Time(milliseconds(rest)))
     raise ValueError
 
 
 def read_times(text: str) -> StartOrEnd:
-    """A time for all partitions, or JSON of times by partition. Raises ValueError."""
+    """Parses a time for all partitions, or JSON of times by partition. Raises ValueError."""
     text = text.strip()
     if not text.startswith("{"):
-        return StartOrEnd(milliseconds(text))
-    times = _by_partition(text)
-    for tp, at in times.items():
-        if at < 0:
-            raise ValueError(f"{tp.topic}:{tp.partition} has the time {at}, below 0")
-    return StartOrEnd(None, {}, times)
+        return StartOrEnd(Time(milliseconds(text)))
+    return StartOrEnd(None, {tp: Time(at) for tp, at in _by_partition(text, "time", 0).items()})
 
 
 def read_duration(text: str) -> float:
@@ -202,15 +181,15 @@ def partitions_of(text: str) -> tuple[TopicPartition, ...]:
         if not isinstance(numbers, list) or not numbers:
             raise ValueError(f"{topic!r} needs a list of partition numbers, not {json.dumps(numbers)}")
         found += [TopicPartition(topic, _number(topic, number)) for number in numbers]
-    repeated = sorted({tp for tp in found if found.count(tp) > 1}) if len(found) != len(set(found)) else []
+    repeated = [tp for tp, count in Counter(found).items() if count > 1]
     if repeated:
-        raise ValueError(f"{repeated[0].topic}:{repeated[0].partition} is listed twice")
+        raise ValueError(f"{min(repeated).topic}:{min(repeated).partition} is listed twice")
     if not found:
         raise ValueError("it names no partition")
     return tuple(found)
 
 
-def _by_partition(text: str) -> dict[TopicPartition, int]:
+def _by_partition(text: str, what: str, least: int) -> dict[TopicPartition, int]:
     found: dict[TopicPartition, int] = {}
     for topic, numbers in _object(text).items():
         check_topic(topic)
@@ -222,6 +201,8 @@ def _by_partition(text: str) -> dict[TopicPartition, int]:
             tp = TopicPartition(topic, _number(topic, number))
             if tp in found:
                 raise ValueError(f"{topic}:{tp.partition} is listed twice")
+            if value < least:
+                raise ValueError(f"{topic}:{tp.partition} has the {what} {value}, below {least}")
             found[tp] = value
     if not found:
         raise ValueError("it names no partition")
@@ -247,7 +228,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _number(topic: str, value: Any) -> int:
     text = str(value)
-    if isinstance(value, bool) or not re.fullmatch(r"\d{1,10}", text) or int(text) >= 2**31:
+    if not re.fullmatch(r"\d{1,10}", text) or int(text) >= 2**31:
         raise ValueError(f"{topic!r} has no partition {json.dumps(value)}: a number from 0 is needed")
     return int(text)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from allocator.errors import ConfigError
 from allocator.spark.options import READ, STREAM, WRITE, read_options
-from allocator.spark.ranges import Range, StartOrEnd, StreamOffsets, limit_ends, pack, split, stream_lag
+from allocator.spark.ranges import Range, StartOrEnd, StreamOffsets, Time, limit_ends, pack, split, stream_lag
 from allocator.types import TopicPartition
 
 OURS = {"brokers": "a:9092,b:9092", "topics": "orders"}
@@ -117,7 +117,7 @@ def test_every_fault_is_told_at_once() -> None:
         (
             {**OURS, "max_partitions": "4", "min_partitions": "5"},
             READ,
-            "max_partitions = 4 is less than min_partitions",
+            "min_partitions = 5 is more than max_partitions = 4",
         ),
         ({**OURS, "max_partitions": "4", "max_records_per_partition": "5"}, STREAM, "exclude each other"),
         ({**OURS, "minOffsetsPerTrigger": "6", "maxOffsetsPerTrigger": "5"}, STREAM, "= 6 is more than maxOffsetsPer"),
@@ -200,13 +200,10 @@ def test_places_are_read() -> None:
 
     tp = TopicPartition("orders", 3)
     assert start("LATEST") == StartOrEnd("latest")
-    assert start("timestamp:2026-01-01T01:00:00+01:00") == StartOrEnd(1767225600000)
-    assert start("1767225600000", "startingTimestamp") == StartOrEnd(1767225600000)
+    assert start("timestamp:2026-01-01T01:00:00+01:00") == StartOrEnd(Time(1767225600000))
+    assert start("1767225600000", "startingTimestamp") == StartOrEnd(Time(1767225600000))
     assert start('{"orders": {"3": -2}}') == StartOrEnd(None, {tp: "earliest"})
-    assert start('{"orders": {"3": 7}}', "startingOffsetsByTimestamp") == StartOrEnd(None, {}, {tp: 7})
-    assert StartOrEnd(None, {tp: 7}).of(tp) == ("offset", 7)
-    assert StartOrEnd(9).of(tp) == ("time", 9)
-    assert StartOrEnd(None, {tp: 7}).of(TopicPartition("orders", 4)) == ("", None)
+    assert start('{"orders": {"3": 7}}', "startingOffsetsByTimestamp") == StartOrEnd(None, {tp: Time(7)})
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("1500", 1.5), ("90s", 90), ("15m", 900), (" 2 H", 7200), ("1d", 86400)])

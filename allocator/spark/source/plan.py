@@ -21,7 +21,7 @@ from allocator.core.offsets import GroupOffsets
 from allocator.errors import BrokersUnavailable, ConfigError, TopicNotFound
 from allocator.spark.errors import DataLoss
 from allocator.spark.options import Options
-from allocator.spark.ranges import COMMITTED, EARLIEST, LATEST, Range, StartOrEnd
+from allocator.spark.ranges import COMMITTED, EARLIEST, LATEST, Range, StartOrEnd, Time
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -53,19 +53,13 @@ class PushedFilters:
         """The part of `ranges` that may hold wanted records. Raises BrokerError."""
         cut = [r._replace(start=max(r.start, self.low), end=min(r.end, self.high)) for r in ranges]
         cut = [r for r in cut if r.size > 0]
-        if self.since_ms is None or not cut:
-            return cut
-        times = {r.tp: self.since_ms for r in cut}
-        found = await list_offsets(client, times, timeout_s=options.timeout_s)
-        left = []
-        for r in cut:
-            there = found[r.tp]
-            if there is None:
-                continue  # no record is that new
-            # brokers before 0.10.1 use the time of the segment file, which does not bound the times of its records
-            start = r.start if there.timestamp < 0 else max(r.start, there.offset)
-            left.append(r._replace(start=start))
-        return [r for r in left if r.size > 0]
+        if self.since_ms is not None and cut:
+            found = await list_offsets(client, {r.tp: self.since_ms for r in cut}, timeout_s=options.timeout_s)
+            # a partition without a record that new is left out. Brokers before 0.10.1 use the time of the segment file,
+            # which does not bound the times of its records
+            first = {tp: 0 if there.timestamp < 0 else there.offset for tp, there in found.items() if there is not None}
+            cut = [r._replace(start=max(r.start, first[r.tp])) for r in cut if r.tp in first]
+        return [r for r in cut if r.size > 0]
 
 
 async def find_partitions(client: KafkaClient, options: Options, max_age_s: float = 0.0) -> list[TopicPartition]:
@@ -131,17 +125,15 @@ async def resolve(client: KafkaClient, options: Options, place: StartOrEnd, know
     times: dict[TopicPartition, int] = {}
     committed = set()
     for tp, (begin, end) in known.items():
-        kind, what = place.of(tp)
-        if kind == "":
+        at = place.of(tp)
+        if at is None:
             raise ConfigError(f"{name} has no entry for {tp.topic}:{tp.partition}; its JSON must name every partition")
-        if kind == "time":
-            times[tp] = what
-        elif kind == "offset":
-            found[tp] = what
-        elif what == COMMITTED:
+        if isinstance(at, Time):
+            times[tp] = at.ms
+        elif at == COMMITTED:
             committed.add(tp)
         else:
-            found[tp] = {EARLIEST: begin, LATEST: end}[what]
+            found[tp] = {EARLIEST: begin, LATEST: end}[at] if isinstance(at, str) else at
     if times:
         found.update(await _at_times(client, options, times, known, name))
     if committed:
@@ -215,36 +207,25 @@ def clip(options: Options, offsets: Mapping[TopicPartition, int], known: Bounds,
     return {tp: min(max(at, known[tp][0]), known[tp][1]) for tp, at in offsets.items()}
 
 
-async def plan_batch(client: KafkaClient, options: Options, pushed: PushedFilters | None = None) -> list[Range]:
-    """The ranges that a batch reads, one for each partition; `pushed`: filters that Spark leaves to the source."""
+async def plan_batch(client: KafkaClient, options: Options, pushed: PushedFilters) -> list[Range]:
+    """The ranges that a batch reads, one for each partition."""
     tps = await find_partitions(client, options)
     start_place, end_place = options.start or StartOrEnd(EARLIEST), options.end or StartOrEnd(LATEST)
     for place, name in ((start_place, "starting_offsets"), (end_place, END_NAME)):
-        _must_exist(place, tps, name)
-    if pushed is not None:
-        tps = [tp for tp in tps if pushed.wants(tp)]
-    known = await bounds(client, options, tps)
-    if pushed is not None:
-        # entries of the JSON for partitions that the filters exclude need no request
-        start_place, end_place = (place.only(known) for place in (start_place, end_place))
+        strangers = place.each.keys() - set(tps)
+        if strangers:
+            raise ConfigError(f"{name} names {some(strangers)}, which does not exist; remove it")
+    known = await bounds(client, options, [tp for tp in tps if pushed.wants(tp)])
     start = await resolve(client, options, start_place, known, "starting_offsets")
     end = await resolve(client, options, end_place, known, END_NAME)
-    backwards = sorted(tp for tp in known if tp in end_place.named and end[tp] < start[tp])
+    backwards = sorted(tp for tp in known if tp in end_place.each and end[tp] < start[tp])
     if backwards:
         tp = backwards[0]
         raise ConfigError(f"{tp.topic}:{tp.partition} is to be read from offset {start[tp]} to {end[tp]}, backwards")
     start, end = (clip(options, offsets, known, "offsets") for offsets in (start, end))
     ids = topic_ids(client, {tp.topic for tp in known})
     ranges = [Range(tp.topic, tp.partition, start[tp], end[tp], ids.get(tp.topic)) for tp in known]
-    if pushed is not None:
-        ranges = await pushed.ranges(client, options, ranges)
-    return [found for found in ranges if found.end > found.start]
-
-
-def _must_exist(place: StartOrEnd, tps: Collection[TopicPartition], name: str) -> None:
-    strangers = place.named - set(tps)
-    if strangers:
-        raise ConfigError(f"{name} names {some(strangers)}, which does not exist; remove it")
+    return await pushed.ranges(client, options, ranges)
 
 
 def topic_ids(client: KafkaClient, topics: Iterable[str]) -> dict[str, str]:
@@ -306,7 +287,7 @@ def _among(pushed: PushedFilters, name: str, kind: str, value: Any, of: type) ->
         return None
     before = getattr(pushed, name)
     wanted: Any = frozenset(values) if before is None else before & frozenset(values)
-    return replace(pushed, topics=wanted) if name == "topics" else replace(pushed, partitions=wanted)
+    return replace(pushed, **{name: wanted})
 
 
 def _between(pushed: PushedFilters, low: int, high: int) -> PushedFilters:

@@ -121,7 +121,7 @@ class BatchReader(Shipped, DataSourceReader):  # type: ignore[misc]  # pyspark i
     def __init__(self, options: Options, columns: pa.Schema) -> None:
         self.options = options
         self.columns = columns
-        self.pushed: PushedFilters | None = None
+        self.pushed = PushedFilters()
 
     @in_one_line()
     def partitions(self) -> list[InputPartition]:

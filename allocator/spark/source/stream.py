@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
@@ -220,7 +219,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
     async def _partitions(self, client: KafkaClient, start: Mapping[TopicPartition, int]) -> list[TopicPartition]:
         """The partitions to read now. Raises CheckpointMismatch, or DataLoss for deleted ones."""
         options = self.options
-        foreign = sorted({tp.topic for tp in start if not _chosen(options, tp)})
+        foreign = sorted({tp.topic for tp in start if not options.wants(tp)})
         if foreign:
             raise CheckpointMismatch(
                 f"the checkpoint is of a query that read {', '.join(foreign)}, which this one does not; give it its "
@@ -319,11 +318,3 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
 def _range(tp: TopicPartition, start: int, end: StreamOffsets) -> Range:
     return Range(tp.topic, tp.partition, start, end.next[tp], end.ids.get(tp.topic))
-
-
-def _chosen(options: Options, tp: TopicPartition) -> bool:
-    if options.assign is not None:
-        return tp in options.assign
-    if options.topics is not None:
-        return tp.topic in options.topics
-    return re.fullmatch(options.topics_pattern or "", tp.topic) is not None

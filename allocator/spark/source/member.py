@@ -16,8 +16,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import Counter
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Optional, TypeVar
 
@@ -27,7 +27,7 @@ from allocator.core.consumer import Connections, lag
 from allocator.core.membership import AssignmentListener, Membership
 from allocator.core.offsets import Coordinator, GroupOffsets
 from allocator.core.subscription import stamped
-from allocator.errors import BrokersUnavailable, CommitFailed, ZooKeeperUnavailable
+from allocator.errors import CommitFailed, ZooKeeperUnavailable
 from allocator.spark.options import Options, joining
 from allocator.spark.source.plan import begin_again
 from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
@@ -94,6 +94,17 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
+@dataclass(eq=False)
+class _Tenure:
+    """One ownership of a partition, which may leave and come back while a response is awaited."""
+
+    leaving: bool = False
+    """Revoked, and released at the next border."""
+    running: bool = False
+    """A batch has read it, so the checkpoint knows its position better than the group."""
+    committed: Optional[int] = None
+
+
 class _MemberRunner(AssignmentListener):
     """The part of the member on its own loop, and the `AssignmentListener` of its membership."""
 
@@ -101,17 +112,11 @@ class _MemberRunner(AssignmentListener):
         assert options.group is not None
         self._options = options
         self._group = options.group
-        self._client: KafkaClient | None = None
+        self._client: KafkaClient
+        self._offsets: GroupOffsets
         self._membership: Membership | None = None
         self._changed: asyncio.Event
-        self._held: set[TopicPartition] = set()
-        # which ownership of a partition this is: it may leave and come back while a response is awaited
-        self._turns: Counter[TopicPartition] = Counter()
-        # revoked; released at the next border
-        self._leaving: set[TopicPartition] = set()
-        # owned without interruption since a batch read it, so the checkpoint knows its position better than the group
-        self._running: set[TopicPartition] = set()
-        self._committed: dict[TopicPartition, int] = {}
+        self._held: dict[TopicPartition, _Tenure] = {}
         self._closing = False
         self._error: BaseException | None = None
 
@@ -121,61 +126,59 @@ class _MemberRunner(AssignmentListener):
     async def border(self, done: Mapping[TopicPartition, int], ids: Mapping[str, str]) -> Begin:
         membership = await self._joined()
         await self._may_act(membership)
-        await self._commit({tp: at for tp, at in done.items() if tp in self._running}, ids)
-        self._held -= self._leaving
-        self._running -= self._leaving
-        self._leaving.clear()
+        await self._commit(membership, done, ids)
+        self._held = {tp: tenure for tp, tenure in self._held.items() if not tenure.leaving}
         self._changed.set()
-        turns = self._turns_of(self._held)
-        new = frozenset(self._held - self._running)
-        begin: Begin = {tp: done[tp] for tp in self._held & self._running if tp in done}
+        held = dict(self._held)
+        new = frozenset(tp for tp, tenure in held.items() if not tenure.running)
+        begin: Begin = {tp: done[tp] for tp in held.keys() - new if tp in done}
         begin.update(await self._found(new))
         if new:
             log.info("%s: the next batch reads %d additional partitions", self._group, len(new))
         # without partitions that were lost during the request: another member may have committed since
-        begin = {tp: at for tp, at in begin.items() if self._is_turn(tp, turns)}
-        self._running |= begin.keys()
+        begin = {tp: at for tp, at in begin.items() if self._held.get(tp) is held[tp]}
+        for tp in begin:
+            held[tp].running = True
         return begin
 
     async def claim(self, wanted: Partitions) -> Begin:
         membership = await self._joined()
-        if not wanted <= self._running:
-            loop = asyncio.get_running_loop()
-            deadline = loop.time() + 2 * self._options.session_timeout_s
-            while not wanted <= self._held and loop.time() < deadline:
-                self._changed.clear()
-                await wait_for_event(self._changed, deadline - loop.time())
-                self._raise_if_ended(membership)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + 2 * self._options.session_timeout_s
+        while not wanted <= self._held.keys() and loop.time() < deadline:
+            self._changed.clear()
+            await wait_for_event(self._changed, deadline - loop.time())
+            self._raise_if_ended(membership)
         await self._may_act(membership)
-        owned = wanted & self._held
-        repeated = owned - self._running
-        self._running |= repeated
-        turns = self._turns_of(repeated)
+        held = {tp: self._held[tp] for tp in wanted & self._held.keys()}
+        repeated = frozenset(tp for tp, tenure in held.items() if not tenure.running)
+        for tp in repeated:
+            held[tp].running = True
         found = await self._found(repeated)
-        return {**dict.fromkeys(owned - repeated), **{tp: at for tp, at in found.items() if self._is_turn(tp, turns)}}
+        return {tp: found.get(tp) for tp, tenure in held.items() if self._held.get(tp) is tenure}
 
     async def leave(self) -> None:
         self._closing = True
         membership, self._membership = self._membership, None
-        client, self._client = self._client, None
-        try:
-            if membership is not None:
-                self._changed.set()
+        if membership is not None:
+            self._changed.set()
+            try:
                 await membership.leave()
-        finally:
-            if client is not None:
-                await client.close()
+            finally:
+                await self._offsets.close()
+                await self._client.close()
 
     # -- called by the membership ---------------------------------------------------------------------------------
 
     async def assigned(self, partitions: Partitions) -> None:
-        self._held |= partitions
-        self._turns.update(partitions)
+        self._held.update((tp, _Tenure()) for tp in partitions)
         self._changed.set()
 
     async def revoked(self, partitions: Partitions) -> None:
-        self._leaving |= partitions & self._held
-        while not self._closing and not self._held.isdisjoint(partitions & self._leaving):
+        leaving = [(tp, self._held[tp]) for tp in partitions & self._held.keys()]
+        for _, tenure in leaving:
+            tenure.leaving = True
+        while not self._closing and any(self._held.get(tp) is tenure for tp, tenure in leaving):
             self._changed.clear()
             await self._changed.wait()
         self._forget(partitions)
@@ -198,10 +201,8 @@ class _MemberRunner(AssignmentListener):
     # -- internal ---------------------------------------------------------------------------------------------------
 
     def _forget(self, partitions: Partitions) -> None:
-        for each in (self._held, self._leaving, self._running):
-            each -= partitions
         for tp in partitions:
-            self._committed.pop(tp, None)
+            self._held.pop(tp, None)
 
     async def _joined(self) -> Membership:
         if self._membership is None:
@@ -209,12 +210,11 @@ class _MemberRunner(AssignmentListener):
             self._changed = asyncio.Event()
             client = KafkaClient(options.brokers, client_id="allocator-spark-member", security=options.security)
             await client.connect(options.timeout_s)
-            self._client = client
             if options.topics_pattern is not None:
                 client.follow_all()
             else:
                 client.follow(options.topics or ())
-            offsets = self._offsets()
+            offsets = GroupOffsets(client, self._group, timeout_s=options.timeout_s)
             coordinator = Coordinator(client, self._group, client.retry_backoff_s)
             load = partial(lag, client, offsets.fetch, "earliest")
             config = joining(options)
@@ -224,9 +224,8 @@ class _MemberRunner(AssignmentListener):
             except BaseException:
                 await membership.leave()
                 await client.close()
-                self._client = None
                 raise
-            self._membership = membership
+            self._client, self._offsets, self._membership = client, offsets, membership
         self._raise_if_ended(self._membership)
         return self._membership
 
@@ -250,44 +249,27 @@ class _MemberRunner(AssignmentListener):
             await wait_for_event(self._changed, LEASE_POLL_S)
             self._raise_if_ended(membership)
 
-    def _offsets(self) -> GroupOffsets:
-        if self._client is None:
-            raise BrokersUnavailable("the member of the group has no connection")
-        return GroupOffsets(self._client, self._group, timeout_s=self._options.timeout_s)
-
     async def _found(self, tps: Partitions) -> Begin:
         if not tps:
             return {}
-        offsets = self._offsets()
-        found = await offsets.fetch(tps)
-        assert self._client is not None
+        found = await self._offsets.fetch(tps)
         await self._client.refresh({tp.topic for tp in found})
-        again = begin_again(offsets, self._options, found)
+        again = begin_again(self._offsets, self._options, found)
         return {tp: found[tp].offset if tp in found and tp not in again else None for tp in tps}
 
-    def _turns_of(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        return {tp: self._turns[tp] for tp in tps}
-
-    def _is_turn(self, tp: TopicPartition, turns: Mapping[TopicPartition, int]) -> bool:
-        """Whether the partition has not left since `turns`."""
-        return tp in self._held and self._turns[tp] == turns[tp]
-
-    async def _commit(self, done: Mapping[TopicPartition, int], ids: Mapping[str, str]) -> None:
-        changed = {tp: at for tp, at in done.items() if self._committed.get(tp) != at}
+    async def _commit(self, membership: Membership, done: Mapping[TopicPartition, int], ids: Mapping[str, str]) -> None:
+        tenures = {tp: tenure for tp, tenure in self._held.items() if tenure.running and tp in done}
+        changed = {tp: done[tp] for tp, tenure in tenures.items() if tenure.committed != done[tp]}
         if not changed:
             return
-        assert self._membership is not None
-        turns = self._turns_of(changed)
-        stamp = f"generation {self._membership.generation} member {self._membership.member_id}"
-        offsets = self._offsets()
+        stamp = f"generation {membership.generation} member {membership.member_id}"
         try:
-            await offsets.commit(
+            await self._offsets.commit(
                 {tp: OffsetAndMetadata(at, stamped(stamp, ids.get(tp.topic)), -1) for tp, at in changed.items()}
             )
         except CommitFailed as error:
             # the next owner reads the records again; none is skipped
             log.warning("%s", error)
         else:
-            self._committed.update((tp, at) for tp, at in changed.items() if self._is_turn(tp, turns))
-        finally:
-            await offsets.close()
+            for tp, at in changed.items():
+                tenures[tp].committed = at

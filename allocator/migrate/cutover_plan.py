@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -9,8 +10,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Optional
+from typing import Any, Optional
 
+from allocator.core.settings import Flag, Number, Setting, Table, Text, Texts
+from allocator.core.text import shown
 from allocator.errors import ConfigError
 from allocator.migrate.storage import OffsetStore
 from allocator.operate import same_cluster
@@ -21,28 +24,14 @@ else:
     import tomli as tomllib
 
 KAFKA_PORT, ZOOKEEPER_PORT = 9092, 2181
-# section -> key -> (type, default); ... means required
-_KEYS: Final[Mapping[str, Mapping[str, tuple[type, Any]]]] = {
-    "cutover": {
-        "groups": (list, ...),
-        "topics": (list, ...),
-        "zookeeper": (str, ...),
-        "root": (str, "/allocator"),
-        "state": (str, None),
-        "mirror": (str, "allocator-mirror"),
-        "audit": (bool, True),
-    },
-    "old": {"brokers": (str, ...), "zookeeper": (str, None), "storage": (str, "kafka"), "security": (dict, None)},
-    "new": {"brokers": (str, ...), "security": (dict, None)},
-    "producers": {"znode": (str, None)},
-    "wait": {
-        "freeze_s": (float, 120.0),  # for members to finish their records and leave
-        "drain_s": (float, 600.0),  # for the mirror to reach the offsets of the groups
-        "verify_s": (float, 120.0),  # for the groups to commit progress on the new cluster
-        "quiet_s": (float, 5.0),  # time without writes to the old topics
-        "producers_s": (float, 600.0),  # for producers to stop, and for the mirror to copy all records
-    },
-}
+_TEXT, _NAMES, _SECONDS = Text(), Texts("a list of names"), Number(above=True)
+
+
+def _key(name: str, kind: Any, default: Any = dataclasses.MISSING, text: str = "") -> Any:
+    """A field that the file sets; `name` is "section.key"."""
+    return dataclasses.field(
+        default=default, metadata={"key": name.split("."), "setting": Setting(kind, default, text)}
+    )
 
 
 @dataclass(frozen=True)
@@ -50,26 +39,25 @@ class Plan:
     """The groups and topics to move, and both clusters. Times in seconds; docs/migration.md describes the file."""
 
     path: Path
-    digest: str
-    groups: tuple[str, ...]
-    topics: tuple[str, ...]
-    zookeeper: str
-    root: str
-    state: Path
-    mirror: str
-    audit: bool
-    old_brokers: str
-    old_zookeeper: Optional[str]
-    old_storage: str
-    old_security: Optional[Mapping[str, Any]]
-    new_brokers: str
-    new_security: Optional[Mapping[str, Any]]
-    producers: Optional[str]
-    freeze_s: float
-    drain_s: float
-    verify_s: float
-    quiet_s: float
-    producers_s: float
+    groups: tuple[str, ...] = _key("cutover.groups", _NAMES)
+    topics: tuple[str, ...] = _key("cutover.topics", _NAMES)
+    zookeeper: str = _key("cutover.zookeeper", _TEXT)
+    old_brokers: str = _key("old.brokers", _TEXT)
+    new_brokers: str = _key("new.brokers", _TEXT)
+    root: str = _key("cutover.root", _TEXT, "/allocator")
+    mirror: str = _key("cutover.mirror", _TEXT, "allocator-mirror")
+    state_file: Optional[str] = _key("cutover.state", _TEXT, None)
+    audit: bool = _key("cutover.audit", Flag(), True)
+    old_zookeeper: Optional[str] = _key("old.zookeeper", _TEXT, None)
+    old_storage: str = _key("old.storage", Text(("kafka", "zookeeper")), "kafka")
+    old_security: Optional[Mapping[str, Any]] = _key("old.security", Table(), None)
+    new_security: Optional[Mapping[str, Any]] = _key("new.security", Table(), None)
+    producers: Optional[str] = _key("producers.znode", _TEXT, None)
+    freeze_s: float = _key("wait.freeze_s", _SECONDS, 120.0, "for members to finish their records and leave")
+    drain_s: float = _key("wait.drain_s", _SECONDS, 600.0, "for the mirror to reach the offsets of the groups")
+    verify_s: float = _key("wait.verify_s", _SECONDS, 120.0, "for the groups to commit progress on the new cluster")
+    quiet_s: float = _key("wait.quiet_s", _SECONDS, 5.0, "without writes to the old topics")
+    producers_s: float = _key("wait.producers_s", _SECONDS, 600.0, "for producers to stop, and the mirror to copy all")
 
     def old(self, group: str) -> OffsetStore:
         """The group's offsets on the old cluster."""
@@ -80,64 +68,56 @@ class Plan:
         """The group's offsets on the new cluster."""
         return OffsetStore(self.new_brokers, group, "kafka", (self.zookeeper,), self.root, self.new_security)
 
+    @property
+    def state(self) -> Path:
+        """The file with the completed steps, beside the plan unless it is an absolute path."""
+        return self.path.parent / (self.state_file or f"{self.path.stem}.state.json")
+
+    @property
+    def digest(self) -> str:
+        """Changes with what moves, from where to where. Times, passwords and the audit may change under way."""
+        moved: list[Any] = [sorted(self.groups), sorted(self.topics)]
+        moved += [_servers(self.zookeeper, ZOOKEEPER_PORT), self.root, self.mirror]
+        ensemble = self.old_zookeeper and _servers(self.old_zookeeper, ZOOKEEPER_PORT)
+        old, new = (_servers(brokers, KAFKA_PORT) for brokers in (self.old_brokers, self.new_brokers))
+        places = [old, ensemble, self.old_storage, new, self.producers]
+        return hashlib.sha256(json.dumps([moved, places]).encode()).hexdigest()
+
 
 def load_plan(path: Path) -> Plan:
     """Raises one ConfigError that lists every fault."""
     try:
-        data = path.read_bytes()
-        sections = tomllib.loads(data.decode("utf-8-sig"))
+        sections = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     faults: list[str] = []
-    values: dict[str, dict[str, Any]] = {section: {} for section in _KEYS}
+    declared = {tuple(field.metadata["key"]): field for field in dataclasses.fields(Plan) if field.metadata}
+    names = list(dict.fromkeys(section for section, _ in declared))
     for section, given in sections.items():
-        if section not in _KEYS:
-            faults.append(f"[{section}] is not a section; the sections are {', '.join(_KEYS)}")
+        if section not in names:
+            faults.append(f"[{section}] is not a section; the sections are {', '.join(names)}")
         elif not isinstance(given, dict):
             faults.append(f"{section} must be a section, [{section}]")
         else:
-            faults += [
-                f"[{section}] has no setting {key!r}; its settings are {', '.join(_KEYS[section])}"
-                for key in given
-                if key not in _KEYS[section]
-            ]
-    for section, keys in _KEYS.items():
-        given = sections.get(section, {})
-        for key, (kind, default) in keys.items():
-            value = given.get(key, default) if isinstance(given, dict) else default
-            if value is ...:
-                faults.append(f"[{section}] {key} is missing")
-            elif value is not None and not _fits(value, kind):
-                faults.append(f"[{section}] {key} is {value!r}; it must be {_WORDS[kind]}")
-            values[section][key] = value
-    if not faults and values["old"]["storage"] not in ("kafka", "zookeeper"):
-        faults.append(f"[old] storage is {values['old']['storage']!r}, not 'kafka' or 'zookeeper'")
-    if not faults and same_cluster(values["old"]["brokers"], values["new"]["brokers"]):
-        faults.append(f"[old] and [new] share a broker: {values['old']['brokers']} and {values['new']['brokers']}")
+            known = [key for of, key in declared if of == section]
+            unknown = [key for key in given if key not in known]
+            faults += [f"[{section}] has no setting {key!r}; its settings are {', '.join(known)}" for key in unknown]
+    values: dict[str, Any] = {}
+    for (section, key), field in declared.items():
+        given = sections.get(section)
+        value = given.get(key) if isinstance(given, dict) else None
+        if value is not None:
+            try:
+                values[field.name] = field.metadata["setting"].read(value)
+            except ValueError as error:
+                faults.append(f"[{section}] {key} = {shown(value)}: {error}")
+        elif field.default is dataclasses.MISSING:
+            faults.append(f"[{section}] {key} is missing")
+    if not faults and same_cluster(values["old_brokers"], values["new_brokers"]):
+        faults.append(f"[old] and [new] share a broker: {values['old_brokers']} and {values['new_brokers']}")
     if faults:
         raise ConfigError(f"{path}: {'; '.join(faults)}")
-    cutover = values["cutover"]
-    settings: dict[str, Any] = {
-        **cutover,
-        "groups": tuple(cutover["groups"]),
-        "topics": tuple(cutover["topics"]),
-        "state": path.parent / (cutover["state"] or f"{path.stem}.state.json"),
-        "producers": values["producers"]["znode"],
-        **{f"{side}_{key}": value for side in ("old", "new") for key, value in values[side].items()},
-        **{key: float(value) for key, value in values["wait"].items()},
-    }
-    return Plan(path=path, digest=_digest(values), **settings)
-
-
-def _digest(values: Mapping[str, Any]) -> str:
-    """Of what the plan moves, from where to where. Times, passwords and the audit may change under way."""
-    cutover, old, new = values["cutover"], values["old"], values["new"]
-    moved: list[Any] = [sorted(cutover["groups"]), sorted(cutover["topics"])]
-    moved += [_servers(cutover["zookeeper"], ZOOKEEPER_PORT), cutover["root"], cutover["mirror"]]
-    ensemble = old["zookeeper"] and _servers(old["zookeeper"], ZOOKEEPER_PORT)
-    brokers = [_servers(each["brokers"], KAFKA_PORT) for each in (old, new)]
-    places = [brokers[0], ensemble, old["storage"], brokers[1], values["producers"]["znode"]]
-    return hashlib.sha256(json.dumps([moved, places]).encode()).hexdigest()
+    return Plan(path, **values)
 
 
 def _servers(text: str, port: int) -> str:
@@ -147,20 +127,3 @@ def _servers(text: str, port: int) -> str:
     found = {each if re.search(r":\d+$", each) else f"{each}:{port}" for each in found}
     chroot = chroot.strip("/")
     return ",".join(sorted(found)) + (f"/{chroot}" if slash and chroot else "")
-
-
-_WORDS: Final = {
-    list: "a list of names, and not empty",
-    str: "a text",
-    bool: "true or false",
-    dict: "a table",
-    float: "a positive number of seconds",
-}
-
-
-def _fits(value: Any, kind: type) -> bool:
-    if kind is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
-    if kind is list:
-        return isinstance(value, list) and bool(value) and all(isinstance(each, str) and each for each in value)
-    return isinstance(value, kind) and value != ""

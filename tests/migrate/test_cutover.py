@@ -193,11 +193,11 @@ def test_every_fault_of_a_plan_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as told:
         Cutover(path)
     for fault in (
-        "groups is []; it must be a list of names, and not empty",
+        "groups = []: must be a list of names; it is empty",
         "[cutover] has no setting 'topic'",
         "[cutover] topics is missing",
-        "[new] brokers is 5; it must be a text",
-        "freeze_s is -1; it must be a positive number of seconds",
+        "[new] brokers = 5: must be text",
+        "freeze_s = -1: must be a number (seconds), more than 0",
         "[mirrors] is not a section",
     ):
         assert fault in str(told.value)

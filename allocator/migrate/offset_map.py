@@ -199,10 +199,11 @@ class OffsetMap:
         self._read_to = 0
         self._forgotten: set[TopicPartition] = set()  # to be read again from the start
         self._flushing: asyncio.Lock
+        self._sender: BatchSender[Encoded]
 
     async def open(self, replication: int | None = None) -> None:
         """Reads the map; `replication` creates it if it does not exist. Raises TopicNotFound."""
-        self._flushing = asyncio.Lock()
+        self._flushing, self._sender = asyncio.Lock(), BatchSender(self._client)
         await self._client.refresh([self.topic])
         if self._client.partitions(self.topic) is None and replication is not None:
             await create_topic(self._client, self.topic, 1, replication, {"cleanup.policy": "compact"})
@@ -290,23 +291,21 @@ class OffsetMap:
             if not changed:
                 return
             now = wall_ms()
-            records: list[Record] = []
             slices = [
                 Entry(each, self.incarnation(each), runs[at : at + MOST])
                 for each, runs in changed.items()
                 for at in range(0, max(1, len(runs)), MOST)
             ]
-            for entry in slices:
-                key, value = pack(entry)
-                records.append(Record(self.topic, 0, len(records), now, 0, key, value, []))
+            records = [Record(self.topic, 0, n, now, 0, *pack(entry), []) for n, entry in enumerate(slices)]
             try:
-                sender: BatchSender[Encoded] = BatchSender(self._client)
-                await sender.add([self._at])
+                if self._at not in self._sender.queues:
+                    await self._sender.add([self._at])
                 late = asyncio.get_running_loop().time() + WRITE_S
                 for batch in written(iter(records), 0):
-                    sender.put(self._at, sender.queues[self._at], batch, expires_at=late)
-                await sender.send_all()
+                    self._sender.put(self._at, self._sender.queues[self._at], batch, expires_at=late)
+                await self._sender.send_all()
             except BaseException:
+                self._sender.drop([self._at])
                 for entry in slices:
                     same = entry.incarnation.number == self.incarnation(entry.partition).number
                     if same and entry.partition not in self._forgotten:

@@ -35,54 +35,23 @@ NAMES: Mapping[str, str] = {
 }
 
 # tuning options of the Java client: this source ignores them, and logs a warning
+_CLIENT = """
+    acks allow.auto.create.topics batch.size buffer.memory check.crcs client.dns.lookup client.id
+    connections.max.idle.ms default.api.timeout.ms delivery.timeout.ms enable.idempotence fetch.max.bytes
+    fetch.max.wait.ms fetch.min.bytes group.instance.id heartbeat.interval.ms linger.ms max.block.ms
+    max.in.flight.requests.per.connection max.poll.interval.ms max.poll.records max.request.size metadata.max.age.ms
+    metadata.max.idle.ms metadata.recovery.strategy partition.assignment.strategy receive.buffer.bytes
+    reconnect.backoff.max.ms reconnect.backoff.ms request.timeout.ms retries retry.backoff.max.ms retry.backoff.ms
+    sasl.client.callback.handler.class sasl.login.callback.handler.class send.buffer.bytes session.timeout.ms
+    socket.connection.setup.timeout.max.ms socket.connection.setup.timeout.ms ssl.enabled.protocols
+    ssl.keystore.password ssl.protocol ssl.truststore.password
+"""
 WITHOUT_EFFECT = (
     "groupIdPrefix",
     "kafkaConsumer.pollTimeoutMs",
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
-    "kafka.acks",
-    "kafka.allow.auto.create.topics",
-    "kafka.batch.size",
-    "kafka.buffer.memory",
-    "kafka.check.crcs",
-    "kafka.client.dns.lookup",
-    "kafka.client.id",
-    "kafka.connections.max.idle.ms",
-    "kafka.default.api.timeout.ms",
-    "kafka.delivery.timeout.ms",
-    "kafka.enable.idempotence",
-    "kafka.fetch.max.bytes",
-    "kafka.fetch.max.wait.ms",
-    "kafka.fetch.min.bytes",
-    "kafka.group.instance.id",
-    "kafka.heartbeat.interval.ms",
-    "kafka.linger.ms",
-    "kafka.max.block.ms",
-    "kafka.max.in.flight.requests.per.connection",
-    "kafka.max.poll.interval.ms",
-    "kafka.max.poll.records",
-    "kafka.max.request.size",
-    "kafka.metadata.max.age.ms",
-    "kafka.metadata.max.idle.ms",
-    "kafka.metadata.recovery.strategy",
-    "kafka.partition.assignment.strategy",
-    "kafka.receive.buffer.bytes",
-    "kafka.reconnect.backoff.max.ms",
-    "kafka.reconnect.backoff.ms",
-    "kafka.request.timeout.ms",
-    "kafka.retries",
-    "kafka.retry.backoff.max.ms",
-    "kafka.retry.backoff.ms",
-    "kafka.sasl.client.callback.handler.class",
-    "kafka.sasl.login.callback.handler.class",
-    "kafka.send.buffer.bytes",
-    "kafka.session.timeout.ms",
-    "kafka.socket.connection.setup.timeout.max.ms",
-    "kafka.socket.connection.setup.timeout.ms",
-    "kafka.ssl.enabled.protocols",
-    "kafka.ssl.keystore.password",
-    "kafka.ssl.protocol",
-    "kafka.ssl.truststore.password",
+    *map("kafka.{}".format, _CLIENT.split()),
 )
 
 # the connector refuses these too

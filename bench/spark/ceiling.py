@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from allocator.spark.rows import COLUMNS, arrow_schema, schema_text
+from allocator.spark.rows import COLUMNS, schema_text
 from bench.consume.fill import values
 
 if TYPE_CHECKING:
@@ -49,14 +49,13 @@ def _batch(rows: int, size: int, partition: int) -> pa.RecordBatch:
     import pyarrow as pa
 
     made = [value for value, _ in zip(values(size), range(rows))]
-    schema = arrow_schema([(name, True) for name in COLUMNS])
     columns = [
         pa.nulls(rows, pa.binary()),
         pa.array(made, pa.binary()),
         pa.repeat("ceiling", rows),
         pa.repeat(pa.scalar(partition, pa.int32()), rows),
         pa.array(range(rows), pa.int64()),
-        pa.array([1_700_000_000_000_000] * rows, schema.field("timestamp").type),
+        pa.array([1_700_000_000_000_000] * rows, pa.timestamp("us", tz="UTC")),
         pa.repeat(pa.scalar(0, pa.int32()), rows),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    return pa.RecordBatch.from_arrays(columns, names=list(COLUMNS))

@@ -12,16 +12,16 @@ import pytest
 
 pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4.2 needs Python 3.10 or newer")
 
+import pyarrow as pa
 from pyspark import cloudpickle
 
 from allocator.spark.options import READ, STREAM, WRITE, read_options
-from allocator.spark.rows import arrow_schema
 from allocator.spark.sink.sink import BatchWriter, StreamWriter
 from allocator.spark.source.source import BatchReader, register
 from allocator.spark.source.stream import StreamReader
 
 CORES = "spark.default.parallelism"
-COLUMNS = arrow_schema([("value", True)])
+COLUMNS = pa.schema([("value", pa.binary())])
 VALUE = SimpleNamespace(name="value", dataType=SimpleNamespace(simpleString=lambda: "binary"))
 ROWS = SimpleNamespace(
     fields=[VALUE, SimpleNamespace(name="topic", dataType=SimpleNamespace(simpleString=lambda: "string"))]

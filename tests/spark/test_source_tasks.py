@@ -14,20 +14,21 @@ from kafka.admin import KafkaAdminClient
 
 pytest.importorskip("pyarrow")
 
+import pyarrow as pa
+
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.errors import AllocatorError, ConfigError
 from allocator.spark.errors import DataLoss, NothingRead
 from allocator.spark.options import Options, read_options
 from allocator.spark.ranges import COMMITTED, Range, StartOrEnd
-from allocator.spark.rows import arrow_schema
-from allocator.spark.source.plan import bounds, clip, find_partitions, plan_batch, resolve
+from allocator.spark.source.plan import PushedFilters, bounds, clip, find_partitions, plan_batch, resolve
 from allocator.spark.source.reading import pieces, read_ranges
 from allocator.testing import LocalCluster, ProducedRecord, produce
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 TopicFactory = Callable[..., str]
-SCHEMA = arrow_schema([("offset", True), ("value", True)])
+SCHEMA = pa.schema([("offset", pa.int64()), ("value", pa.binary())])
 
 
 def options(cluster: LocalCluster, topic: str, **more: Any) -> Options:
@@ -44,7 +45,7 @@ def planned(cluster: LocalCluster, topic: str, **more: Any) -> list[Range]:
 
     async def plan() -> list[Range]:
         async with KafkaClient(cluster.bootstrap) as client:
-            return [found._replace(topic_id=None) for found in await plan_batch(client, reading)]
+            return [found._replace(topic_id=None) for found in await plan_batch(client, reading, PushedFilters())]
 
     return asyncio.run(plan())
 
@@ -71,7 +72,7 @@ def test_a_task_reads_ranges_of_many_partitions_at_once(
         [(None, b"x" * 200, number) for number, size in enumerate(sizes) for _ in range(size)],
     )
     wanted = [Range(topic, number, size // 3, size - size // 4) for number, size in enumerate(sizes)]
-    schema = arrow_schema([("partition", True), ("offset", True)])
+    schema = pa.schema([("partition", pa.int32()), ("offset", pa.int64())])
     reading = options(kafka_cluster, topic, fetch_bytes=65536)
     found: dict[int, list[int]] = {number: [] for number in range(12)}
     for batch in read_ranges(reading, wanted, schema):
@@ -149,7 +150,7 @@ def test_a_time_that_spark_cannot_hold_is_the_last_that_it_can(
     batches = read_ranges(
         options(kafka_cluster, topic),
         [Range(topic, 0, 0, 4)],
-        arrow_schema([("timestamp", True), ("timestampType", True)]),
+        pa.schema([("timestamp", pa.timestamp("us", tz="UTC")), ("timestampType", pa.int32())]),
     )
     found = [us for batch in batches for us in batch.column("timestamp").cast("int64").to_pylist()]
     assert found == [times[0] * 1000, 9_223_372_036_854_775_000, None, times[3] * 1000]

@@ -13,19 +13,19 @@ from spark_queries import committed
 
 pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4.2 needs Python 3.10 or newer")
 
+import pyarrow as pa
 from joining import joined
 
 from allocator import Consumer
 from allocator.core.zookeeper.client import NoChroot
 from allocator.spark.errors import CheckpointMismatch, DataLoss, GroupInUse
 from allocator.spark.options import STREAM, read_options
-from allocator.spark.rows import arrow_schema
 from allocator.spark.source import stream
 from allocator.spark.source.stream import METADATA_S, StreamReader
 from allocator.testing import LocalCluster, produce, wait_until
 
 TopicFactory = Callable[..., str]
-COLUMNS = arrow_schema([("topic", True), ("partition", True), ("offset", True)])
+COLUMNS = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
 Place = tuple[str, int, int]
 
 

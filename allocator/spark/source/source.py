@@ -9,13 +9,14 @@ from weakref import WeakSet
 
 import pyspark
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from allocator.errors import ConfigError, MissingExtra
 from allocator.spark.errors import in_one_line
 from allocator.spark.link import ClusterLink
 from allocator.spark.options import READ, STREAM, WRITE, Options, read_options
 from allocator.spark.ranges import Range
-from allocator.spark.rows import arrow_schema, check_schema, schema_text
+from allocator.spark.rows import check_schema, schema_text
 from allocator.spark.shipping import Shipped, shipped
 from allocator.spark.source.plan import PushedFilters, plan_batch, push_filters
 from allocator.spark.source.reading import Piece, pieces, read_ranges
@@ -112,7 +113,7 @@ class _PushingDataSource(AllocatorDataSource):
 def columns_of(schema: Any, options: Options) -> pa.Schema:
     """The Arrow schema of a Spark schema. Raises SchemaMismatch."""
     check_schema({field.name: field.dataType.simpleString() for field in schema.fields}, options.include_headers)
-    return arrow_schema([(field.name, field.nullable) for field in schema.fields])
+    return to_arrow_schema(schema, timezone="UTC")
 
 
 class BatchReader(Shipped, DataSourceReader):  # type: ignore[misc]  # pyspark is not followed

@@ -19,11 +19,13 @@ from mirroring import bare, contents, killed, mirroring, more, settings, started
 
 from allocator.core.client import KafkaClient, ends_of_epochs
 from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.zookeeper import ZooKeeperClient
 from allocator.errors import BrokerError
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.offset_map import map_topic
 from allocator.migrate.offsets import copy_offsets
 from allocator.migrate.storage import OffsetStore
+from allocator.operate import describe
 from allocator.testing import LocalCluster, produce, wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -186,7 +188,9 @@ async def test_records_that_wait_for_a_replica_are_not_written_again(
 ) -> None:
     """The leader has the request of a killed process, and shows its records only after the other replica has them."""
     old = await asyncio.to_thread(lambda: cluster_factory(kafka="3.9.1"))
-    new = await asyncio.to_thread(lambda: cluster_factory(kafka="3.9.1", brokers=2))
+    # the leader waits for a silent replica, and does not hear from ZooKeeper that it is gone
+    silence = {"zookeeper.session.timeout.ms": 60_000, "replica.lag.time.max.ms": 30_000}
+    new = await asyncio.to_thread(lambda: cluster_factory(kafka="3.9.1", brokers=2, broker_config=silence))
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
     partition, leading, other = TopicPartition(topic, 0), *new.brokers
     admin = KafkaAdminClient(bootstrap_servers=new.bootstrap)
@@ -214,7 +218,25 @@ async def test_records_that_wait_for_a_replica_are_not_written_again(
         try:
             await fill("unseen")
             await wait_until_async(lambda: more(end, 39), 20, "the others")
+            ensemble = ZooKeeperClient(str(chosen.zookeeper))
+            await ensemble.connect()
+
+            async def owner() -> str | None:
+                state = await describe(ensemble, group)
+                return None if state is None else state.owners.get(partition)
+
+            async def taken_over(former: str | None) -> bool:
+                return await owner() not in (None, former)
+
+            former = await owner()
             killed(first)
+            try:
+                async with mirroring(Mirror(chosen)):
+                    await wait_until_async(lambda: taken_over(former), 60, "the next process to own the partition")
+                    began = time.monotonic()
+                assert time.monotonic() - began < 5, "a stop ends the wait for the replica"
+            finally:
+                await ensemble.close()
             successor = Mirror(chosen)
             await successor.run(until_caught_up=True)  # once the leader does without the replica
         finally:

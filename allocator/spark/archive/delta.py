@@ -14,17 +14,16 @@ File" of Delta's PROTOCOL.md.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction
+
 from allocator.core.aio import wall_ms
-from allocator.errors import MissingExtra
 from allocator.spark.archive.commits import (
-    ArchiveBusy,
     ArchiveMismatch,
     DataFile,
     Manifest,
@@ -35,6 +34,7 @@ from allocator.spark.archive.commits import (
 )
 from allocator.spark.archive.files import arrow_schema, is_url, write_arrow
 from allocator.spark.archive.read import reach_of
+from allocator.spark.archive.table import TableStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -42,24 +42,15 @@ if TYPE_CHECKING:
 _PARTITIONED = ["partition"]
 
 
-class DeltaStore:
+class DeltaStore(TableStore):
     """The Delta table of one topic. `place`: an absolute path, or a URL such as s3://bucket/archive/topic=orders."""
 
     def __init__(self, place: str, topic: str) -> None:
-        try:
-            import deltalake
-            import pyarrow
-        except ImportError as error:
-            raise MissingExtra("Delta tables need deltalake: pip install 'zk-partition-allocator[delta]'") from error
-        self._delta: Any = deltalake
-        self.place = place
+        super().__init__(place)
         self._app = f"allocator-archive/{topic}"
-        self._table: Any = None
         self._number = 0
         self._count = 0  # of known partitions
         self._live: list[Manifest] = []
-        # the columns of a table that is created before any record is archived
-        self._columns: Any = pyarrow.schema([("partition", pyarrow.int32()), ("offset", pyarrow.int64())])
 
     def check(self) -> None:
         if is_url(self.place):
@@ -75,9 +66,9 @@ class DeltaStore:
         """One manifest with all that the table knows, or none before the first commit. Raises ArchiveMismatch."""
         before = None if self._table is None else self._table.version()
         if self._table is None:
-            if not self._delta.DeltaTable.is_deltatable(self.place):
+            if not deltalake.DeltaTable.is_deltatable(self.place):
                 return []
-            self._table = self._delta.DeltaTable(self.place)
+            self._table = deltalake.DeltaTable(self.place)
         else:
             self._table.update_incremental()
         if self._table.version() != before:
@@ -103,14 +94,6 @@ class DeltaStore:
         found: int | None = self._table.transaction_version(self._app + name)
         return found
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Delta needs no lock: `commit` detects another writer."""
-        yield
-
-    def staged_name(self) -> str:
-        return f"data-{uuid.uuid4().hex}"
-
     def write(self, rows: DataFrame, staged: str, ranges: Reach) -> tuple[DataFile, ...]:
         """Writes the files. The table does not have them before `commit`."""
         self._columns = arrow_schema(rows)
@@ -122,16 +105,15 @@ class DeltaStore:
         After an error the files stay, as an entry may exist whose acknowledgement was lost. The table's VACUUM deletes
         files that no entry names.
         """
-        errors = self._delta.exceptions
         try:
             self._prepare(manifest)
             self._add(manifest)
             self._number = manifest.number
             self._refresh()
-        except (OSError, errors.DeltaError) as error:
+        except (OSError, DeltaError) as error:
             if is_full(error) and not is_url(self.place):
                 raise disk_full(Path(self.place)) from error
-            if isinstance(error, errors.CommitFailedError):
+            if isinstance(error, CommitFailedError):
                 raise self._busy() from error
             raise
 
@@ -152,29 +134,27 @@ class DeltaStore:
         if not manifest.files:
             return
         known = _columns(self._table.schema().to_json())
-        new = _columns(self._delta.Schema.from_arrow(self._columns).to_json())
+        new = _columns(deltalake.Schema.from_arrow(self._columns).to_json())
         if any(known.get(name) != kind for name, kind in new.items()):
             empty = self._columns.empty_table()
-            self._delta.write_deltalake(self._table, empty, mode="append", schema_mode="merge")
+            deltalake.write_deltalake(self._table, empty, mode="append", schema_mode="merge")
             self._refresh()
 
     def _create(self, configuration: dict[str, str]) -> Any:
         try:
-            return self._delta.DeltaTable.create(
+            return deltalake.DeltaTable.create(
                 self.place,
                 schema=self._columns,
                 partition_by=_PARTITIONED,
                 configuration=configuration,
                 raise_if_key_not_exists=False,  # "key" is an option of Delta; these are names of this library
             )
-        except self._delta.exceptions.DeltaError as error:
-            if self._delta.DeltaTable.is_deltatable(self.place):
+        except DeltaError as error:
+            if deltalake.DeltaTable.is_deltatable(self.place):
                 raise self._busy() from error
             raise
 
     def _add(self, manifest: Manifest) -> None:
-        from deltalake.transaction import AddAction
-
         at = wall_ms()
         actions = [
             AddAction(
@@ -202,9 +182,9 @@ class DeltaStore:
             "append",
             self._table.schema(),
             _PARTITIONED,
-            commit_properties=self._delta.CommitProperties(
+            commit_properties=deltalake.CommitProperties(
                 custom_metadata={"ranges": json.dumps(manifest.ranges), "gaps": json.dumps(manifest.gaps)},
-                app_transactions=[self._delta.Transaction(self._app + name, end) for name, end in versions.items()],
+                app_transactions=[deltalake.Transaction(self._app + name, end) for name, end in versions.items()],
             ),
         )
 
@@ -213,9 +193,6 @@ class DeltaStore:
         self._table.update_incremental()
         if (self._version("") or 0) != self._number:
             raise self._busy()
-
-    def _busy(self) -> ArchiveBusy:
-        return ArchiveBusy(f"{self.place} was written by another run meanwhile; wait until it ends, and run again")
 
 
 def _columns(schema: str) -> dict[str, Any]:

@@ -82,11 +82,9 @@ def write_arrow(
 
 def arrow_schema(rows: DataFrame) -> pyarrow.Schema:
     """The columns of `rows` as the files have them: all may be null, and times are UTC."""
-    import pyarrow
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    found = to_arrow_schema(rows.schema, timezone="UTC")
-    return pyarrow.schema([_nullable(field) for field in found])
+    return to_arrow_schema(rows.schema.toNullable(), timezone="UTC")
 
 
 def discard(place: str, staged: str) -> None:
@@ -96,20 +94,6 @@ def discard(place: str, staged: str) -> None:
     files, path = _file_system(f"{place}/{staged}")
     if files.get_file_info(path).type == fs.FileType.Directory:
         files.delete_dir(path)
-
-
-def _nullable(field: pyarrow.Field) -> pyarrow.Field:
-    import pyarrow
-    from pyarrow import types
-
-    kind = field.type
-    if types.is_struct(kind):
-        kind = pyarrow.struct([_nullable(inner) for inner in kind])
-    elif types.is_list(kind):
-        kind = pyarrow.list_(_nullable(kind.value_field))
-    elif types.is_map(kind):
-        kind = pyarrow.map_(kind.key_field, _nullable(kind.item_field))
-    return pyarrow.field(field.name, kind, nullable=True)
 
 
 def _file_system(place: str) -> tuple[Any, str]:

@@ -16,18 +16,18 @@ Metadata" and "Commit Conflict Resolution and Retry" of Iceberg's table spec.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from allocator.errors import ConfigError, MissingExtra
+from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.io.pyarrow import parquet_files_to_data_files
+
+from allocator.errors import ConfigError
 from allocator.spark.archive.commits import (
-    ArchiveBusy,
     ArchiveMismatch,
     DataFile,
     Manifest,
@@ -38,6 +38,7 @@ from allocator.spark.archive.commits import (
 from allocator.spark.archive.files import arrow_schema, write_arrow
 from allocator.spark.archive.read import reach_of
 from allocator.spark.archive.schema import united
+from allocator.spark.archive.table import TableStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -47,32 +48,23 @@ _RETRIES = "commit.retry.num-retries"
 _NAMES = "schema.name-mapping.default"
 
 
-class IcebergStore:
+class IcebergStore(TableStore):
     """The Iceberg table of one topic. `place`: CATALOG.NAMESPACE; the catalog is configured as for pyiceberg."""
 
+    _staged = "data/archive-"
+
     def __init__(self, place: str, topic: str) -> None:
-        try:
-            import pyarrow
-            from pyiceberg import catalog
-        except ImportError as error:
-            raise MissingExtra(
-                "Iceberg tables need pyiceberg: pip install 'zk-partition-allocator[iceberg]'"
-            ) from error
         name, dot, namespace = place.partition(".")
         if not dot or "/" in place or not all(place.split(".")):
             raise ConfigError(
                 f"{place!r} names no Iceberg catalog and namespace; write CATALOG.NAMESPACE, such as prod.lake"
             )
-        self.place = f"{place}.{topic}"
-        self._name, self._load = name, catalog.load_catalog
-        self._namespace, self._identifier = namespace, (*namespace.split("."), topic)
-        self._table: Any = None
-        # the columns of a table that is created before any record is archived
-        self._columns: Any = pyarrow.schema([("partition", pyarrow.int32()), ("offset", pyarrow.int64())])
+        super().__init__(f"{place}.{topic}")
+        self._name, self._namespace, self._identifier = name, namespace, (*namespace.split("."), topic)
 
     @functools.cached_property
     def _catalog(self) -> Any:
-        return self._load(self._name)
+        return load_catalog(self._name)
 
     def check(self) -> None:
         """Raises ConfigError if the catalog has no usable configuration or does not respond."""
@@ -86,8 +78,6 @@ class IcebergStore:
 
     def live(self) -> list[Manifest]:
         """One manifest with all that the table knows, or none before the first commit. Raises ArchiveMismatch."""
-        from pyiceberg.exceptions import NoSuchTableError
-
         try:
             self._table = self._catalog.load_table(self._identifier)
         except NoSuchTableError:
@@ -103,14 +93,6 @@ class IcebergStore:
         columns = json.loads(known["allocator.columns"])
         return [Manifest.of_table(int(known["allocator.commit"]), known["allocator.topic"], ids, ends, columns)]
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """The catalog needs no lock: `commit` detects another writer."""
-        yield
-
-    def staged_name(self) -> str:
-        return f"data/archive-{uuid.uuid4().hex}"
-
     def write(self, rows: DataFrame, staged: str, ranges: Reach) -> tuple[DataFile, ...]:
         """Writes the files below the location of the table, which is created first. No snapshot has them yet."""
         self._columns = arrow_schema(rows)
@@ -122,8 +104,6 @@ class IcebergStore:
         After an error the files stay, because the commit may exist although its response was lost. Iceberg's
         procedure remove_orphan_files deletes files that no snapshot names.
         """
-        from pyiceberg.exceptions import CommitFailedException
-
         try:
             self._add(manifest)
         except CommitFailedException as error:
@@ -142,8 +122,6 @@ class IcebergStore:
         return urlsplit(location).path if location.startswith("file:") else location
 
     def _create(self) -> Any:
-        from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
-
         self._catalog.create_namespace_if_not_exists(self._namespace)
         try:
             with (
@@ -158,8 +136,6 @@ class IcebergStore:
         return self._catalog.load_table(self._identifier)
 
     def _add(self, manifest: Manifest) -> None:
-        from pyiceberg.io.pyarrow import parquet_files_to_data_files
-
         location = self._location()
         if self._table.properties.get(_RETRIES) != "0":
             with self._table.transaction() as change:
@@ -189,8 +165,3 @@ class IcebergStore:
             with change.update_snapshot(snapshot_properties=about).fast_append() as snapshot:
                 for file in parquet_files_to_data_files(self._table.io, metadata, paths):
                     snapshot.append_data_file(file)
-
-    def _busy(self) -> ArchiveBusy:
-        return ArchiveBusy(
-            f"{self.place} was written by another run or program meanwhile; wait until it ends, and run again"
-        )

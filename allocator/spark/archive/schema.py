@@ -17,7 +17,6 @@ from allocator.core.settings import find
 from allocator.errors import ConfigError, MissingExtra
 from allocator.handlers.schemas import as_reader_schema
 from allocator.spark.archive.commits import Manifest
-from allocator.spark.avro_types import column_type
 from allocator.spark.errors import SchemaMismatch
 
 if TYPE_CHECKING:
@@ -177,6 +176,8 @@ def _avro(column: str, path: Path, skip: int) -> Callable[[], Column]:
         import fastavro
     except ImportError as error:
         raise MissingExtra("Avro needs fastavro: pip install 'zk-partition-allocator[avro]'") from error
+    from allocator.spark.avro_types import column_type
+
     try:
         parsed = as_reader_schema(path.read_text())
         shape = column_type(parsed)

@@ -4,44 +4,22 @@ from __future__ import annotations
 
 import re
 import uuid
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Union
 
-from allocator.errors import ConfigError
-from allocator.spark.archive.commits import ArchiveMismatch, CommitLog, DataFile, Manifest, Reach, check_writable
-from allocator.spark.archive.delta import DeltaStore
+from allocator.errors import ConfigError, MissingExtra
+from allocator.spark.archive.commits import ArchiveMismatch, CommitLog, DataFile, Reach, check_writable
 from allocator.spark.archive.files import is_url, write_parquet
-from allocator.spark.archive.iceberg import IcebergStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from allocator.spark.archive.delta import DeltaStore
+    from allocator.spark.archive.iceberg import IcebergStore
+
+    ArchiveStore = Union["ParquetStore", DeltaStore, IcebergStore]
+
 FORMATS = ("parquet", "delta", "iceberg")
-
-
-class ArchiveStore(Protocol):
-    """One archive of one topic, at `place`."""
-
-    place: str
-
-    def check(self) -> None:
-        """Raises ConfigError or ArchiveMismatch if it cannot be written there; creates nothing."""
-
-    def live(self) -> list[Manifest]:
-        """The commits in effect. Their ranges and gaps say where each partition continues."""
-
-    def locked(self) -> AbstractContextManager[None]:
-        """Raises ArchiveBusy if another run holds a lock; a store without locks detects that run in `commit`."""
-
-    def staged_name(self) -> str:
-        """A new name for the directory of the next commit's files."""
-
-    def write(self, rows: DataFrame, staged: str, ranges: Reach) -> tuple[DataFile, ...]:
-        """Writes the files below `staged`; readers do not see them. Raises ArchiveCorrupt, ArchiveFull."""
-
-    def commit(self, manifest: Manifest) -> None:
-        """Makes files, ranges and gaps visible at once. Raises ArchiveBusy, ArchiveFull."""
 
 
 class ParquetStore(CommitLog):
@@ -73,16 +51,26 @@ def open_store(format: str, directory: str | Path, topic: str) -> tuple[str, Arc
     text = str(directory)
     if format not in FORMATS:
         raise ConfigError(f"format = {format!r} is not known; use one of {', '.join(FORMATS)}")
-    if format == "iceberg":
-        return text, IcebergStore(text, topic)
     if format == "delta" and is_url(text):
         root = text.rstrip("/")
-    elif re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", text):
+    elif format != "iceberg" and re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", text):
         raise ConfigError(
             f"{text} is a URL, but a Parquet archive needs a directory in a file system of the driver and the "
             "executors; mount it and give the path, or use --format delta"
         )
     else:
-        root = str(Path(text).absolute())
+        root = text if format == "iceberg" else str(Path(text).absolute())
     place = f"{root}/topic={topic}"
-    return root, DeltaStore(place, topic) if format == "delta" else ParquetStore(Path(place))
+    try:
+        if format == "delta":
+            from allocator.spark.archive.delta import DeltaStore
+
+            return root, DeltaStore(place, topic)
+        if format == "iceberg":
+            from allocator.spark.archive.iceberg import IcebergStore
+
+            return root, IcebergStore(root, topic)
+    except ImportError as error:
+        name, library = {"delta": ("Delta", "deltalake"), "iceberg": ("Iceberg", "pyiceberg")}[format]
+        raise MissingExtra(f"{name} tables need {library}: pip install 'zk-partition-allocator[{format}]'") from error
+    return root, ParquetStore(Path(place))

@@ -136,13 +136,16 @@ class Comparison:
             return None
         return self._keep(functools.reduce(DataFrame.unionByName, found))
 
+    def _paired(self) -> DataFrame:
+        return self.pairs.where(F.col("lo").isNotNull() & F.col("ro").isNotNull())
+
     def _altered_in_place(self) -> DataFrame:
-        changed = self.pairs.where(F.col("lo").isNotNull() & F.col("ro").isNotNull() & (F.size("fields") > 0))
+        changed = self._paired().where(F.size("fields") > 0)
         return _shaped(changed.withColumn("kind", F.lit("altered")))
 
     def _reordered(self) -> DataFrame:
         """Overtaken pairs: a record that is after them on the left is before them on the right."""
-        both = self.pairs.where(F.col("lo").isNotNull() & F.col("ro").isNotNull() & F.col("unit").isNotNull())
+        both = self._paired().where(F.col("unit").isNotNull())
         # in descending order of left offsets, the rows before a record are those that follow it on the left. Records
         # of a key in two partitions have no order
         later = (
@@ -195,7 +198,7 @@ class Comparison:
         )
 
     def _duplicates(self, rows: DataFrame) -> DataFrame:
-        there = self.pairs.where(F.col("lo").isNotNull()).select("t", *HASHES).withColumn("known", F.lit(True))
+        there = self.pairs.where(F.col("lo").isNotNull()).select("t", *HASHES)
         wanted = rows.where(~F.col("side") & F.col("kind").isNull()).select("t", *HASHES).distinct()
         known = wanted.join(there, ["t", *HASHES], "left_semi").withColumn("known", F.lit(True))
         joined = rows.join(known, ["t", *HASHES], "left")
@@ -204,7 +207,7 @@ class Comparison:
 
     def _ends(self, rows: DataFrame) -> DataFrame:
         """Classifies the rest: missing, truncated (no later record of the partition is found), or extra."""
-        paired = self.pairs.where(F.col("lo").isNotNull() & F.col("ro").isNotNull()).select("t", "lp", "lo")
+        paired = self._paired().select("t", "lp", "lo")
         later = rows.where(F.col("side") & F.col("mo").isNotNull()).select("t", F.col("p").alias("lp"), "o")
         ends = paired.union(later).groupBy("t", F.col("lp").alias("p")).agg(F.max("lo").alias("end"))
         joined = rows.join(F.broadcast(ends), ["t", "p"], "left")
@@ -221,15 +224,13 @@ def _pair(rows: DataFrame, by: str) -> DataFrame:
     order = Window.partitionBy("side", *alike).orderBy("p", "o")
     rows = rows.withColumn("n", F.row_number().over(order))
     sides = {"l": F.col("side"), "r": ~F.col("side")}
-    mine = [name for name in ("p", "o", "f", *(HASHES if by == "offset" else [])) if name not in alike]
-    mine += [name for name in ("p", "o") if name not in mine]
-    found = rows.groupBy(*(name for name in alike if name != "o"), *(["o"] if "o" in alike else []), "n").agg(
+    mine = ["p", "o", "f", *(HASHES if by == "offset" else [])]
+    found = rows.groupBy(*alike, "n").agg(
         *(F.max(F.when(when, F.col(name))).alias(side + name) for side, when in sides.items() for name in mine)
     )
     if by != "offset":
         return found.withColumn("fields", F.array().cast("array<string>"))
-    altered = [F.when(F.col("l" + short) != F.col("r" + short), F.lit(name)) for name, short in FIELDS.items()]
-    found = found.withColumn("fields", F.array_compact(F.array(*altered)))
+    found = found.withColumn("fields", _altered("l", "r"))
     return found.select("*", *(F.coalesce("l" + short, "r" + short).alias(short) for short in HASHES))
 
 
@@ -242,9 +243,6 @@ def _resemble(rows: DataFrame, alike: Sequence[str], allowed: Column, kind: str)
     rows = rows.withColumn("l", F.max(F.when(F.col("side"), whole)).over(them))
     rows = rows.withColumn("r", F.max(F.when(~F.col("side"), whole)).over(them))
     found = F.col("open") & F.col("l").isNotNull() & F.col("r").isNotNull()
-    altered = F.array_compact(
-        F.array(*(F.when(F.col(f"l.{short}") != F.col(f"r.{short}"), F.lit(name)) for name, short in FIELDS.items()))
-    )
     mate = F.when(F.col("side"), F.col("r")).otherwise(F.col("l"))
     return rows.select(
         "side",
@@ -254,10 +252,16 @@ def _resemble(rows: DataFrame, alike: Sequence[str], allowed: Column, kind: str)
         "o",
         *HASHES,
         F.when(found, F.lit(kind)).otherwise(F.col("kind")).alias("kind"),
-        F.when(found, altered).otherwise(F.col("fields")).alias("fields"),
+        F.when(found, _altered("l.", "r.")).otherwise(F.col("fields")).alias("fields"),
         F.when(found, mate["p"]).otherwise(F.col("mp")).alias("mp"),
         F.when(found, mate["o"]).otherwise(F.col("mo")).alias("mo"),
     )
+
+
+def _altered(left: str, right: str) -> Column:
+    """The names of the fields whose hashes differ."""
+    altered = [F.when(F.col(left + short) != F.col(right + short), F.lit(name)) for name, short in FIELDS.items()]
+    return F.array_compact(F.array(*altered))
 
 
 def _shaped(rows: DataFrame) -> DataFrame:

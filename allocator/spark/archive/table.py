@@ -1,0 +1,36 @@
+"""What the Delta and the Iceberg store have in common."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow
+
+from allocator.spark.archive.commits import ArchiveBusy
+
+
+class TableStore:
+    """The table of one topic, at `place`. A commit of the table detects another writer, so it needs no lock."""
+
+    _staged = "data-"
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        self._table: Any = None
+        # the columns of a table that is created before any record is archived
+        self._columns: Any = pyarrow.schema([("partition", pyarrow.int32()), ("offset", pyarrow.int64())])
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        yield
+
+    def staged_name(self) -> str:
+        return f"{self._staged}{uuid.uuid4().hex}"
+
+    def _busy(self) -> ArchiveBusy:
+        return ArchiveBusy(
+            f"{self.place} was written by another run or program meanwhile; wait until it ends, and run again"
+        )

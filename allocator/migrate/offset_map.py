@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable
+from itertools import zip_longest
 from typing import Any, Final, NamedTuple, Optional
 
 from allocator.core.aio import wall_ms
@@ -83,7 +84,6 @@ class OffsetTranslation:
 
     def __init__(self, runs: Iterable[Run] = ()) -> None:
         self._runs: list[Run] = []
-        self._sources: list[int] = []
         for run in runs:
             self.note(run)
 
@@ -97,7 +97,7 @@ class OffsetTranslation:
 
     def note(self, run: Run) -> Run | None:
         """Adds a run and returns it as stored, or None if it is not new. Replaces a run of the same old offset."""
-        at = bisect_left(self._sources, run.source)
+        at = self._position(run.source)
         if at < len(self._runs) and self._sources[at] == run.source:
             if self._runs[at] == run:
                 return None
@@ -112,12 +112,11 @@ class OffsetTranslation:
             if at >= MOST_RUNS and 0 <= run.target - self._runs[-MOST_RUNS].target < SPAN:
                 run = run._replace(exact=False)
         self._runs.insert(at, run)
-        self._sources.insert(at, run.source)
         return run
 
     def target(self, source: int) -> int | None:
         """The new offset for a reader whose next old offset is `source`; None before the first run."""
-        at = bisect_right(self._sources, source)
+        at = self._position(source + 1)
         if at == 0:
             return None
         run = self._runs[at - 1]
@@ -131,7 +130,7 @@ class OffsetTranslation:
 
     def exact(self, source: int) -> int | None:
         """The new offset of the record at `source`, if it is in an exact run."""
-        at = bisect_right(self._sources, source)
+        at = self._position(source + 1)
         if at == 0 or not self._runs[at - 1].exact:
             return None
         found = self._runs[at - 1].target + (source - self._runs[at - 1].source)
@@ -141,13 +140,17 @@ class OffsetTranslation:
         """The reverse: the old offset for a reader whose next new offset is `target`. It skips no record either."""
         # after records were mirrored twice, a later run may begin before an earlier one ends
         found = None
-        for run, following in zip(self._runs, [*self._sources[1:], None]):
+        for run, following in zip_longest(self._runs, self._runs[1:]):
             if run.target > target:
                 break
             found = run.source + (target - run.target if run.exact else 0)
             if following is not None:
-                found = min(found, following)
+                found = min(found, following.source)
         return found
+
+    def _position(self, source: int) -> int:
+        """The number of runs that begin before old offset `source`."""
+        return bisect_left(self._runs, Run(source, -1))
 
 
 def pack(entry: Entry) -> tuple[bytes, bytes]:

@@ -163,10 +163,8 @@ async def restore_offsets(
         offsets = {each: int(offset) for each, offset in before.items() if offset is not None}
         await there.commit(offsets, f"restored from {path.name}")
         without = tuple(sorted(each for each, offset in before.items() if offset is None))
-        if there.can_forget():
-            await there.forget(without)
-            return Restored(store, offsets, without, ())
-        return Restored(store, offsets, (), without)
+        forgotten = await there.forget(without)
+        return Restored(store, offsets, without if forgotten else (), () if forgotten else without)
 
 
 async def _plan(
@@ -179,8 +177,6 @@ async def _plan(
 ) -> CopyPlan:
     if by not in translate.METHODS:
         raise ConfigError(f"by is {by!r}, not one of {', '.join(translate.METHODS)}")
-    for each in (old, new):
-        each.check_storage()
     source, target = old.store, new.store
     if (source.brokers, source.group, source.storage) == (target.brokers, target.group, target.storage):
         raise ConfigError("both stores are the same; name another group, storage or cluster")

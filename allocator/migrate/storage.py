@@ -54,6 +54,9 @@ class OffsetStore:
             raise ConfigError(f"storage is {self.storage!r}, not 'kafka' or 'zookeeper'")
         async with contextlib.AsyncExitStack() as stack:
             client = await connected(stack, self.brokers, self.security)
+            commits_v0 = OffsetCommitRequest(group_id="", topics=[], max_version=0)
+            if self.storage == "zookeeper" and client.api_version(commits_v0) is None:
+                raise ConfigError(f"{self.brokers} stores no offsets in ZooKeeper; only brokers up to Kafka 3 do")
             ensembles = []
             for hosts in dict.fromkeys(self.zookeepers):
                 ensemble = ZooKeeperClient(hosts, options=self.zookeeper_options)
@@ -120,19 +123,17 @@ class OpenOffsetStore:
             {each: OffsetAndMetadata(at, stamped(why, ids[each.topic]), -1) for each, at in offsets.items()}
         )
 
-    def can_forget(self) -> bool:
-        """Whether the cluster can delete a committed offset (Kafka 2.4 and newer)."""
-        return self.store.storage == "kafka" and self.client.api_version(OffsetDeleteRequest) is not None
-
-    async def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """Deletes the committed offsets of these. Raises BrokerError."""
+    async def forget(self, partitions: Iterable[TopicPartition]) -> bool:
+        """Deletes committed offsets. Returns False if the cluster cannot (before Kafka 2.4). Raises BrokerError."""
+        if self.store.storage != "kafka" or self.client.api_version(OffsetDeleteRequest) is None:
+            return False
         topics: dict[str, list[Any]] = {}
         kind = OffsetDeleteRequest.OffsetDeleteRequestTopic
         for each in partitions:
             part = kind.OffsetDeleteRequestPartition(partition_index=each.partition)
             topics.setdefault(each.topic, []).append(part)
         if not topics:
-            return
+            return True
         node = await Coordinator(self.client, self.store.group, 0.1).find(time.monotonic() + PATIENCE_S)
         if node is None:
             raise BrokerError(f"{self} has no coordinator", retriable=True)
@@ -140,15 +141,7 @@ class OpenOffsetStore:
             group_id=self.store.group, topics=[kind(name=name, partitions=parts) for name, parts in topics.items()]
         )
         answer = await self.client.send(node, request)
-        codes = [answer.error_code, *(part.error_code for topic in answer.topics for part in topic.partitions)]
-        for code in codes:
+        for code in (answer.error_code, *(part.error_code for topic in answer.topics for part in topic.partitions)):
             if code:
                 raise for_code(code, f"deleting offsets of {self}")
-
-    def check_storage(self) -> None:
-        """Raises ConfigError if this cluster does not support `storage`."""
-        if self.store.storage != "zookeeper":
-            return
-        request = OffsetCommitRequest(group_id="", topics=[], max_version=0)
-        if self.client.api_version(request) is None:
-            raise ConfigError(f"{self.store.brokers} stores no offsets in ZooKeeper; only brokers up to Kafka 3 do")
+        return True

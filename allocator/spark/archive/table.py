@@ -31,6 +31,4 @@ class TableStore:
         return f"{self._staged}{uuid.uuid4().hex}"
 
     def _busy(self) -> ArchiveBusy:
-        return ArchiveBusy(
-            f"{self.place} was written by another run or program meanwhile; wait until it ends, and run again"
-        )
+        return ArchiveBusy(f"{self.place} was written by another run meanwhile; wait until it ends, and run again")

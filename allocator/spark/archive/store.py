@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     ArchiveStore = Union["ParquetStore", DeltaStore, IcebergStore]
 
 FORMATS = ("parquet", "delta", "iceberg")
+NEEDED = {
+    "delta": "Delta tables need deltalake: pip install 'zk-partition-allocator[delta]'",
+    "iceberg": "Iceberg tables need pyiceberg: pip install 'zk-partition-allocator[iceberg]'",
+}
 
 
 class ParquetStore(CommitLog):
@@ -71,6 +75,5 @@ def open_store(format: str, directory: str | Path, topic: str) -> tuple[str, Arc
 
             return root, IcebergStore(root, topic)
     except ImportError as error:
-        name, library = {"delta": ("Delta", "deltalake"), "iceberg": ("Iceberg", "pyiceberg")}[format]
-        raise MissingExtra(f"{name} tables need {library}: pip install 'zk-partition-allocator[{format}]'") from error
+        raise MissingExtra(NEEDED[format]) from error
     return root, ParquetStore(Path(place))

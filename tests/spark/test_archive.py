@@ -8,7 +8,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,16 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from killed import run_and_kill
 from spark_records import Made
 
 from allocator.errors import ConfigError
 from allocator.spark.archive import Archive, archive, compact
-from allocator.spark.archive.commits import ArchiveMismatch, CommitLog, DataFile, Manifest
-from allocator.spark.archive.write import _groups
+from allocator.spark.archive.commits import ArchiveMismatch
 from allocator.spark.audit import audit
 from allocator.spark.errors import ArchiveFull, DataLoss, SchemaMismatch
 from allocator.spark.topic import Topic
-from allocator.testing import LocalCluster, produce, wait_until
+from allocator.testing import LocalCluster, produce
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -111,25 +110,6 @@ def test_what_is_read_of_ten_thousand_partitions_is_planned_in_seconds(spark: Sp
     assert found.frame(spark, {1: (0, 9)}).columns == found.frame(spark).columns
 
 
-def test_years_of_small_commits_are_grouped_with_one_look_at_each() -> None:
-    looks = 0
-
-    class Files(tuple[DataFile, ...]):
-        def __iter__(self) -> Iterator[DataFile]:
-            nonlocal looks
-            looks += 1
-            return super().__iter__()
-
-    made = []
-    for number in range(1, 401):
-        files = Files(DataFile(f"{p}.parquet", p, 10, 1000, 10 * number, 10 * number + 9) for p in range(24))
-        ranges = dict.fromkeys(range(24), (10 * number, 10 * number + 10))
-        made.append(Manifest(number, "append", "made", None, None, ranges, files, "", ""))
-    groups = _groups(made, 100_000)
-    assert [len(group) for group in groups] == [200, 200]  # of each partition 200 000 bytes
-    assert looks < 5 * len(made)
-
-
 def test_where_the_first_run_began_is_kept_of_a_partition_that_had_nothing(spark: SparkSession, tmp_path: Path) -> None:
     """What a group commits moves on: a later run that began there would leave out what came in between."""
     report = archive(Made([10, 5], chosen={0: (3, 10), 1: (5, 5)}), tmp_path, spark=spark)
@@ -147,18 +127,19 @@ def test_where_the_first_run_began_is_kept_of_a_partition_that_had_nothing(spark
 
 
 def test_a_run_that_another_one_overtook_does_not_take_the_topic_for_another(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path
 ) -> None:
-    topic, locked = Made([10]), CommitLog.locked
+    class Overtaken(Made):
+        """Another run archives more of the topic after this one has planned."""
 
-    def overtaken(commits: CommitLog) -> Any:
-        monkeypatch.undo()
-        topic.log[0] = (0, 20)
-        assert archive(topic, tmp_path, spark=spark).records == 20
-        return locked(commits)
+        def extent(self) -> Any:
+            found = super().extent()
+            if self.log[0][1] == 10:
+                self.log[0] = (0, 20)
+                assert archive(Made([20]), tmp_path, spark=spark).records == 20
+            return found
 
-    monkeypatch.setattr(CommitLog, "locked", overtaken)
-    assert archive(topic, tmp_path, spark=spark).records == 0
+    assert archive(Overtaken([10]), tmp_path, spark=spark).records == 0
     assert Archive(tmp_path).reach() == {0: (0, 20)}
 
 
@@ -249,21 +230,6 @@ def test_records_that_are_deleted_while_they_are_read_are_a_gap_in_the_manifest(
     assert (manifest.gaps, manifest.ranges) == ({1: (0, 5)}, {0: (0, 20), 1: (5, 20)})
 
 
-def test_a_run_that_fails_on_loss_does_not_look_for_it_at_each_commit(spark: SparkSession, tmp_path: Path) -> None:
-    class Counted(Made):
-        extents = 0
-
-        def extent(self) -> Any:
-            self.extents += 1
-            return super().extent()
-
-    strict, lenient = Counted([30]), Counted([30])
-    lenient.fail_on_data_loss = False
-    for topic, extents in ((strict, 2), (lenient, 5)):
-        archive(topic, tmp_path / str(extents), offsets_per_commit=10, spark=spark)
-        assert topic.extents == extents  # before and under the lock, and once for each of the three commits
-
-
 def test_a_directory_that_executors_do_not_share_is_refused_with_nothing_committed(
     unshared: Path, spark: SparkSession
 ) -> None:
@@ -317,39 +283,35 @@ def test_an_archive_whose_compact_was_killed_is_read_and_repaired(
     assert whole(spark, Made([9]), tmp_path)
 
 
-def test_a_directory_that_cannot_be_is_told_before_anything_is_read(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="is a file"):
-        archive(Made([1]), tmp_path / "file")
-    with pytest.raises(ConfigError, match="mount it"):
-        archive(Made([1]), "s3://bucket/there")
-    with pytest.raises(ConfigError, match="offsets_per_commit"):
-        archive(Made([1]), tmp_path, offsets_per_commit=0)
-    with pytest.raises(ConfigError, match="no archive"):
-        Archive(tmp_path)
-    (tmp_path / "topic=a/_commits").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="it holds a"):
-        Archive(tmp_path, "b")
-
-
+@pytest.mark.parametrize("dry_run", [True, False])
 @pytest.mark.parametrize(
     ("place", "told"),
     [
         ("file/below", "file is a file"),
         ("link", "link is a link to nothing"),
-        ("s3a:/bucket/there", "is a URL"),
-        ("hdfs:/there", "is a URL"),
         ("taken", "topic=made is a file"),
+        ("s3://bucket/there", "mount it"),
+        ("hdfs:/there", "is a URL"),
     ],
 )
-def test_a_dry_run_refuses_a_directory_that_cannot_be(tmp_path: Path, place: str, told: str) -> None:
+def test_a_directory_that_cannot_be_is_refused_before_anything_is_read(
+    tmp_path: Path, place: str, told: str, dry_run: bool
+) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "nothing")
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken/topic=made").write_text("")
     with pytest.raises(ConfigError, match=told):
-        archive(Made([1]), place if ":" in place else tmp_path / place, dry_run=True)
+        archive(Made([1]), place if ":" in place else tmp_path / place, dry_run=dry_run)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "taken"]
+
+
+def test_an_archive_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no archive"):
+        Archive(tmp_path)
+    (tmp_path / "topic=a/_commits").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="it holds a"):
+        Archive(tmp_path, "b")
 
 
 def test_a_dry_run_refuses_a_directory_that_the_user_may_not_write() -> None:
@@ -400,40 +362,13 @@ LONG_SIZES = [1500, 1500]
 PER_COMMIT = 100
 
 
-def run_and_kill(directory: Path, sizes: list[int], when: Callable[[], object]) -> bool:
-    """Archives in a process of its own, killed as soon as `when` holds; whether it came to its end before."""
-    here = Path(__file__).parent
-    with (directory.parent / "log").open("ab") as log:
-        child = subprocess.Popen(
-            [
-                sys.executable,
-                str(here / "archive_child.py"),
-                str(directory),
-                ",".join(map(str, sizes)),
-                str(PER_COMMIT),
-            ],
-            stdout=log,
-            stderr=log,
-            env={**os.environ, "PYTHONPATH": str(here)},
-            start_new_session=True,
-        )
-        try:
-            wait_until(lambda: child.poll() is not None or when(), 240, "the moment to kill", interval_s=0.01)
-        finally:
-            # Python and Spark, as a machine that loses its power
-            with contextlib.suppress(ProcessLookupError):  # it came to its end first
-                os.killpg(child.pid, signal.SIGKILL)
-            code = child.wait()
-    assert code in (0, -signal.SIGKILL), (directory.parent / "log").read_text()[-3000:]
-    return code == 0
-
-
 def kill_and_check(spark: SparkSession, directory: Path, sizes: list[int], moments: list[Callable[[], object]]) -> None:
-    topic = Made(sizes)
+    topic, log = Made(sizes), directory.parent / "log"
+    command = [sys.executable, str(Path(__file__).with_name("archive_child.py"))]
     commits = directory / "topic=made/_commits"
     before = 0
     for moment in moments:
-        ended = run_and_kill(directory, sizes, moment)
+        ended = run_and_kill([*command, str(directory), ",".join(map(str, sizes)), str(PER_COMMIT)], log, moment)
         count = len(Archive(directory).manifests) if commits.is_dir() else 0
         assert count >= before
         before = count

@@ -7,18 +7,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from spark_records import Made
-
-from allocator.spark.archive import archive
+from tables import DeltaTables, IcebergTables, load_catalog, use_catalog
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-deltalake = pytest.importorskip("deltalake", reason="the extra `delta` is not installed")
-catalog = pytest.importorskip("pyiceberg.catalog", reason="the extra `iceberg` is not installed")
 pytest.importorskip("moto.server", reason="moto is not installed")
 
 # prints its port, and ends with its standard input
@@ -57,27 +54,16 @@ def bucket(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[str
     server.communicate()
 
 
-def test_a_delta_table(spark: SparkSession, bucket: str) -> None:
+@pytest.mark.parametrize("format", ["delta", "iceberg"])
+def test_a_table_in_an_object_store_has_each_record_once(
+    format: str, spark: SparkSession, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if format == "delta":
+        tables: Any = DeltaTables(bucket)
+    else:
+        tables = IcebergTables(tmp_path, monkeypatch)
+        use_catalog(monkeypatch, warehouse=bucket, s3__endpoint=os.environ["AWS_ENDPOINT_URL"])
+        tables.catalog = load_catalog("lake")
     for count in (20, 50):
-        archive(Made([count, 5]), bucket, format="delta", offsets_per_commit=20, spark=spark)
-    rows = deltalake.DeltaTable(f"{bucket}/topic=made").to_pyarrow_table(columns=["partition", "offset"])
-    assert sorted(map(tuple, (row.values() for row in rows.to_pylist()))) == [
-        *((0, offset) for offset in range(50)),
-        *((1, offset) for offset in range(5)),
-    ]
-
-
-def test_an_iceberg_table(spark: SparkSession, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", f"sqlite:///{tmp_path}/catalog.db")
-    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__WAREHOUSE", bucket)
-    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__S3__ENDPOINT", os.environ["AWS_ENDPOINT_URL"])
-    monkeypatch.setattr(catalog, "_ENV_CONFIG", type(catalog._ENV_CONFIG)())
-    for count in (20, 50):
-        archive(Made([count, 5]), "lake.raw", format="iceberg", offsets_per_commit=20, spark=spark)
-    table = catalog.load_catalog("lake").load_table("raw.made")
-    assert table.location().startswith(bucket)
-    rows = table.scan(selected_fields=("partition", "offset")).to_arrow()
-    assert sorted(map(tuple, (row.values() for row in rows.to_pylist()))) == [
-        *((0, offset) for offset in range(50)),
-        *((1, offset) for offset in range(5)),
-    ]
+        tables.archive(Made([count, 5]), offsets_per_commit=20, spark=spark)
+    assert tables.offsets() == {0: list(range(50)), 1: list(range(5))}

@@ -11,20 +11,16 @@ import kafka
 import pytest
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 
-from allocator import Consumer
 from allocator.spark.archive import Archive, archive
 from allocator.spark.audit import audit
 from allocator.spark.topic import Topic
 from allocator.testing import LocalCluster, produce, wait_until
-from allocator.types import TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 KEYS, WAVE = 5, 400
 COMPACT = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.ms": "300"}
-
-pytestmark = pytest.mark.deadline(120)
 
 
 class Compacted:
@@ -87,22 +83,6 @@ def topic(cluster_factory: Any) -> Compacted:
 
     wait_until(at_rest, 60, "the cleaner to end")
     return made
-
-
-async def test_a_consumer_reads_what_is_left_and_commits_behind_it(topic: Compacted) -> None:
-    left = topic.left()
-    found: dict[int, bytes] = {}
-    where = {"brokers": topic.cluster.bootstrap, "zookeeper": f"{topic.cluster.zookeeper}/{topic.name}"}
-    async with Consumer(topic.name, **where, group=topic.name, auto_offset_reset="earliest") as consumer:
-        while len(found) < len(left):
-            batch = await consumer.getbatch(30)
-            assert batch is not None
-            found.update((record.offset, bytes(record.value)) for record in batch)
-        await consumer.commit()
-        committed = await consumer.committed(TopicPartition(topic.name, 0))
-    assert found == left
-    assert committed is not None
-    assert committed.offset == topic.sent
 
 
 @pytest.mark.parametrize("splits", [1, 7])

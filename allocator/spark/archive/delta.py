@@ -25,19 +25,17 @@ from deltalake.transaction import AddAction
 from allocator.core.aio import wall_ms
 from allocator.spark.archive.commits import (
     ArchiveMismatch,
-    DataFile,
     Manifest,
-    Reach,
     check_writable,
     disk_full,
     is_full,
 )
-from allocator.spark.archive.files import arrow_schema, is_url, write_arrow
+from allocator.spark.archive.files import is_url
 from allocator.spark.archive.read import reach_of
 from allocator.spark.archive.table import TableStore
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    pass
 
 _PARTITIONED = ["partition"]
 
@@ -93,11 +91,6 @@ class DeltaStore(TableStore):
     def _version(self, name: str) -> int | None:
         found: int | None = self._table.transaction_version(self._app + name)
         return found
-
-    def write(self, rows: DataFrame, staged: str, ranges: Reach) -> tuple[DataFile, ...]:
-        """Writes the files. The table does not have them before `commit`."""
-        self._columns = arrow_schema(rows)
-        return write_arrow(rows, self.place, staged, ranges)
 
     def commit(self, manifest: Manifest) -> None:
         """Adds one entry to the log. Raises ArchiveBusy, ArchiveFull, ArchiveMismatch.

@@ -29,19 +29,16 @@ from pyiceberg.io.pyarrow import parquet_files_to_data_files
 from allocator.errors import ConfigError
 from allocator.spark.archive.commits import (
     ArchiveMismatch,
-    DataFile,
     Manifest,
-    Reach,
     disk_full,
     is_full,
 )
-from allocator.spark.archive.files import arrow_schema, write_arrow
 from allocator.spark.archive.read import reach_of
 from allocator.spark.archive.schema import united
 from allocator.spark.archive.table import TableStore
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    pass
 
 _RETRIES = "commit.retry.num-retries"
 # files of tasks have no field ids: readers find columns by these names
@@ -52,6 +49,7 @@ class IcebergStore(TableStore):
     """The Iceberg table of one topic. `place`: CATALOG.NAMESPACE; the catalog is configured as for pyiceberg."""
 
     _staged = "data/archive-"
+    _with_partition = True
 
     def __init__(self, place: str, topic: str) -> None:
         name, dot, namespace = place.partition(".")
@@ -93,11 +91,6 @@ class IcebergStore(TableStore):
         columns = json.loads(known["allocator.columns"])
         return [Manifest.of_table(int(known["allocator.commit"]), known["allocator.topic"], ids, ends, columns)]
 
-    def write(self, rows: DataFrame, staged: str, ranges: Reach) -> tuple[DataFile, ...]:
-        """Writes the files below the location of the table, which is created first. No snapshot has them yet."""
-        self._columns = arrow_schema(rows)
-        return write_arrow(rows, self._location(), staged, ranges, with_partition=True)
-
     def commit(self, manifest: Manifest) -> None:
         """Adds one snapshot and the offsets. Raises ArchiveBusy, ArchiveFull, ArchiveMismatch.
 
@@ -109,12 +102,12 @@ class IcebergStore(TableStore):
         except CommitFailedException as error:
             raise self._busy() from error
         except OSError as error:
-            location = self._location()
+            location = self.location()
             if is_full(error) and location.startswith("/"):
                 raise disk_full(Path(location)) from error
             raise
 
-    def _location(self) -> str:
+    def location(self) -> str:
         """A path, or a URL for pyarrow. Creates the table if it does not exist."""
         if self._table is None:
             self._table = self._create()
@@ -136,7 +129,7 @@ class IcebergStore(TableStore):
         return self._catalog.load_table(self._identifier)
 
     def _add(self, manifest: Manifest) -> None:
-        location = self._location()
+        location = self.location()
         if self._table.properties.get(_RETRIES) != "0":
             with self._table.transaction() as change:
                 change.set_properties({_RETRIES: "0"})

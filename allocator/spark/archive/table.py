@@ -5,17 +5,22 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow
 
-from allocator.spark.archive.commits import ArchiveBusy
+from allocator.spark.archive.commits import ArchiveBusy, DataFile, Reach
+from allocator.spark.archive.files import arrow_schema, write_arrow
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 class TableStore:
     """The table of one topic, at `place`. A commit of the table detects another writer, so it needs no lock."""
 
     _staged = "data-"
+    _with_partition = False
 
     def __init__(self, place: str) -> None:
         self.place = place
@@ -29,6 +34,15 @@ class TableStore:
 
     def staged_name(self) -> str:
         return f"{self._staged}{uuid.uuid4().hex}"
+
+    def location(self) -> str:
+        """The path of the table, or a URL for pyarrow."""
+        return self.place
+
+    def write(self, rows: DataFrame, staged: str, ranges: Reach) -> tuple[DataFile, ...]:
+        """Writes the files. The table does not have them before `commit`."""
+        self._columns = arrow_schema(rows)
+        return write_arrow(rows, self.location(), staged, ranges, with_partition=self._with_partition)
 
     def _busy(self) -> ArchiveBusy:
         return ArchiveBusy(f"{self.place} was written by another run meanwhile; wait until it ends, and run again")

@@ -1,0 +1,111 @@
+"""Delta and Iceberg tables behind one face, for tests of both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allocator.spark.archive import archive
+from allocator.spark.archive.store import open_store
+
+pyarrow = pytest.importorskip("pyarrow", reason="the extra `arrow` is not installed")
+deltalake = pytest.importorskip("deltalake", reason="the extra `delta` is not installed")
+pyiceberg = pytest.importorskip("pyiceberg.catalog", reason="the extra `iceberg` is not installed")
+from pyiceberg.utils.config import Config  # noqa: E402 - needs the extra
+
+__all__ = ["DeltaTables", "IcebergTables", "deltalake", "load_catalog", "pyarrow", "use_catalog"]
+
+load_catalog = pyiceberg.load_catalog
+
+
+def use_catalog(monkeypatch: pytest.MonkeyPatch, **settings: str) -> None:
+    """Configures the catalog `lake`, also for processes that the test starts."""
+    for name, value in settings.items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__LAKE__{name.upper()}", value)
+    # pyiceberg reads the environment when it is imported
+    monkeypatch.setattr(pyiceberg, "_ENV_CONFIG", Config())
+
+
+class Tables:
+    format: str
+    place: str
+
+    def store(self) -> Any:
+        return open_store(self.format, self.place, "made")[1]
+
+    def archive(self, topic: Any, **options: Any) -> Any:
+        return archive(topic, self.place, format=self.format, **options)
+
+    def rows(self, *columns: str, topic: str = "made") -> Any:
+        """An Arrow table of these columns."""
+        raise NotImplementedError
+
+    def offsets(self, topic: str = "made") -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for row in self.rows("partition", "offset", topic=topic).to_pylist():
+            found.setdefault(row["partition"], []).append(row["offset"])
+        return {partition: sorted(found[partition]) for partition in sorted(found)}
+
+
+class DeltaTables(Tables):
+    format = "delta"
+
+    def __init__(self, directory: str | Path) -> None:
+        self.place = str(directory)
+        self.log, self.data = "_delta_log/*.json", "data-*"  # below `home`
+        self.home = Path(self.place) / "topic=made"
+
+    def table(self, topic: str = "made") -> Any:
+        return deltalake.DeltaTable(f"{self.place}/topic={topic}")
+
+    def rows(self, *columns: str, topic: str = "made") -> Any:
+        return self.table(topic).to_pyarrow_table(columns=list(columns))
+
+    def row(self, partition: int, offset: int) -> list[Any]:
+        wanted: Any = [("partition", "=", partition), ("offset", "=", offset)]
+        return self.table().to_pyarrow_table(filters=wanted).to_pylist()  # type: ignore[no-any-return]
+
+    def clean_up(self) -> None:
+        """Deletes log entries. The table's checkpoints keep the offsets."""
+        self.table().create_checkpoint()
+        for entry in self.home.glob("_delta_log/*[0-9].json"):
+            entry.unlink()
+
+    def retry(self) -> None:
+        """Nothing repeats a commit."""
+
+
+class IcebergTables(Tables):
+    format = "iceberg"
+    place = "lake.raw"
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        use_catalog(monkeypatch, uri=f"sqlite:///{directory}/catalog.db", warehouse=f"file://{directory}")
+        self.log, self.data = "metadata/snap-*", "data/*"
+        self.home = directory / "raw/made"
+        self.catalog = load_catalog("lake")
+
+    def table(self, topic: str = "made") -> Any:
+        return self.catalog.load_table(("raw", topic))
+
+    def rows(self, *columns: str, topic: str = "made") -> Any:
+        return self.table(topic).scan(selected_fields=columns).to_arrow()
+
+    def row(self, partition: int, offset: int) -> list[Any]:
+        from pyarrow import compute, parquet
+
+        # the file itself, since pyiceberg 0.12 reads a null list as an empty one
+        (task,) = self.table().scan(row_filter=f"partition = {partition} and offset = {offset}").plan_files()
+        rows = parquet.read_table(task.file.file_path)
+        return rows.filter(compute.field("offset") == offset).to_pylist()  # type: ignore[no-any-return]
+
+    def clean_up(self) -> None:
+        table = self.table()
+        table.maintenance.expire_snapshots().by_id(table.snapshots()[0].snapshot_id).commit()
+
+    def retry(self) -> None:
+        """Sets a property with which pyiceberg would add a refused commit to that of another run."""
+        with self.table().transaction() as change:
+            change.set_properties({"commit.retry.num-retries": "4"})

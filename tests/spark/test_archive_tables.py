@@ -1,0 +1,228 @@
+"""Archives as Delta and Iceberg tables: rows and offsets in one commit, with kills at any point."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from killed import run_and_kill
+from spark_records import Made
+from tables import DeltaTables, IcebergTables, deltalake, pyarrow
+
+from allocator.errors import ConfigError
+from allocator.spark.archive import archive
+from allocator.spark.archive.commits import ArchiveBusy, ArchiveMismatch, Manifest
+from allocator.spark.errors import DataLoss, SchemaMismatch
+from allocator.testing import LocalCluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def delta(tmp_path: Path) -> DeltaTables:
+    return DeltaTables(tmp_path)
+
+
+@pytest.fixture
+def iceberg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[IcebergTables]:
+    made = IcebergTables(tmp_path, monkeypatch)
+    yield made
+    made.catalog.close()
+
+
+@pytest.fixture(params=["delta", "iceberg"])
+def tables(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+def commit(number: int, ends: dict[int, int], **more: Any) -> Manifest:
+    ranges = {partition: (0, end) for partition, end in ends.items()}
+    given = {"topic": "made", "cluster": "here", "topic_id": None, **more}
+    return Manifest(number, "append", ranges=ranges, files=(), staged="none", at="now", **given)
+
+
+# -- without Spark -----------------------------------------------------------------------------------------------
+
+
+def test_offsets_of_a_commit_are_read_again(tables: Any) -> None:
+    first = tables.store()
+    assert first.live() == []
+    first.commit(commit(1, {0: 5, 2: 0}))
+    (found,) = tables.store().live()
+    assert (found.number, found.ranges, found.cluster, found.topic_id) == (1, {0: (0, 5), 2: (0, 0)}, "here", None)
+    first.live()
+    first.commit(commit(2, {0: 9}, gaps={2: (0, 4)}))
+    tables.clean_up()
+    (found,) = tables.store().live()
+    assert (found.number, found.ranges) == (2, {0: (0, 9), 2: (0, 4)})
+
+
+def test_of_two_runs_at_once_one_is_refused(tables: Any) -> None:
+    one, other = tables.store(), tables.store()
+    assert one.live() == other.live() == []
+    one.commit(commit(1, {0: 5}))
+    with pytest.raises(ArchiveBusy, match="made was written by another run meanwhile"):
+        other.commit(commit(1, {0: 5}))
+    tables.retry()
+    one, other = tables.store(), tables.store()
+    one.live(), other.live()
+    one.commit(commit(2, {0: 9}))
+    with pytest.raises(ArchiveBusy, match="made was written by another run meanwhile"):
+        other.commit(commit(2, {1: 3}))  # not even of other partitions
+    assert tables.store().live()[0].ranges == {0: (0, 9)}
+
+
+def test_a_delta_table_without_a_commit_is_taken_over_by_its_own_topic_alone(delta: DeltaTables) -> None:
+    """A run may die after it has created the table."""
+    deltalake.DeltaTable.create(
+        str(delta.home),
+        schema=pyarrow.schema([("partition", pyarrow.int32()), ("offset", pyarrow.int64())]),
+        partition_by=["partition"],
+        configuration={"allocator.topic": "made", "allocator.cluster": "here", "allocator.topic_id": ""},
+        raise_if_key_not_exists=False,
+    )
+    stranger, same = delta.store(), delta.store()
+    assert stranger.live() == same.live() == []
+    with pytest.raises(ArchiveMismatch, match="was created for another cluster or topic"):
+        stranger.commit(commit(1, {0: 5}, cluster="there"))
+    same.commit(commit(1, {0: 5}))
+    assert delta.store().live()[0].ranges == {0: (0, 5)}
+
+
+def test_a_delta_table_of_another_program_and_an_archive_of_another_format_are_left_alone(tmp_path: Path) -> None:
+    deltalake.write_deltalake(str(tmp_path / "topic=made"), pyarrow.table({"offset": [1]}))
+    (tmp_path / "topic=old/_commits").mkdir(parents=True)
+    for topic, format, words in (
+        ("made", "delta", "holds a Delta table that no archive made"),
+        ("made", "parquet", "holds a Delta table; use --format delta"),
+        ("old", "delta", "holds a Parquet archive; use --format parquet"),
+    ):
+        with pytest.raises(ArchiveMismatch, match=words):
+            archive(Made([5], name=topic), tmp_path, format=format)
+    with pytest.raises(ConfigError, match="format = 'detla' is not known; use one of parquet, delta"):
+        archive(Made([5]), tmp_path, format="detla")
+
+
+def test_an_iceberg_table_of_another_program_and_wrong_names_are_refused(iceberg: IcebergTables) -> None:
+    iceberg.catalog.create_namespace("raw")
+    iceberg.catalog.create_table(("raw", "made"), pyarrow.schema([("offset", pyarrow.int64())]))
+    with pytest.raises(ArchiveMismatch, match=r"lake\.raw\.made is a table that no archive made"):
+        iceberg.archive(Made([5]))
+    for wrong in ("/data/lake", "lake", "lake.", "s3://bucket/lake"):
+        with pytest.raises(ConfigError, match=r"names no Iceberg catalog and namespace; write CATALOG\.NAMESPACE"):
+            archive(Made([5]), wrong, format="iceberg")
+    with pytest.raises(ConfigError, match=r"Iceberg catalog 'other' cannot be used: .*PYICEBERG_CATALOG__OTHER__URI"):
+        archive(Made([5]), "other.raw", format="iceberg")
+
+
+# -- with Spark --------------------------------------------------------------------------------------------------
+
+
+def test_each_run_adds_new_records_and_partitions(spark: SparkSession, tables: Any) -> None:
+    first = tables.archive(Made([50, 31, 0]), offsets_per_commit=60, spark=spark)
+    assert (first.records, first.commits) == (81, [1, 2])
+    assert tables.archive(Made([50, 31, 0])).to_text() == "made: nothing to do"
+    grown = Made([50, 35, 7])
+    assert tables.archive(grown, dry_run=True).ranges == {1: (31, 35), 2: (0, 7)}
+    assert tables.archive(grown, spark=spark).records == 11
+    assert tables.offsets() == {0: list(range(50)), 1: list(range(35)), 2: list(range(7))}
+    wanted = grown.frame(spark, grown.ranges({1: (33, 34)})).toArrow().to_pylist()
+    assert [{**row, "timestamp": row["timestamp"].timestamp()} for row in tables.row(1, 33)] == [
+        {**row, "timestamp": row["timestamp"].timestamp()} for row in wanted
+    ]
+    gone = Made([50, 35, 9], log={0: (0, 50), 1: (0, 35), 2: (8, 9)})
+    with pytest.raises(DataLoss, match="made:2 is archived up to offset 6 and begins at 8 now"):
+        tables.archive(gone)
+    assert tables.archive(gone, allow_gaps=True, spark=spark).gaps == {2: (7, 8)}
+    assert tables.offsets()[2] == [*range(7), 8]
+
+
+def test_columns_may_be_added_but_not_change_their_type(spark: SparkSession, tables: Any) -> None:
+    def run(count: int, column: str | None = None) -> Any:
+        adding: Callable[[Any], Any] | None = column and (lambda rows: rows.selectExpr("*", f"{column} x"))
+        return tables.archive(Made([count]), transform=adding, spark=spark)
+
+    run(2)
+    run(4, "named_struct('a', 1)")
+    run(6, "named_struct('b', 'two')")
+    with pytest.raises(SchemaMismatch, match=r"column 'x' is struct<a: integer, b: string> in commit 3 and string now"):
+        run(8, "'text'")
+    rows = tables.rows("offset", "x").sort_by("offset")
+    assert rows["x"].to_pylist() == [*[None] * 2, *[{"a": 1, "b": None}] * 2, *[{"a": None, "b": "two"}] * 2]
+
+
+def test_a_table_whose_directory_executors_do_not_share_gets_no_entry(unshared: Path, spark: SparkSession) -> None:
+    with pytest.raises(ConfigError, match=r"seen by the driver, but .*Mount one file system under this path"):
+        archive(Made([20]), unshared, format="delta", spark=spark)
+    assert not deltalake.DeltaTable.is_deltatable(str(unshared / "topic=made"))
+
+
+# -- killed ------------------------------------------------------------------------------------------------------
+
+
+def test_killed_while_it_writes_it_continues_without_gap_or_double(tmp_path: Path, tables: Any) -> None:
+    child = [sys.executable, str(Path(__file__).with_name("table_child.py")), tables.format, tables.place]
+
+    def come(commits: int, staged: int) -> bool:
+        return len([*tables.home.glob(tables.log)]) > commits and len([*tables.home.glob(tables.data)]) > staged
+
+    for kill in range(1, 4):
+        run_and_kill([*child, "20000", "20"], tmp_path / "log", lambda kill=kill: come(7 * kill, 8 * kill - 1))  # type: ignore[misc]
+    subprocess.run([*child, "20000", "5000"], check=True, cwd=Path(__file__).parent)
+    assert tables.offsets() == {0: list(range(20_000))}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_killed_again_and_again_while_a_topic_grows_by_200_000_records(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], tmp_path: Path
+) -> None:
+    topic = topic_factory(partitions=4)
+    directory = tmp_path / "archive"
+    log_directory = directory / f"topic={topic}/_delta_log"
+    dice = random.Random(19)
+    done = threading.Event()
+
+    def grow() -> None:
+        for start in range(0, 200_000, 2_000):
+            kafka_cluster.produce(topic, [b"%d" % number for number in range(start, start + 2_000)])
+        done.set()
+
+    command = [sys.executable, "-c", "from allocator.cli.commands import main; main()", "archive", str(directory)]
+    command += ["--format", "delta", "--quiet"]
+    command += ["--brokers", kafka_cluster.bootstrap, "--topic", topic, "--offsets-per-commit", "2500"]
+    command += ["--master", "local[1]"]
+    writer = threading.Thread(target=grow)
+    writer.start()
+    kills = 0
+    try:
+        while kills < 12 or not done.is_set():
+            before, left = len(list(log_directory.glob("*.json"))), dice.randrange(300)
+
+            def come(enough: int = before + kills % 3) -> bool:
+                nonlocal left
+                if len(list(log_directory.glob("*.json"))) > enough:
+                    left -= 1
+                return left < 0
+
+            if not run_and_kill(command, tmp_path / "log", come):
+                kills += 1
+            elif done.is_set():
+                break
+    finally:
+        writer.join()
+    subprocess.run(command, check=True, cwd=tmp_path, timeout=600)
+    assert kills >= 5
+    tables = DeltaTables(directory)
+    found = tables.offsets(topic)
+    assert sum(map(len, found.values())) == 200_000
+    assert all(numbers == list(range(len(numbers))) for numbers in found.values())
+    values = tables.rows("value", topic=topic)["value"].to_pylist()
+    assert sorted(map(int, values)) == list(range(200_000))

@@ -98,7 +98,7 @@ class OffsetTranslation:
     def note(self, run: Run) -> Run | None:
         """Adds a run and returns it as stored, or None if it is not new. Replaces a run of the same old offset."""
         at = self._position(run.source)
-        if at < len(self._runs) and self._sources[at] == run.source:
+        if at < len(self._runs) and self._runs[at].source == run.source:
             if self._runs[at] == run:
                 return None
             self._runs[at] = run

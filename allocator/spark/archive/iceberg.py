@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from pyiceberg.catalog import load_catalog
@@ -27,18 +27,10 @@ from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableA
 from pyiceberg.io.pyarrow import parquet_files_to_data_files
 
 from allocator.errors import ConfigError
-from allocator.spark.archive.commits import (
-    ArchiveMismatch,
-    Manifest,
-    disk_full,
-    is_full,
-)
+from allocator.spark.archive.commits import ArchiveMismatch, Manifest, disk_full, is_full
 from allocator.spark.archive.read import reach_of
 from allocator.spark.archive.schema import united
 from allocator.spark.archive.table import TableStore
-
-if TYPE_CHECKING:
-    pass
 
 _RETRIES = "commit.retry.num-retries"
 # files of tasks have no field ids: readers find columns by these names

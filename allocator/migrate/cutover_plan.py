@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
-from allocator.core.settings import Flag, Number, Setting, Table, Text, Texts
+from allocator.core.settings import Flag, Number, Setting, Text, Texts, shared
 from allocator.core.text import shown
 from allocator.errors import ConfigError
 from allocator.migrate.storage import OffsetStore
@@ -25,6 +25,7 @@ else:
 
 KAFKA_PORT, ZOOKEEPER_PORT = 9092, 2181
 _TEXT, _NAMES, _SECONDS = Text(), Texts("a list of names"), Number(above=True)
+_SECURITY = shared("security").metadata["setting"].kind
 
 
 def _key(name: str, kind: Any, default: Any = dataclasses.MISSING, text: str = "") -> Any:
@@ -50,8 +51,8 @@ class Plan:
     audit: bool = _key("cutover.audit", Flag(), True)
     old_zookeeper: Optional[str] = _key("old.zookeeper", _TEXT, None)
     old_storage: str = _key("old.storage", Text(("kafka", "zookeeper")), "kafka")
-    old_security: Optional[Mapping[str, Any]] = _key("old.security", Table(), None)
-    new_security: Optional[Mapping[str, Any]] = _key("new.security", Table(), None)
+    old_security: Optional[Mapping[str, Any]] = _key("old.security", _SECURITY, None)
+    new_security: Optional[Mapping[str, Any]] = _key("new.security", _SECURITY, None)
     producers: Optional[str] = _key("producers.znode", _TEXT, None)
     freeze_s: float = _key("wait.freeze_s", _SECONDS, 120.0, "for members to finish their records and leave")
     drain_s: float = _key("wait.drain_s", _SECONDS, 600.0, "for the mirror to reach the offsets of the groups")

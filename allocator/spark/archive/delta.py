@@ -23,19 +23,10 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
 from allocator.core.aio import wall_ms
-from allocator.spark.archive.commits import (
-    ArchiveMismatch,
-    Manifest,
-    check_writable,
-    disk_full,
-    is_full,
-)
+from allocator.spark.archive.commits import ArchiveMismatch, Manifest, check_writable, disk_full, is_full
 from allocator.spark.archive.files import is_url
 from allocator.spark.archive.read import reach_of
 from allocator.spark.archive.table import TableStore
-
-if TYPE_CHECKING:
-    pass
 
 _PARTITIONED = ["partition"]
 

@@ -20,7 +20,7 @@ from allocator.migrate.offset_map import Run
 from allocator.migrate.positions import PartitionCopy, Target, target_lost
 from allocator.migrate.report import MirrorReport, Remedy, SourceLoss, Stop
 from allocator.migrate.source_watch import SourceWatch
-from allocator.migrate.takeover import MirrorClusters, TakenOver, find_targets_lost, take_over
+from allocator.migrate.takeover import MirrorClusters, find_targets_lost, take_over
 from allocator.migrate.topics import deletes_after, make_alike
 from allocator.migrate.translate import ends_of
 from allocator.producer import BatchSender, Encoded, PartitionQueue, SequenceLost, encode
@@ -415,7 +415,16 @@ class Copying(RebalanceListener):
             if one.stop is None
         }
         for partition in copies:
-            self._count_present(partition, taken[partition])
+            self._report.already_present += taken[partition].present
+            self._report.duplicated += taken[partition].unexpected
+            if taken[partition].unexpected:
+                log.warning(
+                    "%s:%d: %d records before offset %d of the new log match no record of the old log: another "
+                    "producer wrote them, a mirror wrote them twice, or the old cluster has deleted the originals",
+                    *partition,
+                    taken[partition].unexpected,
+                    taken[partition].end,
+                )
         moved = {each: copy.commit for each, copy in copies.items() if taken[each].seek}
         if moved:
             await self._consumer.commit(moved)
@@ -424,18 +433,6 @@ class Copying(RebalanceListener):
         # not before: `_commit` would count everything up to the former position as done
         self._copies.update(copies)
         self._pause_stopped(partitions)
-
-    def _count_present(self, partition: TopicPartition, taken: TakenOver) -> None:
-        self._report.already_present += taken.present
-        if taken.unexpected:
-            self._report.duplicated += taken.unexpected
-            log.warning(
-                "%s:%d: %d records before offset %d of the new log match no record of the old log: another producer "
-                "wrote them, a mirror wrote them twice, or the old cluster has deleted the originals",
-                *partition,
-                taken.unexpected,
-                taken.end,
-            )
 
     def _stop(self, topic: str, stop: Stop) -> None:
         """Copies no more of a topic. If the new cluster lost records of it, also commits nothing."""

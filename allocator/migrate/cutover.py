@@ -112,13 +112,8 @@ async def opened(plan: Plan) -> AsyncIterator[CutoverClusters]:
         yield CutoverClusters(plan, old, new, ensemble, offset_map)
 
 
-async def until(
-    poll: Callable[[], Awaitable[T]],
-    enough: Callable[[T], bool],
-    timeout_s: float,
-    on_result: Callable[[T], None] = lambda _: None,
-) -> T:
-    """Polls until a result is `enough`, or until the deadline. Calls `on_result` with each. Returns the last result."""
+async def until_empty(poll: Callable[[], Awaitable[T]], timeout_s: float, on_result: Callable[[T], None]) -> T:
+    """Polls until the result is empty, or until the deadline. Calls `on_result` with each result. Returns the last."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -130,7 +125,7 @@ async def until(
             log.info("polling again: %s", error)
         else:
             on_result(found)
-            if enough(found) or time.monotonic() > deadline:
+            if not found or time.monotonic() > deadline:
                 return found
         await asyncio.sleep(POLL_S)
 
@@ -287,9 +282,8 @@ class Cutover:
         for group in self.plan.groups:
             for store in (self.plan.old(group), self.plan.new(group)):
                 async with store.opened() as there:
-                    left = await until(
+                    left = await until_empty(
                         there.members,
-                        lambda found: not found,
                         self.plan.freeze_s,
                         lambda found: self._on_wait("freeze", len(found), "members"),
                     )
@@ -326,7 +320,7 @@ class Cutover:
         def tell(left: dict[TopicPartition, int]) -> None:
             self._on_wait("drain", sum(wanted[each] - at for each, at in left.items()), "records")
 
-        left = await until(behind, lambda found: not found, self.plan.drain_s, tell)
+        left = await until_empty(behind, self.plan.drain_s, tell)
         if left:
             some = ", ".join(f"{p.topic}:{p.partition} at {at} of {wanted[p]}" for p, at in list(left.items())[:5])
             raise CutoverFailed(f"the mirror is behind the groups: {some}. Check that it is running")
@@ -376,11 +370,8 @@ class Cutover:
                     if committed.get(p, start) <= start < ends[p].end
                 ]
 
-            left = await until(
-                stuck,
-                lambda found: not found,
-                self.plan.verify_s,
-                lambda found: self._on_wait("verify", len(found), "partitions"),
+            left = await until_empty(
+                stuck, self.plan.verify_s, lambda found: self._on_wait("verify", len(found), "partitions")
             )
             if left:
                 raise CutoverFailed(f"group {group!r} does not work on the new cluster: {'; '.join(left[:5])}")

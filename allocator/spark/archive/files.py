@@ -11,6 +11,7 @@ import itertools
 import shutil
 import tempfile
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,14 +65,11 @@ def write_arrow(
     try:
         rows = rows.sortWithinPartitions("partition", "offset")
         found = [DataFile(**row.asDict()) for row in rows.mapInArrow(task, _FOUND).collect()]
-        counts: dict[int, int] = {}
         files, home = _file_system(f"{place}/{staged}")
         for file, info in zip(found, files.get_file_info([f"{home}/{file.name}" for file in found])):
             if info.size != file.size:
                 raise _not_shared(Path(place), f"the file {staged}/{file.name} of an executor is not there")
-        for file in sorted(found, key=lambda file: (file.partition, file.first)):
-            counts[file.partition] = counts.get(file.partition, 0) + file.records
-            _check(f"{place}/{staged}/{file.name}", file, ranges, counts[file.partition])
+        _check(f"{place}/{staged}", found, ranges)
         return tuple(found)
     except Exception as error:
         discard(place, staged)
@@ -171,14 +169,17 @@ def _write_file(files: Any, home: str, partition: int, tables: Iterator[pyarrow.
     return {"name": name, "partition": partition, "records": records, "size": size, "first": first, "last": last}
 
 
-def _check(path: object, file: DataFile, ranges: Mapping[int, tuple[int, int]], count: int) -> None:
-    """Raises ArchiveCorrupt if a file, or with it `count` records of its partition, exceeds the requested range."""
-    low, high = ranges.get(file.partition, (0, 0))
-    if file.first < low or file.last >= high or count > high - low:
-        raise ArchiveCorrupt(
-            f"{path} holds offsets {file.first} to {file.last} in {file.records} records, but {low} to {high - 1} were "
-            "requested; nothing was committed"
-        )
+def _check(place: object, found: Iterable[DataFile], ranges: Mapping[int, tuple[int, int]]) -> None:
+    """Raises ArchiveCorrupt if the files of a partition exceed the requested range, or have more records than it."""
+    counts: Counter[int] = Counter()
+    for file in found:
+        counts[file.partition] += file.records
+        low, high = ranges.get(file.partition, (0, 0))
+        if file.first < low or file.last >= high or counts[file.partition] > high - low:
+            raise ArchiveCorrupt(
+                f"{place}/{file.name} holds offsets {file.first} to {file.last} in {file.records} records, but {low} "
+                f"to {high - 1} were requested; nothing was committed"
+            )
 
 
 def write_parquet(rows: DataFrame, staged: Path, ranges: Mapping[int, tuple[int, int]]) -> tuple[DataFile, ...]:
@@ -196,7 +197,8 @@ def write_parquet(rows: DataFrame, staged: Path, ranges: Mapping[int, tuple[int,
     writer = writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
     try:
         writer.partitionBy("partition").parquet(local_url(staged))
-        found = tuple(_measured(staged, ranges))
+        found = tuple(_measured(staged))
+        _check(staged, found, ranges)
         wrote, there = counted.get["records"], sum(file.records for file in found)
         if wrote != there:
             raise _not_shared(staged.parent, f"{wrote - there} of {wrote} records that executors wrote are not there")
@@ -210,11 +212,10 @@ def write_parquet(rows: DataFrame, staged: Path, ranges: Mapping[int, tuple[int,
         raise
 
 
-def _measured(staged: Path, ranges: Mapping[int, tuple[int, int]]) -> list[DataFile]:
+def _measured(staged: Path) -> list[DataFile]:
     from pyarrow import parquet
 
     found = []
-    counts: dict[int, int] = {}
     for path in sorted(staged.glob("partition=*/*.parquet")):
         metadata = parquet.read_metadata(path)
         # the column itself, not a nested field of that name
@@ -224,11 +225,8 @@ def _measured(staged: Path, ranges: Mapping[int, tuple[int, int]]) -> list[DataF
             continue
         partition = int(path.parent.name.partition("=")[2])
         first, last = min(column.min for column in columns), max(column.max for column in columns)
-        counts[partition] = counts.get(partition, 0) + metadata.num_rows
-        name = str(path.relative_to(staged))
-        file = DataFile(name, partition, metadata.num_rows, path.stat().st_size, first, last)
-        _check(path, file, ranges, counts[partition])
-        found.append(file)
+        name, size = str(path.relative_to(staged)), path.stat().st_size
+        found.append(DataFile(name, partition, metadata.num_rows, size, first, last))
     for checksum in staged.glob("**/.*.crc"):
         checksum.unlink()
     return found

@@ -33,7 +33,7 @@ ELSEWHERE = {
     "docs/migration.md": "tests/migrate",
     "docs/old-groups.md": "tests/groups",
     "docs/pipelines.md": "tests/spark",
-    "docs/spark.md": "tests/spark/test_spark_page.py",
+    "docs/spark.md": "tests/spark/test_spark_documents.py",
     "docs/testing.md": "tests/testing",
 }
 RUN_HERE = [

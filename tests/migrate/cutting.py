@@ -81,13 +81,6 @@ class World:
         self.path.write_text("\n".join(lines))
         return self.path
 
-    @property
-    def all_written(self) -> list[int]:
-        return self.written["old"] + self.written["new"]
-
-    def seen_all(self) -> bool:
-        return all(self.seen[number] for number in self.all_written)
-
     @contextlib.asynccontextmanager
     async def running(self, services: int = 2) -> AsyncIterator[None]:
         """Producers, services and the mirror work while the block does."""
@@ -115,7 +108,9 @@ class World:
 
     def lost(self, last: int) -> list[int]:
         """Numbers up to `last` that were produced and never read."""
-        return [number for number in self.all_written if not self.seen[number] and number <= last]
+        return [
+            number for number in self.written["old"] + self.written["new"] if not self.seen[number] and number <= last
+        ]
 
     async def repeats(self) -> list[str]:
         """Numbers that the services handled more often than the producer wrote them, and where they read them.

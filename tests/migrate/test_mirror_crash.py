@@ -419,16 +419,10 @@ def test_records_that_follow_no_written_one_are_not_taken_for_deleted_ones() -> 
     assert (tail.next_source, tail.present, tail.unexpected) == (None, 0, 1)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "generation 1 member one", "mirrored 7 to x", "mirrored 7 to 5 or so", "mirrored 8 to 5"]
-)
-def test_other_metadata_names_no_target(text: str) -> None:
-    assert Target.of(OffsetAndMetadata(7, text, -1)) is None
-    assert Target.of(None) is None
-
-
-def test_a_commit_names_its_target() -> None:
-    source = "12345678-1234-1234-1234-123456789012"
+def test_a_commit_names_its_target_and_other_metadata_names_none() -> None:
     for target in (Target(5), Target(5, "one")):
-        for source_id in (None, source):
+        for source_id in (None, "12345678-1234-1234-1234-123456789012"):
             assert Target.of(target.committed(7, source_id)) == target
+    for text in ("", "generation 1 member one", "mirrored 7 to x", "mirrored 7 to 5 or so", "mirrored 8 to 5"):
+        assert Target.of(OffsetAndMetadata(7, text, -1)) is None
+    assert Target.of(None) is None

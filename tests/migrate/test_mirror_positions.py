@@ -36,17 +36,6 @@ def test_one_run_is_all_that_an_ordinary_partition_needs() -> None:
     assert [known.target(source) for source in (99, 100, 250, 10_000)] == [None, 0, 150, 9_900]
 
 
-def test_an_offset_that_is_missing_leads_to_the_record_after_it() -> None:
-    known = OffsetTranslation([Run(0, 0), Run(15, 10)])  # 10 to 14 were compacted away
-    assert [known.target(source) for source in (9, 10, 12, 14, 15, 16)] == [9, 10, 10, 10, 10, 11]
-
-
-def test_within_a_run_that_is_not_exact_one_begins_at_its_start() -> None:
-    known = OffsetTranslation([Run(0, 0), Run(100, 40, exact=False), Run(150, 60), Run(2000, 1040)])
-    assert known.runs == [Run(0, 0), Run(100, 40, exact=False), Run(2000, 1040)]  # 60 is somewhere behind 40
-    assert [known.target(source) for source in (99, 100, 150, 1999, 2000, 2005)] == [40, 40, 40, 40, 1040, 1045]
-
-
 def test_a_topic_that_is_all_gaps_has_a_small_map_that_misses_nothing() -> None:
     """Every second record was compacted away, one record in a batch."""
     known, count = OffsetTranslation(), 100_000
@@ -116,15 +105,6 @@ def test_a_topic_that_is_begun_again_shares_nothing_with_the_one_before() -> Non
     assert known.incarnation(PARTITION) == Incarnation(1, "two")
 
 
-def test_an_id_that_is_noted_later_changes_nothing_that_is_known() -> None:
-    known = OffsetMap(KafkaClient("127.0.0.1:1"), "map")
-    known.learn(Entry(PARTITION, Incarnation(), [Run(0, 5)]))
-    assert known.recreated(PARTITION, "one") is None
-    known.begin(PARTITION, Incarnation(0, "one"))
-    assert known.positions(PARTITION).runs == [Run(0, 5)]
-    assert known.recreated(PARTITION, "two") is not None
-
-
 def test_ids_of_different_kinds_say_nothing() -> None:
     """A cluster's brokers are upgraded: the topic that its ZooKeeper named has an id of its own from then on."""
     assert same_topic("znode-17", "znode-17") is True
@@ -133,11 +113,6 @@ def test_ids_of_different_kinds_say_nothing() -> None:
     assert same_topic("one", "two") is False
     assert same_topic(None, "two") is None
     assert same_topic("one", None) is None
-
-
-def test_the_map_says_where_single_records_stand() -> None:
-    known = OffsetTranslation([Run(0, 0), Run(15, 10), Run(100, 40, exact=False)])
-    assert [known.exact(source) for source in (0, 9, 10, 15, 44, 45, 100)] == [0, 9, None, 10, 39, None, None]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from datetime import date, datetime, time, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from spark_records import Row, frame
 
 from allocator.errors import ConfigError
-from allocator.spark.archive.schema import decoder, transform_of
+from allocator.spark.archive.schema import decoder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -144,26 +143,3 @@ def test_an_avro_schema_without_a_column_type_is_refused(tmp_path: Path) -> None
     path.write_text(json.dumps(["int", "string"]))
     with pytest.raises(ConfigError, match="union of several types"):
         decoder(value=f"avro:{path}")
-
-
-@pytest.mark.parametrize(
-    ("target", "words"),
-    [
-        ("nowhere:f", "module 'nowhere' cannot be imported"),
-        ("json:nothing", "'json' has no 'nothing'"),
-        ("json:dumpz", "did you mean 'dump"),
-        ("json", "write 'package.module:function'"),
-        ("sys:path", "list"),
-        ("breaks_at_import:f", "ZeroDivisionError"),
-    ],
-)
-def test_a_transform_that_cannot_be_loaded_is_told(
-    target: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "breaks_at_import.py").write_text("1 / 0")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in ("", ".")])
-    with pytest.raises(ConfigError, match=words):
-        transform_of(None, None, target)
-    transform: Any = transform_of(None, None, "json:dumps")
-    assert transform([1]) == "[1]"

@@ -65,10 +65,9 @@ class Pieces:
 
 def test_offsets_that_an_earlier_ownership_looked_up_begin_no_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"brokers": "b:1", "topics": "t", "group": "g", "membership": "zookeeper", "zookeeper": "z:1"}
-    for name in ("KafkaClient", "GroupOffsets", "Coordinator"):
-        monkeypatch.setattr(f"allocator.spark.source.member.{name}", Pieces)
     options = read_options(given)
-    monkeypatch.setattr("allocator.spark.source.member.joining", Pieces)
+    for name in ("KafkaClient", "GroupOffsets", "Coordinator", "joining"):
+        monkeypatch.setattr(f"allocator.spark.source.member.{name}", Pieces)
     Pieces.committed = [10, 50]
     member = StreamMember(options)
     try:

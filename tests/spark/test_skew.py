@@ -80,55 +80,31 @@ def test_the_loads_are_what_an_assignor_takes(report: SkewReport, tmp_path: Path
 
 
 def test_the_report_is_text_and_a_page_that_escapes_what_keys_hold(report: SkewReport) -> None:
-    text = report.to_text()
+    more = dataclasses.replace(report, counts={"t": 8})  # 2 has no record, nor has any after 3
+    text = more.to_text()
     assert "busiest partition: 0" in text
     assert "'hot$<b>': 75 records (72.8%), partition 0" in text
-    assert "Of 2 members, the busiest has 2.00 times the mean." in text
-    page = report.to_html()
-    assert re.findall("<dt>Gini coefficient</dt><dd>([^<]*)</dd>", page) == ["0.00", "0.75"], "even, then t"
+    assert "  5 partitions are empty: 2,4-7" in text
+    assert "Of 2 members, the busiest has 2.00 times the mean." in report.to_text()
+    by_topic = {topic["topic"]: topic["empty_partitions"] for topic in more.to_json()["topics"]}
+    assert by_topic == {"t": [2, 4, 5, 6, 7], "even": []}
+    page = more.to_html()
+    assert "Empty partitions: 2,4-7." in page
     assert "hot$&lt;b&gt;" in page
     assert "hot$<b>" not in page
-    assert "<script" not in page
-    assert page.count("http-equiv") == page.count("default-src 'none'") == 1, "the page loads nothing"
-    assert "http:" not in page
-    assert ' href="' not in page
-    assert ' src="' not in page
+    assert not re.search(r"<(script|link|img|iframe)\b|@import|url\(| href=| src=", page), "the page loads nothing"
 
 
-def test_empty_partitions_are_in_the_text_and_on_the_page(report: SkewReport) -> None:
-    more = dataclasses.replace(report, counts={"t": 8})  # 2 has no record, nor has any after 3
-    assert "  5 partitions are empty: 2,4-7" in more.to_text()
-    by_topic = {topic["topic"]: topic for topic in more.to_json()["topics"]}
-    assert by_topic["t"]["empty_partitions"] == [2, 4, 5, 6, 7]
-    assert by_topic["even"]["empty_partitions"] == []
-    page = more.to_html()
-    for number in (2, 4, 5, 6, 7):
-        assert f'<tr><td class="n">{number}</td><td class="n">0</td><td class="n">0</td>' in page
-    assert "Empty partitions: 2,4-7." in page
-
-
-def test_keys_of_any_bytes_are_short_text_on_the_page(report: SkewReport) -> None:
+def test_keys_of_any_bytes_are_short_text(report: SkewReport) -> None:
     keys = [HotKey("t", key, 9, 9, None) for key in (b"\x00\xff\x01" * 100, b"a\nb", "日本".encode(), b"")]
-    assert [key.text for key in keys] == [
-        r"\x00\xff\x01" * 3 + r"\x00... (300 bytes)",
-        r"a\nb",
-        "日本",
-        "",
-    ]
-    page = dataclasses.replace(report, hot=tuple(keys)).to_html()
-    assert "\x00" not in page
-    assert page.count("日本") == 1
-    assert "(empty)" in page
+    assert [key.text for key in keys] == [r"\x00\xff\x01" * 3 + r"\x00... (300 bytes)", r"a\nb", "日本", ""]
 
 
-def test_records_without_a_byte_are_told_by_their_number(report: SkewReport) -> None:
-    three = next(found for found in report.partitions if found.partition == 3)
-    empty = three._replace(topic="none", records=5, bytes=0, keyless=5, tombstones=5)
-    found = dataclasses.replace(report, partitions=(empty,), hot=(), counts={"none": 4}, spread={}, members=2)
-    assert "busiest partition: 3, 4.00 times the mean in records" in found.to_text()
-    assert "<dt>busiest to mean</dt><dd>4.00</dd>" in found.to_html()
-    assert "<dt>Gini coefficient</dt><dd>0.75</dd>" in found.to_html()
-    assert (found.to_json()["topics"][0]["imbalance_bytes"], found.busiest_member()) == (None, None)
+def test_records_without_a_byte_are_told_by_their_number(spark: SparkSession) -> None:
+    empty = skew(frame(spark, [("none", [[], [], [], [Row(None, None)] * 5])]), hot=0, members=2, spark=spark)
+    assert "busiest partition: 3, 4.00 times the mean in records" in empty.to_text()
+    assert "<dt>Gini coefficient</dt><dd>0.75</dd>" in empty.to_html()
+    assert (empty.to_json()["topics"][0]["imbalance_bytes"], empty.busiest_member()) == (None, None)
 
 
 def test_wrong_options_and_nothing_to_measure(spark: SparkSession) -> None:

@@ -232,18 +232,3 @@ def test_without_fail_on_data_loss_the_nearest_offsets_are_read(
 def test_brokers_that_are_not_there_are_named(spark: SparkSession) -> None:
     frame = spark.read.format("allocator").options(brokers="127.0.0.1:1", topics="t", timeout_s="1").load()
     assert "no Kafka broker answered within 1 s: 127.0.0.1:1 (Connection refused)" in said(frame.collect)
-
-
-def test_a_pipeline_registers_the_source_once_in_a_session(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from allocator.spark import register
-    from allocator.spark.topic import Topic
-
-    register(spark)
-    registered: list[Any] = []
-    monkeypatch.setattr(type(spark.dataSource), "register", lambda self, source: registered.append(source))
-    topic = Topic("127.0.0.1:1", "t")
-    for _ in range(2):
-        assert "offset" in topic.frame(spark, topic.ranges({0: (0, 5)})).columns
-    assert registered == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from allocator import Consumer
 from allocator.core.zookeeper.client import NoChroot
 from allocator.spark.errors import CheckpointMismatch, DataLoss, GroupInUse
 from allocator.spark.options import STREAM, read_options
-from allocator.spark.source import stream
 from allocator.spark.source.stream import METADATA_S, StreamReader
 from allocator.testing import LocalCluster, produce, wait_until
 
@@ -116,24 +114,16 @@ def test_a_batch_that_is_repeated_by_another_driver_is_the_same_whatever_came_me
 
 
 def test_a_batch_waits_for_as_many_records_as_are_wanted_or_for_its_delay(
-    kafka_cluster: LocalCluster,
-    topic_factory: TopicFactory,
-    make_query: Callable[..., Query],
-    monkeypatch: pytest.MonkeyPatch,
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory, make_query: Callable[..., Query]
 ) -> None:
-    now = [0.0]
-    monkeypatch.setattr(stream, "time", SimpleNamespace(monotonic=lambda: now[0]))
     topic = topic_factory(partitions=2)
     fill(kafka_cluster, topic, {0: 1})
-    query = make_query(topics=topic, minOffsetsPerTrigger=5, maxTriggerDelay="1m")
-    assert len(query.batch()) == 1  # the first waits for nothing
-    fill(kafka_cluster, topic, {0: 2, 1: 2})
-    now[0] = 59.0
-    assert query.batch() == []
-    now[0] = 60.0
-    assert len(query.batch()) == 4  # the delay is over
+    query = make_query(topics=topic, minOffsetsPerTrigger=5, maxTriggerDelay="1h")
+    hasty = make_query(topics=topic, minOffsetsPerTrigger=5, maxTriggerDelay="1ms")
+    assert len(query.batch()) == len(hasty.batch()) == 1  # the first waits for nothing
     fill(kafka_cluster, topic, {0: 4})
     assert query.batch() == []
+    assert len(wait_until(hasty.batch, 60, "the delay to be over")) == 4
     fill(kafka_cluster, topic, {1: 1})
     assert len(query.batch()) == 5
     fill(kafka_cluster, topic, {1: 1})

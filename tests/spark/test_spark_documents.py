@@ -1,0 +1,92 @@
+"""The code of docs/spark.md, docs/pipelines.md and examples/spark_job.py."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repository import ROOT, code_blocks
+from spark_queries import never_connected
+
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.testing import LocalCluster
+from allocator.types import OffsetAndMetadata, TopicPartition
+from examples.spark_job import by_key
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+READING, WRITING = code_blocks(ROOT / "docs" / "spark.md", "python")
+ARCHIVING, AUDITING = code_blocks(ROOT / "docs" / "pipelines.md", "python")
+
+
+def replaced(code: str, changes: dict[str, str]) -> str:
+    for before, after in changes.items():
+        assert f'"{before}"' in code
+        code = code.replace(f'"{before}"', f'"{after}"')
+    return code
+
+
+def read_all(stream: str, names: dict[str, Any]) -> bool:
+    """Runs the code of a stream; False if its Python process came too late."""
+    exec(stream, names)
+    query = names["query"]
+    try:
+        query.processAllAvailable()
+    except Exception:
+        if not never_connected(query):
+            raise
+        return False
+    finally:
+        query.stop()
+    return True
+
+
+def test_the_page_about_spark_reads_and_writes(
+    spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
+) -> None:
+    orders, out = topic_factory(2), topic_factory(2)
+    kafka_cluster.produce(orders, [(b"ada", b"1"), (b"bob", b"2"), (b"ada", b"3")])
+    names: dict[str, Any] = {"spark": spark}
+    brokers = {"kafka-1:9092,kafka-2:9092": kafka_cluster.bootstrap}
+    exec(replaced(READING, {**brokers, "orders": orders, "billing": group}), names)
+    assert sorted(bytes(row.value) for row in names["orders"].select("value").collect()) == [b"1", b"2", b"3"]
+
+    checkpoint = str(tmp_path / "checkpoint")
+    *batch, stream = replaced(WRITING, {**brokers, "out": out, "/checkpoints/out": checkpoint}).splitlines()
+    names["frame"] = names["orders"]
+    exec("\n".join(batch), names)
+    source = spark.readStream.format("allocator").option("brokers", kafka_cluster.bootstrap).option("topics", orders)
+    names["frame"] = source.option("starting_offsets", "earliest").load().select("key", "value")
+    while not read_all(stream, names):
+        pass
+    written = spark.read.format("allocator").option("brokers", kafka_cluster.bootstrap).option("topics", out).load()
+    assert written.count() == 6
+    # the example counts the same topic
+    rows = by_key(spark, kafka_cluster.bootstrap, orders).orderBy("key").collect()
+    assert [(row.key, row.records) for row in rows] == [("ada", 2), ("bob", 1)]
+
+
+def test_the_page_about_pipelines_archives_and_audits_what_a_group_committed(
+    spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
+) -> None:
+    orders = topic_factory(12)
+    kafka_cluster.produce(orders, [(None, b"%d" % n, n % 12) for n in range(48)])
+
+    async def commit() -> None:
+        async with KafkaClient(kafka_cluster.bootstrap) as client:
+            offsets = {TopicPartition(orders, number): OffsetAndMetadata(3, "", -1) for number in range(12)}
+            await GroupOffsets(client, group).commit(offsets)
+
+    asyncio.run(commit())
+    changes = {"localhost:9092": kafka_cluster.bootstrap, "orders": orders, "/data/archive": str(tmp_path)}
+    names: dict[str, Any] = {"spark": spark}
+    exec(replaced(ARCHIVING, {**changes, "billing": group}), names)
+    assert sorted((row.partition, row.offset) for row in names["records"].collect()) == [
+        (number, offset) for number in range(12) for offset in range(3)
+    ]
+    exec(replaced(AUDITING, changes), names)
+    assert names["report"].right.records == 36

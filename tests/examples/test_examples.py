@@ -135,7 +135,7 @@ def test_members_that_subscribe_differently_get_only_what_they_subscribe_to() ->
 # -- the Spark job -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long  # a Spark of its own; tests/spark/test_spark_documents.py runs the job itself in the one that is there
+@pytest.mark.long  # a Spark of its own; test_spark_documents.py runs the job in the one that is there
 def test_the_spark_job_writes_what_it_counted(
     kafka_cluster: LocalCluster, topic_factory: Callable[..., str], tmp_path: Path
 ) -> None:

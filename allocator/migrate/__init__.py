@@ -1,8 +1,8 @@
-"""Migration from an old cluster to a new one: mirror topics, copy offsets, cut groups over.
+"""Migrates from an old cluster to a new one: mirrors topics, copies offsets, cuts groups over.
 
 In: an old cluster, a new one, their groups, a plan. Out: mirrored topics, a map from old offsets to new ones, copied
 offsets, groups that read the new cluster. May touch: the new cluster, the offsets of the groups in the plan, and the
-files that it names. On the old cluster it writes only offsets: its own group's, and those of a rollback or a copy.
+files that it names. On the old cluster it writes only offsets: those of its own group, of a rollback or of a copy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Copies partitions of the old cluster to the new one until it is stopped or something fails."""
+"""Copies partitions of the old cluster to the new one until it is stopped or fails."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from allocator.types import Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 
-TARGETS_S: Final = 5.0  # between checks that the new topics exist; more: fewer requests; less: a loss is noticed sooner
-POLL_S: Final = 0.5  # wait for records; less: `stop` is noticed sooner
+TARGETS_S: Final = 5.0  # between checks of the new topics. Higher: fewer requests; lower: a loss is noticed sooner.
+POLL_S: Final = 0.5  # wait for records. Lower: `stop` takes effect sooner.
 STOP_S: Final = 10.0  # wait at the end for acknowledgements of batches under way
 
 
@@ -42,7 +42,7 @@ class SourceConsumer(ConsumerBase):
 class MirrorProgress(NamedTuple):
     """The progress of one partition. `next` is the old position after the last acknowledged record.
 
-    `end` of the old log is None before the first response of its leader.
+    `end` is the end of the old log; None before the first response of its leader.
     """
 
     partition: TopicPartition
@@ -55,7 +55,7 @@ class MirrorProgress(NamedTuple):
 
 
 class Throttle:
-    """At most `bytes_s` bytes a second, and one second's bytes at once; None: no limit.
+    """Limits sending to `bytes_s` bytes a second, with bursts of one second's bytes; None: no limit.
 
     After a larger batch it waits longer, so the average rate holds for batches of every size.
     """
@@ -77,7 +77,7 @@ class Throttle:
 
 
 async def ends_unless(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Whether `work` ended before `stopping` was set, which cancels it."""
+    """Runs `work` until `stopping` is set, which cancels it. Returns whether `work` ended before."""
     return (await first_of(work, stopping.wait()))[0]
 
 
@@ -112,19 +112,19 @@ class Copying(RebalanceListener):
         self._sender = BatchSender(
             clusters.new, self._acknowledged, self._refused, self._consumer.may_act, buffer_bytes=settings.buffer_bytes
         )
-        self._kept: set[str] = set()  # topics that `_keep_topics` has compared
+        self._kept: set[str] = set()  # topics that exist alike on both clusters
         self._copies: dict[TopicPartition, PartitionCopy] = {}
         self._watch = SourceWatch(clusters, client_of(self._consumer), self._copies, report.stops)
         self._committing = asyncio.Lock()
         self._targets_checked = 0.0
         self._error: Exception | None = None
-        self._unsent: TopicPartition | None = None  # the sender does not have all of its last batch yet
+        self._unsent: TopicPartition | None = None  # its last batch is not completely passed on
         self._last: list[MirrorProgress] = []
 
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Creates topics that the new cluster lacks, and reads the offset map."""
+        """Creates the topics that the new cluster lacks, and reads the offset map."""
         clusters, settings = self._clusters, self._settings
         if self._sender.magic < 2:
             raise ConfigError(
@@ -151,7 +151,7 @@ class Copying(RebalanceListener):
         await scope.run(self._read(goal), sender=self._sender.run(scope), commits=self._commits())
 
     def progress(self) -> list[MirrorProgress]:
-        """The progress of the partitions of this process; after `run`, of those that it had last."""
+        """Returns the progress of this process's partitions; after `run`, of its last partitions."""
         if not self._copies:
             return self._last
         found = []
@@ -172,7 +172,7 @@ class Copying(RebalanceListener):
                 batch = None
                 try:
                     batch = await consumer.getbatch(POLL_S)
-                    # at once: the position is behind the batch now, and a commit would count the batch as done
+                    # at once: the position is behind the batch already, and a commit would count the batch as done
                     self._unsent = None if batch is None else TopicPartition(batch.topic, batch.partition)
                 except OffsetOutOfRange as error:
                     await self._out_of_range(TopicPartition(error.topic, error.partition), error)
@@ -206,7 +206,7 @@ class Copying(RebalanceListener):
     # -- records --------------------------------------------------------------------------------------------------
 
     async def _drain(self, partitions: Partitions) -> None:
-        """Waits until all their records are acknowledged; after `stop`, for `STOP_S` at most.
+        """Waits until all records of these partitions are acknowledged; after `stop`, for at most `STOP_S`.
 
         The new cluster may be down. The next start reads unacknowledged records again.
         """
@@ -215,7 +215,7 @@ class Copying(RebalanceListener):
                 await within(self._sender.drained(partitions), STOP_S)
 
     async def _send(self, batch: Batch) -> None:
-        """Gives the batch to the sender, until the partition is lost or `stop` is called."""
+        """Passes the batch to the sender, until the partition is lost or `stop` is called."""
         partition = TopicPartition(batch.topic, batch.partition)
         queue, copy = self._sender.queues.get(partition), self._copies.get(partition)
         if copy is None:
@@ -230,7 +230,7 @@ class Copying(RebalanceListener):
             await asyncio.sleep(0)
 
     def _expires(self, partition: TopicPartition, copy: PartitionCopy, encoded: Encoded) -> bool:
-        """Stops the topic if the new cluster would delete the batch at once and the old one keeps it."""
+        """Stops the topic if the new cluster would delete the batch at once while the old one keeps it."""
         age = copy.expires_after_ms
         if age is None or not 0 <= encoded.max_time < wall_ms() - age:
             return False
@@ -271,7 +271,7 @@ class Copying(RebalanceListener):
 
     def _refused(self, partition: TopicPartition, queue: PartitionQueue[Encoded], error: BrokerError) -> None:
         if isinstance(error, SequenceLost):
-            raise error  # the next start goes on from what is committed
+            raise error  # the next start continues at the commit
         batch = queue.pending[0].batch
         raise BrokerError(
             f"the new cluster refuses old offsets {batch.first} to {batch.next - 1} of {partition.topic}:"
@@ -295,8 +295,8 @@ class Copying(RebalanceListener):
             for partition in partitions:
                 if partition in self._copies:
                     await self._pass_markers(partition)
-            # taken before the flush: the commit may not contain batches that are acknowledged during it; positions in a
-            # topic that lost records stay as evidence for the next start
+            # taken before the flush: the commit must not contain batches that are acknowledged during the flush. The
+            # committed offsets of a topic that lost records stay as evidence for the next start
             offsets = {
                 each: self._copies[each].commit
                 for each in partitions
@@ -312,13 +312,13 @@ class Copying(RebalanceListener):
             await self._consumer.commit(offsets)
 
     async def _pass_markers(self, partition: TopicPartition) -> None:
-        """Moves the position past invisible records (transaction markers) at the end of the old log."""
+        """Moves the position past invisible records, such as transaction markers, at the end of the old log."""
         if not self._all_acknowledged(partition) or partition.topic in self._report.stops:
             return
         try:
             position = await self._consumer.position(partition)
         except NoPosition:
-            return  # it was gained just now, and the reader has not set its position yet
+            return  # just assigned, without a position yet
         if self._all_acknowledged(partition) and partition in self._copies:
             self._copies[partition].pass_to(position)
 
@@ -344,7 +344,7 @@ class Copying(RebalanceListener):
         return 0 if copy is None else copy.acked
 
     async def _stop_others(self, partitions: Iterable[TopicPartition]) -> None:
-        """Stops recreated topics among `partitions` of other processes: they will not reach the goal."""
+        """Stops recreated topics of other processes: they will not reach the goal."""
         known = self._clusters.map
         ids = await self._clusters.source_ids.of({each.topic for each in partitions})
         await known.refresh()
@@ -364,7 +364,7 @@ class Copying(RebalanceListener):
             self._error = error
 
     async def on_partitions_revoked(self, partitions: Partitions) -> None:
-        """Waits until all their records that were read are acknowledged, and commits."""
+        """Waits until all fetched records are acknowledged, and commits."""
         await self._drain(partitions)
         try:
             await self._commit(partitions)
@@ -380,7 +380,7 @@ class Copying(RebalanceListener):
             self._copies.pop(partition, None)
 
     async def _keep_topics(self, topics: Iterable[str]) -> None:
-        """Creates topics that the new cluster lacks, and adds partitions that were added to the old topics since.
+        """Creates topics that the new cluster lacks, and adds the partitions by which old topics have grown.
 
         Raises TopicsDiffer.
         """
@@ -430,12 +430,12 @@ class Copying(RebalanceListener):
             await self._consumer.commit(moved)
         for partition in moved:
             self._consumer.seek(partition, taken[partition].position)
-        # not before: `_commit` would count everything up to the former position as done
+        # only now: before, `_commit` would count everything up to the former position as done
         self._copies.update(copies)
         self._pause_stopped(partitions)
 
     def _stop(self, topic: str, stop: Stop) -> None:
-        """Copies no more of a topic. If the new cluster lost records of it, also commits nothing."""
+        """Stops copying a topic. If the new cluster lost records of it, also stops its commits."""
         if topic in self._report.stops and (stop.remedy is not Remedy.RESTART or self._lost_by_target(topic)):
             return
         self._report.stops[topic] = stop
@@ -452,7 +452,7 @@ class Copying(RebalanceListener):
         self._consumer.pause([each for each in partitions if each.topic in self._report.stops])
 
     async def _check_targets(self) -> None:
-        """Stops topics of which the new cluster lost records that it had acknowledged."""
+        """Stops topics whose acknowledged records the new cluster has lost."""
         kept = {each: copy.target for each, copy in self._copies.items() if each.topic not in self._report.stops}
         ids = await self._clusters.target_ids.of({each.topic for each in kept})
         for each, reason in (await find_targets_lost(self._clusters.new, kept, ids)).items():
@@ -461,7 +461,7 @@ class Copying(RebalanceListener):
         self._targets_checked = time.monotonic()
 
     async def _out_of_range(self, partition: TopicPartition, error: OffsetOutOfRange) -> None:
-        """The old log does not have the position: its beginning was deleted, or it is another log."""
+        """Handles a position that the old log lacks: its beginning was deleted, or it is another log."""
         await self._drain(frozenset({partition}))
         ends = (await ends_of(self._clusters.old, [partition])).get(partition)
         if ends is None or partition not in self._consumer.assignment():

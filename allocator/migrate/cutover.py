@@ -30,19 +30,19 @@ log = logging.getLogger(__name__)
 FORMAT: Final = "allocator cutover 1"
 STEPS: Final = ("check", "freeze", "drain", "offsets", "start", "verify", "producers", "finish")
 NO_RETURN: Final = "producers"
-"""The step in which producers begin to write to the new cluster: from then on only it has their records."""
-BY_PARTITION: Final = ("ends", "empty")  # details that only later steps use
+"""The step in which producers switch to the new cluster. From then on only it has their records."""
+BY_PARTITION: Final = ("ends", "empty")  # long details, not shown
 POLL_S: Final = 0.2
 
 T = TypeVar("T")
 
 
 class CutoverFailed(AllocatorError):
-    """A step failed. Completed steps stay done: correct the cause and run the cutover again, or roll back."""
+    """A step failed. Completed steps remain: correct the cause and run the cutover again, or roll back."""
 
 
 class CutoverClusters(NamedTuple):
-    """The connections of a cutover: both clusters, the ensemble of the groups, the offset map of the mirror."""
+    """The connections of a cutover: both clusters, the ensemble of the groups, and the offset map of the mirror."""
 
     plan: Plan
     old: KafkaClient
@@ -51,16 +51,16 @@ class CutoverClusters(NamedTuple):
     map: OffsetMap
 
     def partitions(self, client: KafkaClient) -> list[TopicPartition]:
-        """The partitions of the plan's topics on one of the clusters."""
+        """Returns the partitions of the plan's topics on one of the clusters."""
         return [TopicPartition(topic, n) for topic in self.plan.topics for n in client.partitions(topic) or ()]
 
     async def committed(self, store: OffsetStore) -> dict[TopicPartition, int]:
-        """The committed offsets of a group in these partitions."""
+        """Returns the committed offsets of a group in these topics."""
         async with store.opened() as there:
             return await there.committed(self.partitions(there.client))
 
     async def mirrored(self) -> dict[TopicPartition, int]:
-        """The old positions up to which the mirror has copied.
+        """Returns the old offsets up to which the mirror has copied.
 
         Raises CutoverFailed for a topic that was deleted and created again since it was mirrored.
         """
@@ -77,7 +77,7 @@ class CutoverClusters(NamedTuple):
         return {each: offset.offset for each, offset in found.items()}
 
     async def mirror_lag(self) -> int:
-        """Records that the mirror has not copied yet."""
+        """Returns the number of records that the mirror has not copied yet."""
         ends, mirrored = await ends_of(self.old, self.partitions(self.old)), await self.mirrored()
         return sum(max(0, end.end - mirrored.get(each, 0)) for each, end in ends.items())
 
@@ -98,7 +98,7 @@ class CutoverClusters(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def opened(plan: Plan) -> AsyncIterator[CutoverClusters]:
-    """Connects; closes at the end of the block. Raises CutoverFailed if there is no mirror."""
+    """Connects, and closes at the end of the block. Raises CutoverFailed if there is no mirror."""
     async with contextlib.AsyncExitStack() as stack:
         old = await connected(stack, plan.old_brokers, plan.old_security)
         new = await connected(stack, plan.new_brokers, plan.new_security)
@@ -113,7 +113,7 @@ async def opened(plan: Plan) -> AsyncIterator[CutoverClusters]:
 
 
 async def until_empty(poll: Callable[[], Awaitable[T]], timeout_s: float, on_result: Callable[[T], None]) -> T:
-    """Polls until the result is empty, or until the deadline. Calls `on_result` with each result. Returns the last."""
+    """Polls until the result is empty or time is over. Passes each result to `on_result`. Returns the last one."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -131,18 +131,17 @@ async def until_empty(poll: Callable[[], Awaitable[T]], timeout_s: float, on_res
 
 
 Audit = Callable[[str, "list[tuple[str, dict[str, str]]]"], "tuple[str, int]"]
-"""Compares a topic on both clusters: (brokers, options of `allocator.spark.Topic`) of the old one and the new one.
-Returns a text to show, and the number of records that the new cluster lacks or that differ. Runs in a thread."""
+"""Compares a topic on both clusters, each given as (brokers, options of `allocator.spark.Topic`). Returns a text to
+show, and how many records the new cluster lacks or has altered. Runs in a thread."""
 
 
 class Cutover:
-    """Runs the plan in a file. Calls `on_step(step, result)` after each step, and `on_wait(step, left, unit)` while it
-    waits: so many members, records or partitions are left to wait for.
+    """Runs the plan in a file. Calls `on_step(step, result)` after each step. While it waits, calls `on_wait(step,
+    left, unit)` with the number of remaining members, records or partitions.
 
     Guarantee: a finished step is in the state file before the next one begins. So the process may be killed at any time
-    and run again with the same plan; a repeated step does no harm. Until step `NO_RETURN` lets producers write,
-    `rollback` moves the groups back without losing records: it translates their progress on the new cluster back into
-    old offsets.
+    and run again with the same plan; a repeated step does no harm. Until step `NO_RETURN`, `rollback` moves the groups
+    back without losing records: it translates their progress on the new cluster into old offsets.
     """
 
     STEPS: ClassVar = STEPS
@@ -163,7 +162,7 @@ class Cutover:
     # -- state ----------------------------------------------------------------------------------------------------
 
     def load(self) -> dict[str, Any]:
-        """The completed steps. Raises ConfigError if the plan has changed since."""
+        """Returns the completed steps. Raises ConfigError if the plan has changed since."""
         if not self.plan.state.exists():
             return {}
         found = read_json(self.plan.state)
@@ -181,7 +180,7 @@ class Cutover:
         return steps
 
     def may_roll_back(self) -> bool:
-        """Whether producers still write to the old cluster only, as far as `load` has found."""
+        """Returns whether producers still write only to the old cluster, according to the last `load`."""
         return not self._state["steps"].keys() & {NO_RETURN, "opened"}
 
     def _note(self, step: str, **details: Any) -> None:
@@ -296,7 +295,7 @@ class Cutover:
         return {"seconds": round(time.monotonic() - began, 1)}
 
     async def _settle(self, group: str) -> None:
-        """Commits the former end of partitions that were empty, so that the group reads all records since.
+        """Commits the end of partitions that were empty at step `check`, so that the group reads all records since.
 
         Without a committed offset, a group with auto_offset_reset "latest" would skip them on the new cluster.
         """
@@ -330,7 +329,7 @@ class Cutover:
         moved = {}
         for group in self.plan.groups:
             file = self._restore_file(group)
-            if file.exists():  # of a killed run: begin again with the offsets from before it
+            if file.exists():  # a run was killed here: start again with the former offsets
                 await restore_offsets(file, self.plan.new_security)
                 file.unlink()
             old, new = self.plan.old(group), self.plan.new(group)
@@ -344,7 +343,7 @@ class Cutover:
         return {}
 
     async def _verify(self, on: CutoverClusters) -> dict[str, Any]:
-        """Waits until every group has members, its partitions have owners, and it commits progress."""
+        """Waits until every group has members and commits progress, and its partitions have owners."""
         before = self._state["steps"].get("check", {}).get("members", {})
         for group in self.plan.groups:
             if not before.get(group):
@@ -378,12 +377,13 @@ class Cutover:
         return {"lag": await on.mirror_lag()}
 
     async def _producers(self, on: CutoverClusters) -> dict[str, Any]:
-        if "opened" not in self._state["steps"]:  # not repeated after a killed run: producers may have started there
+        if "opened" not in self._state["steps"]:  # not repeated after a kill: producers may write there already
             if self.plan.producers is not None:
                 await choose_cluster(on.ensemble, self.plan.producers, ClusterChoice(frozen=True))
             ends = await self._quiet(on)
-            # all is mirrored before these ends. The map's are exact only behind a record: not behind markers and gaps.
-            # Producers that were moved by hand may write already, and the audit does not count their records as lost
+            # everything before these ends is mirrored. The map has exact offsets only behind records, not behind
+            # markers and gaps. Producers that were moved by hand may write already; the audit does not count their
+            # records as lost
             new = await ends_of(on.new, ends)
             # from here on there is no way back
             self._note("opened", ends=[[*each, ends[each], new[each].end] for each in sorted(ends)])
@@ -392,7 +392,7 @@ class Cutover:
         return {"partitions": len(self._state["steps"]["opened"]["ends"])}
 
     async def _quiet(self, on: CutoverClusters) -> dict[TopicPartition, int]:
-        """Waits until nobody writes to the old topics and all is mirrored. Returns their ends."""
+        """Waits until no producer writes to the old topics and all records are mirrored. Returns their ends."""
         deadline = time.monotonic() + self.plan.producers_s
         last: dict[TopicPartition, int] = {}
         since = time.monotonic()
@@ -418,7 +418,7 @@ class Cutover:
         if not self.plan.audit:
             return {"audit": "disabled"}
         if self._audit is None:
-            raise CutoverFailed("the plan asks for an audit, and none was given; set audit = false to finish without")
+            raise CutoverFailed("the plan has audit = true, but the caller passed no audit function; set audit = false to finish without")
         ends = self._state["steps"]["opened"]["ends"]
         found = {
             topic: await asyncio.to_thread(self._audit, topic, self._sides(topic, ends)) for topic in self.plan.topics
@@ -432,7 +432,7 @@ class Cutover:
         return {"audit": {topic: text for topic, (text, _) in found.items()}}
 
     def _sides(self, topic: str, ends: list[list[Any]]) -> list[tuple[str, dict[str, str]]]:
-        """Both clusters with the options that read `topic` up to the ends at which producers changed over."""
+        """Returns both clusters with the options that read `topic` up to the ends at which producers switched."""
         plan = self.plan
         old, new = (plan.old_brokers, plan.old_security, 2), (plan.new_brokers, plan.new_security, 3)
         return [

@@ -29,7 +29,7 @@ _SECURITY = shared("security").metadata["setting"].kind
 
 
 def _key(name: str, kind: Any, default: Any = dataclasses.MISSING, text: str = "") -> Any:
-    """A field that the file sets; `name` is "section.key"."""
+    """Declares a field that the file sets. `name` is "section.key"."""
     return dataclasses.field(
         default=default, metadata={"key": name.split("."), "setting": Setting(kind, default, text)}
     )
@@ -37,7 +37,7 @@ def _key(name: str, kind: Any, default: Any = dataclasses.MISSING, text: str = "
 
 @dataclass(frozen=True)
 class Plan:
-    """The groups and topics to move, and both clusters. Times in seconds; docs/migration.md describes the file."""
+    """The groups and topics to move, and both clusters. Times are in seconds; docs/migration.md describes the file."""
 
     path: Path
     groups: tuple[str, ...] = _key("cutover.groups", _NAMES)
@@ -61,22 +61,22 @@ class Plan:
     producers_s: float = _key("wait.producers_s", _SECONDS, 600.0, "for producers to stop, and the mirror to copy all")
 
     def old(self, group: str) -> OffsetStore:
-        """The group's offsets on the old cluster."""
+        """Returns the store of the group's offsets on the old cluster."""
         zookeepers = tuple(filter(None, (self.zookeeper, self.old_zookeeper)))
         return OffsetStore(self.old_brokers, group, self.old_storage, zookeepers, self.root, self.old_security)
 
     def new(self, group: str) -> OffsetStore:
-        """The group's offsets on the new cluster."""
+        """Returns the store of the group's offsets on the new cluster."""
         return OffsetStore(self.new_brokers, group, "kafka", (self.zookeeper,), self.root, self.new_security)
 
     @property
     def state(self) -> Path:
-        """The file with the completed steps, beside the plan unless it is an absolute path."""
+        """The file with the completed steps, beside the plan unless its path is absolute."""
         return self.path.parent / (self.state_file or f"{self.path.stem}.state.json")
 
     @property
     def digest(self) -> str:
-        """Changes with what moves, from where to where. Times, passwords and the audit may change under way."""
+        """Identifies what the plan moves. Times, passwords and the audit do not count."""
         moved: list[Any] = [sorted(self.groups), sorted(self.topics)]
         moved += [_servers(self.zookeeper, ZOOKEEPER_PORT), self.root, self.mirror]
         ensemble = self.old_zookeeper and _servers(self.old_zookeeper, ZOOKEEPER_PORT)
@@ -86,7 +86,7 @@ class Plan:
 
 
 def load_plan(path: Path) -> Plan:
-    """Raises one ConfigError that lists every fault."""
+    """Reads and checks the file. Raises one ConfigError that lists every fault."""
     try:
         sections = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
     except (OSError, ValueError) as error:
@@ -122,7 +122,7 @@ def load_plan(path: Path) -> Plan:
 
 
 def _servers(text: str, port: int) -> str:
-    """The list of addresses in one spelling: sorted, in lower case, with ports; a chroot stays at the end."""
+    """Returns the addresses in one spelling: sorted, in lower case, with ports; a chroot stays at the end."""
     addresses, slash, chroot = text.partition("/")
     found = {each.strip().lower() for each in addresses.split(",")}
     found = {each if re.search(r":\d+$", each) else f"{each}:{port}" for each in found}

@@ -1,4 +1,4 @@
-"""Topics of an old cluster copied to a new one as they grow."""
+"""Copies topics of an old cluster to a new one as they grow."""
 
 from __future__ import annotations
 
@@ -22,45 +22,45 @@ from allocator.types import TopicPartition
 
 log = logging.getLogger(__name__)
 
-CONNECT_S: Final = 30.0  # for a cluster; more: waits for a cluster that is starting; less: reports it sooner
-RESTART_S: Final = 1.0  # pause after a failure that may pass
+CONNECT_S: Final = 30.0  # for a cluster. Higher: waits for a cluster that is starting; lower: reports it sooner.
+RESTART_S: Final = 1.0  # pause after a retriable failure
 
 
 class Mirror(MirrorReport):
     """One process of a mirror. Any number of processes with the same settings share the partitions.
 
-    Guarantee: the mirror writes every record of an old partition to the new partition of the same number, in the same
-    order, with key, value, timestamp and headers, at least once. After a crash it writes each record exactly once if
-    no other producer writes there. The old formats have no headers (before 0.11) and no timestamp (-1, before 0.10).
-    Of transactions, the mirror writes the committed records, without the transaction.
+    Guarantee: the mirror writes every record of an old partition to the new partition of the same number at least once,
+    in the same order, with key, value, timestamp and headers. After a crash it writes each record exactly once if no
+    other producer writes there. The old formats have no headers (before 0.11) and no timestamp (-1, before 0.10). Of
+    transactions, the mirror writes the committed records, without the transaction.
 
-    When a process takes a partition over, it compares the records of the new cluster behind the committed position with
-    the old cluster's, and does not send again those that are there (`already_present`; `duplicated` counts records that
-    differ). Each step writes records, then the offset map, then the commit, so a process may be killed between any two.
+    A process that takes over a partition compares the new records behind the committed position with the old cluster's.
+    It does not send matching records again (`already_present`); `duplicated` counts those that differ. Each step writes
+    records, then the offset map, then the commit, so a process may be killed at any point.
 
-    `run` ends after `stop`, or, with `until_caught_up`, when the records that the old topics had at its start are
-    mirrored.
+    `run` ends after `stop`. With `until_caught_up`, it ends when it has mirrored the records that the old topics had at
+    its start.
 
-    `lost_at_source` counts offsets that the old cluster deleted before they were mirrored, and `losses` names them. A
-    topic that was deleted and created again, or truncated, stops and is in `stopped`, until `settings.recreated` says
-    how to go on; the other topics go on. Both survive restarts: positions are offsets of the group, ids are in the
-    offset map.
+    `lost_at_source` counts offsets that the old cluster deleted before they were mirrored, and `losses` names them. If
+    a topic was deleted and created again, or truncated, the mirror stops it, names it in `stopped` and continues with
+    the others, until `settings.recreated` says how to continue. Both survive restarts: positions are offsets of the
+    group, and ids are in the offset map.
     """
 
     def __init__(self, settings: MirrorSettings) -> None:
         settings.check()
         super().__init__(settings)
         self._stopping: asyncio.Event | None = None
-        self._connected = False  # reached its servers at least once
+        self._connected = False  # True once it has reached its servers
         self._throttle = Throttle(settings.throttle_bytes_s)
         self._copying: Copying | None = None
 
     async def run(self, *, until_caught_up: bool = False) -> None:
-        """Mirrors. Once it has reached its servers, it logs failures that may pass and retries without end.
+        """Mirrors. Once it has reached its servers, it logs retriable failures and retries forever.
 
-        Raises failures to reach them, so that a mistyped address ends it, and failures that an operator has to mend:
-        ConfigError, TopicsDiffer, NotEmpty and others. After all other work it raises TopicsStopped for stopped topics,
-        and RecordsGone if the old cluster deleted records before they were mirrored, unless `settings.accept_loss`.
+        Raises failures to reach the servers, so that a mistyped address ends it. Raises failures that an operator has
+        to mend, such as ConfigError, TopicsDiffer and NotEmpty. After all other work it raises TopicsStopped for
+        stopped topics, and RecordsGone if the old cluster deleted unmirrored records, unless `settings.accept_loss`.
         """
         stopping = self._stopping = asyncio.Event()
         self.last_progress_ms = wall_ms()
@@ -86,12 +86,12 @@ class Mirror(MirrorReport):
         self.check()
 
     def stop(self) -> None:
-        """`run` finishes the batches under way, commits and returns."""
+        """Makes `run` finish the batches under way, commit and return."""
         if self._stopping is not None:
             self._stopping.set()
 
     def progress(self) -> list[MirrorProgress]:
-        """The progress of the partitions of this process; after `run`, of those that it had last."""
+        """Returns the progress of this process's partitions; after `run`, of its last partitions."""
         return [] if self._copying is None else self._copying.progress()
 
     async def _open(self, stack: contextlib.AsyncExitStack, stopping: asyncio.Event) -> None:
@@ -120,7 +120,7 @@ class Mirror(MirrorReport):
 
 
 async def _reach(hosts: str, create: bool) -> None:
-    """Raises if the ensemble is unreachable, or ConfigError if it lacks the chroot; `create` creates it.
+    """Connects to the ensemble. Raises ConfigError if it lacks the chroot, unless `create` creates the chroot.
 
     Processes with a mistyped chroot would form a second mirror, and mirror every record twice.
     """

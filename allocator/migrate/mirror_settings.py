@@ -26,14 +26,14 @@ class MirrorSettings:
 
     old, new            brokers, "host:port,host:port"
     topics or pattern   the topics to mirror; a pattern is matched at the start of a topic's name
-    group               the group of the mirror's processes; its positions are its offsets on the old cluster, and its
-                        offset map is in the topic "<group>.offset-map" of the new cluster
+    group               the group of the mirror's processes. Its offsets on the old cluster are the positions, and the
+                        topic "<group>.offset-map" of the new cluster has the offset map
     membership          of the group: "zookeeper" or "kafka"; the former needs `zookeeper`
-    old_zookeeper       the old cluster's, with its chroot: brokers before 0.11 do not report settings of topics
+    old_zookeeper       the old cluster's ensemble, with its chroot: brokers before 0.11 do not report topic settings
     create              create the chroot in `zookeeper` if it does not exist; otherwise a missing chroot is an error
-    replication         replication factor of created topics; the number of brokers, at most
-    throttle_bytes_s    most bytes that this process sends in a second; None: no limit
-    append              mirror a partition for the first time although the new one holds records, behind these
+    replication         replication factor of created topics, at most the number of brokers
+    throttle_bytes_s    maximum bytes that this process sends in a second; None: no limit
+    append              start to mirror a partition behind the records that the new one holds already
     accept_loss         end without an error although the old cluster deleted records before they were mirrored, and
                         mirror records that the new cluster deletes at once; without it, their topic stops
     recreated           how to continue with old topics that were deleted and created again, or lost their tail;
@@ -42,8 +42,8 @@ class MirrorSettings:
                         the same topic
     restart             topics to mirror again from the earliest old record, behind what the new topic has, if the new
                         topic was deleted, created again or truncated; without it they stop
-    commit_interval_s   more: more records are compared after a crash; less: more requests
-    buffer_bytes        most bytes that were read and are not acknowledged
+    commit_interval_s   Higher: more records are compared after a crash; lower: more requests.
+    buffer_bytes        maximum bytes that are read and not acknowledged
     """
 
     old: str
@@ -68,7 +68,7 @@ class MirrorSettings:
     session_timeout_s: float = DEFAULT["session_timeout_s"]
 
     def check(self) -> None:
-        """Raises ConfigError listing every fault that shows without connecting, MissingExtra."""
+        """Raises ConfigError that lists every fault, or MissingExtra. Does not connect."""
         faults = []
         if not self.topics and not self.pattern:
             faults.append("no topic to mirror: give topics (--topic) or a pattern (--pattern)")

@@ -1,12 +1,12 @@
 """The offset map of a mirror, in a topic of the new cluster.
 
-Every member of a mirror and every cutover can read it, and it is replicated like the records. The topic is compacted
-and has one partition, so that entries have one order. The mirror writes an entry when the difference between old and
-new offsets changes: once for each partition of an ordinary topic, and once for each gap that compaction or transactions
-left (at most nine in a thousand records).
+All processes of a mirror and all cutovers read the map, and the new cluster replicates it like records. The topic is
+compacted and has one partition, so its entries have one order. The mirror writes an entry when the difference between
+old and new offsets changes: once for each partition of an ordinary topic, and once for each gap that compaction or
+transactions left (at most nine in a thousand records).
 
-Each entry also names the incarnation of the old topic. A topic that is deleted and created again begins at offset 0,
-and the brokers drop the group's offsets of it. So the mirror stores the topic's id here.
+Each entry also names the incarnation of the old topic. A recreated topic begins at offset 0, and the brokers delete the
+group's offsets of the former topic. So the mirror stores the topic's id in the map.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from allocator.migrate.topics import same_topic
 from allocator.producer import BatchSender, Encoded, create_topic, written
 from allocator.types import Record, TopicPartition
 
-MOST: Final = 5000  # runs in one entry, which has to fit into a record batch
-# Of each SPAN mirrored records, at most MOST_RUNS runs are noted exactly. The map stays small on compacted topics, and
-# a group that is moved to a position between two runs repeats up to SPAN records
+MOST: Final = 5000  # runs in one entry, which must fit into a record batch
+# The map notes at most MOST_RUNS exact runs for each SPAN mirrored records, so it stays small on compacted topics. A
+# group that moves to an offset between two runs repeats up to SPAN records.
 MOST_RUNS: Final = 8
 SPAN: Final = 1000
-WRITE_S: Final = 30.0  # for a flush; more: a write waits longer for a lost leader; less: it fails sooner
+WRITE_S: Final = 30.0  # for a flush. Higher: it waits longer for a lost leader; lower: it fails sooner.
 
 
 def map_topic(group: str) -> str:
-    """The topic with the offset map of this group's mirror."""
+    """Returns the name of the topic with the offset map of this group."""
     return f"{group}.offset-map"
 
 
 class BadOffsetMap(AllocatorError):
-    """An entry of an offset map was not written by a mirror."""
+    """An entry of an offset map that no mirror wrote."""
 
 
 class Run(NamedTuple):
-    """The record at old offset `source` is at new offset `target`, and the following records follow one by one.
+    """Maps old offset `source` to new offset `target`, and each following offset to the one after it.
 
-    `exact` False: they are somewhere behind `target`, in the same order.
+    If `exact` is False, the records are somewhere behind `target`, in the same order.
     """
 
     source: int
@@ -59,7 +59,7 @@ class Run(NamedTuple):
 class Incarnation(NamedTuple):
     """Identifies one of several old topics that had the same name, one after the other.
 
-    `number` counts how often the mirror started again at the earliest record of a recreated topic. `topic_id` is from
+    `number` counts how often the mirror restarted at the earliest record of a recreated topic. `topic_id` is from
     `TopicIds`; None if unknown.
     """
 
@@ -68,7 +68,7 @@ class Incarnation(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One record of an offset map. Without `runs` it only names the incarnation."""
+    """One record of an offset map. An entry without `runs` only names the incarnation."""
 
     partition: TopicPartition
     incarnation: Incarnation
@@ -76,10 +76,10 @@ class Entry(NamedTuple):
 
 
 class OffsetTranslation:
-    """The runs of one partition.
+    """Maps old offsets of one partition to new offsets, by runs.
 
-    Guarantee: a reader of the new partition from `target(s)` on gets every mirrored record that the old one had at `s`
-    or above. It may get a few earlier records first: at inexact runs, and where records were mirrored twice.
+    Guarantee: a reader that starts at `target(s)` gets every mirrored record whose old offset is `s` or above. It may
+    first get a few earlier records: at inexact runs, and where records were mirrored twice.
     """
 
     def __init__(self, runs: Iterable[Run] = ()) -> None:
@@ -92,7 +92,7 @@ class OffsetTranslation:
 
     @property
     def runs(self) -> list[Run]:
-        """Sorted by old offset."""
+        """The runs, sorted by old offset."""
         return list(self._runs)
 
     def note(self, run: Run) -> Run | None:
@@ -115,21 +115,22 @@ class OffsetTranslation:
         return run
 
     def target(self, source: int) -> int | None:
-        """The new offset for a reader whose next old offset is `source`; None before the first run."""
+        """Returns the new offset for a reader whose next old offset is `source`; None before the first run."""
         at = self._position(source + 1)
         if at == 0:
             return None
         run = self._runs[at - 1]
         found = run.target + (source - run.source if run.exact else 0)
-        # old offsets may be missing, so the next run may begin sooner
+        # old offsets may be missing, so the next run may begin earlier
         return found if at == len(self._runs) else min(found, self._runs[at].target)
 
     def corrected(self, end: int) -> list[Run]:
-        """Runs that replace those behind the end of the new log, which it has lost: they will be at `end` or later."""
+        """Returns replacements for runs beyond the end of the new log. The log lost them, and they will be at `end` or
+        later."""
         return [Run(run.source, end, exact=False) for run in self._runs if run.target > end]
 
     def exact(self, source: int) -> int | None:
-        """The new offset of the record at `source`, if it is in an exact run."""
+        """Returns the new offset of the record at `source` if an exact run contains it."""
         at = self._position(source + 1)
         if at == 0 or not self._runs[at - 1].exact:
             return None
@@ -137,7 +138,7 @@ class OffsetTranslation:
         return found if at == len(self._runs) or found < self._runs[at].target else None
 
     def source(self, target: int) -> int | None:
-        """The reverse: the old offset for a reader whose next new offset is `target`. It skips no record either."""
+        """Returns the old offset for a reader whose next new offset is `target`. It skips no record either."""
         # after records were mirrored twice, a later run may begin before an earlier one ends
         found = None
         for run, following in zip_longest(self._runs, self._runs[1:]):
@@ -149,7 +150,7 @@ class OffsetTranslation:
         return found
 
     def _position(self, source: int) -> int:
-        """The number of runs that begin before old offset `source`."""
+        """Returns the number of runs that begin before old offset `source`."""
         return bisect_left(self._runs, Run(source, -1))
 
 
@@ -187,7 +188,7 @@ def _json(value: object) -> bytes:
 
 
 class OffsetMap:
-    """The offset translations of all partitions, in memory and in the topic.
+    """Holds the offset translations of all partitions in memory, and reads and writes them in the topic.
 
     Guarantee: after `flush`, all noted runs are on all in-sync replicas.
     """
@@ -205,7 +206,8 @@ class OffsetMap:
         self._sender: BatchSender[Encoded]
 
     async def open(self, replication: int | None = None) -> None:
-        """Reads the map; `replication` creates it if it does not exist. Raises TopicNotFound."""
+        """Reads the map. If the topic does not exist, creates it with `replication`, or raises TopicNotFound without
+        it."""
         self._flushing, self._sender = asyncio.Lock(), BatchSender(self._client)
         await self._client.refresh([self.topic])
         if self._client.partitions(self.topic) is None and replication is not None:
@@ -213,7 +215,7 @@ class OffsetMap:
         await self.refresh()
 
     async def refresh(self) -> None:
-        """Reads entries that other processes added."""
+        """Reads the entries that other processes added."""
         reader = RangeReader(self._client)
         start, end = (await reader.bounds([self._at]))[self._at]
         forgotten, self._forgotten = self._forgotten, set()
@@ -230,9 +232,9 @@ class OffsetMap:
         self._read_to = end
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """Drops runs that are not written: another process owns the partitions, and may have noted others.
+        """Drops unwritten runs of partitions that another process owns now: that process may have noted others.
 
-        The next `refresh` reads the entries of these partitions again.
+        The next `refresh` reads all entries of these partitions again.
         """
         for each in partitions:
             if self._new.pop(each, None) is not None:
@@ -241,35 +243,35 @@ class OffsetMap:
                 self._forgotten.add(each)
 
     def learn(self, entry: Entry) -> None:
-        """Adds an entry of the topic. Call it in the order of the topic."""
+        """Adds an entry of the topic. Entries must come in the order of the topic."""
         partition, there, runs = entry
         known = self.incarnation(partition)
         if there.number < known.number:
-            return  # of a deleted topic, by a process that had not noticed
+            return  # a process that had not noticed the deletion wrote it for the former topic
         topic_id = there.topic_id or (known.topic_id if there.number == known.number else None)
         self._enter(partition, Incarnation(there.number, topic_id))
         for run in runs:
             self._known[partition].note(run)
 
     def positions(self, partition: TopicPartition) -> OffsetTranslation:
-        """The translation of one partition."""
+        """Returns the translation of one partition."""
         return self._known[partition]
 
     def incarnation(self, partition: TopicPartition) -> Incarnation:
-        """The old topic to which `positions` belongs."""
+        """Returns the old topic to which `positions` belongs."""
         return self._incarnations.get(partition, Incarnation())
 
     def recreated(self, partition: TopicPartition, topic_id: str | None) -> str | None:
-        """The reason why the old topic, whose id is now `topic_id`, is not the mirrored one; None if it is."""
+        """Returns why the old topic with the current `topic_id` is not the mirrored topic; None if it is."""
         known = self.incarnation(partition).topic_id
         if same_topic(known, topic_id) is not False:
             return None
         return f"its id was {known} when it was mirrored, and is {topic_id} now"
 
     def begin(self, partition: TopicPartition, incarnation: Incarnation) -> None:
-        """Sets the incarnation of `positions`; the next `flush` writes it if it is new.
+        """Sets the incarnation of a partition. The next `flush` writes it if it is new.
 
-        Drops all runs of the partition if the number is greater than before.
+        A higher number than before drops all runs of the partition.
         """
         if incarnation != self.incarnation(partition):
             self._enter(partition, incarnation)
@@ -282,13 +284,13 @@ class OffsetMap:
         self._incarnations[partition] = incarnation
 
     def note(self, partition: TopicPartition, run: Run) -> None:
-        """Adds a run; the next `flush` writes it if it is new."""
+        """Adds a run. The next `flush` writes it if it is new."""
         added = self._known[partition].note(run)
         if added is not None:
             self._new[partition].append(added)
 
     async def flush(self) -> None:
-        """Writes the noted runs. Raises BrokerError, and keeps them for the next call."""
+        """Writes the noted runs. After a BrokerError, the next call writes them again."""
         async with self._flushing:
             changed, self._new = self._new, defaultdict(list)
             if not changed:

@@ -1,4 +1,4 @@
-"""Offsets of a group copied to another store: another storage, group or cluster."""
+"""Copies the offsets of a group to another storage, group or cluster."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ FORMAT = "allocator offsets 1"
 
 
 class CopyRefused(AllocatorError):
-    """Some offsets cannot be copied as they are; nothing was changed."""
+    """Some offsets cannot be copied as they are. Nothing was changed."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One partition. None: no committed offset there, or none can be copied (`problem` has the reason)."""
+    """One partition of a copy. `before` None: no committed offset; `after` None: none can be copied, see `problem`."""
 
     partition: TopicPartition
     source: int
     before: Optional[int]
     after: Optional[int]
     lag: Optional[int]
-    """Records between `after` and the end of the log."""
+    """Number of records between `after` and the end of the log."""
     note: str
     problem: str = ""
 
@@ -41,7 +41,7 @@ class CopyPlan:
     """The offsets that a copy would commit."""
 
     METHODS: ClassVar = translate.METHODS
-    """How a copy finds the position in the target log."""
+    """Names of the methods that find the position in the target log."""
 
     source: OffsetStore
     target: OffsetStore
@@ -56,7 +56,6 @@ class CopyPlan:
         return [f"{row.partition.topic}:{row.partition.partition}: {row.problem}" for row in self.rows if row.problem]
 
     def to_json(self) -> dict[str, Any]:
-        """For `--json`."""
         return {
             "from": _store_json(self.source),
             "to": _store_json(self.target),
@@ -80,14 +79,13 @@ async def copy_offsets(
     mirror: str = "allocator-mirror",
     progress: translate.Progress = translate.silent,
 ) -> CopyPlan:
-    """Copies the offsets, after it has saved the former ones in `restore_file`. Without a file it changes nothing, and
-    returns the plan only.
+    """Saves the former offsets in `restore_file` and copies the new ones. Without a file it only returns the plan.
 
-    `by`: one of `CopyPlan.METHODS`; `mirror` is the group of the mirror, for "map". Without `topics`, all topics of
-    which the group has committed offsets. `progress(done, total, unit)` is called while logs are read.
+    `by` is one of `CopyPlan.METHODS`; `mirror` is the group of the mirror, for "map". Without `topics` it copies all
+    topics with committed offsets. It calls `progress(done, total, unit)` while it reads logs.
 
     Raises GroupAlive or CopyRefused before any change. After CommitFailed some offsets may have been copied;
-    `restore_offsets` undoes that. If a member joined during the copy, raises a GroupAlive that says so.
+    `restore_offsets` undoes that. If a member joined during the copy, the GroupAlive says so.
     """
     if restore_file is not None:
         refuse_existing(restore_file)
@@ -97,7 +95,7 @@ async def copy_offsets(
             return plan
         if plan.problems:
             raise CopyRefused(f"nothing was copied: {'; '.join(plan.problems)}")
-        # last, so that hardly any time is left for a member to join
+        # last, so that a member has hardly any time to join
         await old.refuse_members()
         await new.refuse_members()
         chosen = {row.partition: row.after for row in plan.rows if row.after is not None}
@@ -122,9 +120,9 @@ class Restored:
     target: OffsetStore
     offsets: Mapping[TopicPartition, int]
     forgotten: tuple[TopicPartition, ...]
-    """These have no committed offset again, as before the copy."""
+    """Partitions without a committed offset again, as before the copy."""
     left: tuple[TopicPartition, ...]
-    """These had no committed offset before, but the cluster cannot delete one: they keep the copied offset."""
+    """Partitions that keep the copied offset, because the cluster cannot delete it."""
 
 
 async def restore_offsets(
@@ -132,10 +130,10 @@ async def restore_offsets(
     security: Mapping[str, Any] | None = None,
     zookeeper_options: Mapping[str, Any] | None = None,
 ) -> Restored:
-    """Restores the offsets from before the copy that wrote `path`. May be repeated. Raises GroupAlive.
+    """Restores the offsets from before the copy that wrote `path`. May be repeated.
 
-    Raises CopyRefused for topics that were deleted and created again since. The file has no credentials: pass
-    `security` for its brokers and `zookeeper_options` for its ensembles.
+    Raises GroupAlive, and CopyRefused for topics that were deleted and created again since. The file has no
+    credentials: pass `security` for its brokers and `zookeeper_options` for its ensembles.
     """
     saved = read_json(path)
     try:
@@ -231,5 +229,5 @@ def _restore(plan: CopyPlan, topic_ids: Mapping[str, str | None]) -> dict[str, A
 
 
 def _store_json(store: OffsetStore) -> dict[str, Any]:
-    """Without credentials: they do not belong into files."""
+    """Returns the fields of a store without credentials."""
     return {name: getattr(store, name) for name in ("brokers", "group", "storage", "zookeepers", "root")}

@@ -1,7 +1,7 @@
 """The copy of one partition: an old offset, and the new offset that belongs to it.
 
-Both are in the commit of the old offset, the new one in its metadata. Old offsets without a visible record
-(transaction markers, aborted, compacted and deleted records) make it impossible to compute one from the other.
+The mirror commits both: the new offset is in the metadata of the commit. The one cannot be computed from the other,
+because of old offsets without a visible record: transaction markers, and aborted, compacted or deleted records.
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ _TEXT: Final = re.compile(r"mirrored (\d+) to (\d+)(?: of (\S+))?(?: topic \S+)?
 
 
 class Target(NamedTuple):
-    """The offset on the new cluster where the record at the committed old offset belongs, and the new topic's id."""
+    """The new offset that belongs to a committed old offset, and the id of the new topic."""
 
     offset: int
     topic_id: Optional[str] = None
 
     @classmethod
     def of(cls, committed: OffsetAndMetadata | None) -> Target | None:
-        """Decodes the metadata of a commit; None if no mirror wrote it, or another tool changed the offset since."""
+        """Decodes the metadata of a commit. Returns None if no mirror wrote it, or another tool moved the offset."""
         found = None if committed is None else _TEXT.fullmatch(committed.metadata or "")
         if found is None or committed is None or int(found[1]) != committed.offset:
             return None
         return cls(int(found[2]), found[3])
 
     def committed(self, source: int, source_id: str | None = None) -> OffsetAndMetadata:
-        """The commit of old offset `source`. `source_id`: the id that the old topic's brokers gave it."""
+        """Returns the commit of old offset `source`. `source_id` is the id that the old brokers gave the topic."""
         text = f"mirrored {source} to {self.offset}" + ("" if self.topic_id is None else f" of {self.topic_id}")
         return OffsetAndMetadata(source, stamped(text, source_id), -1)
 
 
 @dataclass
 class PartitionCopy:
-    """How far the copy of one partition has come. Its two offsets advance together.
+    """The progress of the copy of one partition. Its two offsets advance together.
 
-    Guarantee: the mirrored records below old offset `acked` are on the new cluster below offset `end`, and no others.
+    Guarantee: exactly the mirrored records below old offset `acked` are on the new cluster below offset `end`.
     """
 
     acked: int
-    """The old offset after the last acknowledged record."""
+    """Old offset after the last acknowledged record."""
     end: int
-    """The new offset that belongs to `acked`: the expected end of the new log, if no other producer writes."""
+    """New offset that belongs to `acked`: the end of the new log, if no other producer writes."""
     source_id: Optional[str] = None
     """Id of the old topic when the partition was taken over, from `TopicIds`; None if unknown."""
     target_id: Optional[str] = None
     """Id of the new topic; None if unknown."""
     expires_after_ms: Optional[int] = None
-    """Age at which the new cluster deletes records that the old one keeps; None if it deletes none of these."""
+    """Age at which the new cluster deletes records that the old cluster keeps; None if it deletes none."""
 
     @property
     def target(self) -> Target:
@@ -69,21 +69,21 @@ class PartitionCopy:
         )
 
     def note(self, encoded: Encoded, target: int) -> int:
-        """Counts an acknowledged batch, and returns the number of unexpected records before it."""
+        """Counts an acknowledged batch. Returns the number of unexpected records before it."""
         others = target - self.end
         self.end = target + encoded.records
         self.acked = encoded.next
         return others
 
     def pass_to(self, source: int) -> None:
-        """Moves past old offsets that have no visible record."""
+        """Skips old offsets without a visible record."""
         self.acked = max(self.acked, source)
 
 
 def target_lost(partition: TopicPartition, kept: Target, end: int | None, topic_id: str | None) -> str | None:
-    """The reason why the new partition lacks records below `kept`; None if it has them.
+    """Returns why the new partition lacks records below `kept`; None if it has them.
 
-    `end` and `topic_id` are those of the present topic; `end` None: it does not exist.
+    `end` and `topic_id` belong to the present topic; `end` is None if it does not exist.
     """
     if not kept.offset:
         return None

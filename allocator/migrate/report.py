@@ -1,4 +1,4 @@
-"""What a mirror has copied, what it could not copy, and why."""
+"""The counts of a mirror, and the reasons why it stopped topics."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from allocator.types import TopicPartition
 
 log = logging.getLogger(__name__)
 
-LOSSES: Final = 1000  # most ranges in `MirrorReport.losses`
+LOSSES: Final = 1000  # maximum length of `MirrorReport.losses`
 
 
 class TopicsStopped(AllocatorError):
-    """Topics were deleted, created again or truncated. The mirror stops them until a setting says how to go on."""
+    """The mirror stopped topics that were deleted, recreated or truncated, until a setting says how to continue."""
 
 
 class RecordsGone(AllocatorError):
@@ -25,7 +25,7 @@ class RecordsGone(AllocatorError):
 
 
 class Remedy(enum.Enum):
-    """What an operator does so that a stopped topic goes on."""
+    """The action of an operator that lets a stopped topic continue."""
 
     RECREATED = (
         "Start with --recreated {topic}=earliest to mirror it from its earliest record, behind what the new cluster "
@@ -46,7 +46,7 @@ class Remedy(enum.Enum):
 
 
 class Stop(NamedTuple):
-    """Why a topic is not mirrored until an operator says how to go on."""
+    """The reason why a topic is not mirrored, and its remedy."""
 
     reason: str
     remedy: Remedy
@@ -56,7 +56,7 @@ class Stop(NamedTuple):
 
 
 class SourceLoss(NamedTuple):
-    """Offsets of an old partition that were deleted before they were mirrored, both ends included."""
+    """Old offsets from `first` to `last` that were deleted before they were mirrored."""
 
     partition: TopicPartition
     first: int
@@ -71,54 +71,53 @@ class SourceLoss(NamedTuple):
 
 
 class MirrorReport:
-    """The counts of one process of a mirror since its start. They survive reconnections."""
+    """Counts the work of one process of a mirror since its start. The counts survive reconnections."""
 
     def __init__(self, settings: MirrorSettings) -> None:
         self.settings = settings
         self.records_of: Counter[str] = Counter()
-        """Records that the new cluster acknowledged since the start of this process, by old topic."""
+        """Acknowledged records since the start of this process, by old topic."""
         self.bytes_of: Counter[str] = Counter()
-        """Their bytes on the wire, by old topic."""
+        """Bytes of these records on the wire, by old topic."""
         self.last_progress_ms: int | None = None
-        """When the new cluster last acknowledged records, or `run` began; milliseconds since the epoch."""
+        """Time of the last acknowledgement, or of the start of `run`; milliseconds since the epoch."""
         self.errors = 0
-        """Failures after which the mirror tried again."""
+        """Number of failures after which the mirror retried."""
         self.problem: str | None = "it has not reached its servers yet"
-        """Why nothing is mirrored at present; None while it runs."""
+        """The reason why nothing is mirrored now; None while it runs."""
         self.duplicated = 0
-        """Records of the new cluster that the mirror did not expect there: of another producer, or written twice."""
+        """Number of unexpected records on the new cluster: written by another producer, or twice."""
         self.already_present = 0
-        """Records that the new cluster had already after a crash, and that were not sent again."""
+        """Number of records that the new cluster had after a crash, and that were not sent again."""
         self.lost_at_source = 0
-        """Old offsets that the old cluster deleted before they were mirrored."""
+        """Number of old offsets that were deleted before they were mirrored."""
         self.losses: deque[SourceLoss] = deque(maxlen=LOSSES)
-        """Their ranges; the last thousand."""
+        """The last thousand ranges of these offsets."""
         self.stops: dict[str, Stop] = {}
-        """Old topics that are not mirrored until an operator says how to go on."""
+        """Stopped old topics with the reasons."""
         self.caught_up = False
         """Whether `run(until_caught_up=True)` has mirrored all records of its goal."""
         self._lost_to: dict[tuple[TopicPartition, int], int] = {}
 
     @property
     def records(self) -> int:
-        """Records that the new cluster acknowledged since the start of this process."""
+        """Acknowledged records since the start of this process."""
         return sum(self.records_of.values())
 
     @property
     def bytes(self) -> int:
-        """Their bytes on the wire."""
+        """Bytes of these records on the wire."""
         return sum(self.bytes_of.values())
 
     @property
     def stopped(self) -> dict[str, str]:
-        """Old topics that are not mirrored until `settings.recreated` or `settings.restart` says how to go on -> the
-        reason."""
+        """Stopped old topics -> the reason. `settings.recreated` or `settings.restart` lets them continue."""
         return {topic: stop.reason for topic, stop in self.stops.items()}
 
     def count_lost(self, loss: SourceLoss, incarnation: int) -> None:
-        """Counts and logs a loss, without offsets that were counted before a reconnection.
+        """Counts and logs a loss, except offsets that were counted before a reconnection.
 
-        `incarnation`: the number of the old topic, because a recreated topic begins at offset 0 again.
+        `incarnation` is the number of the old topic: a recreated topic begins at offset 0 again.
         """
         key = (loss.partition, incarnation)
         loss = loss._replace(first=max(loss.first, self._lost_to.get(key, 0)))
@@ -130,7 +129,7 @@ class MirrorReport:
         log.error("%s: the old cluster deleted %s before they were mirrored", self.settings.group, loss)
 
     def check(self) -> None:
-        """Raises TopicsStopped, and RecordsGone unless `settings.accept_loss`, if not everything was mirrored."""
+        """Raises TopicsStopped if topics are stopped, or RecordsGone after a loss unless `settings.accept_loss`."""
         if self.stops:
             raise TopicsStopped("; ".join(stop.text(topic) for topic, stop in sorted(self.stops.items())))
         if self.lost_at_source and not self.settings.accept_loss:

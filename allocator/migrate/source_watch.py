@@ -1,4 +1,4 @@
-"""Notices topics of the old cluster that are created again or truncated while a mirror reads them."""
+"""Detects topics of the old cluster that are recreated or truncated while a mirror reads them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from allocator.types import Partitions, TopicPartition
 
 
 class SourceWatch:
-    """Doubts topics whose log may be another one, and compares their records with the mirrored ones.
+    """Marks topics as doubted if their log may be another one, and compares their records with the mirrored ones.
 
     Guarantee: a topic is doubted before the consumer gets the first batch of its new log. A caller that settles doubts
     before it sends a batch sends no record of a new log.
 
-    `client` is the consumer's own: its metadata shows a change before the consumer fetches. `copies` are the partitions
-    of this process, and `stopped` the topics that are not mirrored any more.
+    `client` is the consumer's own: its metadata shows a change before the consumer fetches. `copies` has the partitions
+    of this process, and `stopped` the topics that are no longer mirrored.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class SourceWatch:
         self._doubted: set[str] = set()
 
     def metadata_changed(self) -> None:
-        """Doubts topics with another id, and topics with a partition that has no leader."""
+        """Doubts topics whose id has changed, and topics with a partition without a leader."""
         topics = {each.topic: copy.source_id for each, copy in self._copies.items() if each.topic not in self._stopped}
         for topic, known in topics.items():
             now = self._client.topic_id(topic)
             same = same_topic(known, None if now is None else str(now))
-            # a truncated topic, and without ids a recreated one, shows only by partitions without a leader
+            # only a missing leader shows that a topic was truncated, or recreated on a cluster without topic ids
             if same is not False:
                 numbers = self._client.partitions(topic) or ()
                 same = bool(numbers) and all(self._client.leader(TopicPartition(topic, n)) is not None for n in numbers)
@@ -50,17 +50,16 @@ class SourceWatch:
                 self._doubted.add(topic)
 
     async def check(self, partition: TopicPartition) -> None:
-        """Doubts the topic if a batch of this partition that was fetched by name may be of a recreated topic."""
+        """Doubts the topic if it was recreated before this batch was fetched."""
         copy = self._copies.get(partition)
         known = None if copy is None else copy.source_id
         if known is None or (self._client.broker_version >= (3, 1) and not known.startswith(ZNODE)):
-            return  # from Kafka 3.1 on, a fetch names the topic by its id, and metadata with another id arrives before
+            return  # from Kafka 3.1 on, fetches name the topic by id, and metadata with a new id arrives earlier
         if same_topic(known, (await self._clusters.source_ids.of([partition.topic]))[partition.topic]) is False:
             self._doubted.add(partition.topic)
 
     async def settle(self, drain: Callable[[Partitions], Awaitable[None]]) -> dict[TopicPartition, Replaced]:
-        """Compares doubted topics with the mirrored records after `drain`, and returns the partitions that are not the
-        mirrored ones any more.
+        """Compares doubted topics with the mirrored records after `drain`. Returns the partitions that were replaced.
 
         A topic that does not exist now stays doubted.
         """
@@ -82,7 +81,7 @@ class SourceWatch:
         return replaced
 
     async def replaced(self, partition: TopicPartition, start: int, error: OffsetOutOfRange) -> Replaced | None:
-        """Why a log that begins at `start` does not have the position of the mirror; None if it is the mirrored log."""
+        """Returns why a log that begins at `start` lacks the position of the mirror; None if it is the mirrored log."""
         ids = await self._clusters.source_ids.of([partition.topic])
         found = await find_replaced(self._clusters, {partition: Log(start, error.offset)}, ids)
         if not found and isinstance(error, LogTruncated):

@@ -1,4 +1,4 @@
-"""The offsets of a group on one cluster: reading and replacing them, and the group's members."""
+"""Reads and replaces the offsets of a group on one cluster, and finds its members."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from allocator.errors import AllocatorError, BrokerError, ConfigError
 from allocator.operate import live_members
 from allocator.types import OffsetAndMetadata, TopicPartition
 
-CONNECT_S = 10.0  # to connect; more: a mistyped address is reported later
-PATIENCE_S = 30.0  # for a coordinator that is still loading
+CONNECT_S = 10.0  # Higher: a mistyped address is reported later; lower: a slow server is given up.
+PATIENCE_S = 30.0  # wait for a coordinator that is still loading
 
 
 class GroupAlive(AllocatorError):
-    """Offsets cannot be moved while members of the group commit theirs. Nothing was changed."""
+    """The group has members, which would commit over the new offsets. Nothing was changed."""
 
     retriable = True
 
 
 @dataclass(frozen=True)
 class OffsetStore:
-    """A group on a cluster. `storage` "zookeeper": the offsets of clients before 0.8.2, and of kiel.
+    """Names a group on a cluster. `storage` "zookeeper": the offsets of clients before 0.8.2, and of kiel.
 
-    `zookeepers` are the ensembles, with their chroots, in which members of the group may be registered: the
-    cluster's own and the one with the groups of this library (under `root`). `security` is for the brokers,
-    `zookeeper_options` for the ensembles.
+    `zookeepers` are the ensembles, with chroots, in which members of the group may be registered: the cluster's own,
+    and the one with this library's groups (under `root`). `security` is for the brokers, `zookeeper_options` for the
+    ensembles.
     """
 
     brokers: str
@@ -49,7 +49,7 @@ class OffsetStore:
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[OpenOffsetStore]:
-        """Connects; closes at the end of the block."""
+        """Connects, and closes at the end of the block. Raises ConfigError if the brokers lack this `storage`."""
         if self.storage not in ("kafka", "zookeeper"):
             raise ConfigError(f"storage is {self.storage!r}, not 'kafka' or 'zookeeper'")
         async with contextlib.AsyncExitStack() as stack:
@@ -69,7 +69,7 @@ class OffsetStore:
 
 
 async def connected(stack: contextlib.AsyncExitStack, brokers: str, security: Mapping[str, Any] | None) -> KafkaClient:
-    """A client that knows all topics; `stack` closes it."""
+    """Returns a client that knows all topics; `stack` closes it."""
     client = KafkaClient(brokers, security=security)
     stack.push_async_callback(client.close)
     await client.connect(CONNECT_S)
@@ -95,11 +95,11 @@ class OpenOffsetStore:
         return f"group {self.store.group!r} on {self.store.brokers} ({self.store.storage})"
 
     async def members(self) -> list[str]:
-        """All members that may commit for this group, of every protocol that these servers support."""
+        """Returns all members that may commit for this group, of every protocol that these servers support."""
         return await live_members(self.client, self.ensembles, self.store.group, self.store.root, PATIENCE_S)
 
     async def refuse_members(self) -> None:
-        """Raises GroupAlive, with their names, if the group has members."""
+        """Raises GroupAlive if the group has members."""
         found = await self.members()
         if found:
             some = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
@@ -108,16 +108,16 @@ class OpenOffsetStore:
             )
 
     async def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, int]:
-        """The committed offsets; a partition without one is absent."""
+        """Returns the committed offsets. A partition without one is absent."""
         found = await self.offsets.fetch(partitions)
         return {partition: offset.offset for partition, offset in found.items() if offset.offset >= 0}
 
     async def of_former_topics(self, partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
-        """Partitions whose committed offset is of a topic that was deleted and created again since."""
+        """Returns the partitions whose topic was deleted and created again since the commit."""
         return self.offsets.of_former_topics(await self.offsets.fetch(partitions))
 
     async def commit(self, offsets: Mapping[TopicPartition, int], why: str) -> None:
-        """Commits all of these, with their topics' ids. Raises CommitFailed naming those that failed."""
+        """Commits these offsets with the ids of their topics. Raises CommitFailed with the partitions that failed."""
         ids = {each.topic: self.client.topic_id(each.topic) for each in offsets}
         await self.offsets.commit(
             {each: OffsetAndMetadata(at, stamped(why, ids[each.topic]), -1) for each, at in offsets.items()}

@@ -13,7 +13,7 @@ from allocator.types import Record, TopicPartition
 
 
 def digest(record: Record, *, timed: bool = True) -> bytes:
-    """16 bytes that two records share only if key, value, headers and, when `timed`, timestamp are the same."""
+    """Returns 16 bytes that identify key, value, headers and, if `timed`, the timestamp of a record."""
     content = blake2b(digest_size=16)
     for part in (record.key, record.value, *(part for each in record.headers for part in each)):
         data = part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part
@@ -25,12 +25,12 @@ def digest(record: Record, *, timed: bool = True) -> bytes:
 
 
 class Tail:
-    """The records of one new partition from the committed target on, matched with those of the old partition.
+    """Matches the records of a new partition behind the committed target with the records of the old partition.
 
-    `start`, `end`: the offsets of the new log that it covers. Call `match` with the batches of the old log from the
-    committed offset on until `over`, then `finish`.
+    `start` and `end` are the offsets of the new log. Call `match` with the batches of the old log from the committed
+    offset on until `over`, then `finish`.
 
-    Guarantee: each old record before `next_source` is on the new cluster, or was and the new cluster deleted it (by
+    Guarantee: each old record before `next_source` is on the new cluster, or the new cluster has deleted it (by
     retention or compaction): its offset there has no record, and a later record follows.
     """
 
@@ -39,28 +39,28 @@ class Tail:
         self._end = end
         self._records = records
         self.runs: list[Run] = []
-        """The offsets of the matched records."""
+        """Offsets of the matched records."""
         self.next_source: int | None = None
-        """The old offset after the last record that matched."""
+        """Old offset after the last matched record."""
         self.present = 0
-        """Old records that the new cluster has, or deleted."""
+        """Number of old records that the new cluster has, or has deleted."""
         self.unexpected = 0
-        """Records of the new cluster that do not match."""
+        """Number of records of the new cluster that match no old record."""
         self.over = not records
-        """Whether there are no more records to match."""
+        """Whether all records are matched, or no further record can match."""
         self._read = 0
-        self._missing = 0  # old records since the last match that the new log does not have
+        self._missing = 0  # old records since the last match without a new record
         self._ahead = (0, 0)  # offsets and records of the new log before the first match
 
     @property
     def left(self) -> int:
-        """Number of records that did not match yet."""
+        """Number of unmatched records."""
         return len(self._records)
 
     def match(self, batch: Batch) -> None:
-        """Looks for the old records of `batch` among the new ones.
+        """Matches the old records of `batch`.
 
-        Passes new records that the old partition does not have any more: compaction may have removed them since.
+        Skips new records that the old partition no longer has: compaction may have removed them since.
         """
         for record in batch:
             if self.over:
@@ -90,10 +90,10 @@ class Tail:
         self.over = not self._records
 
     def finish(self, deleted: int) -> int:
-        """Counts the records that did not match. Returns the number of new offsets that explain deleted old ones.
+        """Counts the unmatched records. Returns the number of new offsets that are copies of deleted old records.
 
-        `deleted`: so many old offsets right before the first batch were deleted since. The new offsets before the first
-        match are their copies, if there are no more of them.
+        `deleted` is the number of old offsets right before the first batch that the old cluster has deleted. The new
+        offsets before the first match are their copies, unless there are more of them.
         """
         offsets, records = self._ahead
         if not self._read:
@@ -108,7 +108,7 @@ class Tail:
 async def read_tails(
     client: KafkaClient, spans: Mapping[TopicPartition, tuple[int, int]]
 ) -> dict[TopicPartition, Tail]:
-    """The records of these spans. A partition without records is absent."""
+    """Reads the records of these spans of the new cluster. A partition without records is absent."""
     found: dict[TopicPartition, deque[tuple[int, bytes]]] = {}
     async for batch in RangeReader(client).read(spans):
         records = found.setdefault(TopicPartition(batch.topic, batch.partition), deque())

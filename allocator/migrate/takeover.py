@@ -1,7 +1,7 @@
-"""The start positions of partitions that a process of a mirror takes over, new or from a crashed process.
+"""Finds the start positions of partitions that a process of a mirror takes over.
 
-`find_replaced` finds old topics that were deleted and created again, or truncated. A mirror that continues at its
-position would skip the records that are new below it, or repeat records of the former topic.
+`find_replaced` detects old topics that were recreated or truncated. A mirror that continued at its position would skip
+the new records below it, or repeat records of the former topic.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from allocator.types import IsolationLevel, OffsetAndMetadata, Record, TopicPart
 
 log = logging.getLogger(__name__)
 
-# Compared offsets before the position. More: tolerates compacted records; less: partitions are taken over sooner
+# Compared offsets before the position. Higher: tolerates compacted records; lower: a takeover is faster.
 SAMPLE: Final = 20
-# At most so many offsets of a partition are compared, to find the first one that differs
+# Maximum number of offsets of a partition that are compared to find the first difference
 MOST_COMPARED: Final = 100_000
-# More: gives a new leader time to report its end of log; less: a shorter log is reported sooner
+# Higher: a new leader has more time to report its log end; lower: truncation is detected sooner.
 PATIENCE_S: Final = 3.0
-# More: waits longer for a slow replica; less: the mirror starts again before the leader does without that replica
+# Higher: waits longer for a slow replica; lower: the mirror restarts before the leader drops that replica.
 REPLICATION_S: Final = 60.0
 CREATE_TIME: Final = 0
 
@@ -47,23 +47,23 @@ class NotEmpty(AllocatorError):
 
 
 class MirrorClusters(NamedTuple):
-    """Both clusters of a mirror, and what it knows about their topics."""
+    """The connections of a mirror to both clusters."""
 
     old: KafkaClient
     new: KafkaClient
     offsets: GroupOffsets
-    """Of the mirror's group, on the old cluster."""
+    """Offsets of the mirror's group, on the old cluster."""
     map: OffsetMap
     source_ids: TopicIds
-    """Of the old topics."""
+    """Ids of the old topics."""
     target_ids: TopicIds
-    """Of the new topics."""
+    """Ids of the new topics."""
     ensemble: Optional[ZooKeeperClient]
-    """The old cluster's ZooKeeper: brokers before 0.11 do not report settings of topics."""
+    """The old cluster's ZooKeeper: brokers before 0.11 do not report topic settings."""
 
 
 class Log(NamedTuple):
-    """One old partition: its first offset, and the position of the mirror with its leader epoch, if it has them."""
+    """The first offset of an old partition, and the mirror's position with its leader epoch, if known."""
 
     start: int
     position: Optional[int]
@@ -71,9 +71,9 @@ class Log(NamedTuple):
 
 
 class Replaced(NamedTuple):
-    """Why mirrored records of an old partition are not in its log any more.
+    """The reason why the log of an old partition lacks mirrored records.
 
-    `cut`: the first offset that the log lost, if it is still the same topic; None: the topic was created again.
+    `cut` is the first offset that a truncated log lost; None if the topic was recreated.
     """
 
     reason: str
@@ -87,7 +87,7 @@ class Replaced(NamedTuple):
     def truncated(
         cls, partition: TopicPartition, at: int, cut: int | None, end: int | None = None, what: str = "lost its tail"
     ) -> Replaced:
-        """The old log lost records below the mirror's position `at`, from `cut` on. `end`: its end, if below `at`."""
+        """Describes an old log that lost records from `cut` on, below the mirror's position `at`."""
         others = "others below it" if cut is None else f"other records from offset {cut} on"
         now = f"has {others}" if end is None else f"ends at {end - 1} now"
         up_to = f"partition {partition.partition} was mirrored up to offset {at - 1}"
@@ -95,11 +95,11 @@ class Replaced(NamedTuple):
 
 
 class TakenOver(NamedTuple):
-    """One partition: the old offset to continue at, and the end of the new log, where its record belongs.
+    """The old offset at which a partition continues, and the end of the new log, where its record belongs.
 
-    `present`: records that a crashed process had written and not committed; `position` is behind them. `unexpected`:
-    other records of the new log behind the committed target. `seek`: the committed offset differs, or is of another
-    topic. `lost`: old offsets that were deleted before they were mirrored. `stop`: why the partition is not mirrored.
+    `present` counts uncommitted records of a crashed process before `position`, and `unexpected` other new records
+    behind the committed target. `seek`: the committed offset differs, or belongs to another topic. `lost` are old
+    offsets that were deleted before they were mirrored. `stop` is the reason why the partition is not mirrored.
     """
 
     position: int
@@ -118,9 +118,9 @@ async def take_over(
     ids: Mapping[str, str | None],
     target_ids: Mapping[str, str | None],
 ) -> dict[TopicPartition, TakenOver]:
-    """Returns the start of each partition, after it has written the map of what the new cluster has.
+    """Returns the start of each partition, after it has written the map of the records on the new cluster.
 
-    `ids`, `target_ids`: the current ids of the old and of the new topics. Raises NotEmpty.
+    `ids` and `target_ids` are the current ids of the old and new topics. Raises NotEmpty.
     """
     wanted = list(partitions)
     known = clusters.map
@@ -203,21 +203,21 @@ def _by_choice(
     choice: str,
     cut: int | None,
 ) -> tuple[int, int]:
-    """(increment of the incarnation, start position) for the operator's choice about a topic that was replaced."""
+    """Applies the operator's choice about a replaced topic. Returns the incarnation's increment and the position."""
     if choice == "earliest":
         return 1, source.start
-    if cut is not None:  # the records from there on are others, and go behind the lost ones
+    if cut is not None:  # the records from there on have changed, and go behind the lost ones
         runs = [run for run in known.positions(partition).runs if run.source > cut]
         for run in (Run(cut, there), *(Run(run.source, there, exact=False) for run in runs)):
             known.note(partition, run)
         return 0, cut
-    if position is None:  # the brokers delete it with the topic
+    if position is None:  # the brokers delete committed offsets with the topic
         position = known.positions(partition).source(there)
     return 0, min(source.start if position is None else position, source.end)
 
 
 def _note_lost(known: OffsetMap, partition: TopicPartition, end: int) -> None:
-    """Corrects the map if the new log has lost records again that a crashed process had written."""
+    """Corrects the map if the new log has lost records of a crashed process."""
     lost = known.positions(partition).corrected(end)
     for run in lost:
         known.note(partition, run)
@@ -238,10 +238,10 @@ async def _behind_tails(
 ) -> dict[TopicPartition, TakenOver]:
     """Moves partitions behind the records that a crashed process wrote, and notes these in the map.
 
-    Records that the old cluster deleted since do not count as lost.
+    Such records do not count as lost if the old cluster has deleted them since.
     """
     tails = await read_tails(clusters.new, spans)
-    # each of their records has an old offset: a leader that was just elected may report a lower end for a moment
+    # each new record has an old offset, but a new leader may report a lower end for a moment
     least = {each: committed.get(each, taken[each].position) + tail.left for each, tail in tails.items()}
     ends = await _ends_beyond(clusters.old, least, isolation_level="read_committed")
     sources = {each: (taken[each].position, end) for each, end in ends.items()}
@@ -263,7 +263,7 @@ async def _behind_tails(
 async def find_targets_lost(
     new: KafkaClient, kept: Mapping[TopicPartition, Target], target_ids: Mapping[str, str | None]
 ) -> dict[TopicPartition, str]:
-    """The partitions whose new log lacks records below `kept` -> the reason. `target_ids`: the current ids."""
+    """Returns the partitions whose new log lacks records below `kept` -> the reason. `target_ids`: the current ids."""
     ends = await _ends_beyond(new, {each: target.offset for each, target in kept.items()}, absent=None)
     reasons = {each: target_lost(each, target, ends[each], target_ids[each.topic]) for each, target in kept.items()}
     return {each: reason for each, reason in reasons.items() if reason is not None}
@@ -272,10 +272,10 @@ async def find_targets_lost(
 async def _find_targets_lost(
     clusters: MirrorClusters, stored: Mapping[TopicPartition, OffsetAndMetadata], target_ids: Mapping[str, str | None]
 ) -> dict[TopicPartition, str]:
-    """Like `find_targets_lost`. Where topics have no id, also compares the last mirrored records."""
+    """Like `find_targets_lost`, but also compares the last mirrored records of topics without an id."""
     kept = {each: target for each, offset in stored.items() if (target := Target.of(offset)) is not None}
     for each in stored.keys() - kept.keys():
-        runs = clusters.map.positions(each).runs  # the broker of the old cluster stores no metadata
+        runs = clusters.map.positions(each).runs  # the old broker stores no metadata
         if runs:
             kept[each] = Target(max(run.target for run in runs))
     found = await find_targets_lost(clusters.new, kept, target_ids)
@@ -298,13 +298,14 @@ async def find_replaced(
     ids: Mapping[str, str | None],
     intact: Mapping[TopicPartition, bool | None] = MappingProxyType({}),
 ) -> dict[TopicPartition, Replaced]:
-    """The partitions of `logs` whose topic was recreated or truncated. `ids`: the current ids of the old topics.
+    """Returns the partitions of `logs` whose topic was recreated or truncated.
 
-    `intact`: whether the new topic is the one that was mirrored to; None or absent: unknown.
+    `ids` are the current ids of the old topics. `intact` says whether the new topic is the one that was mirrored to;
+    None or absent: unknown.
 
-    Compares the topic's id with the one in the map, the end of the log, the leader epoch of the position, and the last
-    mirrored records on both clusters: a broker that lost the end of its log may go on under the same epoch. Deleted
-    records cannot be compared.
+    It compares the topic's id with the map's, the end of the log, the leader epoch of the position, and the last
+    mirrored records on both clusters: a broker that lost the end of its log may continue under the same epoch. It
+    cannot compare deleted records.
     """
     found: dict[TopicPartition, Replaced] = {}
     same: dict[TopicPartition, bool] = {}
@@ -324,7 +325,7 @@ async def find_replaced(
     for partition, stop in stops.items():
         one = compared.get(partition, Compared())
         is_same, position, end = same[partition] or one.equal, at[partition], ends[partition]
-        # where all differ, the new topic may be another
+        # if all differ, the new topic may be another one
         if one.differs is not None and (one.equal or not same[partition] or intact.get(partition)):
             what = "lost its tail" if is_same else "was deleted and created again"
             cut = one.differs[0].offset if one.equal else None
@@ -337,7 +338,7 @@ async def find_replaced(
 
 
 async def _ends_of_epochs(client: KafkaClient, logs: Mapping[TopicPartition, Log]) -> dict[TopicPartition, int]:
-    """Where the logs end that have the leader epochs of the positions (KIP-320), as far as the leaders know."""
+    """Returns the end of each position's leader epoch (KIP-320), where the leaders know it."""
     by_leader: dict[int, dict[TopicPartition, int]] = defaultdict(dict)
     for each, one in logs.items():
         leader = client.leader(each)
@@ -356,10 +357,10 @@ async def _ends_of_epochs(client: KafkaClient, logs: Mapping[TopicPartition, Log
 
 
 async def _replicated_ends(client: KafkaClient, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """The ends of those logs that exist, once all replicas in sync have what the leaders have.
+    """Returns the ends of existing logs, once all in-sync replicas have the leaders' records.
 
-    Until then, readers do not see the last records of a crashed process. Brokers before 2.4 do not tell of such
-    records. Raises BrokerError.
+    Until then, readers do not see the last records of a crashed process. Brokers before 2.4 do not report such records.
+    Raises BrokerError.
     """
     await client.refresh()
     epochs = {each: client.leader_epoch(each) for each in partitions}
@@ -383,9 +384,9 @@ async def _ends_beyond(
     isolation_level: IsolationLevel = DEFAULT["isolation_level"],
     patience_s: float = PATIENCE_S,
 ) -> dict[TopicPartition, Any]:
-    """The ends of these logs, `absent` for those that do not exist.
+    """Returns the ends of these logs, and `absent` for logs that do not exist.
 
-    Retries for `patience_s` if an end is before the offset in `at`: the leader of an old Kafka may report a lower end
+    Retries for `patience_s` while an end is below the offset in `at`: a leader of an old Kafka may report a lower end
     for a moment after its election.
     """
     deadline = time.monotonic() + patience_s
@@ -400,7 +401,7 @@ async def _ends_beyond(
 
 
 class Compared(NamedTuple):
-    """Mirrored records on both clusters: whether some are the same, and the first two behind these that are not."""
+    """The result of a comparison: whether some records are equal, and the first differing pair behind them."""
 
     equal: bool = False
     differs: Optional[tuple[Record, Record]] = None
@@ -409,9 +410,9 @@ class Compared(NamedTuple):
 async def _compare_widely(
     clusters: MirrorClusters, at: Mapping[TopicPartition, tuple[int, int]]
 ) -> dict[TopicPartition, Compared]:
-    """Compares the last mirrored records before a position; more of them, until some are the same.
+    """Compares the last mirrored records before a position, and more of them until some are equal.
 
-    `at`: the first offset of the old log, and the position.
+    `at` has the first offset of the old log, and the position.
     """
     found: dict[TopicPartition, Compared] = {}
     left, size = dict(at), SAMPLE
@@ -430,7 +431,7 @@ async def _compare_widely(
 async def _compare(
     clusters: MirrorClusters, spans: Mapping[TopicPartition, tuple[int, int]]
 ) -> dict[TopicPartition, Compared]:
-    """Compares the records of these spans of the old cluster with their copies. Partitions without any are absent."""
+    """Compares the records of these old spans with their copies. A partition without records is absent."""
     here: dict[TopicPartition, dict[int, Record]] = {}
     async for batch in RangeReader(clusters.old, isolation_level="read_committed").read(spans):
         for record in batch:
@@ -461,8 +462,8 @@ async def _compare(
 def _unlike(record: Record, pair: tuple[Record, Record]) -> str:
     original, copy = pair
     return (
-        f"its record at offset {record.offset} is not the one that was mirrored from offset {original.offset} of the "
-        f"old cluster to offset {copy.offset} of the new cluster"
+        f"its record at offset {record.offset} differs from the record that was mirrored from offset {original.offset} "
+        f"of the old cluster to offset {copy.offset} of the new cluster"
     )
 
 

@@ -1,7 +1,6 @@
-"""Topics of the old cluster created on the new one, with partition counts and settings; ids of topics.
+"""Creates topics of the old cluster on the new one, with partition counts and settings, and reads ids of topics.
 
-Protocol: DescribeConfigs. Before 0.11, topic settings can be read only in ZooKeeper,
-in `/config/topics/<topic>`.
+Protocol: DescribeConfigs. Before 0.11, topic settings can be read only in ZooKeeper, in `/config/topics/<topic>`.
 """
 
 from __future__ import annotations
@@ -41,22 +40,22 @@ LEFT_OUT: Final = frozenset(
         "remote.log.delete.on.disable",
     }
 )
-# settings that delete records: the new topic may not have one that the old topic does not have
+# settings that delete records: the new topic must not have more of these than the old topic
 RETENTION: Final = "retention.ms"
 TIMES: Final = "message.timestamp.type"
 KEEPING: Final = ("cleanup.policy", "retention.bytes", RETENTION)
 
 
 class TopicsDiffer(AllocatorError):
-    """A topic of the new cluster differs from the old one. The text names the differences and remedies."""
+    """A topic of the new cluster differs from the old one. The text has the differences and remedies."""
 
 
 async def settings_of(
     client: KafkaClient, topics: Iterable[str], ensemble: ZooKeeperClient | None = None
 ) -> dict[str, dict[str, str]]:
-    """The settings of each topic itself, without the defaults of the cluster.
+    """Returns the settings of each topic itself, without the defaults of the cluster.
 
-    Raises ConfigError for a cluster older than 0.11 whose ZooKeeper is not given, and BrokerError.
+    Raises BrokerError, and ConfigError for brokers before 0.11 without their ZooKeeper.
     """
     if ensemble is not None:
         return {topic: await _from_zookeeper(ensemble, topic) for topic in topics}
@@ -77,7 +76,7 @@ async def _from_zookeeper(ensemble: ZooKeeperClient, topic: str) -> dict[str, st
 
 
 def carried(settings: Mapping[str, str], zstd: bool = True) -> dict[str, str]:
-    """The settings that the new topic gets too. Without `zstd`: its brokers do not know that codec."""
+    """Returns the settings that the new topic gets too. `zstd`: whether its brokers know that codec."""
     return {
         name: value
         for name, value in settings.items()
@@ -86,10 +85,10 @@ def carried(settings: Mapping[str, str], zstd: bool = True) -> dict[str, str]:
 
 
 async def deletes_after(old: KafkaClient, new: KafkaClient, topic: str) -> int | None:
-    """The age in ms at which the new cluster deletes records that the old one keeps; None if it deletes none of these.
+    """Returns the age in ms at which the new cluster deletes records that the old one keeps; None if it deletes none.
 
-    The defaults of the clusters count. Brokers before 0.11 do not report their retention, and the first ones delete by
-    the age of the file: for these, any age at which the new cluster deletes.
+    Defaults of the clusters count. Brokers before 0.11 do not report their retention, and the first ones delete by the
+    age of the file. For these it returns any age at which the new cluster deletes.
     """
     after = await _retention_ms(new, topic)
     kept = None if after is None else await _retention_ms(old, topic)
@@ -97,7 +96,7 @@ async def deletes_after(old: KafkaClient, new: KafkaClient, topic: str) -> int |
 
 
 async def _retention_ms(client: KafkaClient, topic: str) -> int | None:
-    """The effective `retention.ms`; None if the topic has no such limit, or the brokers do not report it."""
+    """Returns the effective `retention.ms`; None if there is no such limit, or the brokers do not report it."""
     if client.api_version(DescribeConfigsRequest) is None:
         return None
     found = (await describe_configs(client, "topic", [topic], ["cleanup.policy", RETENTION]))[topic]
@@ -115,8 +114,8 @@ async def make_alike(
 ) -> None:
     """Creates missing topics on the new cluster and compares the others.
 
-    `ensemble` is the old cluster's ZooKeeper. Topics in `mirrored` also get partitions that were added to the old
-    topic. Raises TopicsDiffer, naming every difference, before any change, and the errors of `settings_of`.
+    `ensemble` is the old cluster's ZooKeeper. Topics in `mirrored` also get the partitions by which the old topic has
+    grown. Raises TopicsDiffer with every difference before any change, and the errors of `settings_of`.
     """
     names = sorted(topics)
     await old.refresh(names)
@@ -157,7 +156,7 @@ async def make_alike(
 
 
 def _unlike(topic: str, wanted: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
-    """The differences between the settings of an existing topic and the wanted ones."""
+    """Returns the differences between the settings of an existing topic and the wanted ones."""
     found = [
         f"{key} of {topic!r} is {value!r}, on the new cluster {here.get(key)!r}; set it"
         for key, value in sorted(wanted.items())
@@ -174,7 +173,8 @@ def _unlike(topic: str, wanted: Mapping[str, str], here: Mapping[str, str]) -> l
 async def refuse_same_cluster(old: KafkaClient, new: KafkaClient) -> None:
     """Raises ConfigError if both are the same cluster: a mirror would read the records that it writes.
 
-    Brokers name their cluster from Kafka 0.10.1 on. Addresses tell older ones apart, except behind other listeners.
+    Brokers report the id of their cluster from Kafka 0.10.1 on. Older ones are told apart by address, except behind
+    different listeners.
     """
     await old.refresh()
     await new.refresh()
@@ -190,9 +190,9 @@ async def refuse_same_cluster(old: KafkaClient, new: KafkaClient) -> None:
 
 
 class TopicIds:
-    """The ids of a cluster's topics: the broker's (Kafka 2.8 and newer), else the creation time of the topic's znode.
+    """Reads ids of topics: the broker's (Kafka 2.8 and newer), else the creation time of the topic's znode.
 
-    `ensemble` is the cluster's ZooKeeper, if it is known. Without both there are no ids.
+    `ensemble` is the cluster's ZooKeeper, if known. Without both there are no ids.
     """
 
     def __init__(self, client: KafkaClient, ensemble: ZooKeeperClient | None = None) -> None:
@@ -200,7 +200,8 @@ class TopicIds:
         self._ensemble = ensemble
 
     async def of(self, topics: Iterable[str]) -> dict[str, str | None]:
-        """The current ids; None for a topic that does not exist or has no id. Refreshes the client's metadata."""
+        """Returns the current ids; None for a topic without an id, or that does not exist. Refreshes the client's
+        metadata."""
         wanted = list(topics)
         await self._client.refresh(wanted)
         found: dict[str, str | None] = {}
@@ -214,7 +215,7 @@ class TopicIds:
 
 
 def same_topic(known: str | None, now: str | None) -> bool | None:
-    """None if the ids cannot be compared: one is missing, or they are of different kinds after an upgrade."""
+    """Compares two ids. Returns None if that is impossible: one is missing, or an upgrade changed their kind."""
     if known is None or now is None or known.startswith(ZNODE) != now.startswith(ZNODE):
         return None
     return known == now

@@ -1,4 +1,4 @@
-"""Methods that translate a committed offset into an offset of another log."""
+"""Translates committed offsets into offsets of another log, by one of several methods."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 METHODS: Final = ("offset", "timestamp", "content", "map")
 Progress = Callable[[int, int, str], None]
-"""Called with what is done, of how much, and the unit."""
-# This many records in a row identify a position. More: duplicated runs are distinguished; less: faster
+"""Called with the amount done, the total, and the unit."""
+# Number of consecutive records that identify a position. Higher: tells repeated runs apart; lower: faster.
 SAMPLE: Final = 20
 _bare: Final = partial(digest, timed=False)  # other copy tools set their own timestamps
 
@@ -33,15 +33,13 @@ def silent(_done: int, _total: int, _unit: str) -> None:
 
 
 class Found(NamedTuple):
-    """The offset to continue at in the other log, or None and the reason; `note` is shown in the table."""
+    """The offset in the other log, or None and the reason. `note` is shown in the table."""
 
     offset: Optional[int]
     note: str = ""
 
 
 class Ends(NamedTuple):
-    """The first offset of a log, and the one after its last."""
-
     start: int
     end: int
 
@@ -52,7 +50,7 @@ async def ends_of(
     *,
     isolation_level: IsolationLevel = DEFAULT["isolation_level"],
 ) -> dict[TopicPartition, Ends]:
-    """The ends of those logs that exist; with "read_committed" without open transactions."""
+    """Returns the ends of existing logs; with "read_committed" up to the first open transaction."""
     await client.refresh()
     existing = [each for each in partitions if each.partition in (client.partitions(each.topic) or ())]
     found = await RangeReader(client, isolation_level=isolation_level).bounds(existing)
@@ -62,9 +60,9 @@ async def ends_of(
 async def by_timestamp(
     old: OpenOffsetStore, new: OpenOffsetStore, committed: Mapping[TopicPartition, int], progress: Progress = silent
 ) -> dict[TopicPartition, Found]:
-    """The first record that is not older than the next one to read. Records of the same millisecond are repeated.
+    """Finds the first record that is not older than the next one to read. Records of the same millisecond repeat.
 
-    A group that has read all begins at the last record that it read, because the new log may have newer ones.
+    A group that has read all continues at its last record, because the new log may have newer ones.
     """
     ends = await ends_of(old.client, committed)
     found: dict[TopicPartition, Found] = {}
@@ -107,7 +105,7 @@ async def by_timestamp(
 
 
 async def _last_record(store: OpenOffsetStore, partition: TopicPartition, ends: Ends) -> Record | None:
-    """The last visible record of a log; None if no record is left."""
+    """Returns the last visible record of a log; None if no record is left."""
     size, last = SAMPLE, None
     while True:
         start = max(ends.start, ends.end - size)
@@ -145,7 +143,7 @@ async def by_map(
         elif offset > mirrored.get(each, -1):
             found[each] = Found(None, f"mirrored only up to {mirrored.get(each, 'nothing')}; wait for the mirror")
         elif target is None:
-            # below the first mirrored offset, which was the start of the old log
+            # below the first mirrored offset, the former start of the old log
             runs = known.positions(each).runs
             found[each] = Found(runs[0].target, "the old log began later") if runs else Found(None, "never mirrored")
         else:
@@ -192,7 +190,7 @@ async def _search(
     before: int,
     tell: Callable[[int], None],
 ) -> Found:
-    """Finds the records of `sample` in a row, and returns the offset after the first `before` of them."""
+    """Finds the records of `sample` in a row. Returns the offset after the first `before` of them."""
     matches: list[int] = []
     window: list[tuple[int, bytes]] = []
     async for batch in new.reader.read({partition: ends}):

@@ -261,7 +261,7 @@ async def test_a_topic_that_is_known_by_content_alone_stops_when_its_records_are
         await recreate(old, topic, 300)
         await client.refresh([topic])
         await offsets.commit(committed)
-    with pytest.raises(TopicsStopped, match=r"its record at offset \d+ is not the one that was mirrored"):
+    with pytest.raises(TopicsStopped, match=r"its record at offset \d+ differs from the record that was mirrored"):
         await Mirror(chosen).run(until_caught_up=True)
     await Mirror(replace(chosen, recreated={topic: "earliest"})).run(until_caught_up=True)
     wanted = numbered("value", range(100)) + numbered("more", range(10)) + numbered("anew", range(300))

@@ -418,7 +418,7 @@ class Cutover:
         if not self.plan.audit:
             return {"audit": "disabled"}
         if self._audit is None:
-            raise CutoverFailed("the plan has audit = true, but the caller passed no audit function; set audit = false to finish without")
+            raise CutoverFailed("audit is true, but no audit function was passed; set it to false to finish without")
         ends = self._state["steps"]["opened"]["ends"]
         found = {
             topic: await asyncio.to_thread(self._audit, topic, self._sides(topic, ends)) for topic in self.plan.topics

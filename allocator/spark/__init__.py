@@ -1,8 +1,8 @@
-"""A PySpark data source over the same groups and offsets, and the pipelines on it.
+"""A PySpark data source over topics and groups, and pipelines that use it.
 
 In: options (this library's names, or those of Spark's own Kafka connector), DataFrames. Out: DataFrames of records,
-records in topics, and committed offsets if an option asks for them. May touch: brokers and ZooKeeper, on the driver and
-in Python workers. It needs `zk-partition-allocator[spark]` and Java, but no jar.
+records in topics, and committed offsets if an option enables commits. May touch: brokers and ZooKeeper, on the driver
+and in Python workers. It needs `zk-partition-allocator[spark]` and Java, but no jar.
 
     from allocator.spark import register
 

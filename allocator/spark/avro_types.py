@@ -1,4 +1,4 @@
-"""Avro schemas as types of Spark and Arrow, under the rules of Spark's own `from_avro`. Pure."""
+"""Translates Avro schemas to types of Spark and Arrow, by the rules of Spark's own `from_avro`. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from pyspark.sql.pandas.types import to_arrow_type
 from allocator.errors import ConfigError
 
 Convert = Optional[Callable[[Any], Any]]
-DIGITS = 38  # of Spark's decimals
+DIGITS = 38  # maximum precision of Spark's decimals
 
 
 @dataclass(frozen=True)
 class ColumnType:
-    """`convert`: what fastavro gives -> what `pyarrow.array` and a Python UDF take; None: the same."""
+    """A column type. `convert` turns a value of fastavro into one that `pyarrow.array` and a Python UDF take; None: no
+    change."""
 
     spark: T.DataType
     convert: Convert = None
@@ -92,7 +93,7 @@ def _union(schemas: list[Any], named: Mapping[str, Any], path: str, inside: tupl
     kinds = [each for each in schemas if each != "null"]
     if len(kinds) <= 1:
         return _type(kinds[0] if kinds else "null", named, path, inside)
-    if all(isinstance(each, str) for each in kinds):  # others cannot be in a set
+    if all(isinstance(each, str) for each in kinds):  # only these are hashable
         for narrow, wide in (("int", "long"), ("float", "double")):
             if set(kinds) == {narrow, wide}:
                 return _PLAIN[wide, None]
@@ -103,13 +104,13 @@ def _union(schemas: list[Any], named: Mapping[str, Any], path: str, inside: tupl
 
 
 def _inside(convert: Convert, of_all: Callable[[Any, Callable[[Any], Any]], Any]) -> Convert:
-    """Returns `of_all` for a collection whose values other than None are to be converted."""
+    """Returns a conversion of a collection: `of_all` with `convert` applied to values other than None."""
     if convert is None:
         return None
     return lambda found: of_all(found, lambda value: None if value is None else convert(value))
 
 
-# the values of a writer without the logical type are bytes or numbers
+# A writer schema without the logical type gives bytes or numbers, which some of these functions leave unchanged.
 
 
 def _decimal(found: Any, scale: int) -> Any:

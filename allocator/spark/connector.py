@@ -1,11 +1,11 @@
-"""The same options under the names of Spark's own Kafka connector and of the Java client. Pure."""
+"""Translates option names of Spark's own Kafka connector and of the Java client. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
 
-# names that differ from this library's by more than case, dots and underscores
+# connector or Java name -> this library's, where they differ by more than case, dots and underscores
 NAMES: Mapping[str, str] = {
     "kafka.bootstrap.servers": "brokers",
     "subscribe": "topics",
@@ -34,7 +34,7 @@ NAMES: Mapping[str, str] = {
     "kafka.ssl.endpoint.identification.algorithm": "java.hostname",
 }
 
-# tuning options of the Java client: this source ignores them, and logs a warning
+# tuning options of the Java client, which this source ignores with a warning
 _CLIENT = """
     acks allow.auto.create.topics batch.size buffer.memory check.crcs client.dns.lookup client.id
     connections.max.idle.ms default.api.timeout.ms delivery.timeout.ms enable.idempotence fetch.max.bytes
@@ -54,7 +54,7 @@ WITHOUT_EFFECT = (
     *map("kafka.{}".format, _CLIENT.split()),
 )
 
-# the connector refuses these too
+# options that the connector refuses, too
 INSTEAD: Mapping[str, str] = {
     "kafka.auto.offset.reset": "starting_offsets sets the start",
     "kafka.enable.auto.commit": "commit = after_batch commits",

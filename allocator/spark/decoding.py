@@ -1,4 +1,4 @@
-"""Decodes a column of a DataFrame by a schema registry. Adds a column of decoded values and a column of errors."""
+"""Decodes a column of a DataFrame by a schema registry."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def decode_values(
     error: str = "decode_error",
     timeout_s: float = 60.0,
 ) -> DataFrame:
-    """`df`, a batch or a stream, with two columns more: decoded values, and why a value could not be decoded.
+    """Returns `df`, a batch or a stream, with a column of decoded values and a column of errors.
 
     `registry` is the URL of a schema registry with Confluent's API; `column` has binary values in its wire format.
 
     With an Avro schema (`reader_schema`: JSON text, dict or list) or a `subject` whose latest schema is Avro, the
-    column `into` has the type of that schema, and records of older and newer schemas are resolved to it. The subject
-    is read once, here, so the columns of a running stream never change. Otherwise the column has JSON text, for
+    column `into` has the type of that schema, and records of older and newer schemas are resolved to it. This function
+    reads the subject once, so the columns of a running stream never change. Otherwise the column has JSON text, for
     records of Avro, Protobuf and JSON.
 
-    A row that cannot be decoded has null in `into` and the reason in `error`; its `column` stays, as a dead letter.
-    A null value has null in both. Each Python worker asks the registry for each schema once. A task waits `timeout_s`
-    seconds for a registry that does not respond, and then fails, so that Spark retries it.
+    A row that cannot be decoded has null in `into` and the reason in `error`; its `column` stays, as a dead letter. A
+    null value has null in both. Each Python worker requests each schema once. A task waits `timeout_s` seconds for a
+    registry that does not respond, and then fails, so that Spark retries it.
 
     Raises ConfigError for wrong arguments and a subject that does not exist, RegistryFailed, MissingExtra.
     """
@@ -94,7 +94,7 @@ def _check(df: DataFrame, column: str, into: str, error: str) -> None:
 
 
 def _run_apart(work: Coroutine[Any, Any, T]) -> T:
-    """In a thread: a notebook has a running loop in its own."""
+    """Runs `work` in a thread, because a notebook already runs a loop in its own."""
     with ThreadPoolExecutor(1) as threads:
         return threads.submit(asyncio.run, work).result()
 
@@ -103,7 +103,7 @@ def _run_apart(work: Coroutine[Any, Any, T]) -> T:
 
 
 class _JsonText(RegistryDeserializer):
-    """Gives JSON text instead of values of Python."""
+    """Decodes values to JSON text."""
 
     def _decoder(self, schema: Schema) -> Callable[[bytes], Any]:
         return lambda data: utf8(json.dumps(schema.read(data), ensure_ascii=False)).decode()
@@ -111,7 +111,7 @@ class _JsonText(RegistryDeserializer):
 
 @lru_cache(maxsize=16)
 def _deserializer(url: str, reader: Optional[str]) -> tuple[RegistryDeserializer, ColumnType]:
-    """One for all tasks of a worker, so that schemas are asked for once."""
+    """Returns the deserializer that all tasks of a worker share, so that each schema is requested once."""
     if reader is None:
         return _JsonText(url), TEXT
     return RegistryDeserializer(url, reader_schema=reader), column_type(as_reader_schema(reader))

@@ -1,4 +1,4 @@
-"""The errors of `allocator.spark`, and their recovery from Spark's exceptions, without stack traces.
+"""The errors of `allocator.spark`, and functions that find them in Spark's exceptions.
 
 This module does not import pyspark.
 """
@@ -15,21 +15,21 @@ from typing import Optional
 
 from allocator.errors import AllocatorError
 
-# an error of this library, with or without a traceback before it: up to an empty line or a line of Java's stack
-_OURS = re.compile(
+# an error of this library, up to an empty line or a line of Java's stack
+_OWN = re.compile(
     r"(?:^|: )(allocator[.\w]*)\.(\w+): (.*?)(?=\n\s*\n|\n\s*at |\nDriver stacktrace|\Z)", re.MULTILINE | re.DOTALL
 )
 # the last line of a Python traceback
-_THEIRS = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception)): (.+)$", re.MULTILINE)
+_PYTHON = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception)): (.+)$", re.MULTILINE)
 _STATE = re.compile(r"\s*SQLSTATE: \w+\s*\Z")
 # Spark plans on the driver with the Python of the executors
 MISSING = "ModuleNotFoundError: No module named 'allocator'"
 SHIP = "the Python of spark.pyspark.python needs zk-partition-allocator[spark] (docs/spark.md, On a cluster)"
-HIDE = "SPARK_HIDE_TRACEBACK"  # pyspark's workers read it; they end after they reported an error
+HIDE = "SPARK_HIDE_TRACEBACK"  # pyspark's workers read this variable
 
 
 class DataLoss(AllocatorError):
-    """Offsets to read do not exist (any more) and `fail_on_data_loss` is true."""
+    """Offsets to read do not exist, or not any more, and `fail_on_data_loss` is true."""
 
 
 class NothingRead(AllocatorError):
@@ -43,11 +43,11 @@ class CheckpointMismatch(AllocatorError):
 
 
 class GroupInUse(AllocatorError):
-    """A commit to a group with live members, whose positions it would change."""
+    """A commit would change the positions of a group that has live members."""
 
 
 class SchemaMismatch(AllocatorError, ValueError):
-    """A column that does not exist, or of another type."""
+    """A column does not exist, or has another type."""
 
 
 class WriteFailed(AllocatorError):
@@ -63,12 +63,12 @@ class JavaMissing(AllocatorError):
 
 
 class SparkFailed(AllocatorError):
-    """A job failed outside of this library."""
+    """A Spark job failed for a reason outside of this library."""
 
 
 @contextlib.contextmanager
 def in_one_line() -> Iterator[None]:
-    """Hides the Python stack when an error of this library leaves the block."""
+    """Hides the Python stack of an error of this library that leaves the block."""
     try:
         yield
     except AllocatorError as error:
@@ -81,27 +81,27 @@ def in_one_line() -> Iterator[None]:
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-    """Raises an error of Spark that leaves the block as an AllocatorError, without its stack."""
+    """Converts an error of Spark that leaves the block to an AllocatorError without a stack."""
     try:
         yield
     except Exception as error:
-        told = plain(error)
-        if told is None:
+        own = plain(error)
+        if own is None:
             raise
-        raise told from error
+        raise own from error
 
 
 def plain(error: BaseException) -> Optional[AllocatorError]:
-    """The error of this library behind `error` of pyspark or py4j, else SparkFailed with its first line.
+    """Returns the error of this library behind `error` of pyspark or py4j, else SparkFailed with its first line.
 
-    None if `error` is not one of pyspark or py4j.
+    Returns None if `error` is not from pyspark or py4j.
     """
     if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
         return None
     text = _STATE.sub("", str(error))
-    ours = [(kind, said) for where, name, said in _OURS.findall(text) if (kind := _kind(where, name)) is not None]
-    if ours:
-        kind, said = ours[-1]  # its cause comes before it
+    own = [(kind, said) for where, name, said in _OWN.findall(text) if (kind := _kind(where, name)) is not None]
+    if own:
+        kind, said = own[-1]  # its cause comes before it
         found = kind.__new__(kind)
         Exception.__init__(found, _STATE.sub("", said).strip())
         return found
@@ -111,11 +111,11 @@ def plain(error: BaseException) -> Optional[AllocatorError]:
 def _why(text: str) -> str:
     if "stopped SparkContext" in text:
         return "its master does not respond, or ended this application; read the log of the master"
-    theirs = _THEIRS.findall(text) if "Traceback" in text else []
+    python = _PYTHON.findall(text) if "Traceback" in text else []
     lines = [line.strip(" :\t") for line in text.strip().splitlines()]
     # py4j's first line names only the Java method that failed
     java = [line for line in lines[1:2] if lines[0].startswith("An error occurred while calling")]
-    found = ": ".join(theirs[-1]) if theirs else next(iter(java or lines), "")
+    found = ": ".join(python[-1]) if python else next(iter(java or lines), "")
     return f"{found}; {SHIP}" if found == MISSING else found
 
 

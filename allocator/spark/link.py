@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class ClusterLink:
-    """A client on an event loop that runs only inside `run`. Close it, or use `with`.
+    """Runs a client on an event loop that runs only inside `run`. Close it, or use `with`.
 
     Guarantee: it starts no thread, and `close` closes the loop.
     """
@@ -30,7 +30,7 @@ class ClusterLink:
         return self._loop.run_until_complete(work)
 
     async def client(self) -> KafkaClient:
-        """The connected client. Raises BrokersUnavailable."""
+        """Returns the connected client. Raises BrokersUnavailable."""
         if self._client is None:
             options = self._options
             client = KafkaClient(options.brokers, client_id="allocator-spark", security=options.security)

@@ -1,4 +1,4 @@
-"""The options of `format("allocator")`: one table of names, one of Spark's own connector's names for them.
+"""The options of `format("allocator")`, under this library's names and those of Spark's own connector.
 
 Case, dots and underscores do not matter: `starting_offsets`, `startingOffsets` and `startingoffsets` are one option.
 All faults are reported together, before any request to a broker.
@@ -51,14 +51,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SECURITY = {f"security.{key}": key for key in KEYS if key != "ssl_context"}  # an object, which cannot be an option
+SECURITY = {f"security.{key}": key for key in KEYS if key != "ssl_context"}  # no text gives this object
 SECRETS = {"sasl_oauth_client_secret", "sasl_plain_password", "ssl_password"}
 
 READ, STREAM, WRITE = "read", "readStream", "write"
 
 
 class _Parsed:
-    """A kind that is parsed by a function, which raises ValueError with the reason."""
+    """A setting kind with its own parser. The parser raises ValueError with the reason."""
 
     def __init__(self, allowed: str, function: Any) -> None:
         self.allowed = allowed
@@ -117,12 +117,12 @@ class Options:
     max_offsets_per_trigger: Optional[int] = setting(
         Whole(1, 2**62),
         None,
-        "Records of one micro-batch, divided by the number that each partition has. More: fewer, larger batches.",
+        "Records of one micro-batch, shared in proportion to the lag of each partition. Higher: fewer, larger batches.",
     )
     min_offsets_per_trigger: Optional[int] = setting(
         Whole(1, 2**62),
         None,
-        "Records that a micro-batch waits for, for `max_trigger_delay` at most. More: fewer, larger batches.",
+        "Records for which a micro-batch waits, for `max_trigger_delay` at most. Higher: fewer, larger batches.",
     )
     max_trigger_delay: float = setting(
         _DELAY,
@@ -133,21 +133,21 @@ class Options:
     min_partitions: Optional[int] = setting(
         Whole(1, 1_000_000),
         None,
-        "The least number of tasks: large partitions are split by offsets. More: more tasks at once, each with its own "
+        "Minimum number of tasks: large partitions are split by offsets. Higher: more tasks at once, each with its own "
         "connection.",
     )
     max_partitions: Optional[int] = setting(
         Whole(1, 1_000_000),
         None,
-        "The largest number of tasks: small partitions share one, and each row keeps its partition and offset. Less: "
-        "less overhead: a task costs about 0.1 s of a core whatever it reads. Default: two for each core, less for a "
-        "batch of few records (one for each 100), or one for each million records if that is more, where `register` "
-        "learns the number of cores (a `local` master, "
-        "`spark.default.parallelism`, or `spark.executor.instances` and `spark.executor.cores`; never with dynamic "
-        "allocation), else one for each partition. It excludes `max_records_per_partition`.",
+        "Maximum number of tasks: small partitions share one, and each row keeps its partition and offset. Lower: less "
+        "overhead, as a task costs about 0.1 s of a core. Default: two for each core, fewer for a batch of few records "
+        "(one for each 100), or one for each million records if that is more. That needs the number of cores: a "
+        "`local` master, `spark.default.parallelism`, or `spark.executor.instances` and `spark.executor.cores`, "
+        "without dynamic allocation. Otherwise the default is one for each partition. It excludes "
+        "`max_records_per_partition`.",
     )
     max_records_per_partition: Optional[int] = setting(
-        Whole(1, 2**62), None, "Records of one task at most, counted by offsets. Less: more, shorter tasks."
+        Whole(1, 2**62), None, "Maximum number of offsets of one task. Lower: more, shorter tasks."
     )
     commit: str = setting(
         Text(("never", "after_batch")),
@@ -164,17 +164,17 @@ class Options:
     timeout_s: float = setting(
         Number(0, 86400, above=True),
         60.0,
-        "Seconds after which a task that reads nothing fails and names its partition. More: waits for longer outages "
-        "of brokers. Less: Spark retries sooner.",
+        "Seconds after which a task that reads nothing fails and names its partition. Higher: waits for longer outages "
+        "of brokers; lower: Spark retries sooner.",
     )
     fetch_bytes: int = setting(
         Whole(1024, unit="bytes"),
         8 << 20,
-        "Bytes of one fetch, and about of one Arrow batch. More: memory. Less: more round trips. Brokers before 0.10.1 "
-        "cannot send a larger record.",
+        "Bytes of one fetch, and roughly of one Arrow batch. Higher: more memory; lower: more round trips. Brokers "
+        "before 0.10.1 cannot send a larger record.",
     )
     zookeeper: Optional[str] = shared(
-        "zookeeper", text="A query that commits asks it for members of the group before it commits."
+        "zookeeper", text="A query that commits first looks there for members of the group."
     )
     zookeeper_root: str = shared("root")
     membership: str = setting(
@@ -198,7 +198,7 @@ class Options:
     security: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """TLS, SASL and proxy settings, given as `security.<name of kafka-python>`."""
     cores: Optional[int] = None
-    """Cores of the session, if known. Not an option of the user."""
+    """Number of cores of the session, if known. Users cannot set it."""
 
     @property
     def start(self) -> StartOrEnd | None:
@@ -209,7 +209,7 @@ class Options:
         return self.ending_offsets or self.ending_timestamps
 
     def wants(self, tp: TopicPartition) -> bool:
-        """Whether `assign`, `topics` or `topics_pattern` selects this partition."""
+        """Returns whether `assign`, `topics` or `topics_pattern` selects this partition."""
         if self.assign is not None:
             return tp in self.assign
         if self.topics is not None:
@@ -217,7 +217,7 @@ class Options:
         return re.fullmatch(self.topics_pattern or "", tp.topic) is not None
 
 
-# options that apply only to these uses; others apply everywhere
+# option -> the uses to which it applies; other options apply to all
 ONLY: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("topics", "topics_pattern", "assign", "starting_offsets", "starting_timestamps"), (READ, STREAM)),
     **dict.fromkeys(("ending_offsets", "ending_timestamps"), (READ,)),
@@ -239,9 +239,9 @@ _FIELDS = {f.name: f for f in dataclasses.fields(Options) if "setting" in f.meta
 
 
 def read_options(given: Mapping[str, str], use: str | None = None) -> Options:
-    """The options of a reader or writer. Raises ConfigError with every fault.
+    """Parses and checks the options of a reader or writer. Raises ConfigError with every fault.
 
-    `use`: READ, STREAM or WRITE, if known; options that do not apply to it are faults too.
+    If `use` is READ, STREAM or WRITE, options that do not apply to it are faults too.
     """
     faults = Faults('format("allocator")')
     found: dict[str, str] = {}
@@ -283,7 +283,7 @@ _SHOWN = [*_FIELDS, *SECURITY, *connector.NAMES, *connector.WITHOUT_EFFECT]
 
 
 def own_name(name: str) -> str:
-    """This library's name of an option, from any of its names. Returns an unknown name unchanged."""
+    """Returns this library's name of an option, and an unknown name unchanged."""
     return _BY_NAME.get(_normal(name), name)
 
 
@@ -314,7 +314,7 @@ def _value(name: str, text: str, declared: Setting, faults: Faults, option: str)
 
 
 def _java_security(found: Mapping[str, str], names: dict[str, str], faults: Faults) -> dict[str, str]:
-    """Translates settings of Java's clients into kafka-python's."""
+    """Translates settings of Java's clients to kafka-python's."""
     translated = {}
     for option, text in found.items():
         if option in connector.JAVA:
@@ -372,8 +372,8 @@ _OPTION = {"pattern": "topics_pattern", "root": "zookeeper_root"}
 
 
 def joining(options: Options) -> MembershipConfig:
-    """How a stream that is a member joins its group."""
-    # not at the top: each read starts Python processes that import this module, and few are members
+    """Returns the membership of a stream that is a member of its group."""
+    # imported here: each read starts Python processes that import this module, and few are members
     from allocator import ZooKeeper
     from allocator.core.consumer import MembershipConfig
 

@@ -1,9 +1,9 @@
-"""Offsets of a read: ranges that tasks read, start and end as options name them, positions in a checkpoint. Pure.
+"""Offsets of a read: ranges for tasks, starts and ends in options, positions in a checkpoint. Pure.
 
-The checkpoint of a stream has the text of Spark's own connector, {"orders": {"0": 23}}: the next offset to read of each
-partition. For a partition that is new to the stream, the key "@begin", which no topic can have, has the offset at
-which it begins: a batch that is repeated after a crash reads exactly the same records. "@ids" has the id of each topic
-if the brokers report it (Kafka 2.8 and newer): {"orders": "fc5b..."}.
+The checkpoint of a stream has the text of Spark's own connector, {"orders": {"0": 23}}: the next offset of each
+partition. For a partition that is new to the stream, the key "@begin" has its first offset, so that a batch that is
+repeated after a crash reads exactly the same records; no topic can have that name. "@ids" has the id of each topic if
+the brokers report it (Kafka 2.8 and newer): {"orders": "fc5b..."}.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from allocator.types import TopicPartition
 EARLIEST = "earliest"
 LATEST = "latest"
 COMMITTED = "committed"
-# JSON writes the beginning and the end as these offsets, as in Spark's connector and in ListOffsets
+# JSON names the beginning and the end by these offsets, like Spark's connector and ListOffsets
 ENDS = {-2: EARLIEST, -1: LATEST}
 ALLOWED = (
     'earliest, latest, committed, "timestamp:" and milliseconds since the epoch or an ISO 8601 time with its zone, or '
@@ -37,7 +37,7 @@ BEGIN, IDS = "@begin", "@ids"
 class Range(NamedTuple):
     """The records of one partition from offset `start` up to, not including, `end`.
 
-    `topic_id`: id of the topic when the range was planned; None if the brokers report none.
+    `topic_id` is the id of the topic when the range was planned; None if the brokers report none.
     """
 
     topic: str
@@ -59,15 +59,15 @@ class Range(NamedTuple):
 
 
 def split(ranges: Iterable[Range], at_least: Optional[int] = None, at_most_each: Optional[int] = None) -> list[Range]:
-    """The same offsets in `at_least` ranges or a few more, none longer than `at_most_each`, without empty ones.
+    """Splits the ranges into at least `at_least` parts, none longer than `at_most_each` and none empty.
 
-    No more ranges than offsets. With fewer ranges than `at_least`, those with the largest parts are cut further. Parts
-    of one range are consecutive and differ by one offset at most.
+    There are no more parts than offsets. The ranges with the largest parts are split further. Parts of one range are
+    consecutive and differ by one offset at most.
     """
     full = [found for found in ranges if found.size > 0]
     parts = [1 if at_most_each is None else -(-found.size // at_most_each) for found in full]
     if at_least is not None:
-        # the largest part first; single offsets are cut no further
+        # the largest part first; a single offset cannot be split
         largest = [(-found.size / count, number) for number, (found, count) in enumerate(zip(full, parts))]
         heapify(largest)
         for _ in range(min(at_least, sum(found.size for found in full)) - sum(parts)):
@@ -100,10 +100,10 @@ def pack(ranges: Sequence[Range], at_most: int) -> list[list[Range]]:
 def limit_ends(
     start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], most: int
 ) -> dict[TopicPartition, int]:
-    """`end`, lowered so that at most `most` offsets in all are between `start` and it.
+    """Returns `end`, lowered so that at most `most` offsets are between `start` and it.
 
-    Each partition gets a share in proportion to its offsets; if shares are below 1, the partitions with the most come
-    first. At least one offset moves if any can, so a stream never stands still under a small `most`.
+    Each partition gets a share in proportion to its offsets. At least one offset moves if any can, so a stream never
+    stands still under a small `most`.
     """
     sizes = {tp: max(0, end[tp] - start.get(tp, end[tp])) for tp in end}
     total = sum(sizes.values())
@@ -111,7 +111,7 @@ def limit_ends(
         return dict(end)
     shares = {tp: most * size // total for tp, size in sizes.items()}
     left = most - sum(shares.values())
-    # the rest goes to the partitions that lost the most by rounding
+    # rounding leaves a rest, which goes to the partitions that lost the most by it
     by_rest = sorted(sizes, key=lambda tp: (-(most * sizes[tp] % total), tp))
     for tp in by_rest[:left]:
         shares[tp] += 1
@@ -119,7 +119,7 @@ def limit_ends(
 
 
 class Time(NamedTuple):
-    """The first record that is not older than `ms` since the epoch."""
+    """The first record that is not older than `ms`, in milliseconds since the epoch."""
 
     ms: int
 
@@ -128,7 +128,7 @@ class Time(NamedTuple):
 class StartOrEnd:
     """A point in each partition: an offset, a Time, EARLIEST, LATEST or COMMITTED.
 
-    `everywhere` is for partitions that `each` does not name; None: `each` must name every partition.
+    `everywhere` applies to partitions that `each` does not name; if None, `each` must name every partition.
     """
 
     everywhere: Optional[Union[str, Time]] = None
@@ -174,7 +174,7 @@ def read_duration(text: str) -> float:
 
 
 def partitions_of(text: str) -> tuple[TopicPartition, ...]:
-    """{"orders": [0, 1]}, as Spark's `assign` has it. Raises ValueError."""
+    """Parses {"orders": [0, 1]}, the form of Spark's `assign`. Raises ValueError."""
     found = []
     for topic, numbers in _object(text).items():
         check_topic(topic)
@@ -234,15 +234,18 @@ def _number(topic: str, value: Any) -> int:
 
 
 class StreamOffsets(NamedTuple):
-    """`next`: the next offset to read. `begin`: the first offset of partitions that are new to the stream, or whose
-    topic was created again. `ids`: topic -> its id, if known."""
+    """Positions of a stream.
+
+    `next` has the next offset to read. `begin` has the first offset of partitions that are new to the stream, or whose
+    topic was recreated. `ids`: topic -> its id, if known.
+    """
 
     next: Mapping[TopicPartition, int]
     begin: Mapping[TopicPartition, int]
     ids: Mapping[str, str] = MappingProxyType({})
 
     def to_json(self) -> dict[str, Any]:
-        """Always in the same order: Spark compares texts to detect new data."""
+        """Returns the JSON form, always in the same order: Spark compares texts to detect new data."""
         text: dict[str, Any] = _by_topic(self.next)
         if self.begin:
             text[BEGIN] = _by_topic(self.begin)
@@ -252,7 +255,7 @@ class StreamOffsets(NamedTuple):
 
     @classmethod
     def of_json(cls, given: Mapping[str, Any]) -> StreamOffsets:
-        """Raises CheckpointMismatch for a text that neither this source nor Spark's connector writes."""
+        """Parses the JSON form, also that of Spark's connector. Raises CheckpointMismatch for others."""
         topics = dict(given)
         begin, ids = topics.pop(BEGIN, {}), topics.pop(IDS, {})
         try:
@@ -267,11 +270,10 @@ class StreamOffsets(NamedTuple):
 
 
 def stream_lag(progress: Mapping[str, Any]) -> dict[TopicPartition, int]:
-    """Records that a streaming query is behind, by partition: `stream_lag(query.lastProgress)`.
+    """Returns the lag of a streaming query in records, by partition: `stream_lag(query.lastProgress)`.
 
-    They are the offsets from the end of the micro-batch to the end of the partition, as the brokers had it when the
-    batch was planned. A partition of two sources counts where it is further behind. Sources that report no end of their
-    partitions are left out.
+    The lag is from the end of the micro-batch to the end of the partition when the batch was planned. A partition of
+    two sources has the larger lag. Sources that report no end are left out.
     """
     lags: dict[TopicPartition, int] = {}
     for source in progress["sources"]:

@@ -1,4 +1,4 @@
-"""Pages of reports, and keys and values as text. A page is one file with its stylesheet inside, and loads nothing.
+"""Builds pages of reports. A page is one file with its stylesheet inside, and loads nothing.
 
 Every text is escaped.
 """
@@ -17,7 +17,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 class Markup(str):
-    """HTML that is not escaped again: what the functions below return."""
+    """HTML that is not escaped again."""
 
     __slots__ = ()
 
@@ -31,7 +31,7 @@ def paragraph(text: str) -> Markup:
 
 
 def page(title: str, *sections: str) -> str:
-    """A whole page. `sections` are HTML."""
+    """Returns a whole page. `sections` are HTML."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -42,7 +42,7 @@ def page(title: str, *sections: str) -> str:
 
 
 def section(title: str, *parts: str) -> Markup:
-    """A card of a page. `parts` are HTML."""
+    """Returns a card of a page. `parts` are HTML."""
     return Markup(f"<section>\n<h3>{escape(title)}</h3>\n" + "\n".join(parts) + "\n</section>")
 
 
@@ -56,7 +56,7 @@ def code(text: str) -> Markup:
 
 
 def figures(pairs: Iterable[tuple[str, object]]) -> Markup:
-    """Names with their values in large type."""
+    """Returns a list of names with their values in large type."""
     found = "".join(f"<div><dt>{escape(name)}</dt><dd>{_inner(value)}</dd></div>" for name, value in pairs)
     return Markup(f'<dl class="figures">{found}</dl>')
 
@@ -66,7 +66,7 @@ def item_list(items: Iterable[object]) -> Markup:
 
 
 def grid(label: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> Markup:
-    """A table of a page, with all rows. Numbers stand on the right; None is an empty cell."""
+    """Returns a table with all rows. Numbers are right-aligned; None is an empty cell."""
     rows = [list(row) for row in rows]
     columns = list(zip(*rows)) or [()] * len(heads)
     numeric = [bool(column) and all(isinstance(cell, NUMERIC) for cell in column) for column in columns]
@@ -75,7 +75,7 @@ def grid(label: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> 
         "<tr>" + "".join(f"<td{_right(right)}>{_inner(cell)}</td>" for cell, right in zip(row, numeric)) + "</tr>"
         for row in rows
     )
-    # a table that is too wide scrolls by itself, with the keyboard too
+    # a table that is too wide scrolls on its own, also by keyboard
     return Markup(
         f'<div class="report" role="region" tabindex="0" aria-label="{escape(label)}"><table>'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
@@ -97,9 +97,9 @@ def _inner(value: object) -> str:
 
 
 def readable(data: bytes, most: int) -> str:
-    """Bytes of a record as one line of about `most` characters: UTF-8, with escapes for other bytes.
+    """Returns bytes of a record as one line of about `most` characters: UTF-8, with escapes for other bytes.
 
-    A cut line ends with the size of the whole.
+    A truncated line ends with the size of the whole.
     """
     # a character has at most four bytes, so no shown character is cut off here
     text = data[: 4 * most].decode("utf-8", "backslashreplace")

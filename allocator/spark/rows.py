@@ -1,4 +1,4 @@
-"""Converts batches for Spark: the columns of its own Kafka connector, in plain Arrow types.
+"""Converts batches to the columns of Spark's own Kafka connector, in plain Arrow types.
 
 It creates only the columns of the schema, and no Python object for each record.
 """
@@ -32,12 +32,12 @@ LAST_MS = (2**63 - 1) // 1000
 
 
 def columns(include_headers: bool) -> dict[str, str]:
-    """Name -> type, as in Spark's `simpleString`."""
+    """Returns name -> type, in the notation of Spark's `simpleString`."""
     return {**COLUMNS, **HEADERS} if include_headers else COLUMNS
 
 
 def schema_text(include_headers: bool) -> str:
-    """The schema as DDL."""
+    """Returns the schema as DDL."""
     return ", ".join(f"`{name}` {kind}" for name, kind in columns(include_headers).items())
 
 
@@ -54,7 +54,7 @@ def check_schema(wanted: dict[str, str], include_headers: bool) -> None:
 
 
 def to_spark(batch: Batch, schema: pa.Schema) -> pa.RecordBatch:
-    """The records of `batch` with the columns of `schema`."""
+    """Returns the records of `batch` with the columns of `schema`."""
     pa, found = pyarrow(), batch.to_arrow()
     arrays = [_MAKERS[field.name](found, batch, field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

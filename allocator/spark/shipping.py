@@ -1,4 +1,4 @@
-"""What Spark pickles for its executors, with an error that says what to install where this package is missing."""
+"""Pickles objects for executors so that an executor without this package says what to install."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyspark import cloudpickle
 
 
 def rebuild(module: str, name: str, state: bytes) -> Any:
-    """Returns the pickled object. Raises ModuleNotFoundError; Spark copies this function to executors by its code."""
+    """Returns the pickled object, or raises ModuleNotFoundError. Spark ships this function as code."""
     import importlib
     import pickle
     import socket
@@ -28,18 +28,18 @@ def rebuild(module: str, name: str, state: bytes) -> Any:
     return made
 
 
-# otherwise a pickle has only the function's name, and executors must import this module to find it
+# otherwise the pickle has only the function's name, and an executor must import this module to find it
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def shipped(kind: type, state: dict[str, Any]) -> tuple[Any, ...]:
-    """Returns what `__reduce__` of an instance of `kind` returns."""
-    # the state names classes of this package, too
+    """Returns the result of `__reduce__` for an instance of `kind`."""
+    # pickled apart, because the state names classes of this package, too
     return rebuild, (kind.__module__, kind.__qualname__, cloudpickle.dumps(state))
 
 
 class Shipped:
-    """A reader or writer that tasks get as a pickle."""
+    """A reader or writer that Spark pickles for its tasks."""
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__

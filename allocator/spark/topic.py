@@ -1,4 +1,4 @@
-"""One topic for the pipelines: they read its ends once, and then read exactly up to these."""
+"""One topic for the pipelines: they read its ends once, and then read exactly up to them."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ CHOSEN = ("brokers", "topics", "include_headers")
 
 @dataclass(frozen=True)
 class Extent:
-    """The state of a topic at one moment."""
+    """The ends of a topic at one moment."""
 
     cluster: Optional[str]
     """The cluster's id; None before Kafka 0.10.1."""
     topic_id: Optional[str]
-    """The id changes when a topic is deleted and created again. None before Kafka 2.8."""
+    """The id of the topic, which changes if it is recreated. None before Kafka 2.8."""
     log: Mapping[int, tuple[int, int]]
     """Partition -> (first offset, end offset)."""
     chosen: Mapping[int, tuple[int, int]]
-    """The same, limited by the options of the topic."""
+    """Partition -> (first offset, end offset) within the options of the topic."""
 
 
 @dataclass(frozen=True)
 class Topic:
     """A topic to read.
 
-    `options` are those of `format("allocator")`: `starting_offsets`, `ending_offsets` ("committed" with a `group`, in
-    both), `isolation_level`, `security.*`, and so on. The constructor does no I/O; it raises ConfigError for wrong
+    `options` are those of `format("allocator")`: `starting_offsets`, `ending_offsets` (both may be "committed" with a
+    `group`), `isolation_level`, `security.*`, and so on. The constructor does no I/O; it raises ConfigError for wrong
     options.
     """
 
@@ -89,7 +89,7 @@ class Topic:
             return link.run(read())
 
     def topic_id(self) -> str | None:
-        """The current `Extent.topic_id`."""
+        """Returns the current `Extent.topic_id`."""
 
         async def read() -> str | None:
             client = await link.client()
@@ -102,7 +102,7 @@ class Topic:
             return found
 
     def frame(self, spark: SparkSession, ranges: Iterable[Range]) -> DataFrame:
-        """The records of `ranges`, with headers; one range for each partition, split by the options."""
+        """Returns the records of `ranges`, with headers. `ranges` has one range for each partition."""
         from allocator.spark.source.source import NAME, register, registered
 
         if not registered(spark):
@@ -123,7 +123,7 @@ class Topic:
         return spark.read.format(NAME).options(**given).load()
 
     def ranges(self, reach: Mapping[int, tuple[int, int]]) -> list[Range]:
-        """`reach` (partition -> first offset, end offset) as ranges, without empty ones."""
+        """Returns `reach` (partition -> first offset, end offset) as ranges, without empty ones."""
         return [Range(self.name, number, low, high) for number, (low, high) in sorted(reach.items()) if high > low]
 
     def _json(self, offsets: Mapping[int, int]) -> str:

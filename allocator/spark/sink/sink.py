@@ -32,7 +32,7 @@ KINDS = {
     "partition": ("int",),
     "headers": (HEADERS["headers"],),
 }
-# Brokers with auto.create.topics.enable need a moment. Higher: a wrong name fails later; lower: so may a new topic.
+# Brokers with auto.create.topics.enable need a moment. Higher: a wrong name fails later; lower: a new topic may fail.
 CREATION_S: Final = 5.0
 NO_TOPIC: Final = "record {} of a task has no topic: its column is null, and there is no option"
 NO_PARTITION: Final = "{} has no partition {}; null lets the key choose one"
@@ -45,7 +45,7 @@ class Written(WriterCommitMessage):  # type: ignore[misc]  # pyspark is not foll
 
 
 class TaskWriter(Shipped):
-    """What both writers do: check the columns and the topic on the driver, write in tasks."""
+    """Checks the columns and the topic on the driver, and writes in tasks. The base of both writers."""
 
     def __init__(self, options: Options, schema: Any) -> None:
         self.options = options
@@ -64,15 +64,15 @@ class TaskWriter(Shipped):
 
 
 class BatchWriter(TaskWriter, DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is not followed
-    """`df.write.format("allocator").mode("append").save()`."""
+    """Serves `df.write.format("allocator").mode("append").save()`."""
 
 
 class StreamWriter(TaskWriter, DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark is not followed
-    """`df.writeStream.format("allocator")`; a repeated micro-batch is written again."""
+    """Serves `df.writeStream.format("allocator")`. A repeated micro-batch is written again."""
 
 
 def check_written(schema: Any, options: Options) -> None:
-    """Raises SchemaMismatch, or ConfigError if the topic is unknown."""
+    """Raises SchemaMismatch for wrong columns, ConfigError if no option or column names the topic."""
     kinds = {field.name: field.dataType.simpleString() for field in schema.fields}
     faults = []
     for name, kind in kinds.items():
@@ -89,7 +89,7 @@ def check_written(schema: Any, options: Options) -> None:
 
 
 def check_topic(options: Options) -> None:
-    """Raises TopicNotFound, or BrokersUnavailable, before Spark starts tasks. Topics of a column are not known yet."""
+    """Raises TopicNotFound or BrokersUnavailable before Spark starts tasks. Topics in a column are unknown yet."""
 
     async def find(topic: str) -> None:
         async with Producer(await link.client(), timeout_s=min(CREATION_S, options.timeout_s)) as producer:
@@ -147,7 +147,7 @@ async def _add_batch(producer: Producer, options: Options, batch: pa.RecordBatch
 def _by_topic(
     options: Options, columns: dict[str, pa.Array], rows: int, before: int
 ) -> Iterator[tuple[str, dict[str, pa.Array]]]:
-    # the option comes first, as in Spark's connector: records that were read have the column `topic` of their source
+    # the option takes precedence, like in Spark's connector: rows of a read have the column `topic` of their source
     if options.topic is not None or not rows:
         yield options.topic or "", columns
         return
@@ -179,7 +179,7 @@ async def _add_records(producer: Producer, options: Options, rows: list[dict[str
 
 
 def _encoded_headers(column: pa.Array) -> pa.Array:
-    """The encoded headers of each row; null for none."""
+    """Returns the encoded headers of each row; null for none."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,4 +1,4 @@
-"""Commits of a stream to its group, and the check that the group has no other members."""
+"""Commits a stream's offsets to its group, and checks that the group has no other members."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REMEDY = (
 
 
 async def refuse_members(client: KafkaClient, options: Options, *, in_zookeeper: bool = True) -> None:
-    """Raises GroupInUse if the group has live members, by Kafka's protocol or (with `zookeeper`) in ZooKeeper.
+    """Raises GroupInUse if the group has live members, in Kafka's protocol or, with `zookeeper`, in ZooKeeper.
 
     Brokers before 0.9 know no members.
     """
@@ -46,11 +46,9 @@ async def refuse_members(client: KafkaClient, options: Options, *, in_zookeeper:
 async def commit(
     client: KafkaClient, options: Options, offsets: Mapping[TopicPartition, int], ids: Mapping[str, str]
 ) -> bool:
-    """Commits the next offset to read of each partition. Returns False, with a warning, if a retry may succeed.
+    """Commits the next offset of each partition. Returns False, with a warning, if a retry may succeed.
 
-    `ids`: topic -> id, for these offsets.
-
-    Raises GroupInUse if the group has members now, CommitFailed if a retry cannot succeed.
+    `ids` has the id of each topic. Raises GroupInUse if the group has members now, CommitFailed if a retry cannot help.
     """
     assert options.group is not None
     group = GroupOffsets(client, options.group, timeout_s=min(options.timeout_s, 30.0))

@@ -3,9 +3,9 @@
 A session needs heartbeats every few seconds, but Spark calls the source rarely and may process a batch for minutes. So
 the membership has its own thread and event loop (docs/architecture.md). Both threads communicate only through `_call`.
 
-Guarantee: a batch has a partition only while this query owns it, and releases it only between two batches, after it has
-committed the offsets. A new partition starts at the group's committed offset, not at the checkpoint: another member may
-have read on since.
+Guarantee: a batch has a partition only while this query owns it. The query releases partitions only between two
+batches, after it has committed the offsets. A new partition starts at the group's committed offset, not at the
+checkpoint, because another member may have read further.
 
 When the session is lost, the tasks of the current batch cannot be stopped. They end, and nothing of the lost partitions
 is committed.
@@ -50,15 +50,16 @@ class StreamMember:
         self._runner = _MemberRunner(options)
 
     def border(self, done: Mapping[TopicPartition, int], ids: Mapping[str, str]) -> Begin:
-        """Call it between two batches: all records before `done` are processed. `ids`: topic -> id, for these offsets.
+        """Commits, releases revoked partitions, and returns the partitions of the next batch -> start.
 
-        Commits, releases revoked partitions, and returns the partitions of the next batch -> start; None without a
-        committed offset. Raises the error that ended the membership, BrokersUnavailable, ZooKeeperUnavailable.
+        Call it between two batches, when all records before `done` are processed. `ids` has the id of each topic. The
+        start is None without a committed offset. Raises the error that ended the membership, BrokersUnavailable,
+        ZooKeeperUnavailable.
         """
         return self._call(self._runner.border(done, ids))
 
     def claim(self, wanted: Partitions) -> Begin:
-        """The partitions of `wanted` that this query owns -> committed offset, to repeat a batch after a crash.
+        """Returns the owned partitions of `wanted` -> committed offset, to repeat a batch after a crash.
 
         Waits until the session of the crashed process has ended. Another member owns the other partitions then, and
         starts at the commit, which an unfinished batch has not moved.
@@ -79,7 +80,7 @@ class StreamMember:
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            # daemon: it must not keep the process alive after the query; the session and the ownership end with it
+            # a daemon does not keep the process alive after the query; session and ownership end with it
             self._thread = threading.Thread(target=_run_loop, args=(self._loop,), name="allocator-member", daemon=True)
             self._thread.start()
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -99,14 +100,14 @@ class _Tenure:
     """One ownership of a partition, which may leave and come back while a response is awaited."""
 
     leaving: bool = False
-    """Revoked, and released at the next border."""
+    """Revoked, and to be released at the next border."""
     running: bool = False
     """A batch has read it, so the checkpoint knows its position better than the group."""
     committed: Optional[int] = None
 
 
 class _MemberRunner(AssignmentListener):
-    """The part of the member on its own loop, and the `AssignmentListener` of its membership."""
+    """Runs the membership on its own loop, and is its `AssignmentListener`."""
 
     def __init__(self, options: Options) -> None:
         assert options.group is not None
@@ -135,7 +136,7 @@ class _MemberRunner(AssignmentListener):
         begin.update(await self._found(new))
         if new:
             log.info("%s: the next batch reads %d additional partitions", self._group, len(new))
-        # without partitions that were lost during the request: another member may have committed since
+        # without partitions that were lost meanwhile: another member may have committed since
         begin = {tp: at for tp, at in begin.items() if self._held.get(tp) is held[tp]}
         for tp in begin:
             held[tp].running = True

@@ -1,9 +1,8 @@
-"""Plans a read: from options, filters, the cluster and the group to ranges of offsets.
+"""Plans a read: computes ranges of offsets from options, filters, the cluster and the group.
 
-Some filters need not be evaluated for each record. Filters on topic, partition and offset select ranges exactly, and
-Spark does not evaluate them again. A lower bound on the timestamp moves the start to the first record that is young
-enough (all records before it are older), and Spark evaluates it too, since times need not ascend. An upper bound on the
-timestamp says nothing about offsets and is left to Spark.
+Spark need not evaluate some filters. Filters on topic, partition and offset select ranges exactly. A lower bound on the
+timestamp moves the start to the first record that is new enough; Spark evaluates it too, because later records may be
+older. An upper bound on the timestamp says nothing about offsets and is left to Spark.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class PushedFilters:
     partitions: Optional[frozenset[int]] = None
     low: int = 0
     high: int = 2**63
-    """Offsets from `low` to before `high`."""
+    """The offsets from `low` up to, not including, `high` are selected."""
     since_ms: Optional[int] = None
 
     def wants(self, tp: TopicPartition) -> bool:
@@ -50,7 +49,7 @@ class PushedFilters:
         )
 
     async def ranges(self, client: KafkaClient, options: Options, ranges: Sequence[Range]) -> list[Range]:
-        """The part of `ranges` that may hold wanted records. Raises BrokerError."""
+        """Returns the parts of `ranges` that may hold wanted records. Raises BrokerError."""
         cut = [r._replace(start=max(r.start, self.low), end=min(r.end, self.high)) for r in ranges]
         cut = [r for r in cut if r.size > 0]
         if self.since_ms is not None and cut:
@@ -63,9 +62,10 @@ class PushedFilters:
 
 
 async def find_partitions(client: KafkaClient, options: Options, max_age_s: float = 0.0) -> list[TopicPartition]:
-    """The partitions that the options select, now or up to `max_age_s` ago.
+    """Returns the partitions that the options select, from metadata of at most `max_age_s` seconds.
 
-    Raises TopicNotFound for a topic, or a partition of `assign`, that does not exist. A pattern may match nothing yet.
+    Raises TopicNotFound for a missing topic, ConfigError for a missing partition of `assign`. A pattern may match
+    nothing yet.
     """
     if options.topics_pattern is not None:
         client.follow_all()
@@ -97,13 +97,13 @@ async def find_partitions(client: KafkaClient, options: Options, max_age_s: floa
 
 
 async def bounds(client: KafkaClient, options: Options, tps: Collection[TopicPartition]) -> Bounds:
-    """The start and end of each partition (read_committed: the last stable offset). Raises BrokerError."""
+    """Returns the start and end of each partition (read_committed: the last stable offset). Raises BrokerError."""
     reader = RangeReader(client, isolation_level=options.isolation_level, patience_s=options.timeout_s)
     return await reader.bounds(tps)
 
 
 async def ends(client: KafkaClient, options: Options, tps: Collection[TopicPartition]) -> Offsets:
-    """The current end of each partition. Raises BrokerError."""
+    """Returns the current end of each partition. Raises BrokerError."""
     found = await list_offsets(
         client,
         dict.fromkeys(tps, "latest"),
@@ -114,12 +114,12 @@ async def ends(client: KafkaClient, options: Options, tps: Collection[TopicParti
 
 
 async def resolve(client: KafkaClient, options: Options, place: StartOrEnd, known: Bounds, name: str) -> Offsets:
-    """The offset of `place` in each partition of `known`; it may lie outside the log.
+    """Returns the offset of `place` in each partition of `known`. It may lie outside the log.
 
-    `name`: of the option, for errors; with END_NAME a time after every record means the end of the partition. `known`
-    is updated if a commit or a time lies beyond the end that it has: records were written meanwhile.
-    Raises ConfigError for a partition without an entry in the JSON and for a start time after every record (unless
-    `timestamp_strategy` is "latest"), NoOffsetsError, BrokerError.
+    `name` is the option, for errors; with END_NAME a time after every record means the end of the partition. `known`
+    gets newer ends if a commit or a time lies beyond them: records were written meanwhile. Raises ConfigError for a
+    partition without an entry in the JSON, and for a start time after every record unless `timestamp_strategy` is
+    "latest". Raises NoOffsetsError, BrokerError.
     """
     found: Offsets = {}
     times: dict[TopicPartition, int] = {}
@@ -156,7 +156,7 @@ async def resolve(client: KafkaClient, options: Options, place: StartOrEnd, know
 def begin_again(
     group: GroupOffsets, options: Options, offsets: dict[TopicPartition, OffsetAndMetadata]
 ) -> frozenset[TopicPartition]:
-    """The partitions whose topic was deleted and created again after the group committed `offsets`.
+    """Returns the partitions whose topic was deleted and recreated after the group committed `offsets`.
 
     Raises DataLoss if `fail_on_data_loss` is set.
     """
@@ -185,7 +185,7 @@ async def _at_times(
 
 
 def clip(options: Options, offsets: Mapping[TopicPartition, int], known: Bounds, name: str) -> Offsets:
-    """`offsets`, moved into the logs. Raises DataLoss for one outside if `fail_on_data_loss` is set."""
+    """Returns `offsets`, moved into the logs. Raises DataLoss for an offset outside if `fail_on_data_loss` is set."""
     outside = {tp: at for tp, at in offsets.items() if not known[tp][0] <= at <= known[tp][1]}
     if outside and options.fail_on_data_loss:
         tp = min(outside)
@@ -208,7 +208,7 @@ def clip(options: Options, offsets: Mapping[TopicPartition, int], known: Bounds,
 
 
 async def plan_batch(client: KafkaClient, options: Options, pushed: PushedFilters) -> list[Range]:
-    """The ranges that a batch reads, one for each partition."""
+    """Returns the ranges that a batch reads, at most one for each partition."""
     tps = await find_partitions(client, options)
     start_place, end_place = options.start or StartOrEnd(EARLIEST), options.end or StartOrEnd(LATEST)
     for place, name in ((start_place, "starting_offsets"), (end_place, END_NAME)):
@@ -229,18 +229,18 @@ async def plan_batch(client: KafkaClient, options: Options, pushed: PushedFilter
 
 
 def topic_ids(client: KafkaClient, topics: Iterable[str]) -> dict[str, str]:
-    """Topic -> id by the last metadata, without topics that have no id (brokers before 2.8)."""
+    """Returns topic -> id from the last metadata, without topics that have no id (brokers before 2.8)."""
     return {topic: str(found) for topic in topics if (found := client.topic_id(topic)) is not None}
 
 
 def some(tps: Collection[TopicPartition]) -> str:
-    """The names of the first partitions, for messages."""
+    """Returns the names of the first partitions, for messages."""
     names = ", ".join(f"{tp.topic}:{tp.partition}" for tp in sorted(tps)[:5])
     return names + (f" and {len(tps) - 5} more" if len(tps) > 5 else "")
 
 
 def push_filters(filters: Iterable[Any]) -> tuple[PushedFilters, list[Any]]:
-    """pyspark's filters as conditions on offsets, and the filters that Spark has to evaluate itself."""
+    """Translates pyspark's filters. Returns conditions on offsets, and the filters that Spark has to evaluate."""
     pushed, rest = PushedFilters(), []
     for given in filters:
         attribute = given.__dict__.get("attribute", ())
@@ -253,7 +253,7 @@ def push_filters(filters: Iterable[Any]) -> tuple[PushedFilters, list[Any]]:
 
 
 def _after(pushed: PushedFilters, column: str, kind: str, given: Any) -> PushedFilters | None:
-    """`pushed` with this filter, or None if it cannot be translated to offsets."""
+    """Returns `pushed` with this filter, or None if it cannot be translated to offsets."""
     if kind == "IsNotNull":
         return pushed if column in ("topic", "partition", "offset") else None
     value = given.__dict__.get("value")

@@ -20,10 +20,10 @@ from allocator.types import TopicPartition
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TASKS_A_CORE = 2  # more than one, so that a core with a short task takes another
+TASKS_A_CORE = 2  # so that a core with a short task can take another
 PACKED_RECORDS = 1_000_000  # read in about a second; a task costs about 0.1 s besides
-# For each task of a small batch; at 1 ms of work a record, this is the cost of the task. More: the batch uses fewer
-# cores. Less: it costs more than it reads.
+# Records of a task of a small batch; at 1 ms of work a record, this equals the cost of the task. Higher: the batch uses
+# fewer cores; lower: the tasks cost more than their work.
 TASK_RECORDS = 100
 
 
@@ -39,11 +39,11 @@ class Piece(InputPartition):  # type: ignore[misc]  # pyspark is not followed
 
 
 def pieces(options: Options, ranges: Iterable[Range]) -> list[InputPartition]:
-    """The tasks for `ranges`: splits large ranges and packs small ones, by the options."""
+    """Returns the tasks for `ranges`: splits large ranges and packs small ones, by the options."""
     parts = split(ranges, options.min_partitions, options.max_records_per_partition)
     most = options.max_partitions
     if most is None and options.cores is not None and options.max_records_per_partition is None:
-        # not larger: the rest of the task (such as a sort) must fit into memory, and a retry repeats it all
+        # large tasks are not merged: their rest (such as a sort) must fit into memory, and a retry repeats it all
         records = sum(part.size for part in parts)
         spread = min(TASKS_A_CORE * options.cores, math.ceil(records / TASK_RECORDS))
         most = max(spread, records // PACKED_RECORDS, options.min_partitions or 1)
@@ -53,12 +53,12 @@ def pieces(options: Options, ranges: Iterable[Range]) -> list[InputPartition]:
 
 
 def read_ranges(options: Options, wanted: Sequence[Range], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """All existing records of `wanted`, as batches with the columns of `schema`; each range in order.
+    """Yields all existing records of `wanted`, as batches with the columns of `schema`; each range in order.
 
     It reads all ranges at once; they are of different partitions. It skips offsets without a record (compaction,
-    markers, aborted records). Raises `DataLoss` for offsets outside the log (only a warning without
-    `fail_on_data_loss`), `NothingRead` with the partition after `timeout_s` without a record, and errors of a partition
-    (`CorruptRecordError`, `TopicAuthorizationFailed`, ...).
+    markers, aborted records). Raises `DataLoss` for offsets outside the log, but only warns without
+    `fail_on_data_loss`. Raises `NothingRead` with the partition after `timeout_s` without a record, and errors of a
+    partition (`CorruptRecordError`, `TopicAuthorizationFailed`, ...).
     """
     with ClusterLink(options) as link:
         batches = _read(link, options, {each.tp: each for each in wanted})

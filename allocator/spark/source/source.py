@@ -43,10 +43,10 @@ PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
 class AllocatorDataSource(DataSource):  # type: ignore[misc]  # pyspark is not followed
-    """`spark.dataSource.register(AllocatorDataSource)`, then `spark.read.format("allocator")`; see `Options`.
+    """The data source: `spark.dataSource.register(AllocatorDataSource)`, then `spark.read.format("allocator")`.
 
     The columns are those of Spark's Kafka connector; `.schema(...)` may select some of them. All faults of the options
-    are raised together, as a ConfigError within Spark's own error.
+    (see `Options`) are raised together, as a ConfigError within Spark's own error.
     """
 
     @in_one_line()
@@ -56,7 +56,7 @@ class AllocatorDataSource(DataSource):  # type: ignore[misc]  # pyspark is not f
         self._include_headers = read_options(self.options).include_headers
 
     _cores: Optional[int] = None
-    """Cores of the session, if `register` could determine them."""
+    """Number of cores of the session, if `register` could determine it."""
 
     @classmethod
     def name(cls) -> str:
@@ -66,7 +66,7 @@ class AllocatorDataSource(DataSource):  # type: ignore[misc]  # pyspark is not f
         return schema_text(self._include_headers)
 
     def _reading(self, use: str) -> Options:
-        """The options for READ or STREAM. Raises ConfigError."""
+        """Returns the options for READ or STREAM. Raises ConfigError."""
         return replace(read_options(self.options, use), cores=self._cores)
 
     @in_one_line()
@@ -93,7 +93,7 @@ class AllocatorDataSource(DataSource):  # type: ignore[misc]  # pyspark is not f
     def streamWriter(self, schema: Any, overwrite: bool) -> Any:
         from allocator.spark.sink.sink import StreamWriter
 
-        # "complete" and "update" output modes arrive as overwrite; a topic can only grow
+        # Spark passes output modes "complete" and "update" as overwrite, but a topic can only grow
         return StreamWriter(read_options(self.options, WRITE), schema)
 
 
@@ -101,7 +101,7 @@ class _PushingDataSource(AllocatorDataSource):
     """An `AllocatorDataSource` with filter pushdown, for sessions that support it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # tasks get the source, too; the class that `register` makes cannot be imported there
+        # tasks get the source, too, and cannot import the class that `register` creates
         return shipped(_PushingDataSource, {**self.__dict__, "_cores": self._cores})
 
     @in_one_line()
@@ -111,7 +111,7 @@ class _PushingDataSource(AllocatorDataSource):
 
 
 def columns_of(schema: Any, options: Options) -> pa.Schema:
-    """The Arrow schema of a Spark schema. Raises SchemaMismatch."""
+    """Returns the Arrow schema of a Spark schema. Raises SchemaMismatch."""
     check_schema({field.name: field.dataType.simpleString() for field in schema.fields}, options.include_headers)
     return to_arrow_schema(schema, timezone="UTC")
 
@@ -148,7 +148,7 @@ def register(spark: SparkSession) -> None:
     """Registers `format("allocator")` in a session, with filter pushdown."""
     spark.conf.set(PUSHDOWN, "true")
 
-    # Spark plans in another process, which cannot see the session; the class carries the number
+    # Spark plans in another process, which cannot see the session, so the class carries the number
     class RegisteredDataSource(_PushingDataSource):
         _cores = cores_of(spark)
 
@@ -157,12 +157,12 @@ def register(spark: SparkSession) -> None:
 
 
 def registered(spark: SparkSession) -> bool:
-    """Whether `register` was called with this session. A second call makes Spark log a warning."""
+    """Returns whether `register` was called with this session. Spark logs a warning for a second call."""
     return spark in _SESSIONS
 
 
 def cores_of(spark: SparkSession) -> int | None:
-    """The number of cores for tasks of the session; None if unknown before they run."""
+    """Returns the number of cores for tasks of the session; None if it is unknown before they run."""
     conf = spark.conf
     if str(conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true":
         return None
@@ -173,5 +173,5 @@ def cores_of(spark: SparkSession) -> int | None:
     if context.master.startswith("local") or conf.get("spark.default.parallelism", None):
         return int(context.defaultParallelism)
     executors, cores = (conf.get(f"spark.executor.{name}", None) for name in ("instances", "cores"))
-    # by settings: executors start one by one, so their current number says little
+    # from the settings: executors start one by one, so their current number says little
     return int(executors) * int(cores) if executors and cores else None

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# more: new partitions are found later; less: more requests, because Spark polls up to 100 times a second
+# Higher: new partitions are found later; lower: more requests, because Spark polls up to 100 times a second.
 METADATA_S = 1.0
 
 Offsets = dict[TopicPartition, int]
 
 
 class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # not followed
-    """The stream on the driver; only `read` runs in tasks.
+    """The stream on the driver. Only `read` runs in tasks.
 
     Guarantees: the offsets of a batch are in the checkpoint before it is read, so a repeated batch is the same. No
     batch is larger than `max_offsets_per_trigger`. Partitions that are created while the query runs are read from their
@@ -47,11 +47,11 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self.options = options
         self.columns = columns
         self._link: ClusterLink | None = None
-        # the start of the stream: no batch has read before it
+        # the start of the stream, before which no batch has read
         self._initial_positions: StreamOffsets | None = None
         self._committed: Offsets = {}
         self._latest: Offsets = {}
-        # Trigger.AvailableNow: the ends when the query started
+        # with Trigger.AvailableNow, the ends when the query started
         self._target: Offsets | None = None
         # monotonic time of the last planned batch
         self._planned_at: float | None = None
@@ -106,7 +106,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
             link.close()
 
     def _too_few(self, before: StreamOffsets, after: StreamOffsets) -> bool:
-        """Whether the batch waits for more records. The first batch and those of AvailableNow do not wait."""
+        """Returns whether the batch waits for more records. The first batch and those of AvailableNow do not wait."""
         least = self.options.min_offsets_per_trigger
         if least is None or self._target is not None or self._planned_at is None:
             return False
@@ -153,7 +153,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return await ends(client, self.options, await self._partitions(client, {}))
 
     async def _next(self, before: StreamOffsets, most: int | None) -> StreamOffsets:
-        """The end of the next batch; `before` itself if there is nothing new."""
+        """Returns the end of the next batch, or `before` itself if there is nothing new."""
         client, options = await self._client(), self.options
         if self._member is not None:
             return await self._next_as_member(client, self._member, before, most)
@@ -163,7 +163,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         try:
             return await self._after(client, before, most)
         except TopicNotFound:
-            # deleted since the last metadata, which is refreshed now
+            # the topic was deleted since the last metadata, which is refreshed now
             return await self._after(client, before, most)
 
     async def _after(self, client: KafkaClient, before: StreamOffsets, most: int | None) -> StreamOffsets:
@@ -183,7 +183,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         upto = await self._held_back(client, start, upto)
         self._check_reached(start, upto)
         if most is not None:
-            # recreated partitions are read to their end: a busy partition would take their share
+            # recreated partitions are read to their end, as a busy partition would take their share
             recreated = {tp: end for tp, end in upto.items() if end < start[tp]}
             upto = {**limit_ends(start, upto, most), **recreated}
         # keep the offsets of a deleted topic: if it is created again with fewer records, that is data loss
@@ -193,7 +193,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
     async def _next_as_member(
         self, client: KafkaClient, member: StreamMember, before: StreamOffsets, most: int | None
     ) -> StreamOffsets:
-        """The same, for the partitions that the group assigns to this query."""
+        """Like `_after`, for the partitions that the group assigns to this query."""
         options, ours = self.options, member.border(before.next, before.ids)
         # the membership may know newer partitions than this client
         await find_partitions(client, options, METADATA_S)
@@ -217,7 +217,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return before if upto == dict(before.next) and not begin else StreamOffsets(upto, begin, ids)
 
     async def _partitions(self, client: KafkaClient, start: Mapping[TopicPartition, int]) -> list[TopicPartition]:
-        """The partitions to read now. Raises CheckpointMismatch, or DataLoss for deleted ones."""
+        """Returns the partitions to read now. Raises CheckpointMismatch, or DataLoss for deleted ones."""
         options = self.options
         foreign = sorted({tp.topic for tp in start if not options.wants(tp)})
         if foreign:
@@ -229,7 +229,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
             tps = await find_partitions(client, options, METADATA_S)
         except TopicNotFound as error:
             if not start:
-                raise  # it never existed: probably a wrong name
+                raise  # it never existed, so the name is probably wrong
             if options.fail_on_data_loss:
                 raise self._gone(error.topics) from error
             log.warning("%s; reading the others", error)
@@ -241,14 +241,14 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return tps
 
     async def _ends(self, client: KafkaClient, before: StreamOffsets, tps: Collection[TopicPartition]) -> Offsets:
-        """The current ends. If there are new records, refreshes the topic ids afterwards, so that these are newer."""
+        """Returns the current ends. If there are new records, then refreshes the topic ids, so that these are newer."""
         self._latest = upto = await ends(client, self.options, tps)
         if any(before.next.get(tp) != end for tp, end in upto.items()):
             await client.refresh({tp.topic for tp in tps})
         return upto
 
     def _created_again(self, before: StreamOffsets, ids: Mapping[str, str]) -> set[str]:
-        """Topics that were created again since `before`. Raises DataLoss."""
+        """Returns the topics that were recreated since `before`. Raises DataLoss."""
         again = sorted(topic for topic, known in before.ids.items() if ids.get(topic, known) != known)
         if again and self.options.fail_on_data_loss:
             raise DataLoss(
@@ -267,9 +267,10 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         )
 
     async def _held_back(self, client: KafkaClient, start: Mapping[TopicPartition, int], upto: Offsets) -> Offsets:
-        """`upto`, but `start` for partitions that only an open transaction ends before it: these lost no records.
+        """Returns `upto`, but `start` for partitions whose end is lower only because of an open transaction.
 
-        A checkpoint or group of read_uncommitted can be ahead of the end that read_committed sees.
+        These lost no records: a checkpoint or group of read_uncommitted can be ahead of the end that read_committed
+        sees.
         """
         short = [tp for tp, end in upto.items() if end < start[tp]]
         if not short or self.options.isolation_level != "read_committed":

@@ -18,15 +18,15 @@ from allocator.spark.errors import JavaMissing
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-OLDEST = 17  # of Spark 4
+OLDEST = 17  # the oldest Java that Spark 4 supports
 VECTOR = "jdk.incubator.vector"
 
 
 def session(name: str, master: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
-    """The active or a new session, with `format("allocator")` registered.
+    """Returns the active or a new session, with `format("allocator")` registered.
 
-    `master` None: the one of spark-submit or the configuration, else this machine's processors. Raises `MissingExtra`
-    without pyspark 4.2 or newer, `JavaMissing` without a suitable Java.
+    Without `master` it takes the master of spark-submit or the configuration, else this machine's processors. Raises
+    `MissingExtra` without pyspark 4.2 or newer, `JavaMissing` without a suitable Java.
     """
     try:
         from pyspark.sql import SparkSession
@@ -37,7 +37,7 @@ def session(name: str, master: str | None = None, conf: Mapping[str, str] | None
         ) from error
     from allocator.spark.source.source import register
 
-    # with spark-submit the JVM already runs
+    # with spark-submit the JVM runs already
     if "PYSPARK_GATEWAY_PORT" not in os.environ and SparkSession.getActiveSession() is None:
         os.environ["JAVA_HOME"] = java_home()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -52,10 +52,10 @@ def session(name: str, master: str | None = None, conf: Mapping[str, str] | None
 
 
 def java_home() -> str:
-    """The home of a Java 17 or newer that can run Spark: JAVA_HOME, or the home of `java` on the PATH.
+    """Returns the home of a Java 17 or newer that can run Spark: JAVA_HOME, or the home of `java` on the PATH.
 
-    Spark's launcher passes a module (jdk.incubator.vector) that small Java distributions lack. For these, this creates
-    a home in the user's cache whose `java` drops that argument. Raises `JavaMissing` with all candidates.
+    Spark's launcher passes a module (jdk.incubator.vector) that small Java distributions lack. For these, this function
+    creates a home in the user's cache whose `java` drops that argument. Raises `JavaMissing` with all candidates.
     """
     given, refused = os.environ.get("JAVA_HOME"), []
     for source, path in (("JAVA_HOME", f"{given}/bin" if given else ""), ("PATH", None)):

@@ -1,6 +1,6 @@
-"""Topics to Parquet files or Delta tables, each record exactly once, and back.
+"""Archives topics as Parquet files, Delta tables or Iceberg tables, each record exactly once, and reads them.
 
-In: a topic, a directory. Out: Parquet files, a list of commits, a report. May touch: that directory.
+In: a topic, a directory. Out: files, a list of commits, a report. May touch: that directory.
 """
 
 from __future__ import annotations

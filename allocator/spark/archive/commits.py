@@ -39,7 +39,7 @@ class ArchiveCorrupt(AllocatorError):
 
 
 class ArchiveMismatch(AllocatorError):
-    """The directory holds an archive of something else."""
+    """The directory holds an archive of another topic, cluster or format."""
 
 
 class ArchiveBusy(AllocatorError):
@@ -50,7 +50,7 @@ class ArchiveBusy(AllocatorError):
 
 @dataclass(frozen=True)
 class DataFile:
-    """One Parquet file; `name` within the commit's directory. Offsets are inclusive."""
+    """One Parquet file. `name` is within the commit's directory. Both offsets are inclusive."""
 
     name: str
     partition: int
@@ -74,10 +74,10 @@ class Manifest:
     staged: str
     at: str
     gaps: Reach = field(default_factory=dict)
-    """Offsets deleted from the topic before they were archived, skipped with `allow_gaps`."""
+    """Offsets that were deleted from the topic before they were archived, skipped with `allow_gaps`."""
     replaces: tuple[int, ...] = ()
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """The columns of its files: name -> type, as Spark writes it in JSON."""
+    """The columns of its files: name -> type, in Spark's JSON notation."""
 
     @property
     def directory(self) -> str:
@@ -95,18 +95,19 @@ class Manifest:
     def of_table(
         cls, number: int, topic: str, ids: tuple[str | None, str | None], ends: Mapping[int, int], columns: Any
     ) -> Manifest:
-        """The state of a table that keeps the offsets itself. `ids`: of cluster and topic; `ends`: the next offsets."""
+        """Returns the state of a table that keeps the offsets itself. `ids` are of cluster and topic, `ends` the next
+        offsets."""
         ranges = {partition: (0, end) for partition, end in ends.items()}
         return cls(number, "append", topic, ids[0] or None, ids[1] or None, ranges, (), "", "", columns=columns)
 
     def to_bytes(self) -> bytes:
-        # convert first: in JSON, partitions are texts, which sort differently from numbers
+        # converted first: JSON turns partitions into texts, which sort differently from numbers
         body = json.loads(json.dumps({"format": FORMAT, **asdict(self)}))
         return json.dumps({**body, "checksum": _checksum(body)}, indent=1).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes, path: Path) -> Manifest:
-        """Raises ArchiveCorrupt."""
+        """Decodes a manifest. Raises ArchiveCorrupt."""
         try:
             body = json.loads(data)
             stated = body.pop("checksum")
@@ -138,7 +139,7 @@ class CommitLog:
         self.manifests = directory / "_commits"
 
     def live(self) -> list[Manifest]:
-        """The commits in effect, in order. Raises ArchiveCorrupt if they do not fit together."""
+        """Returns the commits in effect, in order. Raises ArchiveCorrupt if they do not fit together."""
         found = {manifest.number: manifest for manifest in self._all()}
         replaced = {number for manifest in found.values() for number in manifest.replaces}
         missing = set(range(1, max(found, default=0) + 1)) - found.keys() - replaced
@@ -147,7 +148,7 @@ class CommitLog:
                 f"{self.manifests} lacks {min(missing):08d}.json, but has later ones; restore it from a backup"
             )
         alive = [manifest for number, manifest in found.items() if number not in replaced]
-        # a compacted commit stands in the list where the first commit that it replaces stood
+        # a compacted commit takes the place of the first commit that it replaces
         alive.sort(key=lambda manifest: min(manifest.replaces, default=manifest.number))
         _check_ranges(alive, self.manifests)
         return alive
@@ -163,9 +164,9 @@ class CommitLog:
                 yield manifest
 
     def paths(self, manifest: Manifest) -> tuple[Path, list[Path]]:
-        """The directory of a commit and the current paths of its files.
+        """Returns the directory of a commit and the current paths of its files.
 
-        Raises ArchiveCorrupt if one is missing or changed.
+        Raises ArchiveCorrupt if a file is missing or changed.
         """
         home = self.directory / manifest.directory
         if not home.is_dir():
@@ -253,14 +254,14 @@ class CommitLog:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether a disk or quota is full; `error` may be an error of Spark."""
+    """Returns whether a disk or quota is full. `error` may be an error of Spark."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
 
 
 def disk_full(directory: Path, scratch: Optional[str] = None) -> ArchiveFull:
-    """`scratch`: the directory in which Spark sorts data that does not fit in memory."""
+    """Returns the error about a full disk. `scratch` is the directory in which Spark sorts large data."""
     places = [f"{_free(directory)} free in {directory}"]
     if scratch is not None:
         places.append(f"{_free(Path(scratch))} in {scratch}, where Spark sorts (spark.local.dir)")
@@ -278,7 +279,7 @@ def _free(place: Path) -> str:
 
 
 def check_writable(directory: Path) -> None:
-    """Raises ConfigError if an archive cannot be written there; creates nothing."""
+    """Raises ConfigError if an archive cannot be written there. Creates nothing."""
     there = next(path for path in (directory, *directory.parents) if os.path.lexists(path))
     if not there.is_dir():
         what = "a link to nothing" if there.is_symlink() and not there.exists() else "a file"

@@ -4,12 +4,12 @@ Guarantee: rows and offsets are in the same log entry, so the table has both or 
 transactions of Delta's protocol (`txn`), which checkpoints keep:
 
     allocator-archive/orders               the number of the last commit
-    allocator-archive/orders/partitions    how many partitions the archive knows
+    allocator-archive/orders/partitions    the number of partitions that the archive knows
     allocator-archive/orders/7             the next offset of partition 7
 
 Each commit sets the first of them. Delta refuses an entry that sets an identifier which another writer has set since
-the table was read. So of two runs at once only one can commit. Source: the sections "Transaction Identifiers" and "Add
-File" of Delta's PROTOCOL.md.
+the table was read. So of two concurrent runs only one can commit. Source: the sections "Transaction Identifiers" and
+"Add File" of Delta's PROTOCOL.md.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class DeltaStore(TableStore):
         super().__init__(place)
         self._app = f"allocator-archive/{topic}"
         self._number = 0
-        self._count = 0  # of known partitions
+        self._count = 0  # number of known partitions
         self._live: list[Manifest] = []
 
     def check(self) -> None:
@@ -52,7 +52,8 @@ class DeltaStore(TableStore):
             )
 
     def live(self) -> list[Manifest]:
-        """One manifest with all that the table knows, or none before the first commit. Raises ArchiveMismatch."""
+        """Returns one manifest with the whole state of the table, or none before the first commit. Raises
+        ArchiveMismatch."""
         before = None if self._table is None else self._table.version()
         if self._table is None:
             if not deltalake.DeltaTable.is_deltatable(self.place):
@@ -86,7 +87,7 @@ class DeltaStore(TableStore):
     def commit(self, manifest: Manifest) -> None:
         """Adds one entry to the log. Raises ArchiveBusy, ArchiveFull, ArchiveMismatch.
 
-        After an error the files stay, as an entry may exist whose acknowledgement was lost. The table's VACUUM deletes
+        After an error the files stay: an entry may exist whose acknowledgement was lost. The table's VACUUM deletes
         files that no entry names.
         """
         try:
@@ -102,7 +103,7 @@ class DeltaStore(TableStore):
             raise
 
     def _prepare(self, manifest: Manifest) -> None:
-        """Creates the table, or adds the columns that it lacks."""
+        """Creates the table, or adds missing columns."""
         wanted = {
             "allocator.topic": manifest.topic,
             "allocator.cluster": manifest.cluster or "",
@@ -131,7 +132,7 @@ class DeltaStore(TableStore):
                 schema=self._columns,
                 partition_by=_PARTITIONED,
                 configuration=configuration,
-                raise_if_key_not_exists=False,  # "key" is an option of Delta; these are names of this library
+                raise_if_key_not_exists=False,  # the names are not Delta's
             )
         except DeltaError as error:
             if deltalake.DeltaTable.is_deltatable(self.place):
@@ -180,5 +181,5 @@ class DeltaStore(TableStore):
 
 
 def _columns(schema: str) -> dict[str, Any]:
-    """`Manifest.columns` from the JSON of a Delta schema, whose types have the names that Spark's JSON has."""
+    """Returns `Manifest.columns` from the JSON of a Delta schema, which names types like Spark's JSON."""
     return {field["name"]: field["type"] for field in json.loads(schema)["fields"] if field["name"] not in _PARTITIONED}

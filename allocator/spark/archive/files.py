@@ -33,7 +33,8 @@ def is_url(place: str) -> bool:
 
 
 def local_url(path: Path) -> str:
-    """A path for Spark, whose default file system may be another one. Hadoop takes characters such as % as they are."""
+    """Returns a path for Spark, whose default file system may be another one. Hadoop does not decode characters such as
+    %."""
     return f"file://{path}"
 
 
@@ -79,14 +80,14 @@ def write_arrow(
 
 
 def arrow_schema(rows: DataFrame) -> pyarrow.Schema:
-    """The columns of `rows` as the files have them: all may be null, and times are UTC."""
+    """Returns the columns of the files for `rows`: all may be null, and times are UTC."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(rows.schema.toNullable(), timezone="UTC")
 
 
 def discard(place: str, staged: str) -> None:
-    """Deletes the files of a commit that does not exist; other programs may have deleted them."""
+    """Deletes the files of a failed commit, unless another program has deleted them."""
     from pyarrow import fs
 
     files, path = _file_system(f"{place}/{staged}")
@@ -106,7 +107,7 @@ def _file_system(place: str) -> tuple[Any, str]:
 def _write_task(
     batches: Iterable[pyarrow.RecordBatch], base: str, schema: pyarrow.Schema, without: list[str]
 ) -> Iterator[pyarrow.RecordBatch]:
-    """Runs in a Python worker: writes sorted rows, and returns one row for each file that it wrote."""
+    """Writes sorted rows in a Python worker, and yields one row for each file."""
     import pyarrow
 
     files, home = _file_system(base)
@@ -120,7 +121,7 @@ def _write_task(
 def _runs(
     batches: Iterable[pyarrow.RecordBatch], schema: pyarrow.Schema, without: list[str]
 ) -> Iterator[tuple[int, Iterator[pyarrow.Table]]]:
-    """The tables of each partition, without some columns. The caller reads each iterator to its end."""
+    """Yields the tables of each partition, without some columns. The caller reads each iterator to its end."""
 
     def pieces() -> Iterator[tuple[int, pyarrow.Table]]:
         from pyarrow import Table, compute
@@ -142,7 +143,7 @@ def _write_file(files: Any, home: str, partition: int, tables: Iterator[pyarrow.
     from pyarrow import parquet
     from pyarrow.fs import LocalFileSystem
 
-    # a task that Spark repeats writes other names; only the files of the attempt that counts are committed
+    # each attempt of a task writes other names; only the files of the successful attempt are committed
     name = f"partition={partition}/part-{uuid.uuid4().hex}.parquet"
     path = f"{home}/{name}"
     files.create_dir(f"{home}/partition={partition}", recursive=True)
@@ -190,7 +191,7 @@ def write_parquet(rows: DataFrame, staged: Path, ranges: Mapping[int, tuple[int,
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
-    # otherwise Spark sorts only by partition, and mixes offsets
+    # otherwise Spark sorts by partition only, and mixes offsets
     rows = rows.drop("topic").sortWithinPartitions("partition", "offset")
     counted = Observation()
     writer = rows.observe(counted, F.count(F.lit(1)).alias("records")).write

@@ -33,7 +33,7 @@ from allocator.spark.archive.schema import united
 from allocator.spark.archive.table import TableStore
 
 _RETRIES = "commit.retry.num-retries"
-# files of tasks have no field ids: readers find columns by these names
+# the files have no field ids, so readers find columns by these names
 _NAMES = "schema.name-mapping.default"
 
 
@@ -60,14 +60,15 @@ class IcebergStore(TableStore):
         """Raises ConfigError if the catalog has no usable configuration or does not respond."""
         try:
             self._catalog.table_exists(self._identifier)
-        except Exception as error:  # each kind of catalog has errors of its own
+        except Exception as error:  # each kind of catalog has its own errors
             raise ConfigError(
                 f"Iceberg catalog {self._name!r} cannot be used: {error}; configure it in .pyiceberg.yaml, or by "
                 f"PYICEBERG_CATALOG__{self._name.upper()}__URI and the like"
             ) from error
 
     def live(self) -> list[Manifest]:
-        """One manifest with all that the table knows, or none before the first commit. Raises ArchiveMismatch."""
+        """Returns one manifest with the whole state of the table, or none before the first commit. Raises
+        ArchiveMismatch."""
         try:
             self._table = self._catalog.load_table(self._identifier)
         except NoSuchTableError:
@@ -100,7 +101,7 @@ class IcebergStore(TableStore):
             raise
 
     def location(self) -> str:
-        """A path, or a URL for pyarrow. Creates the table if it does not exist."""
+        """Returns a path, or a URL for pyarrow. Creates the table if it does not exist."""
         if self._table is None:
             self._table = self._create()
         location: str = self._table.location().rstrip("/")
@@ -126,7 +127,7 @@ class IcebergStore(TableStore):
             with self._table.transaction() as change:
                 change.set_properties({_RETRIES: "0"})
         if int(self._table.properties.get("allocator.commit", 0)) != manifest.number - 1:
-            raise self._busy()  # setting the property has read the table again
+            raise self._busy()  # setting the property has refreshed the table
         known = json.loads(self._table.properties.get("allocator.offsets", "{}"))
         ends = {str(partition): end for partition, (_, end) in reach_of([manifest]).items()}
         columns = json.loads(self._table.properties.get("allocator.columns", "{}"))

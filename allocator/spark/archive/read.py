@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Reach = dict[int, tuple[int, int]]
-LOW, HIGH = "_allocator_low", "_allocator_high"  # names that users do not have
+LOW, HIGH = "_allocator_low", "_allocator_high"  # names that no user has
 
 
 class Archive:
@@ -44,13 +44,13 @@ class Archive:
         return sum(manifest.records for manifest in self.manifests)
 
     def reach(self) -> Reach:
-        """Partition -> (first archived offset, end offset)."""
+        """Returns partition -> (first archived offset, end offset)."""
         return reach_of(self.manifests)
 
     def frame(self, spark: SparkSession, reach: Mapping[int, tuple[int, int]] | None = None) -> DataFrame:
-        """The records, with the columns of Spark's Kafka connector and of the archive's transform.
+        """Returns the records, with the columns of Spark's Kafka connector and of the archive's transform.
 
-        `reach`: only those offsets. Raises ArchiveCorrupt.
+        If `reach` is given, only those offsets. Raises ArchiveCorrupt.
         """
         from pyspark.sql import functions as F
 
@@ -59,7 +59,7 @@ class Archive:
         partly = False
         for manifest in self.manifests:
             home, files = self._commits.paths(manifest)
-            # a run that was killed before the rename leaves its files in a directory of another form
+            # a run that was killed before the rename leaves its files under the staged name
             base = self._commits.directory if home.name == manifest.directory else home
             for path, found in zip(files, manifest.files):
                 low, high = wanted.get(found.partition, (0, 0))

@@ -1,8 +1,8 @@
 """The columns of an archive: transforms add columns; a check keeps the schemas of all commits compatible.
 
-`decoder("json:id long, n double", "avro:orders.avsc")` is a transform for `archive`. It keeps the
-bytes, so that an archive can be audited and sent back, and adds `key_decoded` and `value_decoded`, null if the bytes do
-not match the schema. So a wrong schema loses nothing.
+`decoder("json:id long, n double", "avro:orders.avsc")` is a transform for `archive`. It keeps the bytes, so that an
+archive can be audited and sent back, and adds `key_decoded` and `value_decoded`. These are null if the bytes do not
+match the schema, so a wrong schema loses nothing.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ if TYPE_CHECKING:
 Transform = Callable[["DataFrame"], "DataFrame"]
 
 KINDS = ("string", "json:DDL", "avro:FILE", "confluent-avro:FILE")
-# bytes before the data: a zero, and the id of the schema in the registry
+# bytes before the data: a zero, and the id of the schema
 CONFLUENT_HEADER = 5
 
 
 def decoder(key: str | None = None, value: str | None = None) -> Transform:
-    """A transform that adds `key_decoded` and `value_decoded`.
+    """Returns a transform that adds `key_decoded` and `value_decoded`.
 
-    Each of: "string" (UTF-8); "json:" and a schema in Spark's DDL, "json:id long, tags array<string>"; "avro:" and a
-    file with the Avro schema of the writer; "confluent-avro:", the same after the five bytes of a schema registry,
-    whose id is ignored. Raises ConfigError for an invalid schema, MissingExtra for Avro without fastavro.
+    Each argument is one of these: "string" (UTF-8); "json:" and a schema in Spark's DDL, "json:id long, tags
+    array<string>"; "avro:" and a file with the Avro schema of the writer; "confluent-avro:", the same after the five
+    bytes of a schema registry, whose id is ignored. Raises ConfigError for an invalid schema, MissingExtra for Avro
+    without fastavro.
     """
     makers = {column: _maker(column, spec) for column, spec in (("key", key), ("value", value)) if spec is not None}
 
@@ -45,10 +46,10 @@ def decoder(key: str | None = None, value: str | None = None) -> Transform:
 
 
 def transform_of(key: str | None, value: str | None, target: str | None) -> Transform | None:
-    """`decoder` of these, then the user's function `package.module:function`, DataFrame -> DataFrame; a class is
-    instantiated.
+    """Returns a transform: `decoder` of key and value, then the user's function or class `package.module:name`.
 
-    Also finds modules in the current directory. None without all three. Raises ConfigError.
+    The function maps a DataFrame to a DataFrame; a class is instantiated. Modules in the current directory count.
+    Returns None without all three. Raises ConfigError.
     """
     steps = [] if key is None and value is None else [decoder(key, value)]
     if target is not None:
@@ -58,7 +59,7 @@ def transform_of(key: str | None, value: str | None, target: str | None) -> Tran
 
 
 def transformed(rows: DataFrame, transform: Transform | None, manifests: Iterable[Manifest]) -> DataFrame:
-    """The rows to write. Raises SchemaMismatch if their schema conflicts with the files of `manifests`."""
+    """Returns the rows to write. Raises SchemaMismatch if their schema conflicts with the files of `manifests`."""
     if transform is not None:
         rows = transform(rows)
         if not hasattr(rows, "columns"):
@@ -85,12 +86,12 @@ def transformed(rows: DataFrame, transform: Transform | None, manifests: Iterabl
 
 
 def columns_of(rows: DataFrame) -> dict[str, Any]:
-    """`Manifest.columns` of files with these rows."""
+    """Returns `Manifest.columns` of files with these rows."""
     return {field.name: field.dataType.jsonValue() for field in rows.schema if field.name not in ("topic", "partition")}
 
 
 def _merge(one: Any, other: Any) -> bool:
-    """Whether Spark can merge both types: structs may differ in fields, everything else is equal."""
+    """Returns whether Spark can merge both types: structs may differ in fields, everything else must be equal."""
     if isinstance(one, dict) and isinstance(other, dict) and one["type"] == other["type"]:
         if one["type"] == "struct":
             known = {field["name"].lower(): field["type"] for field in one["fields"]}
@@ -101,7 +102,7 @@ def _merge(one: Any, other: Any) -> bool:
 
 
 def united(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of both, which `_merge` accepts, with all fields of their structs."""
+    """Returns the columns of both, which `_merge` accepts, with all fields of their structs."""
     return {**one, **{name: _unite(one[name], kind) if name in one else kind for name, kind in other.items()}}
 
 
@@ -163,7 +164,7 @@ def _check_ddl(column: str, schema: str) -> None:
     from pyspark.sql.types import StructType
 
     if SparkSession.getActiveSession() is None:
-        return  # only Spark can parse it; checked again before the first write
+        return  # only Spark can parse it; it is checked again before the first write
     try:
         StructType.fromDDL(schema)
     except ParseException as error:

@@ -1,4 +1,4 @@
-"""The formats of an archive. A store commits the files of a piece of the topic together with its offsets."""
+"""The formats of an archive. A store commits files together with the offsets that they cover."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NEEDED = {
 
 
 class ParquetStore(CommitLog):
-    """Parquet files and manifests in a directory."""
+    """Stores Parquet files and manifests in a directory."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -48,7 +48,7 @@ class ParquetStore(CommitLog):
 
 
 def open_store(format: str, directory: str | Path, topic: str) -> tuple[str, ArchiveStore]:
-    """(the directory as an absolute path or a URL, or CATALOG.NAMESPACE; the store of `topic` in it).
+    """Returns the root and the store of `topic` in it. The root is an absolute path, a URL, or CATALOG.NAMESPACE.
 
     Raises ConfigError, and MissingExtra without the library of the format.
     """

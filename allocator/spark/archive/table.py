@@ -1,4 +1,4 @@
-"""What the Delta and the Iceberg store have in common."""
+"""The common base of the Delta and the Iceberg store."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TableStore:
         return f"{self._staged}{uuid.uuid4().hex}"
 
     def location(self) -> str:
-        """The path of the table, or a URL for pyarrow."""
+        """Returns the path of the table, or a URL for pyarrow."""
         return self.place
 
     def write(self, rows: DataFrame, staged: str, ranges: Reach) -> tuple[DataFile, ...]:

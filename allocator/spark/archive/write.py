@@ -1,11 +1,12 @@
 """Writes topics to an archive, each record exactly once: `archive`, `compact`.
 
-A run continues at the end of the archive, by the commits in its store, also after a crash of the last run. The driver
-and all executors must see the directory under the same path: a disk, or a mounted file system; Delta and
-Iceberg tables may be in an object store (`delta`, `iceberg`). The rest is about Parquet archives. Other readers
-(`spark.read.parquet(DIR)`, pandas, DuckDB) find the columns topic, commit and partition in directory names; they read
-exact data unless a run is active or was killed. `Archive` is always exact. A reader may miss files that `compact`
-replaces meanwhile, and must then read again.
+A run continues at the end of the archive, which its store knows, also after a crash of the last run. The driver and all
+executors must see the directory under the same path: on a disk, or on a mounted file system. Delta and Iceberg tables
+may be in an object store (`delta`, `iceberg`).
+
+The rest is about Parquet archives. Other readers (`spark.read.parquet(DIR)`, pandas, DuckDB) find the columns topic,
+commit and partition in directory names. They read exact data unless a run is active or was killed; `Archive` is always
+exact. A reader may miss files that `compact` replaces meanwhile, and must then read again.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass
 class ArchiveReport:
-    """The result of `archive` or `compact`, or of a dry run of it."""
+    """The result of `archive` or `compact`, or of a dry run."""
 
     topic: str
     directory: str
@@ -55,7 +56,7 @@ class ArchiveReport:
 
     @property
     def offsets(self) -> int:
-        """Number of offsets, which is at least that of records: compaction and transactions leave gaps."""
+        """Number of offsets. There may be fewer records: compaction and transactions leave gaps."""
         return sum(high - low for low, high in self.ranges.values())
 
     def to_json(self) -> dict[str, Any]:
@@ -101,15 +102,19 @@ def archive(
 
     Guarantee: after any number of runs, also crashed ones, the archive has each record once. The first run begins at
     the start in the topic's options, and stores it also for empty partitions. Later runs begin at the end of the
-    archive, and at the first record of new partitions. format: "parquet", or "delta" for a Delta table whose log has
-    the offsets, with a directory or a URL such as s3://bucket/archive, or "iceberg" for an Iceberg table whose metadata
-    has them, with CATALOG.NAMESPACE in place of a directory. transform: DataFrame -> DataFrame, adds
-    columns (see `schema.decoder`) or omits records; topic, partition and offset must stay. offsets_per_commit: more:
-    fewer, larger files; less: less work to repeat after a crash. allow_gaps: continue after records that retention
-    deleted unarchived, and list them in the manifest. progress: called with offsets done and offsets in all. Raises
-    ArchiveMismatch for an archive of another cluster or of a topic that was created again, SchemaMismatch for columns
-    that cannot be read together with those of earlier runs, ArchiveCorrupt, ArchiveBusy, ArchiveFull, DataLoss,
-    ConfigError, and the errors of reading the topic.
+    archive, and at the first record of new partitions.
+
+    format: "parquet"; "delta" for a Delta table, with a directory or a URL such as s3://bucket/archive; "iceberg" for
+    an Iceberg table, with CATALOG.NAMESPACE in place of a directory. Tables keep the offsets in their own metadata.
+
+    transform: a function from DataFrame to DataFrame that adds columns (see `schema.decoder`) or omits records; topic,
+    partition and offset must stay. offsets_per_commit: Higher: fewer, larger files; lower: less work to repeat after a
+    crash. allow_gaps: continue after records that retention deleted unarchived, and list them in the manifest.
+    progress: called with the number of offsets that are done, and of all.
+
+    Raises ArchiveMismatch for an archive of another cluster or of a recreated topic, SchemaMismatch for columns that
+    cannot be read together with those of earlier runs, ArchiveCorrupt, ArchiveBusy, ArchiveFull, DataLoss, ConfigError,
+    and the errors of reading the topic.
     """
     began = time.monotonic()
     root, store = open_store(format, directory, topic.name)
@@ -119,7 +124,7 @@ def archive(
     report = ArchiveReport(topic.name, root, dry_run=dry_run)
 
     def plan() -> tuple[Extent, list[Manifest], Reach]:
-        """Sets the report's ranges and gaps. The last item: an empty range at the start of each new partition."""
+        """Sets the report's ranges and gaps. Its last result is an empty range at the start of each new partition."""
         extent, alive = topic.extent(), store.live()
         start, report.gaps = _start(alive, topic.name, extent, allow_gaps)
         report.ranges = {p: (at, extent.chosen[p][1]) for p, at in start.items() if at < extent.chosen[p][1]}
@@ -130,10 +135,10 @@ def archive(
         report.seconds = time.monotonic() - began
         return report
     if report.ranges:
-        spark = spark or _session("allocator archive")  # before the lock: it takes seconds
-    with store.locked():  # completes a commit of a run that was killed, too
+        spark = spark or _session("allocator archive")  # before the lock, because it takes seconds
+    with store.locked():  # also completes the commit of a killed run
         if report.ranges or report.gaps or new:
-            extent, alive, new = plan()  # again under the lock: another run may have added commits
+            extent, alive, new = plan()  # again, because another run may have added commits
         todo, gaps = report.ranges, report.gaps
         done, total = 0, report.offsets
         if progress is not None and todo:
@@ -187,7 +192,7 @@ def _session(name: str) -> SparkSession:
 
 
 def _start(alive: list[Manifest], topic: str, extent: Extent, allow_gaps: bool) -> tuple[dict[int, int], Reach]:
-    """(start of each partition, deleted offsets before it). Raises ArchiveMismatch, DataLoss."""
+    """Returns the start of each partition, and the deleted offsets before it. Raises ArchiveMismatch, DataLoss."""
     for manifest in alive[-1:]:
         if manifest.topic != topic:
             raise ArchiveMismatch(f"the directory holds an archive of topic {manifest.topic!r}, not of {topic!r}")
@@ -202,7 +207,7 @@ def _start(alive: list[Manifest], topic: str, extent: Extent, allow_gaps: bool) 
     start, gaps = {}, {}
     for partition, (first, end) in extent.log.items():
         if partition not in archived:
-            # not the options of this run: "committed" would omit records
+            # the options of this run do not count: "committed" would omit records
             start[partition] = first if alive else extent.chosen[partition][0]
             continue
         low, at = archived[partition]
@@ -226,7 +231,7 @@ def _start(alive: list[Manifest], topic: str, extent: Extent, allow_gaps: bool) 
 
 
 def _deleted(topic: Topic, piece: Reach, files: tuple[DataFile, ...]) -> Reach:
-    """The offsets at the start of each range that the topic lost before they were read, without `fail_on_data_loss`."""
+    """Returns offsets at the start of each range that the topic lost before the read, without `fail_on_data_loss`."""
     found: Reach = {}
     if not piece or topic.fail_on_data_loss:
         return found

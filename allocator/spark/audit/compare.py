@@ -1,7 +1,7 @@
-"""Compares two sides of records in Spark, by hashes, shuffles and sorts, which spill to disk; no Python per record.
+"""Compares two sides of records in Spark, by hashes, shuffles and sorts, which spill to disk.
 
 `allocator.spark.audit` defines the kinds of differences. A record is identified by the XXH64 of its key, value, headers
-and timestamp, 64 bits each: two different fields have the same hash with a chance of 1 in 2^64.
+and timestamp, 64 bits each: two different fields have the same hash with a probability of 1 in 2^64.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ HASHES = list(FIELDS.values())
 
 
 def prepare(frame: DataFrame, left: bool, by: str, ignore: Collection[str]) -> DataFrame:
-    """The columns of one side: side, t(opic), unit (the scope of the order), p(artition), o(ffset), the hashes."""
+    """Returns the columns of one side: side, t(opic), unit (the scope of the order), p(artition), o(ffset), the
+    hashes."""
     known = dict.fromkeys(frame.columns)
     millis = F.expr("unix_millis(timestamp)")
     values: dict[str, Column] = {
@@ -61,7 +62,7 @@ def _is_null(short: str) -> Column:
 
 
 class Comparison:
-    """The paired rows of both sides. A context manager: it keeps frames on disk until the end of the block."""
+    """Pairs the rows of both sides. As a context manager, it keeps frames on disk until the end of the block."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class Comparison:
         by: str,
         ends: tuple[Mapping[int, int], Mapping[int, int]] | None = None,
     ) -> None:
-        """With `ends` (by side: partition -> offset), a row from there on is left out unless it has a partner."""
+        """With `ends` (by side: partition -> offset), drops rows from there on that have no partner."""
         self._by = by
         self._kept: list[DataFrame] = []
         self._alone = self._altered = True
@@ -95,7 +96,8 @@ class Comparison:
         return frame
 
     def partitions(self) -> list[Any]:
-        """For each side, t, p: records, first and last offset, an order-independent checksum, number of differences."""
+        """Returns for each side, t, p: records, first and last offset, an order-independent checksum, number of
+        differences."""
         sides = [
             F.struct(
                 F.lit(left).alias("side"),
@@ -112,7 +114,7 @@ class Comparison:
             F.count("*").alias("records"),
             F.min("x.o").alias("first"),
             F.max("x.o").alias("last"),
-            # the checksum: a sum and an exclusive or; 31 bits of each hash, so that the sum does not overflow
+            # the checksum: a sum and an exclusive or. The sum takes 31 bits of each hash, so that it does not overflow
             F.sum(F.shiftrightunsigned("x.f", 33)).alias("total"),
             F.bit_xor("x.f").alias("parity"),
             F.count_if("x.alone").alias("alone"),
@@ -123,9 +125,9 @@ class Comparison:
         return found
 
     def differences(self) -> DataFrame | None:
-        """Rows of kind, t, lp, lo, rp, ro, fields (the altered ones), passed (the offset that came too early).
+        """Returns rows of kind, t, lp, lo, rp, ro, fields (the altered ones), passed (the offset that came too early).
 
-        Call it after `partitions`, which finds out whether there are any; None: there are none.
+        Call it after `partitions`. Returns None if that found no differences.
         """
         found = [self._reordered()] if self._by != "offset" else []  # the offset identifies a record
         if self._altered:
@@ -144,10 +146,10 @@ class Comparison:
         return _shaped(changed.withColumn("kind", F.lit("altered")))
 
     def _reordered(self) -> DataFrame:
-        """Overtaken pairs: a record that is after them on the left is before them on the right."""
+        """Returns overtaken pairs: a record that follows them on the left precedes them on the right."""
         both = self._paired().where(F.col("unit").isNotNull())
-        # in descending order of left offsets, the rows before a record are those that follow it on the left. Records
-        # of a key in two partitions have no order
+        # in descending order of left offsets, the rows before a record follow it on the left. Records of a key in two
+        # partitions have no order
         later = (
             Window.partitionBy("t", "unit", "lp", "rp")
             .orderBy(F.col("lo").desc())
@@ -183,7 +185,7 @@ class Comparison:
             rows = _resemble(rows, [*scope, "hv", "ht"], valued | timed, "altered")
         rows = self._ends(self._keep(rows))
         paired = F.col("mo").isNotNull()
-        rows = rows.where(F.col("side") | ~paired)  # report a pair once
+        rows = rows.where(F.col("side") | ~paired)  # reports a pair once
         here = F.col("side")
         return _shaped(
             rows.select(
@@ -259,7 +261,7 @@ def _resemble(rows: DataFrame, alike: Sequence[str], allowed: Column, kind: str)
 
 
 def _altered(left: str, right: str) -> Column:
-    """The names of the fields whose hashes differ."""
+    """Returns the names of the fields whose hashes differ."""
     altered = [F.when(F.col(left + short) != F.col(right + short), F.lit(name)) for name, short in FIELDS.items()]
     return F.array_compact(F.array(*altered))
 

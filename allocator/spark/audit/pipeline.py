@@ -1,4 +1,4 @@
-"""`audit(left, right)`: compare the records of two sources and classify every difference.
+"""`audit(left, right)` compares the records of two sources and classifies every difference.
 
 Each difference is exactly one of these, with the left source as the truth:
 
@@ -10,11 +10,11 @@ Each difference is exactly one of these, with the left source as the truth:
   key and timestamp; same value and timestamp. Records with less in common are missing and extra;
 - reordered: the right has it after a record that follows it on the left.
 
-`by` is the unit within which records are matched and ordered: "partition", for equal numbers of partitions; "key", if
-the numbers differ (records without a key then have no order); "offset", if offsets are kept, as in an archive: a
+`by` is the unit within which records are matched and ordered. "partition" is for equal numbers of partitions. "key" is
+for different numbers; records without a key then have no order. "offset" is for kept offsets, as in an archive: a
 different record at the same offset is altered.
 
-Exact for every size: memory is bounded by Spark's, which sorts on disk if data does not fit.
+The audit is exact for every size: Spark bounds the memory, and sorts on disk if data does not fit.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = ["BY", "FIELDS", "Report", "Source", "audit"]
 BY = ("partition", "key", "offset")
 FIELDS = ("key", "value", "headers", "timestamp")
 NEEDED = {"key": "binary", "value": "binary", "topic": "string", "partition": "int", "offset": "bigint"}
-LOOKED_UP = 200  # samples whose key and value are shown; more: a longer report
+LOOKED_UP = 200  # samples with key and value. Higher: a longer report.
 
 Reach = Mapping[int, tuple[int, int]]
 
@@ -70,17 +70,17 @@ def audit(
     samples: int = 10,
     spark: SparkSession | None = None,
 ) -> Report:
-    """Compares two topics, archives or DataFrames with the columns of Spark's Kafka connector; see the module.
+    """Compares two topics, archives or DataFrames with the columns of Spark's Kafka connector.
 
-    by: None takes "offset" when one side is an archive, else "partition" when both have the same partitions, else
-    "key". ignore: fields ("timestamp", "headers", ...) that may differ, for example if one broker does not have
-    them. rename: for DataFrames of many topics, name on the right -> name on the left; two single topics are compared
-    whatever their names. samples: differences of each kind and topic that the report lists; all are counted.
-    spark: by default the active session, or a new one.
+    by: "partition", "key" or "offset", see the module. None chooses "offset" if one side is an archive, else
+    "partition" if both have the same partitions, else "key". ignore: fields ("timestamp", "headers", ...) that may
+    differ. rename: for DataFrames of many topics, name on the right -> name on the left; two single topics may have
+    different names. samples: listed differences of each kind and topic; the report counts all. spark: by default the
+    active session, or a new one.
 
-    Records that arrive after the audit began are not compared. Of a topic and an archive, only offsets that the archive
-    covers and the topic still has are compared; a note counts the others.
-    Raises ConfigError, SchemaMismatch, and the errors of reading a topic.
+    Records that arrive after the audit began are not compared. Of a topic and an archive, it compares only offsets that
+    the archive covers and the topic still has; a note counts the others. Raises ConfigError, SchemaMismatch, and the
+    errors of reading a topic.
     """
     _check(by, ignore, samples)
     if spark is None:
@@ -93,7 +93,7 @@ def audit(
     chosen = by or _choose(left, right, one, other)
     if chosen == "key" and "key" in ignore:
         raise ConfigError("by = key compares the records of each key: key cannot be ignored")
-    # pyspark is imported only now, so that wrong arguments are reported without it
+    # imported here, so that wrong arguments are reported without pyspark
     from allocator.spark.audit.compare import Comparison, prepare
 
     frames = [_checked(side.frame, side.name) for side in (one, other)]
@@ -132,9 +132,9 @@ def _check(by: str | None, ignore: Collection[str], samples: int) -> None:
 
 
 def _pin(spark: SparkSession, left: Source, right: Source, notes: list[str]) -> tuple[_Pinned, _Pinned, Ends | None]:
-    """Both sides with fixed ends, and, for two topics, the earlier ends by side and partition.
+    """Returns both sides with fixed ends, and, for two topics, the earlier ends by side and partition.
 
-    The ends of two topics are read twice. A record before an earlier end and its copy are both before the later ends,
+    It reads the ends of two topics twice. A record before an earlier end and its copy are both before the later ends,
     however fast records arrive and whichever topic they reach first. A record between the ends may have no copy yet.
     """
     archived = [source.reach() if hasattr(source, "reach") else None for source in (left, right)]
@@ -164,7 +164,7 @@ def _pin(spark: SparkSession, left: Source, right: Source, notes: list[str]) -> 
 
 
 def _common(has: Reach, covered: Reach) -> dict[int, tuple[int, int]]:
-    """The part of `has` that an archive covers."""
+    """Returns the part of `has` that an archive covers."""
     found = {}
     for partition, (low, high) in covered.items():
         first, end = has.get(partition, (low, low))
@@ -173,7 +173,8 @@ def _common(has: Reach, covered: Reach) -> dict[int, tuple[int, int]]:
 
 
 def _still_there(covered: Reach, has: Reach, notes: list[str]) -> dict[int, tuple[int, int]]:
-    """The part of an archive that retention has not deleted. Offsets beyond the end of the topic stay: an error."""
+    """Returns the part of an archive that retention has not deleted. Offsets beyond the end of the topic stay: an
+    error."""
     found = {p: (max(low, min(high, has.get(p, (low, high))[0])), high) for p, (low, high) in covered.items()}
     gone = sum(found[p][0] - low for p, (low, _) in covered.items())
     newer = sum(max(0, end - covered.get(p, (0, first))[1]) for p, (first, end) in has.items())
@@ -217,7 +218,7 @@ def _renamed(frame: DataFrame, one: _Pinned, other: _Pinned, rename: Mapping[str
 
 
 def _counted(differences: DataFrame | None, samples: int) -> tuple[dict[tuple[str, str, int, str], int], list[Any]]:
-    """(counts by kind, topic, partition and fields; the first samples of each kind and topic)."""
+    """Returns counts by kind, topic, partition and fields, and the first samples of each kind and topic."""
     from pyspark.sql import functions as F
     from pyspark.sql.window import Window
 
@@ -233,7 +234,7 @@ def _counted(differences: DataFrame | None, samples: int) -> tuple[dict[tuple[st
 
 
 def _looked_up(found: list[Any], left: DataFrame, right: DataFrame) -> list[Difference]:
-    """The samples, with the content of their records."""
+    """Returns the samples with the content of their records."""
     some = found[:LOOKED_UP]
     lefts = _contents(left, {(row.t, row.lp, row.lo) for row in some if row.lo is not None})
     rights = _contents(right, {(row.t, row.rp, row.ro) for row in some if row.ro is not None})
@@ -259,7 +260,7 @@ def _contents(frame: DataFrame, wanted: set[tuple[str, int, int]]) -> dict[tuple
         return {}
     from pyspark.sql import functions as F
 
-    # the source can use the range, but not the list
+    # the source uses the range of offsets as a filter, but not the list
     low, high = min(o for *_, o in wanted), max(o for *_, o in wanted)
     chosen = frame.where(
         F.col("partition").isin(sorted({p for _, p, _ in wanted}))

@@ -24,7 +24,7 @@ KINDS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class PartitionDifference:
-    """One partition of one side. `checksum` is of all its records, independent of the order."""
+    """One partition of one side. `checksum` covers all its records, in any order."""
 
     topic: str
     partition: int
@@ -64,7 +64,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference. `partition` and `offset` are the left's, `other_...` the right's; None if it is missing there."""
+    """One difference. `partition` and `offset` are on the left, `other_...` on the right; None: not there."""
 
     kind: str
     topic: str
@@ -100,7 +100,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Report:
-    """The outcome. `counts` has every difference, `samples` some of each kind."""
+    """The outcome of an audit. `counts` has every difference, `samples` some of each kind."""
 
     left: Side
     right: Side
@@ -118,7 +118,7 @@ class Report:
         return not self.counts
 
     def count(self, kind: str | None = None, topic: str | None = None) -> int:
-        """Differences of a kind (None: of all) in a topic (None: in all)."""
+        """Returns the number of differences of a kind (None: all) in a topic (None: all)."""
         return sum(
             number
             for (found, where, _, _), number in self.counts.items()
@@ -168,7 +168,7 @@ class Report:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """For notebooks: the verdict, both sides, counts and samples. `to_html` is a page of its own."""
+        """Returns the verdict, both sides, counts and samples, for notebooks."""
         sides = [
             [name, s.name, s.records, len(s.partitions)] for name, s in (("left", self.left), ("right", self.right))
         ]
@@ -184,7 +184,7 @@ class Report:
         )
 
     def to_html(self) -> str:
-        """A self-contained page: the verdict, both sides with their checksums, counts and samples."""
+        """Returns a self-contained page: the verdict, both sides with their checksums, counts and samples."""
         verdict = badge("equal" if self.equal else "different", "good" if self.equal else "bad")
         ignored = f", without {' and '.join(self.ignored)}" if self.ignored else ""
         begun = self.started.isoformat(sep=" ", timespec="seconds")
@@ -216,7 +216,8 @@ class Report:
         return ("left", self.left), ("right", self.right)
 
     def _rows(self) -> list[list[object]]:
-        """Of each partition: the topic, its number, whether the checksums are equal, and three cells for each side."""
+        """Returns the topic and number of each partition, whether the checksums are equal, and three cells for each
+        side."""
         left, right = ({(each.topic, each.partition): each for each in side.partitions} for _, side in self._sides())
         rows = []
         for place in sorted({*left, *right}):

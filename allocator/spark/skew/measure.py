@@ -18,12 +18,12 @@ def skew(
 ) -> SkewReport:
     """Measures a topic, or a DataFrame with the columns of Spark's Kafka connector (of one topic or more).
 
-    Counts, bytes, times and the hot keys are exact; only the number of distinct keys of a partition is an estimate
-    (HyperLogLog, within 5 % two times of three). Memory is bounded by Spark's: it counts all keys, and sorts each
-    partition by offset, on disk if memory does not suffice.
+    Counts, bytes, times and the hot keys are exact. Only the number of distinct keys of a partition is an estimate
+    (HyperLogLog, within 5 % in two of three cases). Spark bounds the memory: it counts all keys, and sorts each
+    partition by offset, on disk if necessary.
+
     hot: number of the busiest keys of each topic in the report. members: also report the balance of that many members,
-    by number of partitions and by measured load.
-    Raises ConfigError, and the errors of reading the topic.
+    by number of partitions and by measured load. Raises ConfigError, and the errors of reading the topic.
     """
     if hot < 0:
         raise ConfigError(f"hot = {hot} must be 0 or more")
@@ -54,7 +54,7 @@ def skew(
 
 
 def _slim(frame: DataFrame) -> DataFrame:
-    """The columns topic, partition, offset, ms, key, size in bytes, and empty (the value is null)."""
+    """Returns the columns topic, partition, offset, ms, key, size in bytes, and empty (the value is null)."""
     from pyspark.sql import functions as F
 
     headers = "0"
@@ -100,7 +100,7 @@ def _by_partition(rows: DataFrame) -> DataFrame:
 
 
 def _by_key(rows: DataFrame, hot: int) -> tuple[list[HotKey], dict[str, int]]:
-    """(the busiest keys of each topic; topic -> number of keys in more than one partition)."""
+    """Returns the busiest keys of each topic, and topic -> number of keys in more than one partition."""
     from pyspark.sql import functions as F
     from pyspark.sql.window import Window
 

@@ -17,7 +17,7 @@ from allocator.types import TopicPartition
 
 
 class PartitionSkew(NamedTuple):
-    """One partition. Times are in milliseconds since the epoch; None if no record has one."""
+    """The figures of one partition. Times are in milliseconds since the epoch; None if no record has one."""
 
     topic: str
     partition: int
@@ -26,7 +26,7 @@ class PartitionSkew(NamedTuple):
     """Bytes of keys, values and headers."""
     largest: int
     tombstones: int
-    """Records without a value."""
+    """Number of records without a value."""
     keyless: int
     keys: int
     """Estimated number of distinct keys."""
@@ -35,9 +35,9 @@ class PartitionSkew(NamedTuple):
     first_ms: Optional[int]
     last_ms: Optional[int]
     late: int
-    """Records that are older than an earlier record."""
+    """Number of records that are older than an earlier record."""
     latest_ms: int
-    """Largest such difference, in milliseconds."""
+    """Largest difference to an earlier record, in milliseconds."""
 
     @property
     def seconds(self) -> float:
@@ -59,7 +59,7 @@ class PartitionSkew(NamedTuple):
 
 
 class HotKey(NamedTuple):
-    """A busy key. `partition` None: it is in several."""
+    """A busy key. `partition` is None if several partitions have it."""
 
     topic: str
     key: bytes
@@ -80,8 +80,8 @@ class SkewReport:
     partitions: tuple[PartitionSkew, ...]
     hot: tuple[HotKey, ...]
     spread: Mapping[str, int]
-    """Topic -> number of keys in more than one partition: their records have no order. Partitions were added, or
-    producers partition differently."""
+    """Topic -> number of keys in more than one partition, whose records have no order. The reason is that partitions
+    were added, or that producers partition differently."""
     counts: Mapping[str, int]
     """Topic -> number of existing partitions, if known; `partitions` lacks those without a record."""
     members: Optional[int]
@@ -95,27 +95,28 @@ class SkewReport:
         return [found for found in self.partitions if found.topic == topic]
 
     def count(self, topic: str) -> int:
-        """Number of partitions, including empty ones."""
+        """Returns the number of partitions, including empty ones."""
         return self.counts.get(topic, max((found.partition + 1 for found in self.of(topic)), default=0))
 
     def empty(self, topic: str) -> list[int]:
-        """Partitions without a record."""
+        """Returns the partitions without a record."""
         return sorted(set(range(self.count(topic))) - {found.partition for found in self.of(topic)})
 
     def imbalance(self, topic: str, what: str = "bytes") -> Optional[float]:
-        """The busiest partition by "records" or "bytes", relative to the mean (1.0: even). None without records."""
+        """Returns the largest partition by "records" or "bytes", relative to the mean (1.0: even). None without
+        records."""
         sizes = [getattr(found, what) for found in self.of(topic)]
         return max(sizes) * self.count(topic) / sum(sizes) if sum(sizes) else None
 
     def loads(self) -> dict[TopicPartition, float]:
-        """The load of each partition for `GroupView.load`: its bytes relative to the mean."""
+        """Returns the load of each partition for `GroupView.load`: its bytes relative to the mean."""
         total, count = sum(found.bytes for found in self.partitions), sum(map(self.count, self.topics))
         found = {TopicPartition(t, p): 0.0 for t in self.topics for p in range(self.count(t))}
         found.update({TopicPartition(f.topic, f.partition): f.bytes * count / (total or 1) for f in self.partitions})
         return {tp: round(load, 4) for tp, load in found.items()}
 
     def busiest_member(self) -> Optional[float]:
-        """The work of the busiest of `members` equal members relative to the mean (1.0: even), with `sticky`.
+        """Returns the load of the busiest of `members` equal members relative to the mean (1.0: even), with `sticky`.
 
         None if no record has a byte.
         """
@@ -189,7 +190,7 @@ class SkewReport:
         return "\n".join([*lines, *_members(self)])
 
     def _repr_html_(self) -> str:
-        """For notebooks: a row for each topic, the busiest partitions and keys. `to_html` has all partitions."""
+        """Returns a row for each topic, partition and busy key, for notebooks."""
         heads = ("topic", "partitions", "empty", "records", "bytes", "busiest to mean (bytes)")
         topics = [
             [t["topic"], t["partitions"], len(t["empty_partitions"]), t["records"], t["bytes"], t["imbalance_bytes"]]
@@ -207,14 +208,14 @@ class SkewReport:
         )
 
     def to_html(self) -> str:
-        """A self-contained page: the figures, the busiest keys and all partitions of each topic."""
+        """Returns a self-contained page: the figures, the busiest keys and all partitions of each topic."""
         sections = [_topic(self, topic) for topic in self.topics]
         sections += map(paragraph, _members(self))
         return page(f"Skew of {self.source}", *sections)
 
 
 def read_loads(path: str | Path) -> dict[TopicPartition, float]:
-    """The loads in a report of `allocator skew --json`, for your own allocator function.
+    """Reads the loads in a report of `allocator skew --json`, for your own allocator function.
 
     Raises ConfigError.
     """
@@ -233,13 +234,13 @@ def _nested(loads: Mapping[TopicPartition, float]) -> dict[str, dict[str, float]
 
 
 def _members(report: SkewReport) -> list[str]:
-    """Returns the sentence about the members, if they were asked for."""
+    """Returns the sentence about the members, if `members` is set."""
     times = report.busiest_member()
     return [] if times is None else [f"Of {report.members} members, the busiest has {times:.2f} times the mean."]
 
 
 def _topic(report: SkewReport, topic: str) -> str:
-    """The part of the page about one topic."""
+    """Returns the part of the page about one topic."""
     found, count, empty = report.of(topic), report.count(topic), report.empty(topic)
     records, size = sum(one.records for one in found), sum(one.bytes for one in found)
     late = sum(one.late for one in found)

@@ -130,7 +130,7 @@ def test_a_run_that_another_one_overtook_does_not_take_the_topic_for_another(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     class Overtaken(Made):
-        """Another run archives more of the topic after this one has planned."""
+        """Another run archives more of the topic right after this one has read its ends."""
 
         def extent(self) -> Any:
             found = super().extent()

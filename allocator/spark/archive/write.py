@@ -125,7 +125,8 @@ def archive(
 
     def plan() -> tuple[Extent, list[Manifest], Reach]:
         """Sets the report's ranges and gaps. Its last result is an empty range at the start of each new partition."""
-        extent, alive = topic.extent(), store.live()
+        alive = store.live()
+        extent = topic.extent()  # after the commits, which must not be ahead of it
         start, report.gaps = _start(alive, topic.name, extent, allow_gaps)
         report.ranges = {p: (at, extent.chosen[p][1]) for p, at in start.items() if at < extent.chosen[p][1]}
         return extent, alive, {p: (at, at) for p, at in start.items() if p not in reach_of(alive)}

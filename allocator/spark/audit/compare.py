@@ -114,7 +114,7 @@ class Comparison:
             F.count("*").alias("records"),
             F.min("x.o").alias("first"),
             F.max("x.o").alias("last"),
-            # the checksum: a sum and an exclusive or. The sum takes 31 bits of each hash, so that it does not overflow
+            # the checksum: a sum and an exclusive or. The sum takes 31 bits of each hash, so it does not overflow
             F.sum(F.shiftrightunsigned("x.f", 33)).alias("total"),
             F.bit_xor("x.f").alias("parity"),
             F.count_if("x.alone").alias("alone"),

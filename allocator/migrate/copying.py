@@ -263,7 +263,10 @@ class Copying(RebalanceListener):
         elif others:
             self._report.duplicated += others
             log.warning(
-                "%s:%d: another producer wrote %d records before %d, or they were written twice", *partition, others, target
+                "%s:%d: %d records before offset %d come from another producer, or were written twice",
+                *partition,
+                others,
+                target,
             )
         self._report.records_of[partition.topic] += encoded.records
         self._report.bytes_of[partition.topic] += encoded.size
@@ -305,7 +308,9 @@ class Copying(RebalanceListener):
             if not offsets:
                 return
             if not self._consumer.may_act():  # the next owner may have written other entries of the map
-                error = CommitFailed(f"{self._settings.group}: this process cannot prove that it still owns its partitions")
+                error = CommitFailed(
+                    f"{self._settings.group}: no valid lease, so another process may own the partitions"
+                )
                 error.retriable = True
                 raise error
             await self._clusters.map.flush()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import signal
 import subprocess
 import sys
@@ -162,25 +161,6 @@ async def test_it_ends_when_it_is_told_to_though_the_new_cluster_does_not_answer
         await asyncio.to_thread(new.brokers[0].resume)
     await Mirror(settings(old, new, group, topics=[topic])).run(until_caught_up=True)
     assert await contents(new, topic) == await contents(old, topic)
-
-
-async def test_connections_that_break_in_the_middle_of_requests(
-    cluster_factory: Any, topic_factory: Callable[..., str], group: str
-) -> None:
-    old = await asyncio.to_thread(cluster_factory, kafka="2.8.2")
-    new = await asyncio.to_thread(cluster_factory, kafka="3.9.1", proxied=True)
-    topic = await asyncio.to_thread(topic_factory, 3, 1, None, old)
-    rng = random.Random(11)
-
-    async def fault() -> None:
-        for _ in range(15):
-            await asyncio.sleep(rng.uniform(0.05, 0.3))
-            new.brokers[0].proxy.reset()
-
-    mirror = await mirrored(old, new, topic, group, fault)
-    before, after = await contents(old, topic), await contents(new, topic)
-    assert after == before
-    assert mirror.duplicated == 0
 
 
 async def test_records_that_wait_for_a_replica_are_not_written_again(

@@ -169,19 +169,6 @@ async def test_offsets_of_a_mirrored_topic_are_found_by_map_by_content_and_by_ti
     assert not await asyncio.to_thread((tmp_path / "f.json").exists)
 
 
-async def test_by_time_the_records_of_that_millisecond_come_again(
-    new: LocalCluster, topic_factory: Callable[..., str], group: str
-) -> None:
-    first, second = [await asyncio.to_thread(topic_factory, 1, 1, None, new) for _ in range(2)]
-    assert first != second
-    await filled(new, first, 50, time=1_600_000_000_000)
-    await commit(new, group, {TopicPartition(first, 0): 20})
-    (row,) = (
-        await copy_offsets(OffsetStore(new.bootstrap, group), OffsetStore(new.bootstrap, f"{group}-2"), by="timestamp")
-    ).rows
-    assert (row.after, row.lag, row.note) == (20, 30, "at 1600000000020 ms")
-
-
 async def test_by_time_a_group_that_has_read_all_skips_no_newer_record(
     cluster_factory: Any, new: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:

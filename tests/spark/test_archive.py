@@ -448,16 +448,3 @@ def test_committed_offsets_are_an_end_to_read_to(
     assert Topic(kafka_cluster.bootstrap, name, options).extent().chosen == {0: (0, 0), 1: (0, 0)}
     theirs = {"kafka.group.id": group, "endingOffsets": "committed"}
     assert Topic(kafka_cluster.bootstrap, name, theirs).extent().chosen == {0: (0, 0), 1: (0, 0)}
-
-
-def test_the_connectors_names_say_where_to_begin_and_end(
-    spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: Callable[..., str]
-) -> None:
-    name = topic_factory()
-    produce(kafka_cluster.bootstrap, name, [b"x"] * 5)
-    ends = json.dumps({name: {"0": 4}})
-    topic = Topic(kafka_cluster.bootstrap, name, {"startingOffsets": "earliest", "endingoffsets": ends})
-    chosen = topic.extent().chosen
-    assert chosen == {0: (0, 4)}
-    rows = topic.frame(spark, topic.ranges({0: (1, 4)})).select("offset").collect()
-    assert sorted(row.offset for row in rows) == [1, 2, 3]

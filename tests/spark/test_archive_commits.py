@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.errors import ConfigError
 from allocator.spark.archive.commits import ArchiveBusy, ArchiveCorrupt, CommitLog, DataFile, Manifest
 from allocator.spark.archive.read import reach_of
 from allocator.spark.errors import ArchiveFull
@@ -231,9 +230,3 @@ def test_damage_is_told_with_its_place_and_nothing_is_written(commits: CommitLog
         with pytest.raises(ArchiveCorrupt, match=words):
             append(commits)
     assert sorted(path for path in commits.directory.rglob("*") if path.name != "_lock") == before
-
-
-def test_where_nothing_can_be_written_is_said(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be written"), CommitLog(tmp_path / "file/topic=t").locked():
-        pass

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-from datetime import date, datetime, time, timezone
+from datetime import datetime, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 import fastavro
 import pytest
@@ -84,31 +83,6 @@ def test_avro_and_json_are_decoded_and_what_does_not_fit_is_null(spark: SparkSes
     assert second.value_decoded is None
 
 
-def test_avros_logical_types_have_the_values_that_spark_gives_them(spark: SparkSession, tmp_path: Path) -> None:
-    logical = {
-        "time_ms": ("int", "time-millis", time(1, 2, 3, 4000), 3_723_004),
-        "time_us": ("long", "time-micros", time(1, 2, 3, 4), 3_723_000_004),
-        "local_ms": ("long", "local-timestamp-millis", datetime(2024, 1, 2, 3, 4, 5, 6000), None),
-        "local_us": ("long", "local-timestamp-micros", datetime(2024, 1, 2, 3, 4, 5, 6), None),
-        "day": ("int", "date", date(2024, 1, 2), None),
-        "id": ("string", "uuid", UUID(int=7), str(UUID(int=7))),
-    }
-    fields: list[Any] = [
-        {"name": name, "type": {"type": kind, "logicalType": of}} for name, (kind, of, *_) in logical.items()
-    ]
-    fields.append({"name": "times", "type": {"type": "map", "values": fields[0]["type"]}})
-    schema = {"type": "record", "name": "Times", "fields": fields}
-    path = tmp_path / "times.avsc"
-    path.write_text(json.dumps(schema))
-    given = {**{name: value for name, (_, _, value, _) in logical.items()}, "times": {"a": time(0, 0, 1)}}
-    out = io.BytesIO()
-    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), given)
-    rows = frame(spark, [("t", [[Row(b"k", out.getvalue())]])])
-    (row,) = decoder(value=f"avro:{path}")(rows).collect()
-    wanted = {name: value if shown is None else shown for name, (_, _, value, shown) in logical.items()}
-    assert row.value_decoded.asDict() == {**wanted, "times": {"a": 1000}}
-
-
 def test_json_that_does_not_fit_is_null_and_can_be_found(spark: SparkSession) -> None:
     values = [b'{"n": 1}', b'{"n": "one"}', b"5", b"[1]", b'{"n": ', b"{}", None]
     rows = frame(spark, [("t", [[Row(b"k", value) for value in values]])])
@@ -132,14 +106,3 @@ def test_json_that_does_not_fit_is_null_and_can_be_found(spark: SparkSession) ->
 def test_a_schema_that_is_none_is_refused(spark: SparkSession, spec: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         decoder(value=spec)
-
-
-def test_an_avro_schema_without_a_column_type_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "tree.avsc"
-    fields = [{"name": "next", "type": ["null", "Node"]}]
-    path.write_text(json.dumps({"type": "record", "name": "Node", "fields": fields}))
-    with pytest.raises(ConfigError, match="contains itself"):
-        decoder(value=f"avro:{path}")
-    path.write_text(json.dumps(["int", "string"]))
-    with pytest.raises(ConfigError, match="union of several types"):
-        decoder(value=f"avro:{path}")

@@ -38,6 +38,8 @@ KINDS: dict[str, tuple[Any, Any, Any]] = {
     "price": (logical("bytes", "decimal", precision=9, scale=2), decimal.Decimal("-1.50"), decimal.Decimal("-1.50")),
     "day": (logical("int", "date"), datetime.date(2024, 5, 1), datetime.date(2024, 5, 1)),
     "time": (logical("int", "time-millis"), datetime.time(0, 0, 1, 5000), 1005),
+    "micros": (logical("long", "time-micros"), datetime.time(0, 0, 1, 5), 1_000_005),
+    "local": (logical("long", "local-timestamp-millis"), datetime.datetime(2024, 5, 1), datetime.datetime(2024, 5, 1)),
     "at": (
         logical("long", "timestamp-millis"),
         datetime.datetime(2024, 5, 1, tzinfo=UTC),

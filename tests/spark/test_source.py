@@ -77,27 +77,13 @@ def test_a_batch_has_every_record_once_with_the_columns_of_sparks_own_connector(
 
 @pytest.fixture(scope="module")
 def numbers(kafka_cluster: LocalCluster) -> Iterator[str]:
-    """A topic of 2 partitions with 100 records each, one a second from 1 700 000 000 on, and a header on each."""
+    """A topic of 2 partitions with 100 records each, one a second from 1 700 000 000 on."""
     name = "numbers-of-test-source"
     kafka_cluster.create_topic(name, 2, 1)
-    records = [
-        ProducedRecord(None, b"%d" % n, n % 2, 1_700_000_000_000 + 1000 * (n // 2), [("n", b"%d" % n), ("empty", None)])
-        for n in range(200)
-    ]
+    records = [ProducedRecord(None, b"%d" % n, n % 2, 1_700_000_000_000 + 1000 * (n // 2)) for n in range(200)]
     produce(kafka_cluster.bootstrap, name, records)
     yield name
     kafka_cluster.delete_topic(name, timeout_s=0)
-
-
-def test_headers_come_when_asked_for(spark: SparkSession, kafka_cluster: LocalCluster, numbers: str) -> None:
-    row = (
-        read(spark, kafka_cluster, topics=numbers, include_headers="true").where("partition = 1 and offset = 7").first()
-    )
-    assert row is not None
-    assert [(header.key, header.value and bytes(header.value)) for header in row.headers] == [
-        ("n", b"15"),
-        ("empty", None),
-    ]
 
 
 def test_a_schema_with_fewer_columns_is_a_projection(
@@ -112,12 +98,6 @@ def test_a_schema_with_fewer_columns_is_a_projection(
     assert "there is no column 'colour'" in said(
         lambda: read(spark, kafka_cluster, "colour string", topics=numbers).collect()
     )
-
-
-def test_large_partitions_are_split_by_offsets(spark: SparkSession, kafka_cluster: LocalCluster, numbers: str) -> None:
-    frame = read(spark, kafka_cluster, topics=numbers, minPartitions=8)
-    assert frame.rdd.getNumPartitions() == 8
-    assert offsets(frame) == {0: list(range(100)), 1: list(range(100))}
 
 
 def test_small_partitions_share_the_tasks_of_the_sessions_cores(

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.errors import AllocatorError, ConfigError
+from allocator.errors import ConfigError
 from allocator.spark.errors import DataLoss, NothingRead
 from allocator.spark.options import Options, read_options
 from allocator.spark.ranges import COMMITTED, Range, StartOrEnd
@@ -260,15 +260,3 @@ def test_what_a_group_commits_while_a_batch_is_planned_is_no_data_loss(
     assert asyncio.run(plan(15)) == 15
     with pytest.raises(DataLoss, match="to offset 99, and has 0 to 15"):
         asyncio.run(plan(99))
-
-
-def test_an_offset_within_an_open_transaction_is_told_as_such() -> None:
-    reading = read_options({"brokers": "b:1", "topics": "t", "isolation_level": "read_committed"})
-    tp = TopicPartition("t", 0)
-    with pytest.raises(DataLoss, match="to offset 15, and has 0 to 13, as far as transactions have ended;"):
-        clip(reading, {tp: 15}, {tp: (0, 13)}, "ending_offsets")
-
-
-def test_a_topic_that_is_gone_is_named(kafka_cluster: LocalCluster) -> None:
-    with pytest.raises(AllocatorError, match="no-such-topic"):
-        offsets(options(kafka_cluster, "no-such-topic", timeout_s=2), Range("no-such-topic", 0, 0, 5))

@@ -306,18 +306,6 @@ def test_a_planned_batch_does_not_read_the_records_of_a_topic_made_anew(
     assert lenient.batch() == records(topic, {0: range(20)})
 
 
-def test_a_checkpoint_of_before_ids_were_noted_is_read_on(
-    kafka_cluster: LocalCluster, topic_factory: TopicFactory, make_query: Callable[..., Query]
-) -> None:
-    topic = topic_factory()
-    fill(kafka_cluster, topic, {0: 5})
-    query = make_query(topics=topic)
-    query.at = json.dumps({topic: {"0": 3}})
-    assert query.batch() == records(topic, {0: range(3, 5)})
-    assert query.batch() == []
-    assert json.loads(str(query.at))["@ids"].keys() == {topic}
-
-
 def test_a_group_that_committed_of_a_former_topic_is_told_or_begins_at_its_first_record(
     kafka_cluster: LocalCluster, topic_factory: TopicFactory, group: str, make_query: Callable[..., Query]
 ) -> None:

@@ -114,7 +114,7 @@ async def test_a_command_that_is_killed_in_each_step_is_run_again_and_loses_noth
     assert await world.repeats() == []
 
 
-async def test_a_rollback_of_what_was_killed_when_it_had_told_members_to_join(make_world: Any) -> None:
+async def test_a_rollback_after_a_kill_in_step_start_loses_nothing(make_world: Any) -> None:
     """Step "start" is not in the state file, but members are at work on the new cluster."""
     world = await make_world("0.9.0.1", "3.9.1")
     plan = world.plan()
@@ -139,7 +139,7 @@ async def test_a_rollback_of_what_was_killed_when_it_had_told_members_to_join(ma
     assert await world.repeats() == []
 
 
-async def test_what_is_written_meanwhile_to_a_partition_without_commits_is_read_by_who_begins_at_the_end(
+async def test_records_of_a_partition_without_commits_are_read_by_a_group_that_starts_at_the_end(
     make_world: Any,
 ) -> None:
     world = await make_world("0.9.0.1", "3.9.1")
@@ -163,7 +163,7 @@ async def _checked(plan: Any) -> bool:
     return True
 
 
-async def test_members_that_do_not_go_stop_it_and_are_named(make_world: Any) -> None:
+async def test_members_that_do_not_leave_stop_a_cutover_and_are_named(make_world: Any) -> None:
     from allocator import Consumer
 
     world = await make_world("0.9.0.1", "3.9.1")
@@ -184,7 +184,7 @@ async def test_members_that_do_not_go_stop_it_and_are_named(make_world: Any) -> 
             await Cutover(plan).rollback()
 
 
-def test_every_fault_of_a_plan_is_told_at_once(tmp_path: Path) -> None:
+def test_all_faults_of_a_plan_are_reported_together(tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     path.write_text(
         '[cutover]\ngroups = []\ntopic = ["t"]\nzookeeper = "z:1"\n[old]\nbrokers = "a:1"\n'

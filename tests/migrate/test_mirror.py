@@ -42,7 +42,7 @@ async def fill(cluster: LocalCluster, topic: str, count: int, first: int = 0, **
     await asyncio.to_thread(produce, cluster.bootstrap, topic, records, version=cluster.version, **options)
 
 
-async def test_an_old_topic_comes_over_with_its_settings_and_its_order(
+async def test_an_old_topic_is_mirrored_with_its_settings_and_in_order(
     old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:
     topic = await asyncio.to_thread(topic_factory, 3, 1, {"retention.ms": "123456789"}, old)
@@ -121,7 +121,7 @@ async def test_headers_times_and_transactions_of_a_newer_cluster(
     await asyncio.to_thread(new.delete_topic, topic)
 
 
-async def test_a_chroot_that_is_not_there_is_refused_and_not_made(
+async def test_a_missing_chroot_is_refused_and_not_created(
     old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:
     """With a mistyped chroot two processes would each be alone, and mirror every record twice."""
@@ -138,7 +138,7 @@ async def test_a_chroot_that_is_not_there_is_refused_and_not_made(
         assert client.partitions(topic) is None
 
 
-async def test_topics_that_differ_are_refused_before_anything_is_made(
+async def test_topics_that_differ_are_refused_before_any_topic_is_created(
     old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:
     topic = await asyncio.to_thread(topic_factory, 3, 1, {"retention.ms": "1000000"}, old)
@@ -160,7 +160,7 @@ async def test_topics_that_differ_are_refused_before_anything_is_made(
         assert client.partitions(missing) is None
 
 
-async def test_partitions_that_are_added_come_over_whoever_runs_meanwhile(
+async def test_added_partitions_are_mirrored_by_running_and_later_processes(
     old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:
     """Two concurrent processes, and one that starts later."""
@@ -188,7 +188,7 @@ async def test_one_cluster_under_two_names_is_refused(
         await Mirror(chosen).run(until_caught_up=True)
 
 
-async def test_it_ends_soon_when_it_is_told_to(
+async def test_a_stop_ends_a_mirror_soon(
     old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:
     """It ends although a large batch waits for its turn, or no broker answers. The next start continues behind the
@@ -209,7 +209,7 @@ async def test_it_ends_soon_when_it_is_told_to(
     assert asyncio.get_running_loop().time() - began < 20
 
 
-async def test_records_of_others_are_not_written_behind_unless_one_says_so(
+async def test_a_new_topic_with_foreign_records_is_refused_unless_append_is_set(
     old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
@@ -224,7 +224,7 @@ async def test_records_of_others_are_not_written_behind_unless_one_says_so(
     assert (await translation(mirror.settings, TopicPartition(topic, 0))).target(40) == 50
 
 
-async def test_what_was_written_and_not_committed_is_found_and_not_written_again(
+async def test_uncommitted_records_are_found_and_not_written_again(
     old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
@@ -243,7 +243,7 @@ async def test_what_was_written_and_not_committed_is_found_and_not_written_again
     assert await contents(new, topic) == await contents(old, topic)
 
 
-async def test_lag_is_told_and_comes_to_nothing(
+async def test_lag_is_reported_until_it_is_zero(
     old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:
     topic = await asyncio.to_thread(topic_factory, 2, 1, None, old)
@@ -263,7 +263,7 @@ async def test_lag_is_told_and_comes_to_nothing(
             assert (await AsyncHTTPClient().fetch(f"{url}/health/ready")).code == 200
 
 
-async def test_zstd_comes_over_to_a_cluster_that_does_not_know_it(
+async def test_zstd_is_mirrored_to_a_cluster_that_does_not_know_it(
     new: LocalCluster, cluster_factory: Any, topic_factory: Callable[..., str], group: str
 ) -> None:
     old = new

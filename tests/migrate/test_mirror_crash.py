@@ -220,7 +220,7 @@ async def test_compaction_of_both_logs_after_a_crash_repeats_nothing(
     await mirror.run(until_caught_up=True)  # nothing of the tail is left
 
 
-async def test_it_ends_once_it_has_caught_up_though_producers_go_on(
+async def test_a_mirror_that_has_caught_up_ends_although_producers_continue(
     cluster_factory: Any, topic_factory: Callable[..., str], group: str
 ) -> None:
     world = await scene(cluster_factory, topic_factory, group)
@@ -410,7 +410,7 @@ def test_records_that_the_old_cluster_deleted_after_a_crash_are_not_lost(
     assert (tail.present, tail.unexpected) == (present, unexpected)
 
 
-def test_records_that_follow_no_written_one_are_not_taken_for_deleted_ones() -> None:
+def test_records_without_a_written_predecessor_do_not_count_as_deleted() -> None:
     """Another producer's record behind a gap, and nothing of the mirror."""
     rows: Any = [Record("t", 0, n, 1, 0, b"k", b"%d" % n, []) for n in range(12)]
     tail = Tail(0, 6, deque([(5, b"of another producer")]))

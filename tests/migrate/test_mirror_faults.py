@@ -142,7 +142,7 @@ async def test_the_late_request_of_a_frozen_process_does_not_change_the_map_of_i
     assert (row.after, row.problem) == (130, "")
 
 
-async def test_it_ends_when_it_is_told_to_though_the_new_cluster_does_not_answer(
+async def test_a_stop_ends_a_mirror_whose_new_cluster_does_not_respond(
     cluster_factory: Any, topic_factory: Callable[..., str], group: str
 ) -> None:
     old = await asyncio.to_thread(cluster_factory, kafka="0.9.0.1")

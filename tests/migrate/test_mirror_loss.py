@@ -152,7 +152,7 @@ async def test_records_that_are_deleted_while_it_lags_are_counted_and_named(
     assert found == [rows[n][1] for n in (*range(loss.first), *range(75, 80))]
 
 
-async def test_a_topic_that_was_created_again_while_no_mirror_ran_stops_until_told_how_to_go_on(
+async def test_a_topic_that_was_recreated_while_no_mirror_ran_stops_until_a_setting_lets_it_continue(
     old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
@@ -198,7 +198,7 @@ async def test_a_commit_while_a_topic_is_restarted_counts_nothing_as_done(
     assert values((await contents(new, topic))[0]) == numbered("value", range(100))
 
 
-async def test_a_topic_that_is_created_again_while_it_runs_stops_alone(
+async def test_a_topic_that_is_recreated_while_a_mirror_runs_stops_alone(
     old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
@@ -226,7 +226,7 @@ async def test_a_topic_that_is_created_again_while_it_runs_stops_alone(
 
 
 @pytest.mark.long
-async def test_a_topic_that_was_created_again_goes_on_at_the_stored_position_if_told_so(
+async def test_a_recreated_topic_continues_at_the_stored_position_with_that_setting(
     old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:
     """For a topic that another tool restored with its offsets."""
@@ -307,7 +307,7 @@ async def test_records_that_the_new_cluster_would_delete_at_once_stop_their_topi
     ("version", "known"),
     [("3.9.1", False), ("0.9.0.1", True), pytest.param("1.1.1", False, marks=pytest.mark.long)],
 )
-async def test_a_truncated_topic_stops_until_told_how_to_go_on(
+async def test_a_truncated_topic_stops_until_a_setting_lets_it_continue(
     version: str,
     known: bool,
     new: LocalCluster,
@@ -347,7 +347,7 @@ async def test_a_truncated_topic_stops_until_told_how_to_go_on(
     assert values((await contents(new, topic))[0]) == wanted + numbered("late", range(5))
 
 
-async def test_a_topic_that_is_truncated_while_it_runs_stops_alone(
+async def test_a_topic_that_is_truncated_while_a_mirror_runs_stops_alone(
     old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)

@@ -54,7 +54,7 @@ def test_a_topic_that_is_all_gaps_has_a_small_map_that_misses_nothing() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 3)), min_size=1, max_size=30), st.data())
-def test_who_reads_from_there_gets_every_record_from_his_offset_on(
+def test_a_reader_at_a_translated_offset_gets_every_record_from_there_on(
     steps: list[tuple[int, int]], data: st.DataObject
 ) -> None:
     """Gaps in old offsets, foreign records between new ones, and inexact runs."""
@@ -105,7 +105,7 @@ def test_a_topic_that_is_begun_again_shares_nothing_with_the_one_before() -> Non
     assert known.incarnation(PARTITION) == Incarnation(1, "two")
 
 
-def test_ids_of_different_kinds_say_nothing() -> None:
+def test_ids_of_different_kinds_cannot_be_compared() -> None:
     """A cluster's brokers are upgraded: the topic that its ZooKeeper named has an id of its own from then on."""
     assert same_topic("znode-17", "znode-17") is True
     assert same_topic("znode-17", "znode-18") is False
@@ -119,7 +119,7 @@ def test_ids_of_different_kinds_say_nothing() -> None:
     ("key", "value"),
     [(None, b"[]"), (b"{}", b"[]"), (b'{"topic":"t","partition":0}', b"[[1]]"), (b'{"topic":"t","partition":0}', None)],
 )
-def test_what_no_mirror_wrote_is_refused(key: bytes | None, value: bytes | None) -> None:
+def test_an_entry_that_no_mirror_wrote_is_refused(key: bytes | None, value: bytes | None) -> None:
     with pytest.raises(BadOffsetMap, match="invalid entry"):
         unpack(key, value)
 

@@ -12,7 +12,7 @@ from allocator.migrate.mirror_settings import MirrorSettings
 GOOD: dict[str, Any] = {"old": "a:9092,b:9092", "new": "c:9092", "group": "g", "topics": ["t"], "membership": "kafka"}
 
 
-def test_what_can_be_said_by_itself_is_accepted() -> None:
+def test_valid_settings_are_accepted() -> None:
     MirrorSettings(**GOOD).check()
 
 
@@ -30,6 +30,6 @@ def test_what_can_be_said_by_itself_is_accepted() -> None:
     ],
     ids=str,
 )
-def test_faults_name_what_is_at_fault(changed: dict[str, Any], said: str) -> None:
+def test_a_fault_names_its_setting(changed: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         MirrorSettings(**{**GOOD, **changed}).check()

@@ -57,7 +57,7 @@ def storages(cluster: LocalCluster) -> list[str]:
 
 
 @pytest.mark.parametrize("version", KAFKA)
-async def test_offsets_of_any_storage_are_copied_to_any_and_put_back(
+async def test_offsets_of_any_storage_are_copied_to_any_and_restored(
     version: str, cluster_factory: Any, topic_factory: Callable[..., str], group: str, tmp_path: Path
 ) -> None:
     cluster: LocalCluster = await asyncio.to_thread(cluster_factory, kafka=version)

@@ -66,7 +66,7 @@ async def filled(cluster: LocalCluster, topic: str, count: int, start: int = 0, 
     await asyncio.to_thread(produce, cluster.bootstrap, topic, rows, version=cluster.version)
 
 
-async def test_what_kiel_left_in_zookeeper_comes_to_kafka_and_goes_back(
+async def test_offsets_of_kiel_are_copied_from_zookeeper_to_kafka_and_back(
     old: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
 ) -> None:
     topic = await asyncio.to_thread(topic_factory, 2, 1, None, old)
@@ -96,7 +96,7 @@ async def test_what_kiel_left_in_zookeeper_comes_to_kafka_and_goes_back(
     assert await committed(old, group, topic, in_zookeeper=True) == {0: 7, 1: 0}
 
 
-async def test_it_is_refused_while_there_is_a_member_of_any_kind(
+async def test_a_copy_is_refused_while_the_group_has_a_member_of_any_kind(
     old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
 ) -> None:
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, new)
@@ -169,7 +169,7 @@ async def test_offsets_of_a_mirrored_topic_are_found_by_map_by_content_and_by_ti
     assert not await asyncio.to_thread((tmp_path / "f.json").exists)
 
 
-async def test_by_time_a_group_that_has_read_all_skips_no_newer_record(
+async def test_a_copy_by_time_of_a_group_that_has_read_all_skips_no_newer_record(
     cluster_factory: Any, new: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:
     old = await asyncio.to_thread(lambda: cluster_factory(kafka="1.1.1"))
@@ -188,7 +188,7 @@ async def test_by_time_a_group_that_has_read_all_skips_no_newer_record(
     assert found[never] == (0, 0, "the old log never had a record")
 
 
-def test_the_command_shows_first_and_then_does_it(
+def test_the_command_shows_its_plan_and_changes_offsets_only_with_execute(
     new: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
 ) -> None:
     topic = topic_factory(1, 1, None, new)
@@ -238,7 +238,7 @@ def test_the_environment_of_the_source_does_not_apply_to_the_target(
     assert asyncio.run(committed(new, target, topic)) == {}
 
 
-async def test_offsets_of_a_topic_that_was_created_again_are_neither_copied_nor_put_back(
+async def test_offsets_of_a_recreated_topic_are_neither_copied_nor_restored(
     new: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
 ) -> None:
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, new)

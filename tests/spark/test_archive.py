@@ -43,7 +43,7 @@ def whole(spark: SparkSession, topic: Made, directory: Path) -> bool:
     return True
 
 
-def test_each_run_adds_what_is_new_and_new_partitions(spark: SparkSession, tmp_path: Path) -> None:
+def test_each_run_of_an_archive_adds_new_records_and_partitions(spark: SparkSession, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     first = archive(
         Made([50, 31]), tmp_path, offsets_per_commit=40, spark=spark, progress=lambda *done: seen.append(done)
@@ -65,7 +65,7 @@ def test_each_run_adds_what_is_new_and_new_partitions(spark: SparkSession, tmp_p
     ]
 
 
-def test_small_files_are_put_together_and_nothing_changes(spark: SparkSession, tmp_path: Path) -> None:
+def test_small_files_are_merged_without_a_change_of_records(spark: SparkSession, tmp_path: Path) -> None:
     topic = Made([40, 40])
     archive(topic, tmp_path, offsets_per_commit=16, spark=spark)
     assert compact(tmp_path, dry_run=True).replaced == [1, 2, 3, 4, 5]
@@ -102,7 +102,7 @@ def test_a_default_file_system_that_is_not_local_does_not_matter(spark: SparkSes
         spark.conf.unset("fs.defaultFS")
 
 
-def test_what_is_read_of_ten_thousand_partitions_is_planned_in_seconds(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_read_of_ten_thousand_partitions_is_planned_in_seconds(spark: SparkSession, tmp_path: Path) -> None:
     archive(Made([20]), tmp_path, spark=spark)
     found = Archive(tmp_path)
     rows = found.frame(spark, {0: (5, 7), **dict.fromkeys(range(1, 10_000), (1, 2))}).collect()
@@ -110,7 +110,7 @@ def test_what_is_read_of_ten_thousand_partitions_is_planned_in_seconds(spark: Sp
     assert found.frame(spark, {1: (0, 9)}).columns == found.frame(spark).columns
 
 
-def test_where_the_first_run_began_is_kept_of_a_partition_that_had_nothing(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_start_of_the_first_run_is_kept_for_empty_partitions(spark: SparkSession, tmp_path: Path) -> None:
     """What a group commits moves on: a later run that began there would leave out what came in between."""
     report = archive(Made([10, 5], chosen={0: (3, 10), 1: (5, 5)}), tmp_path, spark=spark)
     assert (report.records, Archive(tmp_path).reach()) == (7, {0: (3, 10), 1: (5, 5)})
@@ -126,7 +126,7 @@ def test_where_the_first_run_began_is_kept_of_a_partition_that_had_nothing(spark
         archive(Made([6], name="new", log={0: (5, 6)}), tmp_path)
 
 
-def test_a_run_that_another_one_overtook_does_not_take_the_topic_for_another(
+def test_a_run_that_another_run_overtook_does_not_mistake_the_topic_for_a_recreated_one(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     class Overtaken(Made):
@@ -178,7 +178,7 @@ def test_a_transform_adds_columns_and_must_keep_the_offsets(spark: SparkSession,
     assert whole(spark, Made([12]), tmp_path)
 
 
-def test_a_field_of_the_name_of_a_column_is_not_taken_for_it(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_nested_field_named_offset_is_not_the_column(spark: SparkSession, tmp_path: Path) -> None:
     archive(Made([10]), tmp_path, transform=lambda rows: rows.selectExpr("struct(-1L offset) one", "*"), spark=spark)
     assert Archive(tmp_path).reach() == {0: (0, 10)}
 
@@ -192,7 +192,7 @@ def test_a_field_of_the_name_of_a_column_is_not_taken_for_it(spark: SparkSession
         (Made([20, 20], log={0: (0, 20), 1: (14, 20)}, chosen={0: (0, 20), 1: (14, 20)}), DataLoss, "4 offsets were"),
     ],
 )
-def test_an_archive_of_something_else_is_left_alone(
+def test_an_archive_of_another_topic_or_cluster_is_left_alone(
     spark: SparkSession, tmp_path: Path, topic: Made, error: type[Exception], words: str
 ) -> None:
     archive(Made([10, 10], topic_id="one"), tmp_path, spark=spark)
@@ -202,7 +202,7 @@ def test_an_archive_of_something_else_is_left_alone(
     assert Archive(tmp_path).records == 20
 
 
-def test_a_gap_that_is_allowed_stands_in_the_manifest(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_allowed_gap_is_in_the_manifest(spark: SparkSession, tmp_path: Path) -> None:
     archive(Made([10, 10]), tmp_path, spark=spark)
     late = Made([20, 20], log={0: (0, 20), 1: (14, 20)}, chosen={0: (0, 20), 1: (14, 20)})
     report = archive(late, tmp_path, allow_gaps=True, spark=spark)
@@ -336,7 +336,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
     subprocess.check_call(["umount", "-l", str(tmp_path)])
 
 
-def test_a_full_disk_is_one_line_and_leaves_whole_commits(spark: SparkSession, small: Path) -> None:
+def test_a_full_disk_is_reported_in_one_line_and_leaves_complete_commits(spark: SparkSession, small: Path) -> None:
     archive(Made([100]), small, spark=spark)
     filler = small / "filler"
     with contextlib.suppress(OSError), filler.open("wb") as file:
@@ -379,7 +379,7 @@ def kill_and_check(spark: SparkSession, directory: Path, sizes: list[int], momen
     assert not list((directory / "topic=made").glob("_new-*"))
 
 
-def test_killed_for_real_while_it_writes_it_goes_on_without_gap_or_double(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_killed_run_is_continued_without_gap_or_double(spark: SparkSession, tmp_path: Path) -> None:
     home = tmp_path / "archive" / "topic=made"
     kill_and_check(
         spark,
@@ -391,7 +391,7 @@ def test_killed_for_real_while_it_writes_it_goes_on_without_gap_or_double(spark:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_killed_again_and_again_at_any_moment(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_run_killed_at_any_moment_is_continued_exactly(spark: SparkSession, tmp_path: Path) -> None:
     home = tmp_path / "archive" / "topic=made"
     dice = random.Random(7)
 

@@ -173,7 +173,7 @@ def test_a_number_is_taken_once_even_without_the_lock(commits: CommitLog) -> Non
     assert held(commits) == (10, 10)
 
 
-def test_a_commit_that_replaces_stands_where_the_replaced_stood(commits: CommitLog) -> None:
+def test_a_compacted_commit_takes_the_place_of_the_replaced_ones(commits: CommitLog) -> None:
     for _ in range(3):
         append(commits)
     merge(commits)
@@ -218,7 +218,7 @@ def test_a_manifest_of_any_partitions_is_read_as_it_was_written(ranges: dict[int
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_told_with_its_place_and_nothing_is_written(commits: CommitLog, damage: str) -> None:
+def test_damage_is_reported_with_its_file_and_nothing_is_written(commits: CommitLog, damage: str) -> None:
     for _ in range(3):
         append(commits)
     harm, words = DAMAGES[damage]

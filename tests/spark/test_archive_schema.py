@@ -47,7 +47,7 @@ def written(order: Any) -> bytes:
     return out.getvalue()
 
 
-def test_avro_and_json_are_decoded_and_what_does_not_fit_is_null(spark: SparkSession, tmp_path: Path) -> None:
+def test_avro_and_json_are_decoded_and_other_bytes_are_null(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "order.avsc"
     path.write_text(json.dumps(SCHEMA))
     data = written(ORDER)

@@ -135,7 +135,7 @@ def test_each_corruption_is_found_and_called_by_its_name(name: str, reports: dic
     assert found(reports["key"], name) == by_key
 
 
-def test_a_sample_says_where_it_is_on_both_sides_and_what_it_holds(reports: dict[str, Report]) -> None:
+def test_a_sample_has_the_offsets_and_values_of_both_sides(reports: dict[str, Report]) -> None:
     samples = {sample.topic: sample for sample in reports["partition"].samples}
     value = samples["the value altered"]
     assert (value.partition, value.offset, value.other_partition, value.other_offset) == (0, 6, 0, 6)
@@ -152,7 +152,7 @@ def test_a_sample_says_where_it_is_on_both_sides_and_what_it_holds(reports: dict
     assert (late.offset, late.other_offset, late.passed) == (6, 7, 6)
 
 
-def test_the_report_is_text_json_and_a_page_and_escapes_what_records_hold(reports: dict[str, Report]) -> None:
+def test_the_report_is_text_json_and_a_page_with_escaped_values(reports: dict[str, Report]) -> None:
     report = reports["partition"]
     assert not report.equal
     told = json.loads(json.dumps(report.to_json()))
@@ -225,7 +225,7 @@ def check(spark: SparkSession, many: list[tuple[Log, Log]]) -> None:
 # which is not audited here
 @settings(max_examples=2, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(st.lists(cases(), min_size=60, max_size=60))
-def test_what_is_found_is_what_the_definition_says(spark: SparkSession, many: list[tuple[Log, Log]]) -> None:
+def test_an_audit_of_random_logs_agrees_with_the_definition(spark: SparkSession, many: list[tuple[Log, Log]]) -> None:
     if any(records for case in many for log in case for records in log):
         check(spark, many)
 
@@ -234,13 +234,13 @@ def test_what_is_found_is_what_the_definition_says(spark: SparkSession, many: li
 @pytest.mark.timeout(1200)
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(st.lists(cases(), min_size=20, max_size=100))
-def test_what_is_found_is_what_the_definition_says_of_many_more(
+def test_an_audit_of_random_logs_agrees_with_the_definition_at_length(
     spark: SparkSession, sparks_defaults: None, many: list[tuple[Log, Log]]
 ) -> None:
     check(spark, many)
 
 
-def test_what_is_ignored_may_differ(spark: SparkSession, sparks_defaults: None) -> None:
+def test_ignored_fields_may_differ(spark: SparkSession, sparks_defaults: None) -> None:
     left = frame(spark, [("t", sound())])
     changed = [[Row(row.key, row.value, None) for row in records] for records in sound()]
     right = frame(spark, [("t2", changed)]).drop("headers", "timestamp")

@@ -91,7 +91,7 @@ def test_records_that_arrive_during_an_audit_of_two_topics_are_not_reported(
     assert sum(report.kinds.values()) == 4
 
 
-def test_what_fails_within_spark_is_told_without_its_stack(
+def test_failures_within_spark_are_shown_without_a_stack(
     spark: SparkSession,
     kafka_cluster: LocalCluster,
     topic_factory: Callable[..., str],
@@ -119,7 +119,7 @@ def test_what_fails_within_spark_is_told_without_its_stack(
     assert run("skew", "--brokers", kafka_cluster.bootstrap, "--topic", topic, "-o", "includeHeaders=false")[0] == 0
 
 
-def test_mistakes_are_told_before_spark_starts(tmp_path: Path) -> None:
+def test_mistakes_are_refused_before_spark_starts(tmp_path: Path) -> None:
     cases: list[tuple[tuple[Any, ...], str]] = [
         (("archive", tmp_path), "--topic"),
         (("archive", tmp_path, "--topic", "t"), "--brokers"),
@@ -141,7 +141,7 @@ def test_mistakes_are_told_before_spark_starts(tmp_path: Path) -> None:
         assert (code, expected in text) == (2, True), (words, text)
 
 
-def test_quiet_leaves_out_what_spark_says_itself(tmp_path: Path) -> None:
+def test_quiet_hides_the_output_of_spark(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "allocator.cli", "archive", str(tmp_path), "--compact", "--master", "local[1]"]
     done = subprocess.run([*command, "--quiet"], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")

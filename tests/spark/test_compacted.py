@@ -86,7 +86,7 @@ def topic(cluster_factory: Any) -> Compacted:
 
 
 @pytest.mark.parametrize("splits", [1, 7])
-def test_a_batch_has_what_is_left_however_it_is_split(topic: Compacted, splits: int, spark: SparkSession) -> None:
+def test_a_batch_has_the_remaining_records_in_any_split(topic: Compacted, splits: int, spark: SparkSession) -> None:
     """Ranges that begin or end in a hole, and ranges of nothing but a hole."""
     left = topic.left()
     options = {"brokers": topic.cluster.bootstrap, "topics": topic.name, "min_partitions": str(splits)}

@@ -103,12 +103,12 @@ def test_a_writer_without_logical_types_is_read_as_the_reader_has_them() -> None
         (record(a=logical("bytes", "decimal", precision=40)), "a decimal of 40 digits"),
     ],
 )
-def test_what_spark_has_no_type_for_is_named(schema: Any, says: str) -> None:
+def test_a_schema_without_a_type_in_spark_is_refused(schema: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         column(schema)
 
 
-async def test_a_task_that_waits_for_the_registry_in_vain_fails() -> None:
+async def test_a_task_fails_if_the_registry_does_not_respond() -> None:
     from allocator.handlers.schemas.registry import RegistryFailed
     from allocator.spark.decoding import _decode_all
 

@@ -67,7 +67,7 @@ JAVA = """An error occurred while calling o405.parquet.
         ("", SparkFailed, "Spark failed: Theirs"),
     ],
 )
-def test_an_error_of_ours_comes_out_of_sparks_text(text: str, kind: type[AllocatorError], said: str) -> None:
+def test_an_error_of_this_library_is_found_in_sparks_text(text: str, kind: type[AllocatorError], said: str) -> None:
     theirs = type("Theirs", (Exception,), {"__module__": "pyspark.errors.exceptions.captured"})
     found = plain(theirs(text))
     assert (type(found), str(found)) == (kind, said)

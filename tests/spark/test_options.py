@@ -26,7 +26,7 @@ def faults(options: dict[str, Any], use: str | None = READ) -> list[str]:
     return str(caught.value).splitlines()[1:]
 
 
-def test_the_connectors_names_say_the_same_as_ours() -> None:
+def test_the_names_of_sparks_connector_are_accepted() -> None:
     ours = read_options(
         {
             **OURS,
@@ -79,13 +79,13 @@ def test_the_connectors_names_say_the_same_as_ours() -> None:
         ("kafka.max.poll.record", "kafka.max.poll.records"),
     ],
 )
-def test_an_unknown_option_is_told_with_the_nearest(wrong: str, nearest: str) -> None:
+def test_an_unknown_option_is_refused_with_the_nearest_name(wrong: str, nearest: str) -> None:
     assert f'format("allocator"): {wrong} is not an option; did you mean {nearest}?' in "\n".join(
         faults({**OURS, wrong: "1"})
     )
 
 
-def test_every_fault_is_told_at_once() -> None:
+def test_all_faults_are_reported_together() -> None:
     found = faults(
         {
             "topics": "no topic",
@@ -141,7 +141,7 @@ def test_every_fault_is_told_at_once() -> None:
         ({**OURS, "membership": "zookeeper", "group": "g", "zookeeper": "z:1", "commit": "never"}, STREAM, "always"),
     ],
 )
-def test_what_does_not_fit_is_told(options: dict[str, str], use: str, said: str) -> None:
+def test_options_that_conflict_or_cannot_be_parsed_are_refused(options: dict[str, str], use: str, said: str) -> None:
     assert said in "\n".join(faults(options, use))
 
 
@@ -239,7 +239,7 @@ def test_a_share_is_no_more_than_the_cap_and_moves_if_anything_can(ranges: list[
     assert sum(moved.values()) == min(most, sum(each.size for each in ranges))
 
 
-def test_positions_come_back_from_their_text_and_from_the_connectors() -> None:
+def test_positions_are_read_from_checkpoints_of_this_source_and_of_the_connector() -> None:
     a, b = TopicPartition("orders", 10), TopicPartition("orders", 9)
     positions = StreamOffsets({a: 5, b: 7}, {b: 2})
     text = json.dumps(positions.to_json())

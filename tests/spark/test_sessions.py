@@ -37,7 +37,7 @@ def make_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeJava:
     return make
 
 
-def test_without_java_it_says_where_it_looked_and_what_to_install(
+def test_without_java_the_error_has_all_candidates_and_what_to_install(
     make_java: MakeJava, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with pytest.raises(JavaMissing, match=r"Java 17 or newer and found none \(JAVA_HOME: none; PATH: none\); install"):
@@ -65,7 +65,7 @@ def test_a_pyspark_that_is_too_old_is_named() -> None:
     )
 
 
-def test_a_java_on_the_path_stands_in_for_one_that_is_too_old(
+def test_a_java_on_the_path_is_used_if_java_home_is_too_old(
     make_java: MakeJava, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     young = make_java("young", "21.0.1")
@@ -76,7 +76,7 @@ def test_a_java_on_the_path_stands_in_for_one_that_is_too_old(
     assert java_home().endswith("newer")
 
 
-def test_a_java_without_the_vector_module_is_not_asked_for_it(
+def test_a_java_without_the_vector_module_starts_without_it(
     make_java: MakeJava, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     small = make_java("small", "17.0.9", "java.base@17.0.9")

@@ -55,7 +55,7 @@ SHIPPED = {
 
 
 @pytest.mark.parametrize("use", SHIPPED)
-def test_an_executor_without_the_package_says_what_to_ship(use: str) -> None:
+def test_an_executor_without_the_package_reports_what_to_ship(use: str) -> None:
     made = SHIPPED[use]()
     for dumps in (cloudpickle.dumps, pickle.dumps):
         again = pickle.loads(dumps(made))

@@ -26,7 +26,7 @@ def rows_of(spark: SparkSession, cluster: LocalCluster, topic: str, **options: A
 
 
 @pytest.mark.parametrize("kafka", ["3.9.1", "0.9.0.1", pytest.param("0.8.2.2", marks=pytest.mark.long)])
-def test_what_is_written_is_read_back(
+def test_written_records_can_be_read(
     kafka: str, cluster_factory: Any, spark: SparkSession, topic_factory: TopicFactory
 ) -> None:
     cluster = cluster_factory(kafka=kafka)
@@ -96,7 +96,7 @@ def test_a_stream_writes_what_it_reads(
         ("'a' value", {"topic": "t", "starting_offsets": "earliest"}, "append", "does not apply to write"),
     ],
 )
-def test_what_cannot_be_written_is_refused_before_anything_is(
+def test_wrong_columns_and_options_are_refused_before_any_write(
     spark: SparkSession, columns: str, options: dict[str, str], mode: str, said: str
 ) -> None:
     from pyspark.errors import AnalysisException
@@ -114,7 +114,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is(
         ("'v' value, array(cast(null as struct<key: string, value: binary>)) headers", "a header without a key"),
     ],
 )
-def test_a_record_that_cannot_be_is_not_written_somewhere_else(
+def test_an_invalid_record_is_not_written(
     spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: TopicFactory, columns: str, said: str
 ) -> None:
     from pyspark.errors import PySparkException

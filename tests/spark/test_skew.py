@@ -61,7 +61,7 @@ def test_the_busiest_keys_are_exact_and_keys_in_two_partitions_are_found(report:
     assert {key.key: key.partition for key in hot[1:]} == {b"k4": None, b"k8": None}
 
 
-def test_the_loads_are_what_an_assignor_takes(report: SkewReport, tmp_path: Path) -> None:
+def test_an_assignor_takes_the_loads(report: SkewReport, tmp_path: Path) -> None:
     path = tmp_path / "skew.json"
     path.write_text(json.dumps(report.to_json()))
     loads = read_loads(path)
@@ -79,7 +79,7 @@ def test_the_loads_are_what_an_assignor_takes(report: SkewReport, tmp_path: Path
         read_loads(path)
 
 
-def test_the_report_is_text_and_a_page_that_escapes_what_keys_hold(report: SkewReport) -> None:
+def test_the_report_is_text_and_a_page_with_escaped_keys(report: SkewReport) -> None:
     more = dataclasses.replace(report, counts={"t": 8})  # 2 has no record, nor has any after 3
     text = more.to_text()
     assert "busiest partition: 0" in text
@@ -100,7 +100,7 @@ def test_keys_of_any_bytes_are_short_text(report: SkewReport) -> None:
     assert [key.text for key in keys] == [r"\x00\xff\x01" * 3 + r"\x00... (300 bytes)", r"a\nb", "日本", ""]
 
 
-def test_records_without_a_byte_are_told_by_their_number(spark: SparkSession) -> None:
+def test_empty_records_are_compared_by_number(spark: SparkSession) -> None:
     empty = skew(frame(spark, [("none", [[], [], [], [Row(None, None)] * 5])]), hot=0, members=2, spark=spark)
     assert "busiest partition: 3, 4.00 times the mean in records" in empty.to_text()
     assert "<dt>Gini coefficient</dt><dd>0.75</dd>" in empty.to_html()

@@ -126,7 +126,7 @@ def test_small_partitions_share_the_tasks_of_the_sessions_cores(
         ({"topics_pattern": "numbers-of-test"}, None, None),
     ],
 )
-def test_a_batch_begins_and_ends_where_it_is_told(
+def test_options_set_the_start_and_end_of_a_batch(
     options: dict[str, str], zero: Any, one: Any, spark: SparkSession, kafka_cluster: LocalCluster, numbers: str
 ) -> None:
     given = {name: value.replace('"T"', json.dumps(numbers)) for name, value in options.items()}
@@ -136,7 +136,7 @@ def test_a_batch_begins_and_ends_where_it_is_told(
     assert offsets(read(spark, kafka_cluster, **given)) == wanted
 
 
-def test_a_batch_begins_where_the_group_stands(
+def test_a_batch_starts_at_the_groups_offsets(
     spark: SparkSession, kafka_cluster: LocalCluster, numbers: str, group: str
 ) -> None:
     async def commit() -> None:
@@ -159,7 +159,7 @@ def test_a_batch_begins_where_the_group_stands(
         ("cast(value as string) = '42' and partition = 0", [21], None, 1),
     ],
 )
-def test_filters_choose_what_is_read(
+def test_filters_select_the_offsets_that_are_read(
     where: str, zero: Any, one: Any, tasks: int, spark: SparkSession, kafka_cluster: LocalCluster, numbers: str
 ) -> None:
     from pyspark.sql.datasource import DataSourceReader
@@ -193,7 +193,7 @@ def test_a_filter_by_a_time_before_1970_leaves_no_record_out(
         ({"topics": "T", "subscrib": "T"}, "did you mean subscribe"),
     ],
 )
-def test_what_cannot_be_read_is_told_at_planning(
+def test_planning_refuses_offsets_and_topics_that_do_not_exist(
     options: dict[str, str], message: str, spark: SparkSession, kafka_cluster: LocalCluster, numbers: str
 ) -> None:
     given = {name: value.replace('"T"', json.dumps(numbers)) for name, value in options.items()}

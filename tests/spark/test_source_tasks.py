@@ -101,7 +101,7 @@ def test_few_records_share_one_task() -> None:
     assert tasks(1, replace(given, cores=None)) == [1] * 16
 
 
-def test_what_retention_took_is_data_loss_or_passed_over(
+def test_records_that_retention_deleted_are_data_loss_or_skipped(
     kafka_cluster: LocalCluster, topic_factory: TopicFactory
 ) -> None:
     topic = topic_factory(partitions=2)
@@ -226,7 +226,7 @@ def test_a_broker_that_is_away_is_waited_for_and_then_the_partition_is_named(
     assert offsets(patient, Range(topic, 1, 0, 2000)) == list(range(2000))
 
 
-def test_a_time_after_every_record_is_an_end_and_no_beginning(
+def test_a_time_after_every_record_is_an_end_but_no_start(
     kafka_cluster: LocalCluster, topic_factory: TopicFactory
 ) -> None:
     """As Spark's connector has it: an idle partition must not keep a batch from ending yesterday at midnight."""
@@ -238,7 +238,7 @@ def test_a_time_after_every_record_is_an_end_and_no_beginning(
         planned(kafka_cluster, topic, starting_timestamps=5000)
 
 
-def test_what_a_group_commits_while_a_batch_is_planned_is_no_data_loss(
+def test_a_commit_while_a_batch_is_planned_is_no_data_loss(
     kafka_cluster: LocalCluster, topic_factory: TopicFactory, group: str
 ) -> None:
     topic = topic_factory()

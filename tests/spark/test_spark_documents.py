@@ -70,7 +70,7 @@ def test_the_page_about_spark_reads_and_writes(
     assert [(row.key, row.records) for row in rows] == [("ada", 2), ("bob", 1)]
 
 
-def test_the_page_about_pipelines_archives_and_audits_what_a_group_committed(
+def test_the_page_about_pipelines_archives_and_audits_up_to_a_groups_offsets(
     spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
 ) -> None:
     orders = topic_factory(12)

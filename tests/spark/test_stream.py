@@ -33,7 +33,7 @@ def make_query(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[..., Qu
         query.stop()
 
 
-def test_a_stream_goes_on_from_its_checkpoint_within_the_cap_and_commits_what_it_finished(
+def test_a_stream_continues_at_its_checkpoint_within_the_cap_and_commits_finished_batches(
     kafka_cluster: LocalCluster, topic_factory: TopicFactory, group: str, make_query: Any
 ) -> None:
     topic = topic_factory(partitions=2)

@@ -152,7 +152,7 @@ def test_partitions_that_appear_are_read_from_their_first_record_after_a_restart
     assert query.read(*planned[-1]) == wanted
 
 
-def test_a_group_is_told_how_far_finished_batches_are(
+def test_finished_batches_are_committed_to_the_group(
     kafka_cluster: LocalCluster, topic_factory: TopicFactory, group: str, make_query: Callable[..., Query]
 ) -> None:
     topic = topic_factory(partitions=2)
@@ -196,7 +196,7 @@ async def test_a_group_with_live_members_is_refused(
         assert await asyncio.to_thread(idle.batch) == records(topic, {0: range(4)})
 
 
-def test_a_chroot_that_no_member_made_is_refused_as_a_typo_would_hide_the_members(
+def test_a_chroot_that_no_member_created_is_refused_as_a_typo_would_hide_the_members(
     kafka_cluster: LocalCluster, topic_factory: TopicFactory, group: str, make_query: Callable[..., Query]
 ) -> None:
     topic = topic_factory()
@@ -223,7 +223,7 @@ def test_a_checkpoint_of_another_topic_is_refused(
         query.batch()
 
 
-def test_a_topic_that_is_deleted_is_told_or_left_out(
+def test_a_deleted_topic_is_data_loss_or_left_out(
     kafka_cluster: LocalCluster, topic_factory: TopicFactory, make_query: Callable[..., Query]
 ) -> None:
     stays, goes = topic_factory(), topic_factory()
@@ -241,7 +241,7 @@ def test_a_topic_that_is_deleted_is_told_or_left_out(
     assert lenient.batch() == records(stays, {0: range(2, 3)})
 
 
-def test_a_topic_made_anew_without_an_id_is_told_or_read_from_its_first_record_under_a_cap_too(
+def test_a_recreated_topic_without_an_id_is_data_loss_or_read_from_its_first_record(
     kafka_cluster: LocalCluster, topic_factory: TopicFactory, make_query: Callable[..., Query]
 ) -> None:
     busy, anew = topic_factory(), topic_factory()
@@ -267,7 +267,7 @@ def recreate(cluster: LocalCluster, topic: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_topic_made_anew_with_more_records_is_told_or_read_from_its_first_record(
+def test_a_recreated_topic_with_more_records_is_data_loss_or_read_from_its_first_record(
     restarted: bool, kafka_cluster: LocalCluster, topic_factory: TopicFactory, make_query: Callable[..., Query]
 ) -> None:
     """Detected by the id in the checkpoint; the end of the log does not show it."""
@@ -290,7 +290,7 @@ def test_a_topic_made_anew_with_more_records_is_told_or_read_from_its_first_reco
     assert lenient.batch() == []
 
 
-def test_a_planned_batch_does_not_read_the_records_of_a_topic_made_anew(
+def test_a_planned_batch_does_not_read_the_records_of_a_recreated_topic(
     kafka_cluster: LocalCluster, topic_factory: TopicFactory, make_query: Callable[..., Query]
 ) -> None:
     topic = topic_factory()
@@ -306,7 +306,7 @@ def test_a_planned_batch_does_not_read_the_records_of_a_topic_made_anew(
     assert lenient.batch() == records(topic, {0: range(20)})
 
 
-def test_a_group_that_committed_of_a_former_topic_is_told_or_begins_at_its_first_record(
+def test_offsets_of_a_recreated_topic_are_data_loss_or_the_group_starts_at_its_first_record(
     kafka_cluster: LocalCluster, topic_factory: TopicFactory, group: str, make_query: Callable[..., Query]
 ) -> None:
     topic = topic_factory()

@@ -363,7 +363,7 @@ class Copying(RebalanceListener):
     async def on_partitions_assigned(self, partitions: Partitions) -> None:
         """Sets the positions. The consumer reads the partitions after this returns."""
         try:
-            # the new cluster may take a minute to have the records of a crashed process on all replicas
+            # a stop ends this: it may wait a minute until slow replicas have the records of a crashed process
             await ends_unless(self._stopping, self._begin(partitions))
         except Exception as error:  # noqa: BLE001 - `_read` raises it; the group would only log it
             self._error = error

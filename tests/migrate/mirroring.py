@@ -55,7 +55,7 @@ def settings(old: LocalCluster, new: LocalCluster, group: str, **options: Any) -
 
 
 async def translation(chosen: MirrorSettings, partition: TopicPartition) -> OffsetTranslation:
-    """What the mirror has stored about the offsets of one partition."""
+    """Returns the stored translation of the offsets of one partition."""
     async with KafkaClient(chosen.new) as client:
         stored = OffsetMap(client, map_topic(chosen.group))
         await stored.open()

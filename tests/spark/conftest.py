@@ -1,4 +1,4 @@
-"""A Spark session for all tests of this room and of the pipelines."""
+"""A Spark session for all tests of this folder."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_a_read_of_ten_thousand_partitions_is_planned_in_seconds(spark: SparkSes
 
 
 def test_the_start_of_the_first_run_is_kept_for_empty_partitions(spark: SparkSession, tmp_path: Path) -> None:
-    """What a group commits moves on: a later run that began there would leave out what came in between."""
+    """A group commits further: a later run that started there would leave out the records in between."""
     report = archive(Made([10, 5], chosen={0: (3, 10), 1: (5, 5)}), tmp_path, spark=spark)
     assert (report.records, Archive(tmp_path).reach()) == (7, {0: (3, 10), 1: (5, 5)})
     later = Made([20, 9, 6], chosen={0: (15, 20), 1: (8, 9), 2: (6, 6)})

@@ -26,8 +26,8 @@ PATIENCE_S = 90.0
 
 
 class Pieces:
-    """What a member of a stream needs, without servers. While the first offsets are looked up, a partition is lost and
-    assigned again, and another member has committed 50 meanwhile."""
+    """Stands in for all that a stream's member needs, without servers. During the first look-up of offsets, a partition
+    is lost and assigned again, and another member commits 50 meanwhile."""
 
     generation, member_id, ended = 1, "m", None
 

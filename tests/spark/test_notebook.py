@@ -1,4 +1,4 @@
-"""What a notebook shows of groups and reports: pure, no Spark."""
+"""Groups and reports in a notebook. Pure, without Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What executors get, in a Python without this package; without Spark and servers."""
+"""Pickles for executors, in a Python without this package; without Spark and servers."""
 
 from __future__ import annotations
 

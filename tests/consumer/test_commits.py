@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from allocator import Consumer
 from allocator.core.aio.tasks import BackgroundTasks
 from allocator.core.client.client import KafkaClient
+from allocator.core.consumer import ConsumerCore, MembershipConfig
 from allocator.core.consumer.commits import Commits
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.offsets.tracker import OffsetTracker
@@ -136,6 +138,33 @@ async def test_auto_commits_that_fail_again_and_again_are_reported_once(caplog: 
         with caplog.at_level(logging.WARNING):
             await wait_until_async(lambda: member.group.tries >= 3, 30, "tries")
         assert [record.message for record in caplog.records] == ["g: commit put off: not now"]
+
+
+async def test_an_auto_commit_that_fails_is_tried_again_soon() -> None:
+    async with started(1.0) as member:
+        member.group.error = CommitFailed("the coordinator moves")
+        member.group.error.retriable = True
+        member.done(A, 9)
+        await wait_until_async(lambda: member.group.tries, 30, "the first try")
+        began = time.monotonic()
+        await wait_until_async(lambda: member.group.tries >= 4, 30, "more tries")
+        assert time.monotonic() - began < 2.9, "it waited for a whole interval after each failure"
+        member.group.error = None
+        await wait_until_async(lambda: member.group.sent == [{A: 9}], 30, "the commit")
+
+
+@pytest.mark.parametrize("beneath", ["membership", "task"])
+async def test_an_error_that_ended_the_consumer_reaches_each_reader(beneath: str) -> None:
+    config = MembershipConfig.of("fixed", group="g", topics=("t",))
+    core = ConsumerCore(config, brokers="b:9092", listener=None, auto_commit_interval_s=5, auto_offset_reset="latest")
+    ended = RuntimeError("a bug of ours")
+    if beneath == "membership":
+        core.membership.ended = ended
+    else:
+        core.fetcher.broke(ended)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="a bug of ours"):
+            core.may_take()
 
 
 async def test_a_short_lived_member_commits_idle_offsets_again_when_it_leaves() -> None:

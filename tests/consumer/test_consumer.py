@@ -16,7 +16,8 @@ from joining import joined
 from racked import racked_brokers
 from stored import stored_offset
 
-from allocator import Consumer, GroupedConsumer, RebalanceListener, TopicPartition, ZooKeeper
+from allocator import Consumer, GroupedConsumer, Kafka, RebalanceListener, TopicPartition, ZooKeeper
+from allocator.core.consumer import client_of
 from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import (
     AllocatorError,
@@ -193,21 +194,6 @@ async def test_getone_and_getmany_leave_nothing_out(setting: Setting) -> None:
     assert sorted(values) == list(range(300))
 
 
-async def test_getmany_stops_where_the_last_record_that_it_may_give_ends_a_batch(setting: Setting) -> None:
-    await setting.produce(400)
-    async with setting.consumer() as consumer:
-        first = await consumer.getbatch(30)
-        assert first is not None
-        size = len(list(first))
-        await wait_until_async(lambda: sum(consumer.lag().values()) == 400 - size, 30, "all of it fetched")
-        values = []
-        while len(values) < 400 - size:
-            found = await consumer.getmany(30, max_records=size)
-            assert sum(map(len, found.values())) <= size
-            values += [int(record.value) for records in found.values() for record in records]
-    assert len(set(values)) == 400 - size
-
-
 async def test_seek_and_pause_lose_nothing(setting: Setting) -> None:
     await setting.produce(400)
     async with setting.consumer() as consumer:
@@ -358,6 +344,11 @@ async def test_misuse_explains_itself(setting: Setting) -> None:
         ({"membership": ZooKeeper(zookeeper_options={"use_sll": True})}, "use_ssl"),
         ({"security": {"sasl_mechansim": "PLAIN"}}, "sasl_mechanism"),
         ({"prefetch_bytes": -1}, "prefetch_bytes"),
+        ({"membership": "zk"}, 'membership = .zk.: must be "zookeeper" or "kafka" or "fixed"'),
+        ({"group": None}, "group not set with membership = 'zookeeper': only membership=\"fixed\""),
+        ({"pattern": "o"}, "they exclude each other"),
+        ({"pattern": "["}, "not a regular expression"),
+        ({"membership": Kafka(heartbeat_interval_s=6)}, "heartbeat_interval_s is 6; at most half"),
     ],
 )
 def test_a_wrong_setting_is_named_before_anything_is_touched(settings: dict[str, Any], says: str) -> None:
@@ -391,11 +382,11 @@ async def test_closing_from_another_task_waits_for_the_reader(setting: Setting) 
 async def test_a_topic_that_comes_later_is_waited_for(kafka_cluster: LocalCluster, group: str) -> None:
     setting = Setting(kafka_cluster, f"{group}-later", group, 2)
     consumer = setting.consumer()
-    consumer._engine.membership._settings.__dict__["topic_poll_s"] = 0.2
     async with consumer:
         assert await consumer.getbatch(0.3) is None
         await in_thread(lambda: kafka_cluster.create_topic(setting.topic, 2))
         await setting.produce(10)
+        await client_of(consumer).refresh()  # the default interval is long
         assert sorted(await read(consumer, 10)) == list(range(10))
 
 
@@ -511,34 +502,6 @@ async def test_after_a_lost_session_nothing_is_committed(setting: Setting) -> No
         assert min([await consumer.position(p) for p in setting.partitions]) >= 10
 
 
-CLOSES: dict[str, Callable[[Consumer], Awaitable[Any]]] = {
-    "gather": lambda consumer: asyncio.gather(consumer.close()),
-    "create_task": lambda consumer: asyncio.ensure_future(consumer.close()),
-    "wait_for": lambda consumer: asyncio.wait_for(consumer.close(), 40),
-}
-
-
-@through_zookeeper
-async def test_the_reader_may_close_by_a_task_of_its_own(setting: Setting) -> None:
-    """Before the fix, the close waited for a task that waited for the close, and nothing was committed."""
-    await setting.produce(40)
-    group = setting.group
-    for form, close in CLOSES.items():
-        setting.group = f"{group}-{form}"
-        consumer = setting.consumer(auto_commit_interval_s=60.0)
-        await consumer.start()
-        first, second = await consumer.getbatch(30), await consumer.getbatch(30)
-        assert first is not None
-        assert second is not None
-        done, _ = await asyncio.wait({asyncio.ensure_future(close(consumer))}, timeout=50)  # type: ignore[arg-type]
-        assert done, form
-        async with setting.consumer() as successor:
-            committed = await successor.committed(TopicPartition(first.topic, first.partition))
-            assert committed is not None, form
-            assert committed.offset == first.next_offset
-            assert await successor.committed(TopicPartition(second.topic, second.partition)) is None
-
-
 @through_zookeeper
 async def test_the_reader_of_several_closes_them_together(setting: Setting) -> None:
     await setting.produce(40)
@@ -556,21 +519,6 @@ async def test_the_reader_of_several_closes_them_together(setting: Setting) -> N
     done, _ = await asyncio.wait({closing}, timeout=40)
     assert done, "it waits for the reader, which waits for it"
     closing.result()
-
-
-@through_zookeeper
-async def test_a_second_close_waits_for_the_first(setting: Setting) -> None:
-    where = {"brokers": setting.cluster.bootstrap, "zookeeper": setting.cluster.zookeeper + "/" + setting.group}
-    plain = setting.consumer()
-    switching = SwitchingConsumer(setting.topic, **joined(group=setting.group + "-switching", **where))
-    grouped = GroupedConsumer(where["brokers"].split(","), setting.group + "-grouped", [where["zookeeper"]])
-    await asyncio.gather(plain.start(), switching.start(), grouped.connect())
-    for each in (plain, switching, grouped):
-        first = asyncio.ensure_future(each.close())  # type: ignore[attr-defined]
-        await asyncio.sleep(0)
-        await each.close()  # type: ignore[attr-defined]
-        assert first.done(), type(each).__name__
-        first.result()
 
 
 @through_zookeeper

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from allocator import ConsumerGroup, ConsumerGroupConfig
-from allocator.compat.group_config import kafka_settings_of
 from allocator.errors import AllocatorError, ConfigError
 
 GOOD: dict[str, Any] = {"group": "g", "brokers": "b:9092", "topics": ["t"], "zookeeper": "z:2181"}
@@ -23,21 +22,6 @@ def faults(**options: Any) -> list[str]:
     return [line.split(": ", 1)[1] for line in lines]
 
 
-def test_the_defaults() -> None:
-    config = ConsumerGroupConfig(**GOOD)
-    assert (config.heartbeat_interval_s, config.session_timeout_s, config.rebalance_timeout_s) == (0.5, 10, 60)
-    assert (config.join_backoff_s, config.timeout_s) == (5, 5)
-    assert (config.partition_watch_interval_s, config.watch_partition_changes) == (5, False)
-    assert config.retention_s is None
-    assert (config.start_offset, config.first_offset) == ("earliest", -2)
-    assert ConsumerGroupConfig(**GOOD, start_offset="latest").first_offset == -1
-    assert list(config.assignors()) == ["range", "roundrobin"]
-    assert config.membership == "zookeeper"
-    assert config.client_id.startswith("allocator-")
-    settings = kafka_settings_of(config)
-    assert (settings.heartbeat_interval_s, settings.session_timeout_s, settings.rebalance_timeout_s) == (0.5, 10, 60)
-
-
 def test_all_faults_are_told_at_once() -> None:
     found = faults(group="", brokers="", topics=[], zookeeper=None, session_timeout_s=-1, start_offset="middle")
     assert [fault.split(" ", 1)[0] for fault in found] == [
@@ -48,16 +32,6 @@ def test_all_faults_are_told_at_once() -> None:
         "topics",
         "zookeeper",
     ]
-
-
-@pytest.mark.parametrize("name", ["brokers", "topics", "group"])
-def test_what_a_group_cannot_do_without(name: str) -> None:
-    without = {key: value for key, value in GOOD.items() if key != name}
-    with pytest.raises(TypeError, match=rf"missing 1 required positional argument: '{name}'"):
-        ConsumerGroupConfig(**without)
-    with pytest.raises(ConfigError, match=rf"a fault:\n  ConsumerGroupConfig: {name}") as caught:
-        ConsumerGroupConfig(**without, **{name: ""})
-    assert str(caught.value).count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -82,13 +56,6 @@ def test_times_are_seconds_within_what_the_protocol_can_say(name: str) -> None:
         ConsumerGroupConfig(**GOOD, join_backoff_s=0)  # joins again at once
     else:
         assert faults(**{name: 0})
-
-
-def test_retention_is_a_time_or_the_brokers_own() -> None:
-    for value in (-1, -0.001, 0, True, "1d", float("inf")):
-        (fault,) = faults(retention_s=value)
-        assert fault.startswith(f"retention_s = {value!r}: must be a number (seconds), more than 0")
-    assert ConsumerGroupConfig(**GOOD, retention_s=86400 * 365).retention_s == 86400 * 365
 
 
 @pytest.mark.parametrize(

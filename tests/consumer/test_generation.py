@@ -47,17 +47,6 @@ class Bench:
         self.generation = Generation(5, "g", "m-1", starts, self.offsets, lambda: self.ours)
 
 
-async def test_it_says_what_it_is() -> None:
-    generation = Bench().generation
-    assert (generation.id, generation.group, generation.member_id) == (5, "g", "m-1")
-    assert generation.assignments == {"t": ((0, 7), (1, -2)), "idle": ()}
-    assert generation.partitions == {TopicPartition("t", 0), TopicPartition("t", 1)}
-    with pytest.raises(TypeError):
-        generation.assignments["t"] = ()  # type: ignore[index]
-    assert (generation.done, generation.ended) == (False, None)
-    assert repr(generation) == "<Generation 5 of 'g': 2 partitions, active>"
-
-
 async def test_the_first_function_to_return_ends_it_and_the_others_are_told_why_and_waited_for() -> None:
     generation = Bench().generation
     told: list[Any] = []
@@ -125,23 +114,6 @@ async def test_a_function_that_passes_on_the_end_it_heard_of_has_not_failed() ->
     assert bench.generation.failure is None
 
 
-async def test_a_function_begins_although_it_ends_at_once() -> None:
-    generation = Bench().generation
-    seen: list[str] = []
-
-    async def guarded() -> None:
-        seen.append("began")
-        try:
-            await forever()
-        finally:
-            seen.append("ended")
-
-    generation.start(guarded())
-    generation.end("a rebalance")
-    await generation.over()
-    assert seen == ["began", "ended"]
-
-
 async def test_a_function_started_after_the_end_begins_and_is_told() -> None:
     generation = Bench().generation
     generation.end("a rebalance")
@@ -167,20 +139,6 @@ async def test_ending_twice_keeps_the_first_reason_and_over_may_be_awaited_by_se
     await asyncio.gather(bench.generation.over(), bench.generation.over())
     assert str(bench.generation.ended) == "generation 5 of group 'g' has ended: a rebalance"
     assert "over" in repr(bench.generation)
-
-
-async def test_without_functions_it_is_over_as_soon_as_it_ends() -> None:
-    bench = Bench()
-    bench.generation.end("a rebalance")
-    await bench.generation.over()
-    assert bench.offsets.closed == 1
-
-
-async def test_only_coroutines_are_started() -> None:
-    generation = Bench().generation
-    with pytest.raises(TypeError, match="coroutine"):
-        generation.start(lambda _: 5)  # type: ignore[arg-type,return-value]
-    assert not generation.done
 
 
 async def test_a_commit_carries_topic_partition_and_offset_and_may_go_back(caplog: pytest.LogCaptureFixture) -> None:

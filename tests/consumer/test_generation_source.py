@@ -10,17 +10,14 @@ import pytest
 from group_bench import forever
 
 from allocator import ConsumerGroup, ConsumerGroupConfig, Generation, OffsetAndMetadata, TopicPartition
-from allocator.compat import generation_source
 from allocator.compat.generation import PartitionStart
 from allocator.compat.generation_source import (
     GenerationTracker,
     PendingGeneration,
     ZooKeeperGenerations,
-    _GenerationCommitter,
 )
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.offsets.messages import Identity
 from allocator.core.subscription.loss import stamped, topic_of
 from allocator.core.znodes.documents import AssignmentDocument
 
@@ -141,31 +138,6 @@ async def test_while_it_is_not_certain_that_partitions_are_ours_nothing_begins()
     assert await waiting is found
 
 
-async def test_the_first_reason_to_stop_counts_and_interrupts() -> None:
-    tracker = GenerationTracker()
-    generation = begin(tracker, 0)
-    waiting = [asyncio.ensure_future(tracker.unless_stopped(forever())), asyncio.ensure_future(tracker.settled())]
-    await asyncio.sleep(0)
-    first = ValueError("first")
-    tracker.failed(first)
-    tracker.stop(ValueError("second"))
-    assert await asyncio.gather(*waiting, return_exceptions=True) == [first, first]
-    assert "first" in str(generation.ended)
-    assert await GenerationTracker().unless_stopped(asyncio.sleep(0, "done")) == "done"
-
-
-async def test_a_member_commits_under_one_generation_and_no_later_one() -> None:
-    class Member:
-        identity: Any = Identity(3, "m")
-
-    member: Any = Member()
-    under = _GenerationCommitter(Identity(3, "m"), member)
-    assert under.identity == Identity(3, "m")
-    for now in (Identity(4, "m"), Identity(3, "n"), None):
-        member.identity = now
-        assert under.identity is None
-
-
 class Follower(ZooKeeperGenerations):
     """A member with scripted partitions."""
 
@@ -204,21 +176,3 @@ async def test_a_promise_that_is_not_kept_in_time_is_not_waited_for() -> None:
         await asyncio.wait({waiting}, timeout=0.05)
     assert waiting.result() == PendingGeneration(7, "me", parts(0))
     assert loop.time() - began > 0.15
-
-
-async def test_having_nothing_is_believed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generation_source, "NOTHING_AFTER_S", 60.0)
-    tracker = GenerationTracker()
-    member = Follower(tracker)
-    member.reads(parts(), parts())
-    await asyncio.sleep(0.02)
-    assert tracker.pending is None
-    member.reads(parts(3), parts(3))
-    assert tracker.pending == PendingGeneration(7, "me", parts(3))
-    monkeypatch.setattr(generation_source, "NOTHING_AFTER_S", 0.1)
-    member.reads(parts(), parts())
-    tracker.pending = None
-    assert (await tracker.settled()).partitions == frozenset()
-    member.reads(parts(), parts())
-    await member.leave()
-    assert member._timer is None

@@ -26,8 +26,6 @@ from allocator import (
     SwitchingConsumer,
     ZooKeeper,
 )
-from allocator.core.consumer.membership_config import membership_of
-from allocator.core.settings.spellings import SPELLINGS
 from allocator.core.settings.table import SETTINGS
 from allocator.errors import AllocatorError, ConfigError
 from allocator.operate.dead_letters import DeadLetterQueue
@@ -126,12 +124,6 @@ def test_the_ensemble_is_given_once() -> None:
         SwitchingConsumer("t", **GOOD, membership=ZooKeeper("z:2"))
 
 
-def test_a_name_stands_for_a_membership_with_its_defaults() -> None:
-    kinds = {"kafka": Kafka, "zookeeper": ZooKeeper, "fixed": Fixed, "kiel": Kiel, "consumers": OldConsumers}
-    for name, kind in {**kinds, "pykafka": Pykafka}.items():
-        assert membership_of(name) == kind()  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("kind", "given", "named"),
     [
@@ -169,24 +161,3 @@ def test_another_clients_word_for_an_argument_is_answered_with_the_right_one(
     assert str(refused.value).startswith(f"{kind.__name__} has no argument ")
     for each in named:
         assert each in str(refused.value)
-
-
-def test_every_spelling_has_an_argument_that_some_class_takes() -> None:
-    kinds = (Consumer, GroupedConsumer, ConsumerGroupConfig, Kafka, KafkaGroupOrders)
-    known = {name for kind in kinds for name in inspect.signature(kind).parameters}
-    assert not [word for word, right in SPELLINGS.items() if not set(right) & known]
-    assert not set(SPELLINGS) & set(inspect.signature(Consumer).parameters)
-
-
-def test_a_word_that_is_none_has_the_right_ones_beside_it() -> None:
-    with pytest.raises(TypeError, match="session_timeout_ms"):
-        Consumer("t", **GOOD, session_timeout_ms=10_000)
-    assert "earliest" in said(auto_offset_reset="oldest")
-    assert "read_committed" in said(isolation_level="committed")
-    assert "must be a name, a function, or a list of them" in said(assignor=5)
-
-
-@pytest.mark.parametrize("name", ["root", "client_id", "security", "zookeeper_options"])
-def test_a_group_names_a_value_of_the_wrong_type(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name}.*must be"):
-        ConsumerGroupConfig(**{"group": "g", "brokers": "b:1", "topics": ["t"], "zookeeper": "z:1", name: 5})

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from joining import joined
 
-from allocator import Consumer, Fixed, Kafka, OffsetAndMetadata, RebalanceListener, TopicPartition
+from allocator import Consumer, OffsetAndMetadata, RebalanceListener, TopicPartition
 from allocator.core.consumer import client_of
 from allocator.errors import AllocatorError, Closed, CommitFailed, ConfigError, IllegalState, NotOwned
 from allocator.testing import LocalCluster, wait_until_async
@@ -168,7 +168,6 @@ async def test_all_partitions_are_read_new_ones_too(service: Service) -> None:
     heard = Heard()
     async with service.consumer(listener=heard) as consumer:
         await owns(consumer, 4)
-        consumer._engine.membership._topic_poll_s = 0.2
         await in_thread(lambda: service.cluster.add_partitions(service.topic, 6))
         await client_of(consumer).refresh()
         await owns(consumer, 6)
@@ -378,36 +377,6 @@ async def test_commits_have_the_epoch_of_the_last_record(service: Service) -> No
 
 
 @each(*MEMBERSHIPS)
-async def test_auto_commit_comes_by_itself_and_soon_again_after_a_failure(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await service.produce(0, 40)
-    async with service.consumer(auto_commit_interval_s=5.0) as consumer:
-        assert len(await read(consumer, 40)) == 40
-        assert await consumer.getbatch(0) is None  # done with the last one
-        offsets, tries = consumer._engine.commits.offsets, []
-        commit = offsets.commit
-
-        async def failing(wanted: Any) -> None:
-            tries.append(time.monotonic())
-            if len(tries) < 4:
-                error = CommitFailed("the coordinator moves")
-                error.retriable = True
-                raise error
-            await commit(wanted)
-
-        monkeypatch.setattr(offsets, "commit", failing)
-        await wait_until_async(lambda: len(tries) >= 4, 30, "the auto-commit")
-        assert tries[3] - tries[0] < 14.9, "it waited for a whole interval after each failure"
-
-        async def all_of_it() -> bool:
-            found = [await consumer.committed(partition) for partition in service.partitions]
-            return all(each is not None and each.offset == 10 for each in found)
-
-        await wait_until_async(all_of_it, 30, "the offsets to stand in Kafka")
-
-
-@each(*MEMBERSHIPS)
 async def test_closing_commits_what_is_done_unless_told_not_to(service: Service) -> None:
     await service.produce(0, 40)
     for commit in (False, True):
@@ -421,31 +390,6 @@ async def test_closing_commits_what_is_done_unless_told_not_to(service: Service)
         assert [await after.position(partition) for partition in service.partitions] == [10] * 4
 
 
-@each(*MEMBERSHIPS)
-async def test_an_error_beneath_reaches_the_reader_once_and_what_ended_it_always(service: Service) -> None:
-    await service.produce(0, 4)
-    async with service.consumer() as consumer:
-        await owns(consumer, 4)
-        consumer._engine._ownership.failed(CommitFailed("for once"))
-        with pytest.raises(CommitFailed, match="for once"):
-            await consumer.getbatch(30)
-        assert len(await read(consumer, 4)) == 4
-        consumer._engine.membership.ended = ended = RuntimeError("a bug of ours")
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match="a bug of ours"):
-                await consumer.getone(30)
-        consumer._engine.membership.ended = None
-        assert ended is not None
-
-        async def broken() -> None:
-            raise ZeroDivisionError("in a task of its own")
-
-        consumer._engine.start_task(broken(), "broken")
-        for _ in range(2):
-            with pytest.raises(ZeroDivisionError):
-                await consumer.getbatch(30)
-
-
 @each("fixed")
 async def test_a_topic_that_does_not_exist_yet_is_waited_for_without_a_group_too(service: Service) -> None:
     later = service.topic + "-later"
@@ -457,31 +401,6 @@ async def test_a_topic_that_does_not_exist_yet_is_waited_for_without_a_group_too
 
 
 # -- settings -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"membership": "zk"}, ["membership = 'zk'", 'must be "zookeeper" or "kafka" or "fixed"']),
-        ({"zookeeper": None}, ["zookeeper not set with membership = 'zookeeper': this membership needs it"]),
-        ({"group": None}, ["group not set with membership = 'zookeeper'", "fixed"]),
-        ({"membership": Fixed([TopicPartition("t", 0)])}, ["they exclude each other"]),
-        ({"pattern": "o"}, ["topics = ('t',) with pattern = 'o': they exclude each other"]),
-        ({"pattern": "["}, ["pattern = '['", "not a regular expression"]),
-        ({"membership": Kafka(heartbeat_interval_s=6)}, ["heartbeat_interval_s is 6; at most half"]),
-        ({"membership": "kafka", "max_poll_interval_s": 0, "weight": 0}, ["max_poll_interval_s", "weight"]),
-    ],
-)
-def test_a_wrong_choice_is_named_before_anything_is_touched(settings: dict[str, Any], says: list[str]) -> None:
-    with pytest.raises(ConfigError) as error:
-        Consumer("t", **{"brokers": "b:1", "group": "g", "zookeeper": "z:1", **settings})
-    for text in says:
-        assert text in str(error.value)
-
-
-def test_what_another_membership_needs_is_not_looked_at() -> None:
-    Consumer("t", brokers="b:1", group="a/b", membership="kafka")
-    Consumer("t", brokers="b:1", group=None, membership="fixed", assignor=[])
 
 
 @each("zookeeper", "kafka", "fixed", "kiel")

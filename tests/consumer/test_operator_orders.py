@@ -102,8 +102,7 @@ async def test_a_handler_obeys_every_order_and_its_undoing(
             assert (0, 2) not in handled
 
             await orders.pause([zero, one])
-            engine = consumer._engine
-            await wait_until_async(lambda: not engine.state.is_fetchable(zero), 30, "the pause")
+            await wait_until_async(lambda: "takes effect: pause" in caplog.text, 30, "the pause")
             await produce(2, 0)
             await produce(2, 1)
             assert [each.order.kind for each in await orders.list()] == ["skip", "pause"]
@@ -176,7 +175,7 @@ async def test_a_seek_waits_for_no_retry_and_is_done_when_it_is_committed(
 
 
 async def test_a_consumer_that_reads_by_itself_obeys_what_it_can_and_says_what_it_cannot(
-    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = topic_factory(1)
 
@@ -193,7 +192,7 @@ async def test_a_consumer_that_reads_by_itself_obeys_what_it_can_and_says_what_i
             await first.getbatch(0)
             await command("pause", group, f"{topic}:0", "--why", "a test")
             await orders.quarantine([zero])
-            await wait_until_async(lambda: not first._engine.state.is_fetchable(zero), 30, "the pause")
+            await wait_until_async(lambda: "takes effect: pause" in caplog.text, 30, "the pause")
             await until_state(orders, "not kept")
         # the next owner obeys from its first record on
         async with Consumer(topic, **joined(**options(kafka_cluster, group))) as second:

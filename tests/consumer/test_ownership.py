@@ -52,10 +52,12 @@ async def commit(partitions: Iterable[TopicPartition]) -> None: ...
 async def settled(partitions: frozenset[TopicPartition]) -> None: ...
 
 
-def ownership(state: SubscriptionState, offsets: Offsets, settled: Any = settled) -> Ownership:
+def ownership(
+    state: SubscriptionState, offsets: Offsets, settled: Any = settled, progress: OffsetTracker | None = None
+) -> Ownership:
     return Ownership(
         state,
-        OffsetTracker(asking_is_done=True),
+        progress or OffsetTracker(asking_is_done=True),
         offsets,
         Fetcher(),
         commit,
@@ -227,9 +229,9 @@ async def test_a_listener_hears_of_lost_records_before_anything_else_is_delivere
     told: list[RecordsLost] = []
     heard = asyncio.Event()
     state = SubscriptionState("earliest")
-    owner = ownership(state, Offsets(7))
+    progress = OffsetTracker(asking_is_done=True)
+    owner = ownership(state, Offsets(7), progress=progress)
     owner.listener = Told()
-    progress = owner._progress
     async with background() as tasks:
         owner.start(tasks)
         await gain(owner, state)
@@ -258,8 +260,8 @@ def by(member: str, offset: int) -> OffsetAndMetadata:
 @pytest.mark.parametrize("cut", [True, False], ids=["records lost", "seek"])
 async def test_a_release_waits_for_records_that_were_delivered_before_a_seek(cut: bool) -> None:
     state = SubscriptionState("earliest")
-    owner = ownership(state, Offsets(7))
-    progress = owner._progress
+    progress = OffsetTracker(asking_is_done=True)
+    owner = ownership(state, Offsets(7), progress=progress)
     async with background() as tasks:
         owner.start(tasks)
         await gain(owner, state)

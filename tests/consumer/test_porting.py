@@ -19,7 +19,6 @@ from kafka.errors import IllegalStateError
 from stored import stored_offset
 
 from allocator import Consumer, OffsetAndMetadata, TopicPartition
-from allocator.core.client import log_offsets as list_offsets
 from allocator.core.subscription.loss import NoPosition
 from allocator.errors import Closed, ConfigError, IllegalState, NotOwned, OffsetOutOfRange, TopicNotFound
 from allocator.testing import LocalCluster, wait_until_async
@@ -213,12 +212,17 @@ async def test_a_partition_given_up_and_taken_back_while_it_is_in_hand_begins_an
             await consumer.seek_to_beginning()
             await consumer.commit({service.zero: 0, service.one: 0})
             consumer.unsubscribe()
-            await wait_until_async(lambda: released(consumer), 20, "everything to be released")
+            for each in (service.zero, service.one):
+                await wait_until_async(lambda each=each: released(consumer, each), 20, "the release")  # type: ignore[misc]
 
 
-async def released(consumer: Consumer) -> bool:
+async def released(consumer: Consumer, partition: TopicPartition) -> bool:
     await consumer.getone(0)  # the delivered records are done
-    return not consumer._engine.state.owned
+    try:
+        consumer.fence(partition)
+    except NotOwned:
+        return True
+    return False
 
 
 async def test_assigned_before_the_start_with_a_group_the_next_one_goes_on_where_it_was(service: Service) -> None:
@@ -333,9 +337,8 @@ async def test_a_listener_may_seek_what_a_group_has_just_assigned(service: Servi
 
 
 async def test_where_partitions_begin_and_end_and_stood_at_a_time(
-    service: Service, topic_factory: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    service: Service, topic_factory: Callable[..., str]
 ) -> None:
-    monkeypatch.setattr(list_offsets, "MISSING_PATIENCE_S", 0.2)
     timed = await in_thread(lambda: topic_factory(2))
     zero, one = TopicPartition(timed, 0), TopicPartition(timed, 1)
     records = [(None, b"%d" % n, 0, START + 100 * n) for n in range(3)]

@@ -77,14 +77,6 @@ async def test_the_reader_is_not_waited_for_by_what_it_waits_for(
     assert not it.progress.in_hand
 
 
-async def test_two_consumers_of_one_reader_close_together() -> None:
-    one, two = Read(), Read()
-    for _ in range(2):
-        await one.batch()
-        await two.batch()
-    assert await bounded(asyncio.gather(one.close(), two.close()))
-
-
 async def test_another_task_is_waited_for() -> None:
     """Otherwise another member would own its records while they are handled here."""
     it, go_on = Read(), asyncio.Event()

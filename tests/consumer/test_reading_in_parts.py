@@ -14,7 +14,7 @@ from fetch_encode import R, batch, sign
 from allocator.core.consumer.reading import Reading
 from allocator.core.fetch import Batch
 from allocator.core.fetch import decode_plain as plain
-from allocator.errors import CorruptRecordError, DeserializationError, MissingExtra
+from allocator.errors import CorruptRecordError, DeserializationError
 
 VALUES = [b"%d" % number for number in range(30)]
 
@@ -49,26 +49,23 @@ def values(found: dict[Any, list[Any]]) -> list[bytes]:
     return [record.value for records in found.values() for record in records]
 
 
-@pytest.fixture
-def iterations(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
-    """One entry for each decoding of a batch from its start."""
-    seen: list[Batch] = []
-    iterate = Batch.__iter__
-    monkeypatch.setattr(Batch, "__iter__", lambda self: (seen.append(self), iterate(self))[1])
-    return seen
-
-
 @pytest.mark.parametrize("size", [1, 7])
-async def test_a_batch_is_decoded_once_however_few_are_asked_for(size: int, iterations: list[Batch]) -> None:
-    engine = Engine(make(plain, batch([R(n, value) for n, value in enumerate(VALUES)], 0, "gzip")))
+async def test_a_batch_is_decoded_once_however_few_are_asked_for(size: int) -> None:
+    decoded: list[bytes] = []
+
+    def value(data: bytes) -> bytes:
+        decoded.append(data)
+        return data
+
+    data = batch([R(n, value) for n, value in enumerate(VALUES)], 0, "gzip")
+    engine = Engine(make(plain, data, value_deserializer=value))
     reading = Reading(engine)  # type: ignore[arg-type]
     got = []
     while len(got) < len(VALUES):
         got += values(await reading.many(0, size))
         assert engine.delivered == len(got)
-    assert got == VALUES
+    assert got == decoded == VALUES
     assert await reading.many(0, size) == {}
-    assert len(iterations) == 1
 
 
 async def test_all_three_ways_of_reading_go_on_where_the_other_stopped() -> None:
@@ -173,11 +170,3 @@ async def test_a_batch_waits_for_what_its_deserializer_loads_and_is_asked_about_
     assert len(values(await reading.many(0, None))) == len(VALUES) - 1
     assert loader.asked == [VALUES], "once, although it needs something still"
     assert len(engine.tasks) == 1
-
-
-async def test_what_loading_raises_is_for_the_reader() -> None:
-    loader = Loader(MissingExtra("no fastavro"))
-    loader.respond.set()
-    _, reading = loading(loader)
-    with pytest.raises(MissingExtra, match="no fastavro"):
-        await asyncio.wait_for(reading.batch(None), 30)

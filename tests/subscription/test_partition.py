@@ -141,14 +141,6 @@ def test_what_cannot_be_compared_is_read_on(state: TopicPartitionState) -> None:
     assert state.awaiting_reset
 
 
-def test_a_position_that_was_sought_is_compared_anew(state: TopicPartitionState) -> None:
-    state.seek(AT_50)
-    assert state.maybe_validate_position(5)
-    state.complete_validation()
-    state.seek(OffsetAndMetadata(20, "", 2))
-    assert state.maybe_validate_position(5)
-
-
 def test_a_fenced_epoch_demands_validation_and_keeps_the_replica(state: TopicPartitionState, clock: Clock) -> None:
     state.seek(AT_50)
     state.update_preferred_read_replica(3, clock.now + 60)
@@ -165,17 +157,6 @@ def test_validation_voids_what_was_read_ahead_of_it(state: TopicPartitionState) 
     assert during != before, "what was read ahead may be past the point where the log was cut"
     state.complete_validation()
     assert state.epoch == during
-
-
-def test_a_retry_time_is_that_of_one_attempt(state: TopicPartitionState, clock: Clock) -> None:
-    state.seek(AT_50)
-    state.request_position_validation()
-    state.retry_at = clock.now + 1
-    state.maybe_validate_position(7)
-    assert state.retry_at < clock.now, "another leader may be asked at once"
-    state.retry_at = clock.now + 1
-    state.reset(LATEST)
-    assert state.retry_at < clock.now
 
 
 # -- preferred read replica
@@ -199,17 +180,6 @@ def test_the_same_replica_again_is_no_news_and_no_longer_lease(state: TopicParti
     assert state.update_preferred_read_replica(7, clock.now + 10)
     assert state.update_preferred_read_replica(8, clock.now + 10)
     assert state.preferred_read_replica() == 8
-
-
-def test_a_change_of_replica_is_something_to_plan_anew(
-    state: TopicPartitionState, changes: Changes, clock: Clock
-) -> None:
-    versions = [changes.version]
-    for change in (lambda: state.update_preferred_read_replica(7, clock.now + 1), state.clear_preferred_read_replica):
-        change()
-        versions.append(changes.version)
-        change()
-    assert len(set(versions)) == 3
 
 
 def test_a_position_knows_the_epochs_of_the_records_before_it(state: TopicPartitionState) -> None:

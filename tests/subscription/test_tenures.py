@@ -87,16 +87,3 @@ class Records(RuleBasedStateMachine):
 
 Records.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
 TestRecords = Records.TestCase
-
-
-def test_each_change_is_something_to_plan_anew() -> None:
-    tenures = Tenures(Tenure)
-    versions = [tenures.version]
-    tenures.claim({PARTITIONS[0]: 1})
-    versions.append(tenures.version)
-    tenures.release(tenures.drain([PARTITIONS[0]]))
-    versions.append(tenures.version)
-    tenures.claim({PARTITIONS[0]: 2})
-    tenures.lose()
-    versions.append(tenures.version)
-    assert versions == sorted(set(versions))

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-import pytest
 from fake_cluster import FakeCluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -104,20 +103,6 @@ async def test_an_attempt_without_a_response_is_repeated() -> None:
     assert requests.is_due(2 * TIMEOUT_S + 1)
 
 
-async def test_a_partition_without_a_leader_is_requested_when_it_has_one() -> None:
-    requests = Requests([A0, B0])
-    requests.cluster.leaders[A0] = None
-    for tp in (A0, B0):
-        requests.state.request_offset_reset(tp)
-    await asyncio.gather(*requests.due())
-    assert requests.requests.leaderless == {"a"}
-    assert requests.state.all_consumed_offsets().keys() == {B0}
-    requests.cluster.leaders[A0] = 0
-    await asyncio.gather(*requests.due())
-    assert requests.state.all_consumed_offsets().keys() == {A0, B0}
-    assert requests.requests.leaderless == set()
-
-
 async def test_a_refusal_is_reported_once_for_its_topic_and_the_others_go_on() -> None:
     partitions = [A0, B0, TopicPartition("b", 2)]
     requests = Requests(partitions, Refusing())
@@ -139,16 +124,6 @@ async def test_a_failure_that_was_overtaken_does_not_delay_what_came_after_it() 
     requests.state.assignment[B0].request_position_validation()
     await asked
     assert requests.is_due()
-
-
-@pytest.mark.parametrize(("metadata_epoch", "asked"), [(1, False), (2, True), (0, True), (None, False)])
-async def test_a_leader_of_another_epoch_is_compared_with(metadata_epoch: int | None, asked: bool) -> None:
-    """A newer one after an election, an older one where the topic may have been created again."""
-    requests = Requests([A0])
-    requests.cluster.leader_epoch = lambda tp: metadata_epoch  # type: ignore[method-assign]
-    requests.state.seek(A0, OffsetAndMetadata(5, "", 1))
-    assert requests.is_due() == asked
-    assert requests.state.assignment[A0].awaiting_validation == asked
 
 
 step = st.one_of(

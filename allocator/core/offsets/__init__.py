@@ -1,13 +1,16 @@
-"""Committed offsets of a group: fetching, committing, keeping them from expiring.
+"""Fetches and commits the offsets of a group, and keeps them from expiring.
 
-In: a connected `KafkaClient`, a group, offsets, and the `Committer` that commits. Out: offsets, or an error that names
-the refused partitions and the reason. May touch: the group's coordinator, and through old brokers the offsets that they
-keep in ZooKeeper. It does not know which member owns a partition: the caller decides whether a commit is still allowed.
+In: a connected `KafkaClient`, a group, offsets. Out: offsets, or an error that names the refused partitions and the
+reason. Offsets are in Kafka, or in the ZooKeeper of old brokers. This package does not know which member owns a
+partition. The caller decides whether a commit is still allowed.
 
-`coordinator` finds the broker that coordinates a group, `messages` composes the requests, `group_offsets` fetches
-offsets and sends the commits in order, `pending_commit` selects the offsets of the next request, `storage` adds the
-choice between Kafka and ZooKeeper, `idle` commits the offsets of idle partitions again, and `tracker` keeps the offsets
-of the records that the user has done.
+- `coordinator` finds the broker that coordinates a group.
+- `messages` builds the requests.
+- `group_offsets` fetches offsets and sends commits in order.
+- `pending_commit` selects the offsets of the next request.
+- `storage` chooses between Kafka and ZooKeeper.
+- `idle` commits the offsets of idle partitions again.
+- `tracker` tracks which records the user has processed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The broker that coordinates a group: finding it, sending requests to it, finding it again."""
+"""Finds the broker that coordinates a group, and sends requests to it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 U = TypeVar("U")
 
-# seconds for one request. more: a hung broker is replaced later; less: a slow one gets the request twice
+# seconds for one request. Higher: a hung broker is replaced later; lower: a slow broker gets the request twice
 PATIENCE_S = 10.0
 
 METADATA_BYTES = 4096  # Kafka's default
@@ -40,10 +40,10 @@ MEASURED: dict[int, Callable[[Measures], Measure]] = {
 
 
 class Coordinator:
-    """The coordinator of `group`, or of the transactional id of that name: found when needed, forgotten when it moved
-    or died.
+    """The broker that coordinates `group`. `for_transactions`: `group` is a transactional id.
 
-    Before 0.8.2 there is none: any broker writes the offsets to ZooKeeper (`ask` sends to the least busy one).
+    The first request finds the coordinator. After it moved or failed, the next request finds it again. Before 0.8.2
+    there are no coordinators: any broker writes offsets to ZooKeeper, and `ask` sends to the least busy broker.
     """
 
     def __init__(
@@ -55,20 +55,20 @@ class Coordinator:
         self._what = f"{'transaction' if for_transactions else 'group'} {group!r}"
         self._retry_backoff_s = retry_backoff_s
         self.node: int | None = None
-        """Node id, if it is known."""
+        """Node id; None while it is unknown, and always before 0.8.2."""
         self._finding: asyncio.Lock | None = None
         self.failure: BrokerError | None = None
-        """Why the last lookup failed; None after a lookup that succeeded."""
+        """The error of the last lookup; None if it succeeded."""
 
     @property
     def measures(self) -> Measures:
-        """Of the consumer that asks."""
+        """The measures of the consumer that uses this coordinator."""
         return self._client.measures
 
     async def ask(self, request: Any, deadline: float, patience_s: float | None = None) -> Any:
-        """The coordinator's response to `request`, within `patience_s` of sending it.
+        """Sends `request` and returns the response, which may take `patience_s` from sending on.
 
-        Raises `BrokerError`; then the next request looks the coordinator up again.
+        Raises `BrokerError`. Then the next request finds the coordinator again.
         """
         node = await self.find(deadline)
         measures = self._client.measures
@@ -77,31 +77,34 @@ class Coordinator:
             measures.last_heartbeat = started
         try:
             if node is None:
-                answer = await self._client.send_any(request, self._timeout(deadline))
+                response = await self._client.send_any(request, self._timeout(deadline))
             else:
-                answer = await self._client.send(node, request, self._timeout(deadline, patience_s))
+                response = await self._client.send(node, request, self._timeout(deadline, patience_s))
         except BrokerError:
             self.forget(node)
             raise
         if request.API_KEY in MEASURED:
             MEASURED[request.API_KEY](measures).add(time.monotonic() - started)
-        return answer
+        return response
 
     @property
     def patience_s(self) -> float:
-        """How long a response may take."""
+        """Seconds that a response may take."""
         return min(self._client.request_timeout_s, PATIENCE_S)
 
     async def probe(self, deadline: float) -> None:
-        """Sends a request that a coordinator of any version answers at once. Raises `BrokerError`."""
-        await self.ask(self._question(), deadline)
+        """Sends a request to which every version of Kafka responds at once. Raises `BrokerError`."""
+        await self.ask(self._find_request(), deadline)
 
     async def settled(self, request_class: Any) -> None:
-        """Returns once no request of this kind is under way, whichever task sent it."""
+        """Waits until no request of this class is in flight, from any task."""
         await self._client.settled(request_class)
 
     def forget(self, node: int | None = None) -> None:
-        """Find it again before the next request, unless another one than `node` was found in the meantime."""
+        """Makes the next request find the coordinator again.
+
+        If `node` is given, forgets the coordinator only if it is this node: another task may have found a new one.
+        """
         if node is None or node == self.node:
             self.node = None
 
@@ -111,21 +114,22 @@ class Coordinator:
         return max(0.1, min(patience_s, deadline - time.monotonic()))
 
     async def retention_s(self) -> float | None:
-        """Seconds that the coordinator keeps a committed offset which is not committed again.
+        """Returns the seconds after which Kafka deletes an offset that was not committed again.
 
-        It counts from the last commit where Kafka knows no members of the group, and before 2.1 (KIP-211) in every
-        group. Returns `SHORTEST_RETENTION_S` where the coordinator will never tell it (before 0.11, or without the
-        right to DESCRIBE_CONFIGS of the cluster), and None where it does not tell it now.
+        They count from the last commit if Kafka knows no members of the group, and before 2.1 (KIP-211) in all groups.
+        Returns `SHORTEST_RETENTION_S` if the setting cannot be read: before 0.11, or without the right DESCRIBE_CONFIGS
+        on the cluster. Returns None if it cannot be read at present.
         """
         return await self._setting(
             "offsets.retention.minutes", lambda text: float(text) * 60, SHORTEST_RETENTION_S, None
         )
 
     async def metadata_bytes(self) -> int:
-        """The largest metadata of a commit, in bytes; Kafka's default where the coordinator does not tell its limit."""
+        """Returns the limit of a commit's metadata in bytes: the coordinator's setting, or else Kafka's default."""
         return await self._setting("offset.metadata.max.bytes", int, METADATA_BYTES, METADATA_BYTES)
 
     async def _setting(self, name: str, read: Callable[[str], T], never: T, not_now: U) -> T | U:
+        """Reads a setting of the coordinator. Returns `never` if that cannot succeed, `not_now` if it may later."""
         node = self.node
         if self._client.api_version(DescribeConfigsRequest) is None:
             return never
@@ -139,7 +143,10 @@ class Coordinator:
             return not_now if getattr(error, "retriable", False) else never
 
     async def find(self, deadline: float) -> int | None:
-        """Node id, looked up if unknown; None before 0.8.2. Raises `BrokerError` when refused or time is up."""
+        """Returns the node id, after a lookup if it is unknown; None before 0.8.2.
+
+        Raises `BrokerError` if the lookup is refused or the deadline passes.
+        """
         if self.node is not None:
             return self.node
         if self._client.api_version(FindCoordinatorRequest) is None:
@@ -149,7 +156,7 @@ class Coordinator:
         async with self._finding:
             while self.node is None:
                 try:
-                    self.node = await self._ask_once(deadline)
+                    self.node = await self._find_once(deadline)
                 except BrokerError as exc:
                     self.failure = exc
                     if not exc.retriable or time.monotonic() >= deadline:
@@ -158,11 +165,11 @@ class Coordinator:
                     await asyncio.sleep(self._retry_backoff_s)
             return self.node
 
-    async def _ask_once(self, deadline: float) -> int:
-        response = await self._client.send_any(self._question(), self._timeout(deadline))
+    async def _find_once(self, deadline: float) -> int:
+        response = await self._client.send_any(self._find_request(), self._timeout(deadline))
         if response.error_code:
             error = for_code(response.error_code, f"{self._what}: cannot find its coordinator")
-            # 0.8.2, while it creates its offsets topic
+            # 0.8.2 sends this code while it creates its offsets topic
             error.retriable = error.retriable or response.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
             raise error
         self.failure = None
@@ -170,6 +177,6 @@ class Coordinator:
         self._client.note_broker(response.node_id, response.host, response.port)
         return int(response.node_id)
 
-    def _question(self) -> Any:
+    def _find_request(self) -> Any:
         # v0 has no `key_type`, and finds groups only. From v4 on, one request can name many groups
         return FindCoordinatorRequest(key=self._group, key_type=self._key_type, max_version=3)

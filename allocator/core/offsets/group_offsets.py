@@ -1,4 +1,4 @@
-"""The committed offsets of a group: fetching and committing them."""
+"""Fetches and commits the offsets of a group."""
 
 from __future__ import annotations
 
@@ -33,35 +33,34 @@ from allocator.core.types import OffsetAndMetadata, TopicPartition
 
 log = logging.getLogger(__name__)
 
-# more: a commit succeeds later after a failure of the coordinator; less: more requests to one that struggles
+# Higher: a commit takes longer after the coordinator failed; lower: more requests to an overloaded coordinator
 BACKOFF_MAX_S = 1.0
-# retries of a partition after "unknown server error", which may be temporary. more: 0.8.1 has longer for its
-# ZooKeeper; less: callers learn sooner of a broken coordinator
+# retries of a partition after UNKNOWN_SERVER_ERROR, which may be temporary. Higher: 0.8.1 has more time for its
+# ZooKeeper; lower: callers get the error of a broken coordinator sooner
 MOST_UNKNOWN = 5
 
 
 class GroupOffsets:
-    """Committed offsets of one group, in Kafka's coordinator (or in ZooKeeper through any broker on 0.8.1).
+    """The committed offsets of one group.
 
-    Guarantees: when `commit` returns, Kafka has stored the offsets. Commits take effect in the order of the calls: one
-    request at a time is under way, and all waiting commits go out together, later offsets over earlier ones. Many
-    partitions go out as several requests, so that the event loop is not held up for long. One exception: a broker that
-    does not respond within the request timeout may still apply that request after a newer commit. Then records are
-    read twice; none is lost.
+    Guarantees:
+    - When `commit` returns, Kafka has stored the offsets.
+    - Commits take effect in the order of the calls. One request is in flight at a time. Commits that wait meanwhile
+      share the next request, and later offsets replace earlier ones. Many partitions take several requests, so that
+      encoding does not block the event loop for long.
+    - One exception: if a broker does not respond within the request timeout, it may still apply that request after a
+      newer commit. Then records are read twice, and none is lost.
 
-    0.8.1 stores the offset alone and drops its metadata silently.
+    With a `committer`, commits carry the generation and id of that member of a Kafka group. The coordinator refuses
+    them after the generation has ended, and partitions that the member has released are not committed. Without it,
+    commits carry no member. Kafka accepts these while it knows no members of the group.
 
-    With a `committer`, commits are those of a member of a Kafka group: they carry its generation and member id, the
-    coordinator refuses them once that generation is over, and partitions that the member has released in the meantime
-    are not committed. Without one they carry no member, and Kafka accepts them while it knows no members of the group.
+    `retention_s`: seconds that Kafka keeps the commits; None, and always on 0.8.2: the broker's setting.
+    `in_zookeeper`: store offsets in ZooKeeper, as kiel and clients before 0.8.2 do, through any broker up to Kafka 3.
+    0.8.1 always does that, and drops the metadata. `coordinator`: share the one of a membership of the same group.
+    `timeout_s` bounds each call with its retries.
 
-    `retention_s` is how long Kafka keeps the commits; None (and always on 0.8.2): as configured on the broker.
-
-    `in_zookeeper`: where clients before 0.8.2 keep them (and kiel always), through any broker up to Kafka 3.x.
-
-    Pass the `coordinator` that a membership of the same group uses, if there is one. `timeout_s` bounds each call,
-    retries included. Use it in the event loop of `client`, which the caller closes. `close` waits for a request that a
-    cancelled commit left under way.
+    Use it in the event loop of `client`, which the caller closes. `close` waits for the request of a cancelled commit.
     """
 
     def __init__(
@@ -81,16 +80,16 @@ class GroupOffsets:
         self._retention = retention_s
         self.coordinator = coordinator or Coordinator(client, group, client.retry_backoff_s)
         self.committer = committer
-        """The member that commits; None: commits carry no member."""
+        """The member in whose name to commit; None: commits carry no member."""
         self._in_zookeeper = in_zookeeper
         self._tasks: set[asyncio.Task[None]] = set()  # tasks of `commit_async`
-        self._waiting: list[PendingCommit] = []  # waiting commits, in the order of the calls
+        self._waiting: list[PendingCommit] = []  # in the order of the calls
         self._turn: asyncio.Lock | None = None
-        self._abandoned = False  # whether a cancelled caller's request may still be under way
+        self._abandoned = False  # the request of a cancelled call may still be in flight
         self._backoff = Backoff(client.retry_backoff_s, BACKOFF_MAX_S)  # after failed commit requests
 
     async def find(self) -> int | None:
-        """Looks the coordinator up again; None on 0.8.1, which has none. Raises `NoOffsetsError` when refused."""
+        """Finds the coordinator again and returns its node id; None on 0.8.1, which has none. Raises NoOffsetsError."""
         self.coordinator.forget()
         try:
             return await self.coordinator.find(time.monotonic() + self._timeout_s)
@@ -100,28 +99,28 @@ class GroupOffsets:
             raise error from exc
 
     async def close(self) -> None:
-        """Waits for every `commit_async` and for the request under way, at most the timeout. Idempotent."""
+        """Waits for every `commit_async` and for the request in flight, at most until its timeout. Idempotent."""
         if self._tasks:
             await asyncio.wait(self._tasks)
         await self.coordinator.settled(OffsetCommit)
 
     async def retention_s(self) -> float | None:
-        """Seconds that Kafka keeps a committed offset (see `Coordinator.retention_s`); None if not known at present."""
+        """Returns the seconds that Kafka keeps a committed offset (see `Coordinator.retention_s`)."""
         return await self.coordinator.retention_s() if self._retention is None else self._retention
 
     async def settled(self) -> None:
-        """Waits until no request of a cancelled commit is under way."""
+        """Waits until no request of a cancelled commit is in flight."""
         if self._abandoned:
             await self.coordinator.settled(OffsetCommit)
 
     # -- fetch ----------------------------------------------------------------------------------------------------
 
     async def fetch(self, partitions: Iterable[TopicPartition] | None, *, require_stable: bool = False) -> Offsets:
-        """The committed offsets of these partitions; a partition without one is absent from the result.
+        """Returns the committed offsets of these partitions. A partition without an offset is absent.
 
-        `partitions` None: all of the group's. Brokers before 0.10.2 are then asked about every partition of the
-        cluster. `require_stable` waits for open transactions that may still commit an offset of one of them (KIP-447;
-        brokers from 2.5 on); without it, the result has the offsets from before such a transaction.
+        `partitions` None: all offsets of the group. Brokers before 0.10.2 cannot list them, so the request names every
+        partition of the cluster. `require_stable`: wait for open transactions that may change one of the offsets
+        (KIP-447, brokers from 2.5 on); without it, the result has the offsets from before such a transaction.
 
         Raises `NoOffsetsError` with the cause if the coordinator refuses, does not respond in time, or is too old for
         `require_stable`.
@@ -160,7 +159,7 @@ class GroupOffsets:
         return found
 
     def of_former_topics(self, committed: Offsets) -> frozenset[TopicPartition]:
-        """The partitions of fetched offsets whose topic was deleted and created again after the commit."""
+        """Returns the partitions whose topic was deleted and created again after their commit."""
         ids = {tp: (topic_of(at.metadata), self._client.topic_id(tp.topic)) for tp, at in committed.items()}
         return frozenset(tp for tp, (then, now) in ids.items() if None not in (then, now) and then != now)
 
@@ -172,9 +171,9 @@ class GroupOffsets:
         deadline: float,
         require_stable: bool,
     ) -> set[TopicPartition]:
-        """Fills `found` and `refused` (error code by partition); returns the partitions to ask about again.
+        """Sends one request. Fills `found` and `refused` (error code by partition); returns the partitions to retry.
 
-        Raises `BrokerError`, also when a partition is refused.
+        Raises `BrokerError`, also if a partition is refused.
         """
         identity = (self.committer.identity if self.committer is not None else None) or OUTSIDE
         request = fetch_request(
@@ -183,7 +182,7 @@ class GroupOffsets:
         response = await self.coordinator.ask(request, deadline)
         if fetch_code(response):
             raise self._group_error(fetch_code(response), identity)
-        again = set() if asked is None else set(asked)  # an omitted partition is not one without an offset
+        again = set() if asked is None else set(asked)  # a partition that the response omits may have an offset
         unknown = set()
         for tp, code, committed in fetch_results(response):
             again.discard(tp)
@@ -194,7 +193,7 @@ class GroupOffsets:
                 continue
             reaction = reaction_to(code, OFFSET_FETCH)
             if reaction is Reaction.CHECK_TOPIC:
-                # v0 returns this code for every partition without an offset in ZooKeeper
+                # v0 sends this code for every partition without an offset in ZooKeeper
                 if response.API_VERSION > 0:
                     unknown.add(tp)
             elif reaction is Reaction.FAIL:
@@ -207,8 +206,8 @@ class GroupOffsets:
             some = min(refused)
             raise for_code(refused[some], f"{some.topic}:{some.partition}")
         if unknown:
-            # A coordinator that has just started returns this code for partitions that it does not know yet. If the
-            # client accepted it as "no offset", these partitions would start from the beginning or the end.
+            # A coordinator that has just started sends this code for partitions that it does not know yet. If that
+            # counted as "no offset", these partitions would be read from the start or the end.
             await self._refresh({tp.topic for tp in unknown})
             again |= {tp for tp in unknown if tp.partition in (self._client.partitions(tp.topic) or ())}
         return again
@@ -231,32 +230,31 @@ class GroupOffsets:
         if reaction is Reaction.REFIND:
             self.coordinator.forget()
         if asker.by_epoch and self.committer is not None:
-            self.committer.refused(code, asker)  # the next request has another epoch then, or no member
+            self.committer.refused(code, asker)  # the next request then has another epoch, or no member
         return error
 
     # -- commit ---------------------------------------------------------------------------------------------------
 
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Commits each offset: the one of the next record to read. Returns when Kafka has stored all of them.
+        """Commits the offset of the next record to read of each partition. Returns when Kafka has stored them.
 
-        Retries partitions that may succeed later, and gives up those that the cluster does not have. Leaves out
+        Retries partitions that may succeed later, and gives up partitions that the cluster does not have. Leaves out
         metadata that is too large, with a warning. Raises `CommitFailed` with the partitions that were not committed
-        and why; all others were. It is `Fenced` if the group took one of them from the `committer`. Raises
-        `ConfigError` for an offset below 0, and sends nothing then.
-        A cancelled call may or may not have committed.
+        and the reasons; all others were committed. It is `Fenced` if the `committer` does not hold one of them any
+        more. Raises `ConfigError` for an offset below 0, before anything is sent. A cancelled call may have committed.
         """
         if not offsets:
             return
         await self._finish(self._enter(offsets))
 
     def commit_async(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> asyncio.Task[None]:
-        """As `commit`, without waiting: the commit has its place in the order when this returns. `close` waits for it.
+        """Starts a commit and returns its task, whose error the caller handles. `close` waits for it.
 
-        The caller handles the error of the task.
+        The commit has its place in the order when this returns.
         """
         call = self._enter(offsets)
         task = asyncio.get_running_loop().create_task(self._finish(call), name="commit")
-        task.add_done_callback(lambda _: self._withdraw(call))  # the task may not even have started
+        task.add_done_callback(lambda _: self._withdraw(call))  # the task may be cancelled before it starts
         return self._kept(task)
 
     def _kept(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
@@ -274,14 +272,14 @@ class GroupOffsets:
         return call
 
     async def _finish(self, call: PendingCommit) -> None:
-        """Returns when all of it is committed. Raises `CommitFailed`."""
+        """Returns when all offsets of `call` are committed. Raises `CommitFailed`."""
         deadline = time.monotonic() + self._timeout_s
         if self._turn is None:
             self._turn = asyncio.Lock()
         try:
             with self._client.measures.span("commit", partitions=len(call.left)):
                 async with self._turn:  # first come, first served
-                    # an earlier call may have committed these offsets along with its own
+                    # the request of an earlier call may have had these offsets too
                     while call.left and time.monotonic() < deadline:
                         await self._send_some(deadline)
                 if call.failed or call.left:
@@ -290,12 +288,12 @@ class GroupOffsets:
             self._withdraw(call)
 
     def _withdraw(self, call: PendingCommit) -> None:
-        """Later requests do not contain this commit."""
+        """Leaves this commit out of later requests."""
         if call in self._waiting:
             self._waiting.remove(call)
 
     async def _send_some(self, deadline: float) -> None:
-        """Sends one request for all waiting callers, and notes the result for each of them."""
+        """Sends one request with the offsets of all waiting calls, and notes its result in each call."""
         if self._abandoned:  # an earlier request must not take effect after this one
             await self.coordinator.settled(OffsetCommit)
             self._abandoned = False
@@ -326,14 +324,14 @@ class GroupOffsets:
             self._backoff.reset()
 
     async def _give_up_deleted(self, callers: Sequence[PendingCommit], unknown: set[TopicPartition]) -> None:
-        """Fails the commits of the partitions among `unknown` that the cluster does not have.
+        """Fails the commits of those `unknown` partitions that the cluster does not have.
 
-        The brokers must say so twice: a broker learns of a new topic a moment later than others.
+        The metadata must lack a partition twice, because some brokers learn of a new topic later than others.
         """
         try:
             await self._refresh({tp.topic for tp in unknown})
         except BrokerError as exc:
-            log.debug("group %s: cannot look up the topics that the coordinator does not know: %s", self.group, exc)
+            log.debug("group %s: cannot read the metadata of topics unknown to the coordinator: %s", self.group, exc)
             return
         for tp in unknown:
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -347,13 +345,13 @@ class GroupOffsets:
                     call.note([tp], error, final=call.missing[tp] > 1)
 
     async def _pause(self, deadline: float) -> None:
-        """Waits before the next request: longer after each failure in a row, and not past the deadline."""
+        """Waits before the next request, longer after each failure in a row, at most until the deadline."""
         await asyncio.sleep(max(0.0, min(self._backoff.next(), deadline - time.monotonic())))
 
     def _read(
         self, response: OffsetCommitAnswer, callers: Sequence[PendingCommit], sent: Offsets, identity: Identity
     ) -> bool:
-        """Returns whether to pause before the next request."""
+        """Notes the results of a response in the calls. Returns whether to pause before the next request."""
         pause = False
         errors: dict[int, BrokerError] = {}
         omitted = set(sent)
@@ -364,12 +362,12 @@ class GroupOffsets:
                     call.left.pop(tp, None)
                 continue
             kept = None if self.committer is None else self.committer.refused(code, identity)
-            # a rebalance began, or ended, in the meantime: partitions still held are committed in the next generation
+            # after a rebalance, partitions that the member still holds are committed in the next generation
             reaction = reaction_to(code, COMMIT) if kept is None else Reaction.RETRY if kept else Reaction.FAIL
             if reaction is Reaction.DROP_METADATA:
                 if sent[tp].metadata:
                     log.warning(
-                        "group %s: metadata of %s:%d is too large (%d characters) and left out",
+                        "group %s: the metadata of %s:%d is too large (%d characters), committing without it",
                         self.group,
                         tp.topic,
                         tp.partition,
@@ -397,8 +395,7 @@ class GroupOffsets:
         return pause or bool(omitted)
 
     def _identity(self, callers: Iterable[PendingCommit], some: Offsets) -> Identity:
-        """The identity for the next request. Removes the partitions from `some` that the member may no longer
-        commit."""
+        """Returns the identity for the next request. Removes partitions from `some` that the member may not commit."""
         if self.committer is None:
             return OUTSIDE
         identity, may_commit = self.committer.identity, self.committer.may_commit
@@ -422,6 +419,6 @@ class GroupOffsets:
             reasons.setdefault(reason, []).append(tp)
         what = "; ".join(f"{names_of(partitions)} ({reason})" for reason, partitions in reasons.items())
         error = (Fenced if call.fenced else CommitFailed)(f"group {self.group!r}: not committed: {what}")
-        # a deleted topic may be created again
+        # retriable: a deleted topic may be created again
         error.retriable = all(exc.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for exc in call.failed.values())
         return error

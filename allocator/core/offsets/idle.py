@@ -1,7 +1,7 @@
-"""Committing the offsets of idle partitions again, before Kafka deletes them.
+"""Commits the offsets of idle partitions again, before Kafka deletes them.
 
-Kafka deletes a committed offset after its retention. Where it knows the members of a group it keeps the group's offsets
-(from 2.1 on, KIP-211); it does not know the members of a ZooKeeper group.
+Kafka deletes a committed offset after the retention time. From 2.1 on (KIP-211) it keeps the offsets of a group while
+the group has members, but it does not know the members of a ZooKeeper group.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ log = logging.getLogger(__name__)
 Known = Callable[[], Mapping[TopicPartition, int]]
 Commit = Callable[[Mapping[TopicPartition, OffsetAndMetadata]], Awaitable[None]]
 
-# fraction of the retention. An offset is committed again at half of its retention at the latest. more: fewer requests;
-# less: the coordinator may be unavailable for longer
+# Fraction of the retention time. An offset is committed again after half of it at the latest. Higher: fewer requests;
+# lower: the coordinator may be unavailable for longer
 PERIOD: Final = 0.25
-MAX_PERIOD_S: Final = 6 * 3600.0  # the setting may change with a restart of the brokers
-# how soon the member commits an offset again that another member committed, which may be old. more: a short-lived
-# member commits none; less: more turns
+MAX_PERIOD_S: Final = 6 * 3600.0  # the brokers' setting may change
+# Seconds between turns. An offset that another member committed may be old, so a turn commits it again. Higher: a
+# short-lived member commits none; lower: more turns
 CHECK_S: Final = 20.0
 IDLE_S: Final = 5.0  # seconds between turns while the member owns nothing
 
 
 class IdleOffsets:
-    """When each owned partition was committed last, and which of them to commit again.
+    """Remembers when each owned partition was committed, and commits old offsets again.
 
-    About every quarter of the retention, one request commits all partitions that are due soon. Partitions that are
-    committed anyway cost nothing. `known` returns the committed offsets of the owned partitions that may be committed
-    now: none of them has a newer commit under way.
+    About every quarter of the retention time, one request commits all partitions that are due soon. Partitions that are
+    committed anyway cause no request. `known` returns the committed offsets of the owned partitions that may be
+    committed now, because no newer commit of them is in flight.
     """
 
     def __init__(
@@ -48,19 +48,22 @@ class IdleOffsets:
         self._commit = commit
         self._clock = clock
         self._committed: dict[TopicPartition, float] = {}
-        self._period_s: float | None = None  # computed at the time `_learnt`
+        self._period_s: float | None = None  # computed from the retention time that was read at `_learnt`
         self._learnt = float("-inf")
 
     def committed(self, partitions: Iterable[TopicPartition]) -> None:
-        """Notes that these offsets were committed just now."""
+        """Called when these offsets have just been committed."""
         self._committed.update(dict.fromkeys(partitions, self._clock()))
 
     def not_ours(self) -> set[TopicPartition]:
-        """Partitions without a known commit since this member owns them."""
+        """Returns the partitions that this member has not committed since it owns them."""
         return self._known().keys() - self._committed.keys()
 
     def due(self, period_s: float) -> set[TopicPartition]:
-        """The partitions to commit now: as soon as one commit is older than `period_s`, all older than half of it."""
+        """Returns the partitions to commit now.
+
+        When one commit is older than `period_s`, these are all whose commit is older than half of it.
+        """
         known, now = self._known(), self._clock()
         self._committed = {p: at for p, at in self._committed.items() if p in known}
         ages = {p: now - self._committed.get(p, float("-inf")) for p in known}
@@ -78,16 +81,16 @@ class IdleOffsets:
             try:
                 await self.commit_again(due)
             except AllocatorError as error:
-                log.debug("%d idle offsets are committed later: %s", len(due), error)
+                log.debug("cannot commit %d idle offsets yet: %s", len(due), error)
             else:
-                self.committed(due)  # including those left out, which another member has committed
+                self.committed(due)  # also partitions that were left out, because another member committed them
         return min(period_s / 2, CHECK_S)
 
     async def commit_again(self, partitions: Set[TopicPartition]) -> None:
-        """Commits the committed offsets again, unchanged. Raises AllocatorError.
+        """Commits the committed offsets of these partitions again, unchanged. Raises AllocatorError.
 
-        Leaves out a partition whose committed offset is not the known one, because another process has committed it.
-        Where Kafka has deleted the offset already, commits the known one.
+        If Kafka has already deleted an offset, commits the known one. Leaves out a partition whose committed offset is
+        not the known one: another process has committed it.
         """
         committed = await self._offsets.fetch(partitions)
         known, again = self._known(), {}
@@ -116,6 +119,6 @@ class IdleOffsets:
                 MAX_PERIOD_S, max(1.0, PERIOD * (SHORTEST_RETENTION_S if retention_s is None else retention_s))
             )
             if retention_s is None:
-                return period_s  # the next turn asks again for the retention
+                return period_s  # the next turn reads the retention again
             self._period_s, self._learnt = period_s, now
         return self._period_s

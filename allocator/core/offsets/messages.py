@@ -1,8 +1,7 @@
-"""OffsetCommit and OffsetFetch over their versions, and the identity that a member's requests carry.
+"""Builds OffsetCommit and OffsetFetch requests in all versions, and defines the identity of a member.
 
-OffsetCommit and OffsetFetch v0 keep offsets in ZooKeeper, v1 and newer in Kafka. A broker gets the newest version that
-it knows (0.8.1: v0; from 0.8.2 on: v1 or newer), so the offsets are in Kafka wherever Kafka can keep them, unless the
-caller asks otherwise (`in_zookeeper`).
+Version 0 stores offsets in ZooKeeper, later versions in Kafka. Each broker gets the newest version that it supports:
+v0 on 0.8.1, v1 or newer from 0.8.2 on. So offsets are in Kafka if it can store them, unless `in_zookeeper` is set.
 """
 
 from __future__ import annotations
@@ -16,42 +15,44 @@ from kafka.protocol.consumer import OffsetFetchRequest
 from allocator.core.client.offset_commit import OffsetCommit
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 
-# v9 is v8 with a member epoch; from v10 on, topics have ids instead of names
+# v9 adds the member epoch; from v10 on, topics have ids instead of names
 MAX_COMMIT = 8
 EPOCH_COMMIT = 9
-MAX_RETAINED_COMMIT = 4  # the last version in which a commit has a retention time
-# from v8 on, one request can name several groups; v9 names the member
+MAX_RETAINED_COMMIT = 4  # the last version with a retention time
+# from v8 on, a request can name several groups; v9 adds the member
 MAX_FETCH = 7
 EPOCH_FETCH = 9
-STABLE = 7  # from this version of OffsetFetch on, a request can wait for open transactions (KIP-447)
-ALL_PARTITIONS = 2  # from this version of OffsetFetch on, a request can ask for all offsets of the group
+STABLE = 7  # the first OffsetFetch version that can wait for open transactions (KIP-447)
+ALL_PARTITIONS = 2  # the first OffsetFetch version that can return all offsets of a group
 
 
 class Identity(NamedTuple):
-    """The identity that each request of a member carries; the coordinator refuses one that it does not know."""
+    """Identifies a member in its requests. The coordinator refuses an identity that it does not know."""
 
     generation: int
     member_id: str
     instance_id: Optional[str] = None
-    """The group instance id of a static member (KIP-345)."""
+    """Group instance id of a static member (KIP-345)."""
     by_epoch: bool = False
     """`generation` is the member epoch of KIP-848."""
 
 
 class Committer(Protocol):
-    """The member that commits: a membership of one of the two Kafka protocols."""
+    """The member in whose name offsets are committed. The memberships of Kafka's protocols implement it."""
 
     @property
     def identity(self) -> Identity | None:
-        """The present identity; None while this process is no member."""
+        """The current identity; None while this process is no member."""
 
     def may_commit(self, partition: TopicPartition) -> bool:
         """Whether the member holds the partition, or is still releasing it."""
 
     def refused(self, code: int, sent: Identity) -> bool | None:
-        """The coordinator refused a request that was sent under this identity. Returns whether the member keeps its
-        partitions, so that the commit may be repeated under its new identity; None if the code says nothing about the
-        membership."""
+        """Called when the coordinator refused a request with this identity.
+
+        Returns whether the member keeps its partitions: then the commit may be retried under its new identity. Returns
+        None if the code does not concern the membership.
+        """
 
 
 OUTSIDE = Identity(-1, "")
@@ -65,10 +66,10 @@ def commit_request(
     *,
     in_zookeeper: bool = False,
 ) -> OffsetCommit:
-    """A commit of a member of the group, or from outside Kafka's own group membership: generation -1, no member id.
+    """Returns a commit in the name of a member, or without a member: generation -1 and no member id.
 
-    `retention_s`: seconds to keep the offsets, None for the broker's setting; v1 has no such field.
-    `in_zookeeper`: v0, which keeps only the offset.
+    `retention_s`: seconds to keep the offsets; None: the broker's setting. `in_zookeeper`: use v0, which stores the
+    offset without metadata.
     """
     newest = EPOCH_COMMIT if identity.by_epoch else MAX_COMMIT if retention_s is None else MAX_RETAINED_COMMIT
     return OffsetCommit(
@@ -91,9 +92,9 @@ def fetch_request(
     identity: Identity = OUTSIDE,
     in_zookeeper: bool = False,
 ) -> Any:
-    """`partitions` None: all offsets of the group (from `ALL_PARTITIONS` on, and in Kafka).
+    """Returns a request for these partitions; None: all offsets of the group, from version `ALL_PARTITIONS` on.
 
-    The request of a member by epoch carries its identity; the response is `STALE_MEMBER_EPOCH` when its epoch is over.
+    With an identity by epoch, the response is `STALE_MEMBER_EPOCH` if that epoch has ended.
     """
     request = OffsetFetchRequest
     by_topic: dict[str, list[int]] | None = None
@@ -121,12 +122,12 @@ def _listed(by_topic: Mapping[str, list[int]] | None, kind: Any) -> list[Any] | 
 
 
 def fetch_code(response: Any) -> int:
-    """The error code of the group."""
+    """Returns the error code of the group."""
     return int(response.groups[0].error_code if response.API_VERSION >= 8 else response.error_code)
 
 
 def fetch_results(response: Any) -> Iterator[tuple[TopicPartition, int, OffsetAndMetadata | None]]:
-    """Each partition of a response, its error code, and its committed offset (None without one)."""
+    """Yields each partition with its error code and its committed offset, or None without an offset."""
     for topic in response.groups[0].topics if response.API_VERSION >= 8 else response.topics:
         for part in topic.partitions:
             tp = TopicPartition(topic.name, part.partition_index)

@@ -1,4 +1,4 @@
-"""Commits that wait for their request: pure, no I/O."""
+"""Holds the commits that wait for the next request, and selects its offsets. Does no I/O."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from allocator.core.types import OffsetAndMetadata, TopicPartition
 
 Offsets = dict[TopicPartition, OffsetAndMetadata]
 
-# partitions of one request. more: encoding it and reading the response blocks the loop, and beyond `max.message.bytes`
-# of the offsets topic the coordinator refuses it; less: more round trips. 500 partitions cost about 2 ms at a time.
+# Partitions in one request; 500 take about 2 ms to encode. Higher: encoding and decoding block the event loop, and the
+# coordinator refuses a request beyond `max.message.bytes` of the offsets topic; lower: more round trips.
 MOST_PARTITIONS = 500
 MOST_BYTES = 250_000
-RECORD_BYTES = 100  # about the size of one record in the offsets topic, without names and metadata
+RECORD_BYTES = 100  # approximate size of a record in the offsets topic, without names and metadata
 NAMED = 10  # maximum number of partitions that an error lists
 
 
 class PendingCommit:
-    """One call of `commit`: the offsets that are still to be committed, and those that have failed for good.
+    """The state of one `commit` call: the offsets that are `left` to commit, and those that `failed`.
 
-    Raises ConfigError for an offset below 0: brokers store it in the place of the position.
+    Raises ConfigError for an offset below 0, because brokers would store it.
     """
 
     def __init__(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         for tp, value in offsets.items():
             _check(tp, value.offset)
         self.left: Offsets = dict(offsets)
-        self.unknown: dict[TopicPartition, int] = {}  # number of unknown errors
-        self.missing: dict[TopicPartition, int] = {}  # number of looks at metadata that did not find the partition
+        self.unknown: dict[TopicPartition, int] = {}  # number of UNKNOWN_SERVER_ERRORs
+        self.missing: dict[TopicPartition, int] = {}  # number of metadata responses without the partition
         self.failed: dict[TopicPartition, BrokerError] = {}
-        self.fenced = False  # the membership under which some of these were sent is over
-        self.last: dict[TopicPartition, AllocatorError] = {}  # why a partition is not committed yet
+        self.fenced = False  # the member does not hold some of the partitions any more
+        self.last: dict[TopicPartition, AllocatorError] = {}  # the last error of a partition that is left
 
     def note(
         self, partitions: Iterable[TopicPartition], exc: BrokerError, *, final: bool, fenced: bool = False
@@ -46,7 +46,7 @@ class PendingCommit:
                 self.failed[tp] = exc
                 self.fenced = self.fenced or fenced
             else:
-                self.left[tp] = self.left.pop(tp)  # moves them behind the partitions that were not sent yet
+                self.left[tp] = self.left.pop(tp)  # at the end, behind partitions that were not sent yet
                 self.last[tp] = exc
 
 
@@ -59,7 +59,7 @@ def _check(tp: TopicPartition, offset: Any) -> None:
 
 
 def take_some(callers: Iterable[PendingCommit], group: str) -> Offsets:
-    """The part of their offsets that fits into one request, with the newest offset of each partition."""
+    """Returns as many of their offsets as fit into one request, for each partition the newest."""
     some: Offsets = {}
     room = MOST_BYTES
     for call in callers:

@@ -1,4 +1,4 @@
-"""The offsets of a group in Kafka, in ZooKeeper as before 0.8.2, or in both during a transition."""
+"""Stores the offsets of a group in Kafka, in ZooKeeper as before 0.8.2, or in both during a transition."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from allocator.core.types import OffsetAndMetadata, OffsetStorage, TopicPartitio
 
 
 class StoredOffsets(GroupOffsets):
-    """`GroupOffsets` with a choice of storage, which may change between two calls.
+    """`GroupOffsets` with a choice of storage. `storage` may change between two calls.
 
-    "kafka": as `GroupOffsets`. "zookeeper": under /consumers/<group>/offsets in the ZooKeeper of the brokers, where
-    kiel and the clients of 0.8.1 keep them; without metadata. "both": a commit succeeds when both have stored it, and
-    the greater of the two offsets counts (as in the Java client with `dual.commit.enabled`), so that members which read
-    one of them follow members which write the other.
+    - "kafka": like `GroupOffsets`.
+    - "zookeeper": under /consumers/<group>/offsets in the ZooKeeper of the brokers, like kiel and clients of 0.8.1.
+      Metadata is not stored.
+    - "both": a commit succeeds when both have stored it. A fetch returns the greater of the two offsets, like the Java
+      client with `dual.commit.enabled`. So members that use only one of the storages can work side by side.
     """
 
     def __init__(self, client: KafkaClient, group: str, storage: OffsetStorage, *, coordinator: Coordinator) -> None:
@@ -51,7 +52,7 @@ class StoredOffsets(GroupOffsets):
             return super().commit_async(offsets)
         if self.storage == "zookeeper":
             return self._old.commit_async(offsets)
-        # both commits have their place in the order when this returns
+        # both commits have their place in the order before the first await
         each = super().commit_async(offsets), self._old.commit_async(offsets)
         return self._kept(asyncio.get_running_loop().create_task(_both(*each), name="commit"))
 
@@ -64,9 +65,9 @@ class StoredOffsets(GroupOffsets):
         await super().close()
 
     async def carry_over(self, partitions: Iterable[TopicPartition]) -> int:
-        """Copies offsets from ZooKeeper to Kafka, over those in Kafka; returns how many.
+        """Copies offsets from ZooKeeper to Kafka, where they replace existing ones. Returns their number.
 
-        Raises NoOffsetsError or CommitFailed; then some may have been copied, and it may be called again.
+        Raises NoOffsetsError or CommitFailed. Then some may have been copied, and the call may be repeated.
         """
         found = await self._old.fetch(partitions)
         await super().commit({p: OffsetAndMetadata(o.offset, "carried over from ZooKeeper") for p, o in found.items()})
@@ -74,7 +75,7 @@ class StoredOffsets(GroupOffsets):
 
 
 async def _both(*commits: Any) -> None:
-    """Waits for both; raises the first error. A success of the other one is not undone."""
+    """Waits for both commits and raises the first error. The other commit may have succeeded."""
     for result in await asyncio.gather(*commits, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result
@@ -83,12 +84,12 @@ async def _both(*commits: Any) -> None:
 async def fetch_old_offsets(
     client: KafkaClient, group: str, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """The offsets that a group has in ZooKeeper; empty for brokers without ZooKeeper (Kafka 4, or KRaft).
+    """Returns the offsets that a group has in ZooKeeper; none if the brokers have no ZooKeeper (Kafka 4, KRaft).
 
-    OffsetCommit v0 writes to ZooKeeper whatever the broker's version, so clients that know only this version (kiel is
-    one) have their offsets there even on clusters of 2.x. OffsetFetch v0 reads them through any broker up to Kafka 3.
+    OffsetCommit v0 writes to ZooKeeper on every broker version that supports it. So clients that know only v0, such as
+    kiel, have their offsets there even on 2.x. OffsetFetch v0 reads them through any broker up to Kafka 3.
 
-    Raises NoOffsetsError when a broker does not respond: if that counted as "no offset", all records would come again.
+    Raises NoOffsetsError if no broker responds. If that counted as "no offset", all records would be read again.
     """
     if client.api_version(fetch_request(group, (), in_zookeeper=True)) is None:
         return {}

@@ -1,7 +1,7 @@
-"""Record batches or records to partitions, in order, each once; `BatchSender` carries the other two producers.
+"""Writes records and record batches to Kafka, in order and each once.
 
-In: record batches or records, and a connected `KafkaClient`. Out: the offsets at which the broker stored them, or an
-error that names the partition. May touch: the brokers by Produce and InitProducerId. `create_topic` and
+In: records or batches, and a connected `KafkaClient`. Out: the offsets at which a broker stored them, or an error that
+names the partition. `BatchSender` sends batches; `Producer` and `TransactionalWriter` build on it. `create_topic` and
 `add_partitions` prepare the topics to write to.
 """
 

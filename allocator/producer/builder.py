@@ -1,6 +1,6 @@
-"""Records of one partition collected into a batch, in the format that the brokers accept.
+"""Collects records of one partition into a batch, in the format that the brokers accept.
 
-v2 is written by `producer.encoding`. Message sets of v0 and v1 are for brokers before 0.11:
+`producer.encoding` encodes v2. This module encodes message sets of v0 and v1, for brokers before 0.11:
 https://kafka.apache.org/documentation/#messageformat ("Old Message Format"), KIP-32 for v1.
 """
 
@@ -17,22 +17,21 @@ from allocator.producer.encoding import CODECS, TRANSACTIONAL, Encoded, compress
 _LZ4: Final = CODECS["lz4"]
 _NULL: Final = b"\xff\xff\xff\xff"
 
-# a function: (ms after the batch's first timestamp, index in the batch, target in bytes) -> (the bytes, their number of
-# records)
+# (ms after the batch's first timestamp, index in the batch, target in bytes) -> (encoded records, number of records)
 EncodeRows = Callable[[int, int, int], tuple[bytes, int]]
 
 
 class BatchBuilder:
-    """A batch that takes records until it is stamped or `encode` ends it.
+    """A batch that accepts records until `encode` or `stamped` is called.
 
-    `magic` is the version of the format, `codec` its number of the compression. `transactional` needs v2.
+    `magic`: version of the format. `codec`: number of the compression (`CODECS`). `transactional` needs v2.
     """
 
     def __init__(self, magic: int, codec: int, *, transactional: bool = False) -> None:
         self.magic = magic
         self.records = 0
         self.size = 0
-        """Bytes in memory: before compression, until the batch is encoded."""
+        """Bytes in memory; before `encode`, without compression."""
         self.encoded: Encoded | bytes | None = None
         self._codec = codec
         self._flags = TRANSACTIONAL if transactional else 0
@@ -57,7 +56,7 @@ class BatchBuilder:
         self.records += 1
 
     def append_rows(self, encode: EncodeRows, timestamp: int, target: int) -> int:
-        """Appends rows of v2 until the batch has `target` bytes, and returns how many."""
+        """Appends rows of v2 until the batch has `target` bytes. Returns the number of rows."""
         self._note_time(timestamp)
         data, rows = encode(timestamp - self._base_time, self.records, target - self.size)
         self._parts.append(data)
@@ -66,12 +65,12 @@ class BatchBuilder:
         return rows
 
     def stamped(self, producer: int, epoch: int, sequence: int) -> bytes:
-        """The bytes to send. Formats before v2 have no fields for the arguments."""
+        """Returns the bytes to send. Formats before v2 have no fields for the arguments."""
         encoded = self.encode()
         return encoded if isinstance(encoded, bytes) else encoded.stamped(producer, epoch, sequence)
 
     def encode(self) -> Encoded | bytes:
-        """Ends the batch. Returns a message set of v0 or v1 as bytes."""
+        """Ends the batch. Returns an `Encoded` of v2, or a message set of v0 or v1 as bytes."""
         if self.encoded is None:
             self.encoded = self._encode(b"".join(self._parts))
             self._parts.clear()

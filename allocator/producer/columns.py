@@ -1,4 +1,4 @@
-"""Columns of an Arrow batch produced without an object for each record, by the compiled encoder (`_encode.h`)."""
+"""Produces the rows of Arrow columns with the compiled encoder (`_encode.h`), without an object for each record."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 __all__ = ["ColumnsToSend", "accelerated", "by_partition"]
 
-# the addresses of validity bits, ends and bytes, the first row, whether ends have 64 bits; None: every row is null
+# addresses of validity bits, ends and bytes; the first row; whether ends have 64 bits. None: every row is null
 Buffers = Optional[tuple[int, int, int, int, bool]]
 
 
 class ColumnsToSend(NamedTuple):
-    """Records as Arrow arrays of `binary` or `string`, or their large forms. None: every row is null.
+    """Records as Arrow arrays of `binary` or `string`, or of their large variants. None: every row is null.
 
-    `headers` has those of a record as `producer.encoding.encode_headers` writes them.
+    `headers` has the output of `producer.encoding.encode_headers` for each row.
     """
 
     keys: Optional[pa.Array]
@@ -29,11 +29,11 @@ class ColumnsToSend(NamedTuple):
     headers: Optional[pa.Array] = None
 
     def each(self, change: Callable[[pa.Array], pa.Array]) -> ColumnsToSend:
-        """The columns that are there, changed."""
+        """Applies `change` to each column that is not None."""
         return ColumnsToSend(*(None if column is None else change(column) for column in self))
 
     def encoder(self, first: int, end: int) -> EncodeRows:
-        """Encodes rows from `first` up to `end`."""
+        """Returns a function that encodes the rows from `first` to `end`, without `end`."""
         from allocator.core import _records  # type: ignore[attr-defined, unused-ignore]
 
         keys, values, headers = map(_buffers, self)
@@ -48,7 +48,10 @@ class ColumnsToSend(NamedTuple):
 def by_partition(
     columns: ColumnsToSend, chosen: pa.Array | None, partitions: int, partitioner: Partitioner
 ) -> Iterator[tuple[int, ColumnsToSend]]:
-    """The columns split by partition, in their order. `chosen` has the partition of a row, or null for its key's."""
+    """Yields each partition with its rows, in their order.
+
+    `chosen` has the partition of each row. If it is null, the partitioner chooses by the key.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 

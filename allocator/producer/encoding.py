@@ -1,9 +1,9 @@
-"""Record batches of format v2, made of records or of fetched batches.
+"""Encodes records and fetched batches as record batches of format v2.
 
-Format: https://kafka.apache.org/documentation/#messageformat. The base offset and the leader epoch are outside the
-checksum, and the broker writes them. The producer's id, epoch and sequence are inside, so the checksum is computed when
-a batch is stamped with them. The compiled decoder's iterators write records without an object for each; `Writer` does
-the same in Python, under the same tests.
+Format: https://kafka.apache.org/documentation/#messageformat. The broker writes the base offset and the leader epoch,
+which the checksum does not cover. It covers the producer's id, epoch and sequence, so `stamped` computes it. The
+iterators of the compiled decoder encode records without an object for each. `Writer` does the same in Python, under the
+same tests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from allocator.core.varint import signed_varint
 from allocator.errors import AllocatorError, CorruptRecordError
 from allocator.types import Record
 
-# base offset, length, leader epoch, magic, checksum; and what the checksum covers: attributes, last offset delta, base
+# base offset, length, leader epoch, magic, checksum. The checksum covers the rest: attributes, last offset delta, base
 # and max timestamp, producer id and epoch, base sequence, record count
 _FRONT: Final = struct.Struct(">qiibI")
 _CHECKED: Final = struct.Struct(">hiqqqhii")
@@ -30,26 +30,26 @@ _CODEC, TRANSACTIONAL = 0x07, 0x10
 _GZIP, _SNAPPY, _LZ4, _ZSTD = 1, 2, 3, 4
 CODECS: Final = {"none": 0, "gzip": _GZIP, "snappy": _SNAPPY, "lz4": _LZ4, "zstd": _ZSTD}
 
-# Bytes of records in one batch before compression. More: fewer requests; less: less is sent again after a failure, and
+# Bytes of records in one batch before compression. Higher: fewer requests; lower: a failed request repeats less, and
 # topics with a small max.message.bytes accept the batch
 TARGET_BYTES: Final = 512 << 10
-# the length of a batch, without the 12 bytes up to it, is a signed number of 32 bits
+# The length field has 31 bits. It does not count the 12 bytes of the base offset and of itself
 MOST_BYTES: Final = (1 << 31) - 1 + 12
 
-# fields of a record: unused attributes; the length of a null; no headers
+# fields of a record: the unused attributes, the length of a null, the count of no headers
 _ATTRIBUTES, _NULL, _NONE = b"\0", b"\x01", b"\0"
 _INT64: Final = 1 << 63
 
-# (bytes, number of records, base and max timestamp, runs of old offsets as in `Encoded`, offset after the last record)
+# (bytes, number of records, base and max timestamp, runs as in `Encoded`, source offset after the last record)
 Rows = tuple[bytes, int, int, int, list[tuple[int, int]], int]
 
 
 class Encoded(NamedTuple):
-    """One record batch of v2 before it has a producer id.
+    """A record batch of v2 without a producer id.
 
-    `first` is the source offset of its first record, and `next` the source position after it. `runs` has (source
-    offset, number of records of the batch before it) for each run of consecutive source offsets. A batch of new
-    records counts its own records as source offsets.
+    `first` is the source offset of its first record, `next` the source position after the batch. `runs` has, for each
+    run of consecutive source offsets, its first offset and the number of records of the batch before the run. If the
+    records come from no source log, source offsets count from 0.
     """
 
     first: int
@@ -63,20 +63,20 @@ class Encoded(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes on the wire."""
+        """Size on the wire in bytes."""
         return _HEADER + len(self.payload)
 
     def stamped(self, producer: int, epoch: int, sequence: int) -> bytes:
-        """The bytes to send under this producer id, epoch and first sequence number."""
+        """Returns the bytes to send with this producer id, epoch and first sequence number."""
         times = self.base_time, self.max_time
         checked = _CHECKED.pack(self.attributes, self.records - 1, *times, producer, epoch, sequence, self.records)
-        length = self.size - 12  # length of the remaining batch
+        length = self.size - 12  # of the rest of the batch
         front = _FRONT.pack(0, length, -1, 2, crc32c(self.payload, crc32c(checked)))
         return b"".join((front, checked, self.payload))
 
 
 class BatchTooLarge(AllocatorError):
-    """A record of nearly 2 GB does not fit into a batch of v2."""
+    """A record of almost 2 GiB does not fit into a batch of v2."""
 
     def __init__(self, topic: str, partition: int, encoded: Encoded) -> None:
         super().__init__(
@@ -87,11 +87,11 @@ class BatchTooLarge(AllocatorError):
 
 
 def encode(batch: Batch, zstd: bool = True, target: int = TARGET_BYTES) -> Iterator[Encoded]:
-    """All records of `batch` in order. `next` of the last batch also covers invisible records.
+    """Yields all records of `batch` in order, as batches of v2. `next` of the last one also covers invisible records.
 
-    A batch of v2 keeps its payload where a broker accepts it from a producer. Without `zstd`, for brokers that do not
-    know that codec, records that came in it are compressed by gzip. Raises CorruptRecordError and
-    BatchTooLarge, after the batches before the fault.
+    A fetched batch of v2 keeps its payload if a broker accepts it from a producer. `zstd` False: the brokers do not
+    know zstd, so its records are compressed with gzip. Raises CorruptRecordError and BatchTooLarge, after the batches
+    before the fault.
     """
     waiting: Encoded | None = None
     try:
@@ -114,8 +114,10 @@ def encode(batch: Batch, zstd: bool = True, target: int = TARGET_BYTES) -> Itera
 
 
 def _as_it_came(part: Batch, data: memoryview) -> Encoded | None:
-    """The unchanged batch; None if a broker would refuse it from a producer: compaction left gaps, or a broker set
-    the timestamps."""
+    """Returns the batch with its payload unchanged, or None if a broker would refuse it from a producer.
+
+    A broker refuses batches with gaps, which compaction leaves, and timestamps that a broker set.
+    """
     attributes, last_delta, base_time, max_time, _, _, _, count = _CHECKED.unpack_from(data, _FRONT.size)
     if count != last_delta + 1 or attributes & ~(_CODEC | TRANSACTIONAL):
         return None
@@ -132,9 +134,9 @@ def _as_it_came(part: Batch, data: memoryview) -> Encoded | None:
 
 
 def written(records: Iterator[Record], codec: int, target: int = TARGET_BYTES) -> Iterator[Encoded]:
-    """Batches of about `target` bytes before compression by `codec`.
+    """Yields batches of about `target` bytes before compression with `codec`.
 
-    Raises CorruptRecordError, after the batches before it.
+    Raises CorruptRecordError, after the batches before the corrupt record.
     """
     write: Callable[[int], Rows | None] = getattr(records, "write", None) or Writer(records).write
     while (made := write(target)) is not None:
@@ -148,7 +150,7 @@ def compress(data: bytes, codec: int) -> bytes:
 
 
 def _snappy(data: bytes) -> bytes:
-    """One block in the frame of Java's snappy library, which all brokers and consumers accept."""
+    """Returns one block in the framing of Java's snappy library, which all brokers and consumers accept."""
     block = bytes(cramjam.snappy.compress_raw(data))
     return b"\x82SNAPPY\0" + struct.pack(">iii", 1, 1, len(block)) + block
 
@@ -172,13 +174,13 @@ class Writer:
 
     def __init__(self, records: Iterator[Record]) -> None:
         self._records = records
-        self._held: Record | None = None  # a record that did not fit into the last batch
+        self._held: Record | None = None  # the record that ended the last batch
 
     def write(self, target: int) -> Rows | None:
-        """The next records, up to the one that reaches `target` bytes; None after the last.
+        """Encodes the next records until they have `target` bytes. Returns None after the last record.
 
-        The batch ends early where a timestamp is too far from the first for 64 bits, and before a record that does not
-        decode: then each later call raises CorruptRecordError.
+        The batch ends early before a timestamp whose distance from the first exceeds 64 bits, and before a record that
+        does not decode. Then each later call raises CorruptRecordError.
         """
         parts: list[bytes] = []
         runs: list[tuple[int, int]] = []
@@ -209,7 +211,7 @@ class Writer:
                     break
         except CorruptRecordError:
             if not index:
-                raise  # raised again by the next call, if this one has records before the fault
+                raise  # else the next call raises it again
         if not index:
             return None
         return b"".join(parts), index, base_time, max_time, runs, expected
@@ -218,7 +220,10 @@ class Writer:
 def encode_record(
     index: int, delta: int, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]
 ) -> bytes:
-    """One record of a v2 batch. `index` counts the batch's records; `delta` is the time after the batch's first."""
+    """Encodes one record of a v2 batch.
+
+    `index`: number of records before it in the batch. `delta`: its timestamp minus that of the first record.
+    """
     short, most = _SHORT, len(_SHORT)
     when = short[delta] if 0 <= delta < most else signed_varint(delta)
     number = short[index] if index < most else signed_varint(index)
@@ -249,7 +254,7 @@ def encode_headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """A zigzag varint."""
+    """Returns a zigzag varint."""
     return _SHORT[value] if 0 <= value < len(_SHORT) else signed_varint(value)
 
 

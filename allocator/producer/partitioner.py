@@ -1,22 +1,25 @@
-"""The default partitioner: murmur2 of the key, as Java's, and runs of keyless records over all partitions."""
+"""Chooses partitions: by murmur2 of the key, like Java's producer; records without a key go round the partitions."""
 
 from __future__ import annotations
 
 import random
 from typing import Final
 
-# Keyless records that go to one partition in a row. More: larger batches; less: more even partitions
+# Consecutive records without a key that go to one partition. Higher: larger batches; lower: more even partitions
 RUN: Final = 500
 _M: Final = 0x5BD1E995
 _MASK: Final = 0xFFFFFFFF
 
 
 class Partitioner:
-    """Chooses the partition of records that do not name one."""
+    """Chooses the partitions of records that name none."""
 
     def __init__(self) -> None:
         self.keyless = random.randrange(1 << 20) * RUN
-        """Number of keyless records so far. It starts at random, so that many producers spread their first runs."""
+        """Number of records without a key so far.
+
+        It starts at random, so that short-lived producers do not all write to partition 0.
+        """
 
     def choose(self, key: bytes | None, partitions: int) -> int:
         if key is not None:

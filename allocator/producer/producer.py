@@ -1,4 +1,4 @@
-"""Records to topics: a key chooses the partition, and records of one partition share batches."""
+"""Writes records to topics. The key chooses the partition, and records of one partition share batches."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from allocator.producer.partitioner import Partitioner
 from allocator.producer.sender import BatchSender, PartitionQueue, Pending
 from allocator.types import TopicPartition
 
-# The broker stored nothing, and may take the batch under a new epoch: it lost what it knew of the producer, for example
-# with the last record that retention deleted. 0.11 gives the first of these codes for that
+# The broker has lost its state of the producer, for example because retention deleted the producer's last record. It
+# stored nothing and accepts the batch under a new epoch. 0.11 sends the first of these codes then
 FORGOTTEN = frozenset((ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID))
 
 
 class DeliveryFailed(AllocatorError):
     """Records of one partition were not acknowledged.
 
-    `maybe_written`: a broker may have stored them, as a request that held them got no answer.
+    `maybe_written`: a broker may have stored some of them, for example because a response was lost.
     """
 
     def __init__(self, partition: TopicPartition, records: int, error: AllocatorError, maybe_written: bool) -> None:
@@ -46,7 +46,7 @@ class _RecordBatch(BatchBuilder):
     def __init__(self, magic: int, codec: int) -> None:
         super().__init__(magic, codec)
         self.delivered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # reads the error, because a caller that only awaits `flush` does not
+        # retrieves the error: a caller that only awaits `flush` does not
         self.delivered.add_done_callback(lambda delivered: delivered.cancelled() or delivered.exception())
 
 
@@ -54,10 +54,10 @@ class Producer:
     """Sends records over a connected client, in the order of the calls within a partition. Use `async with`.
 
     It collects records into batches of up to `batch_bytes` for up to `linger_s`. `append` and `append_columns` wait
-    while `buffer_bytes` are not acknowledged. `flush` returns when everything is acknowledged, or raises
-    DeliveryFailed. A batch that is not acknowledged within `timeout_s` fails, and so do those behind it in its
-    partition; later records go on under a new producer id. A broker that has forgotten the producer, because retention
-    deleted its records, gets the next batches under a new epoch.
+    while `buffer_bytes` are not acknowledged. `flush` returns when all records are acknowledged, or raises
+    DeliveryFailed. If a batch is not acknowledged within `timeout_s`, it fails together with the later batches of its
+    partition, and new records are sent under a new producer id. If retention deleted the records of the producer, and
+    with them the broker's state of it, the next batches are sent under a new epoch.
     """
 
     def __init__(
@@ -79,15 +79,15 @@ class Producer:
             client, self._acked, self._refused, buffer_bytes=buffer_bytes, request_timeout_s=timeout_s / 2
         )
         self.magic = 2
-        """Version of the record format that the brokers take, once the producer is entered."""
-        self._open: dict[TopicPartition, Pending[_RecordBatch]] = {}  # the batches that take the next records
+        """Version of the record format that the brokers accept. Valid inside `async with`."""
+        self._open: dict[TopicPartition, Pending[_RecordBatch]] = {}  # the batches that get the next records
         self._partitioner = Partitioner()
         self._topics: set[str] = set()
         self._failed: DeliveryFailed | None = None
         self._tasks = BackgroundTasks(self._fail_all)
 
     async def __aenter__(self) -> Producer:
-        """Raises ConfigError if the brokers do not take the compression."""
+        """Raises ConfigError if the brokers do not accept the compression."""
         self.magic = self._sender.magic
         if self._compression == "zstd" and not self._sender.takes_zstd:
             name = ".".join(map(str, self._client.broker_version))
@@ -101,11 +101,12 @@ class Producer:
 
     @property
     def takes_columns(self) -> bool:
+        """Whether `append_columns` works: the brokers accept format v2, and the encoder is compiled."""
         return self.magic == 2 and accelerated
 
     @property
     def stopped(self) -> bool:
-        """Whether the producer was closed, or ended by a failure."""
+        """Whether the producer was closed or has failed."""
         return self._sender.stopped
 
     async def append(
@@ -118,10 +119,11 @@ class Producer:
         partition: int | None = None,
         timestamp: int | None = None,
     ) -> asyncio.Future[None]:
-        """Adds a record. The future ends when it is acknowledged, or raises DeliveryFailed.
+        """Adds a record. Returns a future that ends when the record is acknowledged, or raises DeliveryFailed.
 
-        Without `partition` the key chooses it, as in Java's producer. `timestamp`: milliseconds, default now. Raises
-        TopicNotFound; ConfigError for headers on brokers before 0.11.
+        `partition` None: the key chooses it, as in Java's producer. `timestamp`: milliseconds since the epoch, or None
+        for now. Raises TopicNotFound, DeliveryFailed for a partition that the topic does not have, and ConfigError for
+        headers on brokers before 0.11.
         """
         if headers and self.magic < 2:
             raise ConfigError("brokers before 0.11 have no record headers; leave them out")
@@ -140,10 +142,9 @@ class Producer:
         return item.batch.delivered
 
     async def append_columns(self, topic: str, columns: ColumnsToSend, chosen: Any = None) -> None:
-        """Adds rows of Arrow columns, with the present time. Raises as `append`.
+        """Adds rows of Arrow columns with the current time. Raises the same errors as `append`.
 
-        This needs format v2 and the compiled encoder (`takes_columns`). `chosen`: an Arrow array with the partition of
-        each row, null for its key's.
+        Check `takes_columns` first. `chosen`: Arrow array with the partition of each row; null: the key chooses it.
         """
         partitions = (topic in self._topics and self._client.partitions(topic)) or await self.find(topic)
         now = wall_ms()
@@ -156,12 +157,12 @@ class Producer:
                 self._grown(item)
 
     async def flush(self) -> None:
-        """Returns when all that was added is acknowledged. Raises the first DeliveryFailed since the last call."""
+        """Returns when all records are acknowledged. Raises the first DeliveryFailed since the last call."""
         await self._sender.drained(self._sender.queues)
         self.raise_if_failed()
 
     def raise_if_failed(self) -> None:
-        """Raises the first DeliveryFailed that this method has not raised yet, with the records of all of them."""
+        """Raises the first DeliveryFailed since the last call. Its `records` counts all records that have failed."""
         failed, self._failed = self._failed, None
         if failed is not None:
             raise failed
@@ -169,7 +170,7 @@ class Producer:
     async def find(self, topic: str) -> tuple[int, ...]:
         """Returns the partitions of a topic. Creates the topic if the brokers allow that.
 
-        Raises TopicNotFound if there is none within `timeout_s`.
+        Raises TopicNotFound if the topic does not exist after `timeout_s`.
         """
         self._topics.add(topic)
         self._client.follow(self._topics)
@@ -185,7 +186,7 @@ class Producer:
             await asyncio.sleep(self._client.retry_backoff_s)
 
     async def _batch(self, at: TopicPartition, partitions: Sequence[int]) -> Pending[_RecordBatch]:
-        """The batch that takes the next records of a partition."""
+        """Returns the batch for the next records of a partition."""
         item = self._open.get(at)
         if item is not None and item.batch.encoded is None:
             return item
@@ -194,7 +195,7 @@ class Producer:
             raise DeliveryFailed(at, 1, error, maybe_written=False)
         if at not in self._sender.queues:
             await self._sender.add([at])
-            return await self._batch(at, partitions)  # another task may have opened one meanwhile
+            return await self._batch(at, partitions)  # another task may have created a batch meanwhile
         if self.stopped:
             raise Closed("this producer was closed, or has failed; create another one")
         now = asyncio.get_running_loop().time()
@@ -228,7 +229,7 @@ class Producer:
             self._fail(partition, queue, error)
 
     def _fail(self, partition: TopicPartition, queue: PartitionQueue[_RecordBatch], error: AllocatorError) -> None:
-        """Gives up all batches of a partition: with one missing, brokers would refuse the sequence of the next."""
+        """Gives up all batches of a partition: without the first, brokers would refuse the sequence of the next."""
         self._sender.drop([partition])
         self._open.pop(partition, None)
         for item in queue.pending:
@@ -250,7 +251,7 @@ class Producer:
 
 
 def _creating(topic: str) -> Any:
-    """A metadata request that makes brokers create the topic, if auto.create.topics.enable is set."""
+    """Returns a metadata request that makes brokers create the topic, if auto.create.topics.enable is set."""
     return MetadataRequest(
         topics=[MetadataRequest.MetadataRequestTopic(name=topic)],
         allow_auto_topic_creation=True,

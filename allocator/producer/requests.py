@@ -1,4 +1,4 @@
-"""The requests of both producers: InitProducerId and Produce."""
+"""Builds the InitProducerId and Produce requests."""
 
 from __future__ import annotations
 
@@ -10,23 +10,26 @@ from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 
 from allocator.types import TopicPartition
 
-# later versions of Produce use topic ids, and those after 11 add a partition to a transaction by themselves
+# later versions use topic ids; those after 11 add partitions to a transaction themselves
 MAX_VERSION, TRANSACTIONAL_MAX_VERSION = 12, 11
 
 
 def init_request(name: str | None = None, timeout_s: float = 60.0) -> Any:
-    """A request for a producer id; with the transactional id `name`, it ends what another process began under it."""
+    """Returns a request for a producer id. `name`: transactional id, whose open transaction the request aborts."""
     return InitProducerIdRequest(
         transactional_id=name,
         transaction_timeout_ms=int(timeout_s * 1000),
         producer_id=-1,
         producer_epoch=-1,
-        max_version=4,  # up to it, a commit does not change the epoch
+        max_version=4,  # in later versions a commit changes the epoch
     )
 
 
 def produce_request(records: Mapping[TopicPartition, bytes], timeout_s: float, name: str | None = None) -> Any:
-    """A request to the leader of these partitions, for all replicas in sync. `name`: the transactional id."""
+    """Returns a request to the leader of these partitions, with acks from all replicas in sync.
+
+    `name`: transactional id.
+    """
     data = ProduceRequest.TopicProduceData
     topics: dict[str, list[Any]] = defaultdict(list)
     for partition, encoded in records.items():
@@ -41,7 +44,7 @@ def produce_request(records: Mapping[TopicPartition, bytes], timeout_s: float, n
 
 
 def produced(response: Any) -> Iterator[tuple[TopicPartition, int, int]]:
-    """Each partition of a response, its error code and the offset of the first record."""
+    """Yields each partition of a response, its error code and the offset of the first record."""
     for topic in response.responses:
         for part in topic.partition_responses:
             yield TopicPartition(topic.name, part.index), part.error_code, part.base_offset

@@ -1,8 +1,8 @@
-"""Batches to partitions: in order, each once, several requests under way.
+"""Sends batches to partitions in order and each once, with several requests in flight.
 
-Protocol: Produce v0 to v12 with one batch for a partition, InitProducerId (KIP-98). From Kafka 0.11 on, the producer's
-id and the sequence numbers make the broker count a repeated batch once and refuse one that overtook another. Older
-brokers get one request at a time for a partition, so the order holds there too, and a repeated batch counts twice.
+Protocol: Produce v0 to v12 with one batch for each partition, InitProducerId (KIP-98). From Kafka 0.11 on, producer id
+and sequence numbers let the broker ignore a repeated batch and refuse a batch that overtook another. Older brokers get
+one request at a time for each partition. That keeps the order, but a repeated batch is stored twice.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from allocator.types import TopicPartition
 log = logging.getLogger(__name__)
 
 V1, V2, ZSTD = 2, 3, 7  # the first Produce versions with message sets of v1, with batches of v2, and with zstd
-# Brokers remember this many batches per producer and partition. With more under way, they might not recognise a
-# repeated one.
+# Brokers remember this many batches per producer and partition. With more in flight, they might not recognise a
+# repeated batch.
 UNDER_WAY: Final = 5
-# Bytes of one request. More: fewer requests; less: the leader's other partitions wait for a shorter time
+# Bytes of one request. Higher: fewer requests; lower: the leader's other partitions wait for a shorter time
 REQUEST_BYTES: Final = 4 << 20
-# seconds between two calls of `may_send`
+# seconds between two calls of `may_send` while it returns False
 ASK_AGAIN_S: Final = 0.1
 
 LOST: Final = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.UNKNOWN_PRODUCER_ID))
-# the batch may be written nevertheless
+# the broker may have stored the batch
 UNSURE: Final = frozenset(
     (ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
 )
 LAST_EPOCH: Final = 0x7FFF
-# A batch may arrive damaged. But brokers before 2.4 also give this code for a record that they never take, such as one
-# without a key for a compacted topic. More: such a record fails later; less: a bad network fails a batch
+# A batch may arrive damaged. But brokers before 2.4 also send CORRUPT_MESSAGE for a record that they never accept, such
+# as a record without a key for a compacted topic. Higher: such a record fails later; lower: a bad network fails a batch
 CORRUPT_TRIES: Final = 5
-RESEND_MAX_S: Final = 3.0  # pause before failed batches are sent again, at most
+RESEND_MAX_S: Final = 3.0  # the longest pause before failed batches are sent again
 
 
 class Sendable(Protocol):
-    """A batch. The first call of `stamped` ends its growth."""
+    """A batch that `BatchSender` can send. It must not grow after the first call of `stamped`."""
 
     @property
     def records(self) -> int: ...
@@ -58,62 +58,65 @@ class Sendable(Protocol):
         """Bytes in memory."""
 
     def stamped(self, producer: int, epoch: int, sequence: int) -> bytes:
-        """The bytes to send under this producer id, epoch and first sequence number."""
+        """Returns the bytes to send with this producer id, epoch and first sequence number."""
 
 
 B = TypeVar("B", bound=Sendable)
 
 
 class SequenceLost(BrokerError):
-    """The brokers have forgotten the sequence of this producer, or another process took it over."""
+    """The brokers have lost the sequence of this producer, or another process has taken it over."""
 
 
 @dataclass
 class Pending(Generic[B]):
-    """A batch that is not acknowledged yet."""
+    """A batch that waits for its turn or for its acknowledgement."""
 
     batch: B
     size: int = 0
-    """Bytes that count as held."""
+    """Bytes that `BatchSender.held` includes for it."""
     ready_at: float = 0.0
-    """When to send it, by the clock of the loop."""
+    """When to send it, by the clock of the loop; 0: at once."""
     expires_at: float = math.inf
     sequence: Optional[int] = None
-    """Sequence number of its first record, from the first attempt on."""
+    """Sequence number of its first record; None before the first attempt."""
     offset: Optional[int] = None
-    """Where the broker stored it, if that is known before the batches ahead of it are acknowledged."""
+    """Where the broker stored it, if an earlier batch is not acknowledged yet."""
     maybe_written: bool = False
     """Whether a broker may have stored it, or has acknowledged it."""
     corrupt: int = 0
-    """How often a broker said that it arrived damaged."""
+    """Number of CORRUPT_MESSAGE errors."""
 
 
 @dataclass
 class PartitionQueue(Generic[B]):
-    """Batches of one partition in order: those under way, and those that wait."""
+    """The batches of one partition in order: `sent` are in flight or not acknowledged in order, `waiting` follow."""
 
     producer: int
     epoch: int
     sequence: int = 0
     sent: deque[Pending[B]] = field(default_factory=deque)
     waiting: deque[Pending[B]] = field(default_factory=deque)
-    unanswered: int = 0  # requests under way
-    most: int = 1  # under way: brokers accept any sequence in the first batch of a producer that is new to them
+    unanswered: int = 0
+    """Requests in flight."""
+    most: int = 1
+    """Maximum of `sent`. Starts at 1, because brokers accept any sequence in the first batch of a new producer."""
     broken: bool = False
+    """Whether a batch of `sent` failed: nothing is sent until all responses are there."""
     error: Optional[BrokerError] = None
     """The last failure since a batch was acknowledged."""
     refused: bool = False
-    """Whether `error` is the reason why the first batch cannot be sent again."""
+    """Whether `error` means that no retry of the first batch can succeed."""
     resume_at: float = 0.0
     tries: int = 0
 
     @property
     def pending(self) -> list[Pending[B]]:
-        """All batches in their order, the first of which may have been refused."""
+        """All batches in order. If a batch was refused, it is the first."""
         return [*self.sent, *self.waiting]
 
     def take(self) -> bytes:
-        """Moves the first batch that waits to those under way, and returns its bytes."""
+        """Moves the first waiting batch to `sent`, and returns its bytes."""
         item = self.waiting.popleft()
         if item.sequence is None:
             item.sequence = self.sequence
@@ -124,7 +127,7 @@ class PartitionQueue(Generic[B]):
         return data
 
     def failed(self, item: Pending[B], error: BrokerError) -> None:
-        """Notes why a batch was not acknowledged. Only the first is refused for good; later ones are sent again."""
+        """Notes why a batch was not acknowledged. Only the first batch can be refused; later ones are sent again."""
         first, misplaced = item is self.sent[0], error.code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
         again = error.retriable or misplaced
         if error.code == ErrorCode.CORRUPT_MESSAGE:
@@ -139,7 +142,7 @@ class PartitionQueue(Generic[B]):
         self.tries += 1
 
     def rewind(self) -> None:
-        """Restores the order of the batches under way. Brokers recognise those that they acknowledged out of order."""
+        """Moves all batches of `sent` back to `waiting`. Brokers recognise the ones that they already stored."""
         for item in self.sent:
             item.offset = None
         self.waiting.extendleft(reversed(self.sent))
@@ -149,22 +152,22 @@ class PartitionQueue(Generic[B]):
     def begin_epoch(self) -> bool:
         """Numbers the batches from 0 under the next epoch of the producer, as Java's producer does.
 
-        Returns False if that could store a batch twice: the broker would not recognise it under its new number.
+        Returns False if a broker may have stored one of them: it would store that batch again under the new number.
         """
         items = self.pending
         if self.epoch >= LAST_EPOCH or any(item.maybe_written for item in items):
             return False
         self.epoch += 1
-        # the broker takes any number first in an epoch, so the next request has the batch 0 alone
+        # the broker accepts any number first in an epoch, so batch 0 must be sent alone
         self.sequence, self.most = 0, 1
         for item in items:
             item.sequence = None
         return True
 
 
-# the partition, the batch, and the offset of its first record; -1 if the broker had it already, and does not say where
+# partition, batch, offset of its first record; -1 if the broker had stored it earlier and does not return the offset
 Acked = Callable[[TopicPartition, B, int], None]
-# the partition, its queue, and the reason why the first batch is not sent again
+# partition, its queue, the reason why the first batch is not sent again
 Refused = Callable[[TopicPartition, PartitionQueue[B], BrokerError], None]
 
 
@@ -175,15 +178,19 @@ def _raise(partition: TopicPartition, queue: PartitionQueue[Any], error: BrokerE
 class BatchSender(Generic[B]):
     """Sends batches over a connected client.
 
-    Guarantee: all replicas in sync have an acknowledged batch, and batches of a partition are stored in the order of
-    the calls. With brokers from 0.11 on no retry repeats a batch.
+    Guarantee: an acknowledged batch is on all replicas in sync, and the batches of a partition are stored in the order
+    of the calls. On brokers from 0.11 on, no retry stores a batch twice.
 
-    `put` takes batches of partitions that were added with `add`, and `run` sends them until they are acknowledged.
-    `acked` gets each in order. `refused` gets the queue of a partition whose first batch no retry helps, or which has
-    expired: it drops the partition, changes the queue so that its batches can be sent again, or raises, which ends
-    `run`; by default it raises. Nothing is sent while `may_send` returns False: a process that was replaced while it
-    was suspended writes nothing behind its successor. `buffer_bytes` bounds the memory if the caller awaits `room`
-    before each `put`. `transactional_id`: all batches are part of its transaction; set `identity` first.
+    Call `add` for a partition, then `put` its batches. `run` sends them until they are acknowledged.
+
+    - `acked` is called for each acknowledged batch, in the order of its partition.
+    - `refused` is called if the first batch of a partition has expired, or no retry can succeed. It drops the
+      partition, changes the queue so that its batches can be sent again, or raises the error, which ends `run`. The
+      default raises.
+    - While `may_send` returns False, nothing is sent. So a process that was replaced while it was suspended writes
+      nothing after its successor.
+    - `buffer_bytes` bounds the memory if the caller awaits `room` before each `put`.
+    - `transactional_id`: all batches are part of its transaction. Set `identity` first.
     """
 
     def __init__(
@@ -203,16 +210,16 @@ class BatchSender(Generic[B]):
         self._may_send = may_send
         self.buffer_bytes = buffer_bytes
         self.held = 0
-        """Bytes of the batches that are not acknowledged."""
+        """Bytes of batches that are not acknowledged."""
         self._request_timeout_s = request_timeout_s
         self._transactional_id = transactional_id
         self.identity: tuple[int, int] | None = None
-        """Producer id and epoch of the partitions that are added next; None: the brokers give a new id."""
+        """Producer id and epoch for partitions that are added next; None: `add` requests a new id."""
         self.queues: dict[TopicPartition, PartitionQueue[B]] = {}
         self.stopped = False
         """Whether `run` has ended, or `stop` was called."""
-        self._under_way: dict[int, int] = defaultdict(int)
-        self._ready: dict[TopicPartition, None] = {}  # partitions with batches to send, in turn
+        self._under_way: dict[int, int] = defaultdict(int)  # leader -> requests in flight
+        self._ready: dict[TopicPartition, None] = {}  # partitions with batches to send, the next one first
         self._wait_s: float | None = None
         self._hurry = 0
         self._look_up: asyncio.Task[None] | None = None
@@ -221,20 +228,20 @@ class BatchSender(Generic[B]):
 
     @property
     def magic(self) -> int:
-        """Version of the record format that the brokers take."""
+        """Version of the record format that the brokers accept."""
         version = self._client.api_version(ProduceRequest) or 0
         idempotent = self._client.api_version(InitProducerIdRequest) is not None
         return 2 if version >= V2 and idempotent else 1 if version >= V1 else 0
 
     @property
     def takes_zstd(self) -> bool:
-        """Whether the brokers take records that are compressed by zstd (Kafka 2.1 and newer)."""
+        """Whether the brokers accept zstd (Kafka 2.1 and newer)."""
         return (self._client.api_version(ProduceRequest) or 0) >= ZSTD
 
     async def run(self, tasks: BackgroundTasks) -> None:
-        """Sends until cancelled; `tasks` runs the requests."""
+        """Sends batches until cancelled. `tasks` runs the requests."""
         self.stopped = False
-        self._under_way.clear()  # a request that was cancelled before its first step is still counted
+        self._under_way.clear()  # a request that was cancelled before its first step still counts
         try:
             while True:
                 self._wake.clear()
@@ -250,14 +257,14 @@ class BatchSender(Generic[B]):
         self._progress.set()
 
     async def send_all(self) -> None:
-        """Runs until all batches are acknowledged. Raises what `refused` raises."""
+        """Sends until all batches are acknowledged. Raises the errors that `refused` raises."""
         tasks = TaskGroup()
         await tasks.run(self.drained(self.queues), sender=self.run(tasks))
 
     # -- batches --------------------------------------------------------------------------------------------------
 
     async def add(self, partitions: Iterable[TopicPartition]) -> None:
-        """Prepares `put` to these. Their batches that are not acknowledged are forgotten."""
+        """Prepares `put` for these partitions. Drops their unacknowledged batches. Raises BrokerError."""
         added = list(partitions)
         self.drop(added)
         if self.identity is None:
@@ -266,9 +273,9 @@ class BatchSender(Generic[B]):
             self.queues.setdefault(partition, PartitionQueue(*self.identity))
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forgets the unacknowledged batches of these partitions.
+        """Drops the unacknowledged batches of these partitions.
 
-        Partitions that are added later get a new producer id: requests still under way cannot mix with theirs.
+        Partitions that are added later get a new producer id, so that requests in flight cannot mix with new ones.
         """
         for partition in partitions:
             queue = self.queues.pop(partition, None)
@@ -285,9 +292,9 @@ class BatchSender(Generic[B]):
         ready_at: float = 0.0,
         expires_at: float = math.inf,
     ) -> Pending[B] | None:
-        """Sends a batch behind those before; None if the partition was dropped after the caller got `queue`.
+        """Adds a batch. Returns None if the partition was dropped after the caller got `queue`.
 
-        The partition may have a new queue, which begins elsewhere: a batch that was read before does not belong there.
+        The partition may have another queue by then, and the batch may not fit behind the batches there.
         """
         if queue is None or self.queues.get(partition) is not queue:
             return None
@@ -295,18 +302,18 @@ class BatchSender(Generic[B]):
         self.resize(item)
         queue.waiting.append(item)
         self._ready[partition] = None
-        self._wake.set()  # also to wait until it is ready
+        self._wake.set()  # also if it is not ready: `run` computes how long to wait
         return item
 
     def resize(self, item: Pending[B]) -> None:
-        """Counts the bytes of a batch that has grown, and sends it if it is ready."""
+        """Called when a batch has grown, or has become ready."""
         self.held += item.batch.size - item.size
         item.size = item.batch.size
         if not item.ready_at:
             self._wake.set()
 
     def replace_first(self, partition: TopicPartition, batches: Iterable[B]) -> None:
-        """Puts other batches in the place of the first of a partition, of which a broker stored nothing."""
+        """Replaces the first batch of a partition, which a broker refused."""
         queue = self.queues[partition]
         queue.rewind()
         refused = queue.waiting.popleft()
@@ -319,18 +326,18 @@ class BatchSender(Generic[B]):
             self.resize(item)
 
     async def room(self, size: int) -> None:
-        """Returns when there is room for this number of bytes."""
+        """Waits until `size` more bytes fit into `buffer_bytes`."""
         while self.held and self.held + size > self.buffer_bytes and not self.stopped:
             self._progress.clear()
             await self._progress.wait()
 
     def idle(self, partition: TopicPartition) -> bool:
-        """Whether everything of the partition is acknowledged."""
+        """Returns whether all batches of the partition are acknowledged."""
         queue = self.queues.get(partition)
         return queue is None or not (queue.waiting or queue.sent)
 
     async def drained(self, partitions: Iterable[TopicPartition]) -> None:
-        """Returns when everything of these partitions is acknowledged or dropped, or when sending has ended."""
+        """Waits until all batches of these partitions are acknowledged or dropped, or until `run` has ended."""
         wanted = list(partitions)
         self._hurry += 1
         self._wake.set()
@@ -344,21 +351,21 @@ class BatchSender(Generic[B]):
     # -- sending --------------------------------------------------------------------------------------------------
 
     async def _new_identity(self) -> tuple[int, int]:
-        """A producer id and its epoch; -1 for both where brokers have none. Raises BrokerError."""
+        """Requests a producer id and its epoch; both are -1 on brokers before 0.11. Raises BrokerError."""
         if self.magic < 2:
             return -1, -1
         while True:
-            answer = await self._client.send_any(init_request(), self._request_timeout_s)
-            if not answer.error_code:
-                return answer.producer_id, answer.producer_epoch
-            error = for_code(answer.error_code, "the brokers give no producer id")
+            response = await self._client.send_any(init_request(), self._request_timeout_s)
+            if not response.error_code:
+                return response.producer_id, response.producer_epoch
+            error = for_code(response.error_code, "cannot get a producer id")
             if not error.retriable:
                 raise error
-            log.debug("%s", error)  # a coordinator that has just started
+            log.debug("%s", error)  # the coordinator has just started
             await asyncio.sleep(self._client.retry_backoff_s)
 
     def _send(self, tasks: BackgroundTasks) -> bool:
-        """Starts one request to each leader that is free; False if none is. Sets `_wait_s`."""
+        """Starts one request to each leader that can take one. Returns whether it started any. Sets `_wait_s`."""
         if self._ready and self._may_send is not None and not self._may_send():
             self._wait_s = ASK_AGAIN_S
             return False
@@ -393,7 +400,7 @@ class BatchSender(Generic[B]):
             chosen[leader][partition] = queue, item, queue.take()
             self.resize(item)
             sizes[leader] += item.size
-            # the partition's next turn comes after those of the others
+            # behind the other partitions
             self._ready[partition] = self._ready.pop(partition)
         for leader, batches in chosen.items():
             self._under_way[leader] += 1
@@ -404,7 +411,7 @@ class BatchSender(Generic[B]):
         return bool(chosen)
 
     async def _find_leaders(self, topics: set[str]) -> None:
-        # the client looks again by itself only for topics that it follows
+        # the client refreshes only topics that it follows by itself
         with contextlib.suppress(AllocatorError):
             await self._client.refresh(topics)
         await asyncio.sleep(self._client.retry_backoff_s)
@@ -420,8 +427,8 @@ class BatchSender(Generic[B]):
                 self._request_timeout_s,
                 self._transactional_id,
             )
-            answer = await self._client.send(leader, request, self._request_timeout_s + 5.0)
-            codes = {partition: (code, base) for partition, code, base in produced(answer)}
+            response = await self._client.send(leader, request, self._request_timeout_s + 5.0)
+            codes = {partition: (code, base) for partition, code, base in produced(response)}
         except BrokerError as error:
             if not error.retriable:
                 raise
@@ -433,7 +440,7 @@ class BatchSender(Generic[B]):
         for partition, (queue, item, _) in batches.items():
             queue.unanswered -= 1
             if self.queues.get(partition) is not queue:
-                continue  # the partition was dropped in the meantime
+                continue  # the partition was dropped meanwhile
             code, base = codes.get(partition, (ErrorCode.UNKNOWN_SERVER_ERROR, -1))
             if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
                 item.offset, item.maybe_written, queue.tries = -1 if code else base, True, 0
@@ -445,12 +452,12 @@ class BatchSender(Generic[B]):
             self._settle(partition, queue)
         self._progress.set()
         if failed:
-            # the leader may have moved; if no broker answers, the next attempt shows it
+            # the leader may have moved; if no broker responds, the next attempt fails too
             with contextlib.suppress(AllocatorError):
                 await self._client.refresh(failed)
 
     def _settle(self, partition: TopicPartition, queue: PartitionQueue[B]) -> None:
-        """Passes on what is acknowledged in order, and prepares the next attempt if something failed."""
+        """Reports batches that are acknowledged in order, and prepares the next attempt after a failure."""
         while queue.sent and queue.sent[0].offset is not None and self.queues.get(partition) is queue:
             item = queue.sent.popleft()
             self.held -= item.size
@@ -467,9 +474,9 @@ class BatchSender(Generic[B]):
                     return
             else:
                 level = logging.WARNING if queue.tries in (1, 10) else logging.DEBUG
-                log.log(level, "%s:%d: sent again: %s", *partition, queue.error)
+                log.log(level, "%s:%d: sending batches again: %s", *partition, queue.error)
             queue.rewind()
-            if queue.tries:  # else the first batch was replaced
+            if queue.tries:  # 0: the first batch was replaced
                 backoff = Backoff(self._client.retry_backoff_s, RESEND_MAX_S)
                 queue.resume_at = asyncio.get_running_loop().time() + backoff.nth(queue.tries + 1)
             self._ready[partition] = None

@@ -1,4 +1,4 @@
-"""Creates topics and adds partitions: CreateTopics from Kafka 0.10.1 on, CreatePartitions from 1.0 on."""
+"""Creates topics (CreateTopics, Kafka 0.10.1 on) and adds partitions (CreatePartitions, 1.0 on)."""
 
 from __future__ import annotations
 
@@ -33,12 +33,11 @@ async def create_topic(
         max_version=7,
     )
     await _to_controller(client, request, f"topic {topic!r}", fine=(0, ErrorCode.TOPIC_ALREADY_EXISTS))
-    await _led(client, topic, partitions)
+    await _await_leaders(client, topic, partitions)
 
 
 async def add_partitions(client: KafkaClient, topic: str, partitions: int) -> None:
-    """Grows a topic to `partitions` partitions in total. Does nothing if it has at least as many. Raises
-    BrokerError."""
+    """Grows a topic to `partitions` partitions in total, if it has fewer. Raises BrokerError."""
     kind = CreatePartitionsRequest.CreatePartitionsTopic
     request = CreatePartitionsRequest(
         topics=[kind(name=topic, count=partitions, assignments=None)],
@@ -46,11 +45,11 @@ async def add_partitions(client: KafkaClient, topic: str, partitions: int) -> No
         validate_only=False,
         max_version=3,
     )
-    # INVALID_PARTITIONS: another process may have added them first; `_led` verifies that.
+    # INVALID_PARTITIONS: another process may have added the partitions first; `_await_leaders` verifies that
     await _to_controller(
         client, request, f"topic {topic!r} with {partitions} partitions", fine=(0, ErrorCode.INVALID_PARTITIONS)
     )
-    await _led(client, topic, partitions)
+    await _await_leaders(client, topic, partitions)
 
 
 async def _to_controller(client: KafkaClient, request: Any, what: str, fine: tuple[int, ...]) -> None:
@@ -58,22 +57,22 @@ async def _to_controller(client: KafkaClient, request: Any, what: str, fine: tup
         await client.refresh()
         controller = client.metadata.controller
         if controller is not None and any(broker.node_id == controller for broker in client.brokers):
-            answer = await client.send(controller, request)
+            response = await client.send(controller, request)
         else:
-            answer = await client.send_any(request)
-        (result,) = answer.topics if hasattr(answer, "topics") else answer.results
+            response = await client.send_any(request)
+        (result,) = response.topics if hasattr(response, "topics") else response.results
         if result.error_code in fine:
             return
         if result.error_code != ErrorCode.NOT_CONTROLLER or attempt == 9:
             error = for_code(result.error_code, what)
-            told = getattr(result, "error_message", None)
+            message = getattr(result, "error_message", None)
             raise BrokerError(
-                f"{error}{f' ({shown(told)})' if told else ''}", code=error.code, retriable=error.retriable
+                f"{error}{f' ({shown(message)})' if message else ''}", code=error.code, retriable=error.retriable
             )
         await asyncio.sleep(client.retry_backoff_s)
 
 
-async def _led(client: KafkaClient, topic: str, partitions: int) -> None:
+async def _await_leaders(client: KafkaClient, topic: str, partitions: int) -> None:
     for _ in range(200):
         await client.refresh([topic])
         known = client.metadata.topics.get(topic)

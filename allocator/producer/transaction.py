@@ -1,7 +1,7 @@
-"""Records to several partitions, all or none of them (KIP-98).
+"""Writes records to several partitions in one transaction (KIP-98).
 
 Protocol: FindCoordinator for transactions, InitProducerId, AddPartitionsToTxn, Produce, EndTxn, in the versions before
-KIP-890, which brokers from 0.11 to 4.x take.
+KIP-890, which brokers from 0.11 to 4.x support.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from allocator.producer.requests import init_request
 from allocator.producer.sender import BatchSender, PartitionQueue
 from allocator.types import TopicPartition
 
-# the newest versions that an older client may send, and with an epoch that a commit does not change
+# the newest versions before KIP-890, in which a commit does not change the epoch
 ADD_VERSION, END_VERSION = 3, 4
 TOO_LARGE: Final = frozenset((ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE))
 REPLACED: Final = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED))
 
 
 class NewRecord(NamedTuple):
-    """A record to write. `timestamp` is milliseconds since the epoch."""
+    """A record to write. `timestamp`: milliseconds since the epoch."""
 
     key: Optional[bytes]
     value: Optional[bytes]
@@ -39,7 +39,7 @@ class NewRecord(NamedTuple):
 
 
 class TooLargeForTopic(BrokerError):
-    """The topic takes no record of this size, also not alone. Raise its max.message.bytes."""
+    """The topic does not accept a record of this size. Raise its max.message.bytes."""
 
 
 class _Batch(BatchBuilder):
@@ -53,11 +53,11 @@ class _Batch(BatchBuilder):
 
 
 class TransactionalWriter:
-    """Writes transactions under one name, one at a time.
+    """Writes one transaction at a time. `name`: transactional id.
 
-    Guarantee: a reader with isolation_level "read_committed" sees all records of a `write` or none, and a `write` that
-    returned is seen. `open` ends what a writer of the same name left unfinished, in whatever process it was, and that
-    writer can write no more. Other readers also see the records of transactions that were given up.
+    Guarantee: a reader with isolation_level "read_committed" sees all records of a `write` or none, and sees them once
+    `write` has returned. `open` aborts the unfinished transaction of any other writer with this name, which can write
+    no more. Readers with "read_uncommitted" also see records of aborted transactions.
     """
 
     def __init__(self, client: KafkaClient, name: str, *, timeout_s: float = 60.0) -> None:
@@ -72,20 +72,20 @@ class TransactionalWriter:
         self._too_large: TooLargeForTopic | None = None
 
     async def open(self) -> None:
-        """Takes the name over. Raises ConfigError for brokers without transactions, BrokerError."""
+        """Makes this process the only writer with its name. Raises BrokerError, ConfigError for brokers before 0.11."""
         if self._client.api_version(EndTxnRequest) is None:
             name = ".".join(map(str, self._client.broker_version))
             raise ConfigError(f"transactions need brokers of Kafka 0.11 or newer; these are {name}")
         request = init_request(self._name, self._timeout_s)
-        answer = await self._ask(request, lambda response: response.error_code)
+        response = await self._request(request, lambda response: response.error_code)
         self._sender.drop(list(self._sender.queues))
-        self._identity = self._sender.identity = answer.producer_id, answer.producer_epoch
+        self._identity = self._sender.identity = response.producer_id, response.producer_epoch
 
     async def write(self, records: Mapping[TopicPartition, Sequence[NewRecord]]) -> None:
-        """Writes all of these, in their order within a partition. Raises BrokerError.
+        """Writes all records, in their order within each partition. Raises BrokerError.
 
-        A batch that a topic does not take is split. After an error nothing is written, unless the answer to the commit
-        was lost. Call `open` before the next write, except after TooLargeForTopic.
+        Splits a batch that a topic does not accept. After an error nothing is written, unless the response to the
+        commit was lost. After an error other than TooLargeForTopic, call `open` before the next write.
         """
         identity = self._identity
         if identity is None:
@@ -97,7 +97,7 @@ class TransactionalWriter:
             await self._produce(records)
         except TooLargeForTopic:
             await self._end(identity, commit=False)
-            # the brokers acknowledged or refused every batch, so the next sequence numbers are known
+            # the brokers acknowledged or refused each batch, so the next sequence numbers are known
             self._identity = identity
             raise
         except BaseException:
@@ -105,8 +105,8 @@ class TransactionalWriter:
                 await self._end(identity, commit=False)
             raise
         await self._end(identity, commit=True)
-        # The coordinator answers before the partitions have the markers, without which readers see nothing. It refuses
-        # the repetition until they have them
+        # The coordinator responds before it has written the markers, without which readers do not see the records. It
+        # refuses a second commit until the markers are written
         await self._end(identity, commit=True)
         self._identity = identity
 
@@ -130,7 +130,7 @@ class TransactionalWriter:
             codes = (part.partition_error_code for topic in topics for part in topic.results_by_partition)
             return next(filter(None, codes), 0)
 
-        await self._ask(request, code)
+        await self._request(request, code)
 
     async def _produce(self, records: Mapping[TopicPartition, Sequence[NewRecord]]) -> None:
         sender, late = self._sender, asyncio.get_running_loop().time() + self._timeout_s
@@ -144,7 +144,7 @@ class TransactionalWriter:
             raise self._too_large
 
     def _refused(self, partition: TopicPartition, queue: PartitionQueue[_Batch], error: BrokerError) -> None:
-        """Splits a batch that is too large. Raises any other refusal."""
+        """Splits a batch that is too large. Raises all other errors."""
         where = f"{partition.topic}:{partition.partition}"
         if error.code not in TOO_LARGE:
             raise error if error.code is None else self._refusal(error.code, where)
@@ -168,10 +168,10 @@ class TransactionalWriter:
             committed=commit,
             max_version=END_VERSION,
         )
-        await self._ask(request, lambda response: response.error_code)
+        await self._request(request, lambda response: response.error_code)
 
-    async def _ask(self, request: Any, code_of: Callable[[Any], int]) -> Any:
-        """Asks the coordinator until it has carried the request out. Raises BrokerError."""
+    async def _request(self, request: Any, code_of: Callable[[Any], int]) -> Any:
+        """Sends a request to the coordinator until it succeeds. Raises BrokerError."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
@@ -193,7 +193,7 @@ class TransactionalWriter:
             return BrokerError(
                 f"{what}: another process has begun to write as {self._name!r}, and this one ends", code=code
             )
-        # a partition that has not seen the newer epoch yet only finds that the transaction is over (KIP-890)
+        # the code of a partition that does not know the newer epoch yet (KIP-890)
         if code == ErrorCode.INVALID_TXN_STATE:
             return BrokerError(
                 f"{what}: the transaction {self._name!r} is over: another process has begun to write, or it took "

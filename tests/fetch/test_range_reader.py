@@ -169,7 +169,7 @@ async def test_a_leader_that_refuses_an_offset_of_its_log_again_and_again_ends_a
             seen.extend((record.partition, record.offset) for record in batch)
 
     with pytest.raises(
-        RangeUnread, match=r"t:0 cannot be read from offset 5 to 10.*refuses this offset, which its log"
+        RangeUnread, match=r"t:0 cannot be read from offset 5 to 10.*refuses this offset, although its log"
     ):
         await asyncio.wait_for(read_both(), 30)
     assert seen == [(1, n) for n in range(10)]

@@ -1,11 +1,11 @@
-"""Fetches the records of the assigned partitions ahead, and decodes them when they are used.
+"""Fetches the records of the assigned partitions ahead, and decodes them on first use.
 
 In: the fetchable partitions and their positions (`subscription`), leaders and connections (`client`). Out: `Batch`es,
-high watermarks, and the positions that resets found. Sends Fetch, ListOffsets and OffsetForLeaderEpoch requests; never
-commits, never assigns partitions.
+high watermarks, and positions after resets. Sends Fetch, ListOffsets and OffsetForLeaderEpoch requests. It never
+commits and never assigns partitions.
 
-`RangeReader` reads ranges of offsets without a group. `accelerated` says whether the compiled decoder is used; the one
-in Python gives the same records, 15 to 70 times slower.
+`RangeReader` reads ranges of offsets without a group. `accelerated` is True if the compiled decoder is used. The
+decoder in Python returns the same records, 15 to 70 times slower.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Columns as pyarrow has them. pyarrow is imported when it is needed, not before.
+"""Converts decoded columns to pyarrow arrays. Imports pyarrow on first use.
 
-Offsets, timestamps, keys and values of the compiled decoder are handed over as they lie in memory; pyarrow's buffers
-hold on to that memory. The plain decoder's are copied.
+The arrays share the memory of the compiled decoder, and keep it alive. The columns of the plain decoder are copied.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ if TYPE_CHECKING:
 
     from allocator.core.fetch.decode import Columns
 
-# the first pyarrow version that builds arrays of views from several buffers
+# the first pyarrow version that can build view arrays from several buffers
 OLDEST = 19
 FIELDS = ("offset", "timestamp", "timestamp_type", "key", "value", "headers")
 
 
 @cache
 def pyarrow() -> Any:
-    """The module. Raises `MissingExtra`."""
+    """Imports and returns pyarrow. Raises `MissingExtra`."""
     needed = f"Arrow columns need pyarrow {OLDEST} or newer: pip install 'zk-partition-allocator[arrow]'"
     try:
         import pyarrow
@@ -39,7 +38,7 @@ def pyarrow() -> Any:
 
 @cache
 def schema(*, views: bool = True) -> pa.Schema:
-    """The columns of `Batch.to_arrow`."""
+    """Returns the schema of `Batch.to_arrow`."""
     pa = pyarrow()
     binary, string = (pa.binary_view(), pa.string_view()) if views else (pa.binary(), pa.string())
     header = pa.struct([pa.field("key", string, nullable=False), pa.field("value", binary)])
@@ -56,7 +55,7 @@ def schema(*, views: bool = True) -> pa.Schema:
 
 
 def field(name: str, columns: Columns | None, first: int, last: int) -> pa.Array:
-    """One column by its name."""
+    """Returns one column with the rows from `first` to `last`, without `last`. `columns` None: no rows."""
     if columns is None:
         return _none_of(schema().field(name).type)
     array = _MAKERS[name](columns)
@@ -98,7 +97,7 @@ def _timestamp_types(columns: Any) -> pa.Array:
 
 
 def _bytes(columns: Any, name: str, views: int, bits: int) -> pa.Array:
-    """Keys or values. `views` and `bits`: which buffers of the compiled decoder have them, and their validity."""
+    """Returns the keys or values. `views`, `bits`: the compiled decoder's buffers with views and validity."""
     pa = pyarrow()
     if not _compiled(columns):
         return pa.array(
@@ -136,7 +135,7 @@ def _headers(columns: Any) -> pa.Array:
     try:
         names.validate(full=True)
     except pa.ArrowInvalid:
-        # header names should be UTF-8; other bytes do not fit into a text column
+        # a text column cannot hold names that are not UTF-8
         raw = names.view(pa.binary_view()).to_pylist()
         names = pa.array([name.decode("utf-8", "replace") for name in raw], pa.string_view())
     present = pa.py_buffer(value_bits) if nulls else None
@@ -153,12 +152,12 @@ _MAKERS: dict[str, Callable[[Any], Any]] = dict(
 
 
 def _none_of(kind: pa.DataType) -> pa.Array:
-    # not pa.array([]): it imports pandas, if installed, which takes half a second
+    # pa.array([]) would import an installed pandas, which takes half a second
     return pyarrow().nulls(0, kind)
 
 
 def _text(name: str) -> str:
-    """Replaces bytes that are not UTF-8, as for names of the compiled decoder."""
+    """Replaces bytes that are not UTF-8."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 

@@ -1,4 +1,4 @@
-"""Batches: records of one partition, decoded on first use."""
+"""Defines `Batch`: records of one partition, decoded on first use."""
 
 from __future__ import annotations
 
@@ -21,25 +21,24 @@ if TYPE_CHECKING:
 
     from allocator.core.fetch.columns import Segment
 
-# before each record batch: its first offset and its length; and the position of the format's number
+# the start of each record batch, first offset and length; and the position of the format version
 _OFFSET_LENGTH: Final = struct.Struct(">qi")
 _MAGIC_AT: Final = 16
 
 
 class Batch(Sequence[Record]):
-    """Consecutive records of one partition, still the bytes that the broker sent.
+    """Consecutive records of one partition, stored as the bytes that the broker sent.
 
-    Iterating gives `Record`s and decodes one record batch of the wire at a time; batches that are not reached
-    are not decoded. `batch[i]` is a record, `batch[a:b]` and `batch.from_offset(n)` are batches of the same bytes.
-    `to_arrow()`, `keys` and `values` give columns without an object for each record. Records, slices and columns hold
-    on to the bytes that they need; a batch may be shared by threads.
-    `high_watermark` is the partition's when the broker answered, `leader_epoch` that of the last record (None before
-    Kafka 0.11).
+    Iteration yields `Record`s and decodes one record batch of the wire at a time, when it is reached. `batch[i]` is a
+    record; `batch[a:b]` and `batch.from_offset(n)` are batches that share the bytes. `to_arrow()`, `keys` and `values`
+    return columns without an object for each record. Records, slices and columns keep the bytes alive that they need.
+    Threads may share a batch. `high_watermark` is that of the response, `leader_epoch` that of the last record (None
+    before Kafka 0.11).
 
-    Deserializers are called for each record as it is reached, not for null keys and values. When one raises,
-    the iterator raises `DeserializationError` and may be asked for the record after it:
-    `next(records)` on the same iterator, or `batch.from_offset(error.offset + 1)`. Bytes that do not decode raise
-    `CorruptRecordError`, at each `next` again.
+    Deserializers are called for each record when it is reached, but not for null keys and values. If one raises, the
+    iterator raises `DeserializationError`. To continue after that record, call `next(records)` on the same iterator, or
+    use `batch.from_offset(error.offset + 1)`. Bytes that do not decode raise `CorruptRecordError`, and so does each
+    further `next`.
     """
 
     __slots__ = (
@@ -68,26 +67,26 @@ class Batch(Sequence[Record]):
         key_deserializer: Deserializer = None,
         value_deserializer: Deserializer = None,
     ) -> None:
-        """Caller: fetch, with what `decode.scan` found; records below offset `start` are left out."""
+        """`found`: result of `decode.scan`. `start`: leave out records below this offset."""
         self.topic = topic
         self.partition = partition
         self.high_watermark = high_watermark
         self._found = found
-        # the segments with wanted records
+        # the segments with records of this batch
         self._first = 0
         self._end = len(found.segments)
         self._start = start
-        # the offset after this batch; invisible records may follow its last record
+        # the offset after this batch; its last offsets may have no visible record
         self._stop = found.next_offset
         self._key_deserializer = key_deserializer
         self._value_deserializer = value_deserializer
-        # for each segment, the number of records up to its end; computed at the first use
+        # for each segment, the number of records up to its end; computed on first use
         self._ends: list[int] | None = None
-        # the segment decoded last, as random access mostly stays within one
+        # the segment that was decoded last: random access mostly stays within one segment
         self._last: tuple[int, Columns] | None = None
 
     def _repr_html_(self) -> str:
-        """For notebooks: the first records as a table. Decodes no more than these."""
+        """Returns the first records as an HTML table for notebooks. Decodes only these."""
         notes = [f"{self.topic}:{self.partition}, offsets {self.base_offset} to {self.next_offset - 1}"]
         rows: list[tuple[object, ...]] = []
         try:
@@ -99,13 +98,13 @@ class Batch(Sequence[Record]):
 
     @property
     def base_offset(self) -> int:
-        """No record here is below this offset."""
+        """Offset of the first record, or a lower one: no record is below it."""
         first = self._found.segments[self._first].base_offset if self._first < self._end else self._stop
         return max(self._start, first)
 
     @property
     def next_offset(self) -> int:
-        """The position after this batch; beyond its last record where markers or removed records follow."""
+        """Position after this batch. Transaction markers and removed records may be between it and the last record."""
         return self._stop
 
     @property
@@ -114,19 +113,19 @@ class Batch(Sequence[Record]):
 
     @property
     def fence(self) -> int | None:
-        """The number of the ownership under which the records were delivered (`Consumer.fence`).
-
-        None for a batch that no consumer delivered.
-        """
+        """Fencing token of the ownership under which a consumer delivered the batch (`Consumer.fence`), or None."""
         return self._found.fence
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the wire of the record batches that are touched."""
+        """Size on the wire, in bytes, of all record batches that have a record here."""
         return sum(segment.size for segment in self._found.segments[self._first : self._end])
 
     def __len__(self) -> int:
-        """The number of records. Decodes only record batches that do not say it: cut ones, and compressed old ones."""
+        """Returns the number of records.
+
+        Decodes a record batch only if its header does not have the number: partial batches, and compressed old formats.
+        """
         ends = self._row_ends()
         return ends[-1] if ends else 0
 
@@ -153,7 +152,7 @@ class Batch(Sequence[Record]):
         return record if self._is_raw() else self._deserialized(record)
 
     def raw(self) -> Batch:
-        """The same records, with keys and values as bytes."""
+        """Returns the same records, with keys and values as bytes."""
         if self._is_raw():
             return self
         other = self._between(self._start, self._stop)
@@ -161,18 +160,18 @@ class Batch(Sequence[Record]):
         return other
 
     def from_offset(self, offset: int) -> Batch:
-        """The records at `offset` and above, of the same bytes."""
+        """Returns the records at `offset` and above. They share the bytes."""
         return self._between(max(offset, self._start), self._stop)
 
     def until_offset(self, offset: int) -> Batch:
-        """The records below `offset`, of the same bytes."""
+        """Returns the records below `offset`. They share the bytes."""
         return self._between(self._start, min(offset, self._stop))
 
     def encoded(self) -> Iterator[tuple[Batch, int, memoryview | None]]:
-        """What a mirror sends on: each record batch of the wire as a `Batch` of its own, its codec, and its bytes.
+        """Yields each record batch of the wire as a `Batch`, with its codec and its bytes, for a mirror.
 
-        The bytes are None where they hold other records too, or are not of format v2 (neighbours of one codec come
-        together then).
+        The bytes are None if they also have records outside this batch, or are not in format v2. Then adjacent record
+        batches with the same codec are one `Batch`.
         """
         at = 0
         older: Segment | None = None
@@ -196,21 +195,20 @@ class Batch(Sequence[Record]):
     def to_arrow(
         self, *, views: bool = True, key: ColumnDeserializer = None, value: ColumnDeserializer = None
     ) -> pyarrow.RecordBatch:
-        """All records as one pyarrow.RecordBatch; needs `zk-partition-allocator[arrow]`, or raises `MissingExtra`.
+        """Returns all records as a pyarrow.RecordBatch.
 
-        Columns: offset (int64), timestamp (ms, UTC; null where there is none), timestamp_type (int8, as in `Record`),
-        key and value (binary_view), headers (list of key: string_view, value: binary_view). Topic, partition and
-        high watermark are in the schema's metadata. Names of headers that are not UTF-8 have U+FFFD instead.
+        Columns: offset (int64), timestamp (ms, UTC; null if there is none), timestamp_type (int8, as in `Record`), key
+        and value (binary_view), headers (list of key: string_view, value: binary_view). Topic, partition and high
+        watermark are in the schema's metadata. Bytes of header names that are not UTF-8 are replaced by U+FFFD.
 
-        Nothing is copied: keys and values longer than 12 bytes are views of the bytes that the broker sent, or of what
-        they were decompressed to, which live as long as the columns do. Many libraries know these types, some do not
-        (Spark, and pyarrow's own `take` and `filter`): with `views=False` the bytes are copied once, into columns of
-        the types string and binary.
+        With `views`, no data is copied: keys and values of more than 12 bytes are views of the received or decompressed
+        bytes, which live as long as the columns. Some libraries do not support these types, for example Spark, and
+        `take` and `filter` of pyarrow. `views=False` copies the bytes once, into columns of types string and binary.
 
-        `key` and `value` take the whole column and return one of the same length to stand in its place; the
-        deserializers of single records are not called. What they raise comes out as a `DeserializationError` at the
-        first offset. Bytes that do not decode raise `CorruptRecordError`. Record batches that decompress to more than
-        1 GiB together raise `OverflowError`: slice the batch then.
+        `key` and `value` get the whole column and return its replacement of the same length. The deserializers of
+        single records are not called. If one raises, this method raises `DeserializationError` with the first offset.
+        Raises `CorruptRecordError` for bytes that do not decode, `OverflowError` if the record batches decompress to
+        more than 1 GiB together (slice the batch then), and `MissingExtra` without `zk-partition-allocator[arrow]`.
         """
         columns, first, last = self._columns()
         pa = arrow.pyarrow()
@@ -227,9 +225,9 @@ class Batch(Sequence[Record]):
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """`to_arrow` as a DataFrame, with topic and partition before its columns, so that frames can be concatenated.
+        """Returns `to_arrow` as a DataFrame with two more columns, topic and partition, so that frames can be joined.
 
-        Keys and values are bytes objects. Needs pandas too, or raises `MissingExtra`.
+        Keys and values are bytes objects. Raises `MissingExtra` without pandas and pyarrow.
         """
         try:
             import pandas  # noqa: F401
@@ -242,12 +240,12 @@ class Batch(Sequence[Record]):
 
     @property
     def keys(self) -> pyarrow.Array:
-        """The raw keys, as in `to_arrow`; not copied."""
+        """The raw keys as in `to_arrow`, not copied."""
         return arrow.field("key", *self._columns())
 
     @property
     def values(self) -> pyarrow.Array:
-        """The raw values, as in `to_arrow`; not copied."""
+        """The raw values as in `to_arrow`, not copied."""
         return arrow.field("value", *self._columns())
 
     def __repr__(self) -> str:
@@ -278,7 +276,7 @@ class Batch(Sequence[Record]):
         return other
 
     def _wire(self, segment: Segment, at: int) -> tuple[int, memoryview]:
-        """The bytes of one batch of v2, looked for from position `at` on; and the position after it."""
+        """Returns the position after a batch of v2, and its bytes. Searches from position `at`."""
         data = self._found.data
         while True:
             base, length = _OFFSET_LENGTH.unpack_from(data, at)
@@ -302,7 +300,7 @@ class Batch(Sequence[Record]):
         return columns.offset(first + within)
 
     def _locate(self, index: int) -> tuple[int, int]:
-        """The segment that holds record `index`, and which of its visible records that is."""
+        """Returns the number of the segment with record `index`, and the index among its visible records."""
         ends = self._row_ends()
         number = bisect_right(ends, index)
         return self._first + number, index - (ends[number - 1] if number else 0)
@@ -325,7 +323,7 @@ class Batch(Sequence[Record]):
         return segment.base_offset >= self._start and segment.next_offset <= self._stop
 
     def _part(self, number: int) -> tuple[Columns, int, int]:
-        """The records of one segment, the first row that belongs here and the one after the last."""
+        """Decodes one segment. Returns its columns, the first row of this batch and the row after its last."""
         last = self._last
         if last is not None and last[0] == number:
             columns = last[1]
@@ -335,7 +333,7 @@ class Batch(Sequence[Record]):
         return self._cut(columns, number, number + 1)
 
     def _columns(self) -> tuple[Columns | None, int, int]:
-        """The columns of all segments."""
+        """Decodes all segments. Returns the same as `_part`."""
         if self._first == self._end:
             return None, 0, 0
         return self._cut(self._found.columns(self._first, self._end), self._first, self._end)
@@ -352,7 +350,7 @@ class Batch(Sequence[Record]):
             if len(made) != len(array):
                 raise ValueError(f"{len(made)} values for {len(array)} records")
         except Exception as error:
-            # the error must name the batch, whatever the user's code raises
+            # user code may raise anything, and the error must name the batch
             raise DeserializationError(self.topic, self.partition, self.base_offset, part, error) from error
         return made
 
@@ -364,7 +362,7 @@ class Batch(Sequence[Record]):
 
 
 def _short(value: Any) -> str:
-    """A key or a value in a table: text as text, other bytes as Python writes them."""
+    """Returns a key or value for a table: UTF-8 as text, other bytes as their repr."""
     if not isinstance(value, bytes):
         return "null" if value is None else str(value)
     try:
@@ -374,7 +372,7 @@ def _short(value: Any) -> str:
 
 
 def deserialized(record: Record, key: Deserializer, value: Deserializer) -> Record:
-    """`record` itself, with its key and value through these. Raises DeserializationError."""
+    """Returns `record` with key and value deserialized. Raises DeserializationError."""
     return record.deserialized(_apply(key, record, "key"), _apply(value, record, "value"))
 
 
@@ -385,5 +383,5 @@ def _apply(deserializer: Deserializer, record: Record, part: str) -> Any:
     try:
         return deserializer(data)
     except Exception as error:
-        # the error must name the record, whatever the user's code raises
+        # user code may raise anything, and the error must name the record
         raise DeserializationError(record.topic, record.partition, record.offset, part, error) from error

@@ -1,6 +1,6 @@
-"""Decompression of record batches, bounded in memory.
+"""Decompresses record batches in bounded memory.
 
-Guarantee: the output of any input, well-formed or not, stays within `output_limit(len(input))` bytes; more raises.
+Guarantee: the output of any input, valid or not, has at most `output_limit(len(input))` bytes. A larger one raises.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import cramjam
 GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
 CODECS: Final = {GZIP: "gzip", SNAPPY: "snappy", LZ4: "lz4", ZSTD: "zstd"}
 
-# A producer limits the bytes before compression to about 1 MB by default and logs rarely shrink by more than 50;
-# a zstd bomb grows by 30 000. Lower: a batch of very repetitive records is refused; higher: a bomb takes more memory.
+# Producers limit a batch to about 1 MB before compression by default, and logs rarely compress by more than 50:1. A
+# zstd bomb expands 30,000 times. Higher: a bomb takes more memory; lower: batches of very repetitive records are
+# refused.
 LIMIT_FLOOR: Final = 16 << 20
 LIMIT_RATIO: Final = 128
 LIMIT_CEILING: Final = 1 << 30
-# Of all record batches that become columns at once: a fetch answer of 1 MB may hold a thousand bombs, each within its
-# limit. Lower: columns of very repetitive records must be asked for in slices; higher: those bombs take more memory.
+# For all record batches that become columns together: a response of 1 MB may have a thousand bombs, each within its
+# limit. Higher: those bombs take more memory; lower: callers must slice batches of very repetitive records.
 COLUMNS_LIMIT: Final = 1 << 30
-# lower: more batches are decompressed twice, as the first room was too small; higher: more memory to find at once
+# Size of the first buffer, as a multiple of the input. Higher: more memory; lower: more batches are decompressed twice
 FIRST_GUESS: Final = 8
 
 _XERIAL: Final = b"\x82SNAPPY\x00"
@@ -29,17 +30,16 @@ _GUARD: Final = b"\xa5\x5a\xc3\x3c\x96\x69\x0f\xf1" * 2
 
 
 class CodecError(ValueError):
-    """The bytes do not decompress, or exceed the limit when they do."""
+    """The bytes do not decompress, or decompress to more than the limit."""
 
 
 def output_limit(compressed: int) -> int:
-    """The maximum output of `compressed` bytes."""
+    """Returns the maximum output of `compressed` bytes."""
     return min(max(LIMIT_FLOOR, compressed * LIMIT_RATIO), LIMIT_CEILING)
 
 
 def check_together(held: int) -> None:
-    """Check record batches that become columns together. `held`: their decompressed bytes. Raises OverflowError
-    above the limit."""
+    """Raises OverflowError if record batches that become columns together have too many decompressed bytes, `held`."""
     if held > COLUMNS_LIMIT:
         raise OverflowError(
             f"the record batches decompress to {held} bytes and more, and columns hold {COLUMNS_LIMIT}; slice the "
@@ -55,11 +55,11 @@ class Room(Protocol):
     def __init__(self, size: int) -> None: ...
 
     def take(self, size: int) -> bytes:
-        """The first `size` bytes. The buffer is not usable afterwards."""
+        """Returns the first `size` bytes. The buffer is not usable afterwards."""
 
 
 class PlainRoom:
-    """A cleared buffer, and a copy of the result: plain Python has nothing better."""
+    """Allocates a zeroed buffer and copies the result."""
 
     def __init__(self, size: int) -> None:
         self.view = memoryview(bytearray(size))
@@ -69,10 +69,10 @@ class PlainRoom:
 
 
 def decompress(codec: int, data: bytes | memoryview, *, magic: int = 2, room: type[Room] = PlainRoom) -> bytes:
-    """The plain bytes of `data`.
+    """Decompresses `data`. Raises `CodecError`.
 
-    `codec` is the number in the batch's attributes; `magic` its format: version 0 (Kafka 0.8 and 0.9) has LZ4 frames
-    with a wrong header checksum (KAFKA-3160). Raises `CodecError`.
+    `codec`: number in the batch's attributes. `magic`: format version. In version 0 (Kafka 0.8 and 0.9), LZ4 frames
+    have a wrong header checksum (KAFKA-3160).
     """
     try:
         if codec == SNAPPY:
@@ -91,10 +91,10 @@ def decompress(codec: int, data: bytes | memoryview, *, magic: int = 2, room: ty
 
 
 def _bounded(into: Callable[[Any, memoryview], int], data: bytes | memoryview, room: type[Room]) -> bytes:
-    """Decompress into growing buffers, up to the limit. Frames need not state their size, and a stated size may be
-    wrong.
+    """Decompresses into larger and larger buffers, up to the limit. Frames may state no size or a wrong size.
 
-    If the last byte of the buffer was written, the buffer was too small; otherwise the data is damaged.
+    If decompression fails after it has overwritten the guard at the end, the buffer was too small. Else the data is
+    damaged.
     """
     limit = output_limit(len(data))
     size = min(max(4096, FIRST_GUESS * len(data)), limit)
@@ -114,16 +114,16 @@ def _bounded(into: Callable[[Any, memoryview], int], data: bytes | memoryview, r
 
 
 def _snappy(data: bytes | memoryview, room: type[Room]) -> bytes:
-    """Decompress both framings: plain blocks (librdkafka), and xerial's chain of blocks (Java).
+    """Decompresses both framings: a plain block (librdkafka), and xerial's chain of blocks (Java).
 
-    A producer may write blocks of one byte, so the work is linear in the number of blocks, and no object is kept for
-    each.
+    A producer may write blocks of one byte. So the time is linear in the number of blocks, and blocks are not
+    collected.
     """
     view = memoryview(data)
     limit = output_limit(len(view))
     total = 0
     for block in _snappy_blocks(view):
-        # asked first: the length that a block claims is allocated before it is checked
+        # checked first, because cramjam allocates the claimed length before it verifies it
         claimed = cramjam.snappy.decompress_raw_len(block)
         total += claimed
         if total > limit:
@@ -144,7 +144,7 @@ def _snappy_blocks(view: memoryview) -> Iterator[memoryview]:
     if bytes(view[: len(_XERIAL)]) != _XERIAL:
         yield view
         return
-    # the version fields are not looked at: some writers have them in the wrong byte order
+    # skips the version fields: some producers write them in the wrong byte order
     pos, end = 16, len(view)
     while pos < end:
         size = int.from_bytes(view[pos : pos + 4], "big")
@@ -158,7 +158,7 @@ def _snappy_blocks(view: memoryview) -> Iterator[memoryview]:
 
 
 def lz4_of_old(data: bytes) -> bytes:
-    """An LZ4 frame with the header checksum of Kafka 0.8 and 0.9, which includes the magic number (KAFKA-3160)."""
+    """Returns an LZ4 frame with the header checksum of Kafka 0.8 and 0.9, which covers too much (KAFKA-3160)."""
     return _with_lz4_checksum(data, first=0)
 
 
@@ -173,7 +173,7 @@ def _with_lz4_checksum(data: bytes, first: int) -> bytes:
 
 
 def _xxh32_short(data: bytes) -> int:
-    """XXH32 with seed 0 of fewer than 16 bytes (https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md)."""
+    """Returns XXH32 with seed 0 of up to 15 bytes (https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md)."""
     mask = 0xFFFFFFFF
     acc = (0x165667B1 + len(data)) & mask
     whole = len(data) & ~3

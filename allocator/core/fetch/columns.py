@@ -1,4 +1,4 @@
-"""Decoded records as columns, in plain Python: lists of numbers."""
+"""Holds decoded records as columns, in plain Python."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Headers = list[tuple[str, Optional[bytes]]]
 
 @dataclass(eq=False)
 class ColumnPart:
-    """The records of one record batch: positions in a buffer instead of objects. A `record.Source`.
+    """The records of one record batch, as positions in a buffer instead of objects. A `record.Source`.
 
-    `keys_at` and `values_at` are the (start, end) pairs of each record in `buffer`, flattened: record i lies at
-    [2*i] to [2*i+1]; a start of -1 is a null. `headers_at` has the position of the header block of each record that
-    has one, by index. `timestamp_type` as in `allocator.Record`.
+    `keys_at` and `values_at` have a start and an end in `buffer` for each record: those of record i are at [2*i] and
+    [2*i+1]. A start of -1 is a null. `headers_at` has the index of each record with headers, and their position.
+    `timestamp_type` as in `allocator.Record`.
     """
 
     buffer: bytes
@@ -36,7 +36,7 @@ class ColumnPart:
     fence: Optional[int] = None
 
     def belongs(self, topic: str, partition: int, leader_epoch: int | None, fence: int | None) -> ColumnPart:
-        """This source, as records name it."""
+        """Sets the fields that all records of the batch share, and returns the part."""
         self.topic, self.partition, self.leader_epoch, self.fence = topic, partition, leader_epoch, fence
         return self
 
@@ -50,7 +50,7 @@ class ColumnPart:
         return self._bytes(self.values_at, row)
 
     def headers(self, row: int) -> Headers:
-        """The headers of one record, in a new list."""
+        """Returns the headers of one record in a new list."""
         at = self.headers_at.get(row)
         return [] if at is None else decode_headers(self.buffer, at)
 
@@ -66,7 +66,7 @@ class Columns:
 
     def __init__(self, parts: Sequence[ColumnPart]) -> None:
         self.parts = parts
-        # the row that each part begins at
+        # the first row of each part
         self.starts = [0, *accumulate(map(len, parts))]
         self.rows = self.starts.pop()
 
@@ -74,21 +74,21 @@ class Columns:
         return self.rows
 
     def find(self, offset: int) -> int:
-        """The first row at `offset` or above; the number of rows if all are below."""
+        """Returns the first row at `offset` or above; the number of rows if all are below."""
         for part, start in zip(self.parts, self.starts):
             if part.offsets[-1] >= offset:
                 return start + bisect_left(part.offsets, offset)
         return self.rows
 
     def offset(self, row: int) -> int:
-        """The offset of one record."""
+        """Returns the offset of one record."""
         if not 0 <= row < self.rows:
             raise IndexError(row)
         number = bisect_right(self.starts, row) - 1
         return self.parts[number].offsets[row - self.starts[number]]
 
     def records(self, first: int = 0, last: int | None = None) -> Iterator[PlainRecord]:
-        """Records of rows `first` up to, not including, `last`."""
+        """Returns the records of the rows from `first` to `last`, without `last`."""
         last = self.rows if last is None else last
         cuts = (
             (part, max(first - start, 0), min(last - start, len(part)))
@@ -99,16 +99,16 @@ class Columns:
 
     @property
     def timestamp_types(self) -> list[tuple[int | None, int]]:
-        """(timestamp type, number of rows) of each part."""
+        """Timestamp type and number of rows of each part."""
         return [(part.timestamp_type, len(part)) for part in self.parts]
 
 
 @dataclass(eq=False)
 class Segment:
-    """One record batch on the wire, or a run of uncompressed messages of the old formats.
+    """A record batch on the wire, or a run of uncompressed messages of the old formats.
 
-    `count` is -1 where only decoding tells it: a compressed old-format set. `part` is there already where finding
-    the end meant walking through the records. `size` is bytes on the wire.
+    `count` is -1 if only decoding shows it: for a compressed set of an old format. `part` is set if the records were
+    decoded to find the end of the run. `size`: bytes on the wire.
     """
 
     magic: int
@@ -117,12 +117,12 @@ class Segment:
     count: int
     codec: int
     start: int
-    """Where the bytes of its records are in the record set, up to `end`."""
+    """Position of its records in the record set; they reach to `end`."""
     end: int
     size: int
     base_timestamp: int
     log_append_time: Optional[int]
-    """The broker's time in ms, which holds for each record; None: records have their own."""
+    """Timestamp that the broker set for all records, in ms; None: each record has its own."""
     leader_epoch: Optional[int] = None
     part: Optional[ColumnPart] = None
 
@@ -132,15 +132,17 @@ class Segment:
 
 
 def varint(buffer: bytes, pos: int) -> tuple[int, int]:
-    """The zigzag varint at `pos`, and the position after it. Raises `ValueError` if it has more than 64 bits,
-    `IndexError` if the buffer ends first."""
+    """Returns the zigzag varint at `pos`, and the position after it.
+
+    Raises `ValueError` if it has more than 64 bits, `IndexError` if the buffer ends within it.
+    """
     byte = buffer[pos]
     value, pos = (byte, pos + 1) if byte < 0x80 else long_varint(buffer, pos)
     return (value >> 1) ^ -(value & 1), pos
 
 
 def long_varint(buffer: bytes, pos: int) -> tuple[int, int]:
-    """As `varint`, not zigzag decoded."""
+    """Like `varint`, but returns the unsigned value before zigzag decoding."""
     value, pos = read_uvarint(buffer, pos, 10)
     if value >> 64:
         raise ValueError("a varint of more than 64 bits")
@@ -148,7 +150,7 @@ def long_varint(buffer: bytes, pos: int) -> tuple[int, int]:
 
 
 def decode_headers(buffer: bytes, pos: int) -> Headers:
-    """The headers whose count is at `pos`. Names that are not UTF-8 survive a round trip (surrogateescape)."""
+    """Decodes headers; `pos` points at their count. Names that are not UTF-8 use surrogateescape."""
     count, pos = varint(buffer, pos)
     headers: Headers = []
     for _ in range(count):

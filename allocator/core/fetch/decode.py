@@ -1,8 +1,8 @@
-"""Selects the decoder of record sets: the compiled one if it was built, otherwise the plain one.
+"""Selects the decoder of record sets: compiled if the extension was built, else plain Python.
 
-Both have `scan`. It walks the batch headers of a record set, verifies the checksums and omits invisible batches. It
-returns a `RecordSet`, which decodes a selection of these batches into columns. Both decoders are thread-safe. The
-compiled one releases the interpreter's lock while it walks, verifies and decompresses.
+Both have `scan`. It reads the batch headers of a record set, verifies the checksums and omits invisible batches. It
+returns a `RecordSet`, which decodes selected batches into columns. Both decoders are thread-safe. The compiled decoder
+releases the interpreter's lock during `scan` and decompression.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 @functools.cache
-def _say_once() -> None:
+def _warn_once() -> None:
     log.warning(
         "records are decoded in plain Python, 15 to 70 times slower than by the compiled decoder: "
         "install a wheel that has it, or Python.h (Debian: python3-dev) and then allocator again, or unset "
@@ -39,6 +39,6 @@ if TYPE_CHECKING or not accelerated:
     def scan(
         data: bytes, *, topic: str, partition: int, start: int, aborted: Iterable[tuple[int, int]] = ()
     ) -> RecordSet:
-        """`plain.scan`, after one warning that it is slow."""
-        _say_once()
+        """Calls the plain `scan`. The first call logs a warning that it is slow."""
+        _warn_once()
         return _plain_scan(data, topic=topic, partition=partition, start=start, aborted=aborted)

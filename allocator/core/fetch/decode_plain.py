@@ -1,8 +1,8 @@
-"""The plain Python decoder of record sets, formats v0, v1 and v2.
+"""Decodes record sets in formats v0, v1 and v2, in plain Python.
 
-It works in two steps, so that records that nobody reads are not decoded: `scan` walks the batch headers, checks the
-checksums and drops invisible batches; `RecordSet.columns` decodes some of the batches that it found. `_records.pyx` is
-the same, compiled.
+There are two steps, so that records that nobody reads are not decoded. `scan` reads the batch headers, verifies the
+checksums and drops invisible batches. `RecordSet.columns` decodes selected batches. `_records.pyx` is the compiled
+version.
 
 Formats: https://kafka.apache.org/documentation/#messageformat (v2) and https://kafka.apache.org/0100/documentation/
 #messageformat (v0, v1); KIP-32 timestamps, KIP-31 relative offsets, KIP-98 transactions.
@@ -40,12 +40,12 @@ _INT64: Final = (1 << 63) - 1
 
 
 class RecordSet:
-    """The record batches of one partition in a fetch response, not decoded yet.
+    """The record batches of one partition in a fetch response, before decoding.
 
-    `segments` have the visible records of `data` at or above the requested offset. `next_offset` follows the last
-    complete record batch, visible or not; without one, it is the requested offset. `error` is set if the walk ended at
-    corrupt data: the segments before it are valid. `wanted` is set if `data` has no complete record batch: the size of
-    the first one, or 0 if even its length is cut off. `fence` is `Batch.fence`.
+    `segments` have the visible records of `data` at or above the requested offset. `next_offset` is the offset after
+    the last complete record batch, visible or not, or else the requested offset. `error` is set if `scan` stopped at
+    corrupt data; the segments before it are valid. `wanted` is set if `data` has no complete record batch: the size of
+    the first batch, or 0 if its length is cut off too. `fence`: see `Batch.fence`.
     """
 
     __slots__ = ("data", "error", "fence", "next_offset", "partition", "segments", "topic", "wanted")
@@ -61,11 +61,11 @@ class RecordSet:
         self.fence: int | None = None
 
     def columns(self, first: int, last: int) -> Columns:
-        """Decode the segments from `first` to `last`, without `last`. Raises `CorruptRecordError`.
+        """Decodes the segments from `first` to `last`, without `last`. Raises `CorruptRecordError`.
 
         The size of the batches bounds the memory: the decoder refuses an impossible count or length, and a
-        decompression bomb (`codecs.output_limit`), before it allocates. Raises OverflowError if all segments together
-        decompress to too much (`codecs.COLUMNS_LIMIT`).
+        decompression bomb (`codecs.output_limit`), before it allocates. Raises OverflowError if the segments decompress
+        to more than `codecs.COLUMNS_LIMIT` together.
         """
         parts, held = [], 0
         for segment in self.segments[first:last]:
@@ -76,15 +76,15 @@ class RecordSet:
         return Columns(parts)
 
     def records(self, first: int, last: int, start: int, stop: int) -> Iterator[PlainRecord]:
-        """The records of segments `first` to `last` (without `last`), from offset `start` to `stop` (without `stop`).
+        """Iterates over the records of segments `first` to `last`, from offset `start` to `stop`; both ends excluded.
 
-        Each segment is decoded when it is reached. Raises `CorruptRecordError` at the corrupt batch, in each call
-        again, so that no record is skipped silently.
+        Decodes each segment when it is reached. At a corrupt batch, each `next` raises `CorruptRecordError`, so that no
+        record is skipped silently.
         """
         return _Records(self, self.segments[first:last], start, stop)
 
     def part(self, segment: Segment) -> ColumnPart:
-        """Decode one segment."""
+        """Decodes one segment. Raises `CorruptRecordError`."""
         part = segment.part
         if part is None:
             try:
@@ -95,13 +95,13 @@ class RecordSet:
                 why = str(error)
         if part is not None:
             return part.belongs(self.topic, self.partition, segment.leader_epoch, self.fence)
-        # a compressed set of an old format shows no offset but its last
+        # the header of a compressed set in an old format has only the last offset
         offset = segment.base_offset if segment.count >= 0 else segment.next_offset - 1
         raise CorruptRecordError(self.topic, self.partition, offset, why, next_offset=segment.next_offset)
 
 
 class _Records:
-    """Yields one record after the other."""
+    """The iterator of `RecordSet.records`. Unlike a generator, it can raise an error repeatedly."""
 
     def __init__(self, found: RecordSet, segments: list[Segment], start: int, stop: int) -> None:
         self.found = found
@@ -128,10 +128,10 @@ class _Records:
 
 
 def scan(data: bytes, *, topic: str, partition: int, start: int, aborted: Iterable[tuple[int, int]] = ()) -> RecordSet:
-    """Find the record batches of `data`, a record set that was fetched at offset `start`.
+    """Finds the record batches of `data`, a record set that was fetched at offset `start`.
 
-    `aborted` has the (producer id, first offset) of aborted transactions. Their records and all control records are
-    omitted, and so is a batch that the end of `data` cuts off. Never raises; see `RecordSet.error`.
+    `aborted` has producer id and first offset of aborted transactions. Omits their records, all control records, and a
+    batch that the end of `data` cuts off. Never raises; see `RecordSet.error`.
     """
     found = RecordSet(data, topic, partition, start)
     walk = _Walk(found, start, aborted)
@@ -145,7 +145,7 @@ def scan(data: bytes, *, topic: str, partition: int, start: int, aborted: Iterab
 
 
 class _Bad(ValueError):
-    """Data that does not decode. The text gives the reason."""
+    """Data that does not decode. The message is the reason."""
 
 
 class _Walk:
@@ -155,11 +155,11 @@ class _Walk:
         self.found = found
         self.start = start
         self.pos = 0
-        # transactions that begin later, by first offset, and the producers with an open aborted transaction
+        # a heap of aborted transactions that start later, by first offset; producers with an open aborted transaction
         self.aborted = [(first, producer) for producer, first in aborted]
         heapq.heapify(self.aborted)
         self.aborting: set[int] = set()
-        # no offset may be below: batches are in order
+        # the last offset so far: batches are in order
         self.floor = -1
 
     def run(self) -> None:
@@ -187,7 +187,7 @@ class _Walk:
                 found.wanted = _LOG_OVERHEAD + _OFFSET_LENGTH.unpack_from(data)[1]
 
     def batch(self, end: int) -> None:
-        """One record batch of v2."""
+        """Reads one record batch of v2."""
         data, pos = self.found.data, self.pos
         if end - pos < _V2.size:
             raise _Bad(f"a record batch of {end - pos} bytes")
@@ -214,7 +214,7 @@ class _Walk:
             log_append_time=max_time if attributes & _APPEND_TIME else None,
             leader_epoch=epoch if epoch >= 0 else None,
         )
-        # check every batch: the first batch of a transaction may be deleted, and a later one shows that it began
+        # for every batch: if the first batch of a transaction was deleted, a later one shows that it has started
         aborted = self.is_aborted(segment, attributes, producer)
         visible = not attributes & _CONTROL and not aborted
         if attributes & _CONTROL:
@@ -237,13 +237,13 @@ class _Walk:
             self.aborting.discard(producer)
 
     def messages(self) -> None:
-        """A run of uncompressed messages of v0 or v1, or one compressed set of them."""
+        """Reads a run of uncompressed messages of v0 or v1, or one compressed set."""
         try:
             segment = read_messages(self.found.data, self.pos, self.floor)
         except ValueError as error:
             raise _Bad(str(error)) from error
         if segment.count < 0:
-            # only the last offset of a compressed set stands outside; the first is anywhere after what came before
+            # the header has only the last offset; the first may be any offset after the previous batch
             segment.base_offset = self.floor + 1
         self.pass_(segment, True)
 
@@ -257,7 +257,7 @@ class _Walk:
             self.found.segments.append(segment)
 
     def after_bad(self) -> int | None:
-        """The offset of the batch after the one at `pos`, if its lengths are plausible."""
+        """Returns the offset after the batch at `pos`, or None if its length is not plausible."""
         data, pos = self.found.data, self.pos
         here, length = _OFFSET_LENGTH.unpack_from(data, pos)
         following = pos + _LOG_OVERHEAD + max(0, length)
@@ -266,7 +266,7 @@ class _Walk:
             return there if there > max(here, self.floor, self.start) else None
         if length < 14 or len(data) - pos < _LOG_OVERHEAD + length:
             return None
-        # a message of the old formats has its last offset in front, a batch its first one
+        # messages of the old formats start with their last offset, batches of v2 with their first
         there = here + 1 + (_V2.unpack_from(data, pos)[6] if data[pos + 16] == 2 and length >= 49 else 0)
         return there if here >= 0 and there > max(here, self.floor, self.start) else None
 
@@ -284,11 +284,11 @@ def _part(data: bytes, segment: Segment) -> ColumnPart:
 
 
 MIN_RECORD: Final = 7
-"""Bytes of the smallest record of v2: length, attributes, two deltas, two nulls and no headers."""
+"""Size of the smallest v2 record in bytes: length, attributes, two deltas, two nulls, no headers."""
 
 
 def read_records(buffer: bytes, pos: int, end: int, segment: Segment) -> ColumnPart:
-    """The records of a batch of v2. One- and two-byte varints are read in place: calls would double the time."""
+    """Decodes a batch of v2. Reads varints of one and two bytes in place, because calls would double the time."""
     count, base_offset, base_time = segment.count, segment.base_offset, segment.base_timestamp
     if count * MIN_RECORD > end - pos:
         raise ValueError(f"{count} records in {end - pos} bytes")
@@ -314,7 +314,7 @@ def read_records(buffer: bytes, pos: int, end: int, segment: Segment) -> ColumnP
         if n & 1 or record_end > end:
             raise ValueError(f"record {index} is longer than its batch")
 
-        # after the attributes, which are unused
+        # skips the unused attributes
         n = buffer[pos + 1]
         pos += 2
         if n & 0x80:
@@ -392,9 +392,9 @@ def read_records(buffer: bytes, pos: int, end: int, segment: Segment) -> ColumnP
 
 
 def _skip_headers(buffer: bytes, pos: int, end: int) -> int:
-    """Check the headers whose count is at `pos`. Returns the position after them."""
+    """Verifies headers; `pos` points at their count. Returns the position after them."""
     count, pos = varint(buffer, pos)
-    # two lengths at least for each
+    # each header has two lengths of at least one byte
     if not 0 <= count <= (end - pos) // 2:
         raise ValueError(f"{count} headers in {end - pos} bytes")
     for _ in range(count):
@@ -410,18 +410,17 @@ def _skip_headers(buffer: bytes, pos: int, end: int) -> int:
 # offset, length, crc, magic, attributes
 _HEADER: Final = struct.Struct(">qiIbB")
 _INT32: Final = struct.Struct(">i")
-# the same, in v1 the time, and the length of the key
+# the same fields, in v1 the timestamp, and the length of the key
 _UP_TO_KEY: Final = {0: struct.Struct(">qiIbBi"), 1: struct.Struct(">qiIbBqi")}
 _MESSAGE_CRC_FROM: Final = 16
 _MIN_LENGTH: Final = {0: 14, 1: 22}
 
 
 def read_messages(data: bytes, pos: int, floor: int) -> Segment:
-    """The compressed message at `pos`, or the uncompressed message there and those of its kind after it. The first must
-    be complete.
+    """Reads the compressed message at `pos`, or a run of uncompressed messages of the same kind.
 
-    The fields, or those of the `ColumnPart`, are positions in `data`. Raises `ValueError` if the first message is
-    corrupt; a later corrupt one only ends the run. All offsets must be above `floor`.
+    The first message must be complete. All positions are in `data`. Raises `ValueError` if the first message is
+    corrupt; a later corrupt message only ends the run. All offsets must be above `floor`.
     """
     first_at, kind, size = pos, data[pos + 17], len(data)
     magic = data[pos + 16]
@@ -434,7 +433,7 @@ def read_messages(data: bytes, pos: int, floor: int) -> Segment:
     times: list[int] = []
     keys_at: list[int] = []
     values_at: list[int] = []
-    # not a function a message: the calls would double the time
+    # no function call for each message: that would double the time
     while size - pos >= _LOG_OVERHEAD + smallest:
         offset, length, crc, its_magic, attributes, *time, key_size = unpack_head(data, pos)
         end = pos + _LOG_OVERHEAD + length
@@ -488,7 +487,7 @@ def read_messages(data: bytes, pos: int, floor: int) -> Segment:
 
 
 def _what_is_wrong(data: bytes, pos: int, floor: int) -> str:
-    """The reason why the message at `pos` was refused."""
+    """Returns why the message at `pos` was refused."""
     offset, length, crc, magic, _ = _HEADER.unpack_from(data, pos)
     if length < _MIN_LENGTH[magic]:
         return f"a message of {length} bytes in format v{magic}"
@@ -500,10 +499,10 @@ def _what_is_wrong(data: bytes, pos: int, floor: int) -> str:
 
 
 def unpack_messages(inner: bytes, wrapper: Segment) -> ColumnPart:
-    """The messages of a compressed set, whose decompressed bytes are `inner`.
+    """Decodes the messages of a compressed set from its decompressed bytes `inner`. Raises `ValueError`.
 
-    In v1 their offsets are relative and the wrapper has the last one's (KIP-31); in v0 they are absolute. Under
-    log-append time the wrapper's time holds for all (KIP-32). Raises `ValueError`.
+    In v1 their offsets are relative, and the wrapper has the last offset (KIP-31). In v0 they are absolute. With
+    log-append time, all messages have the wrapper's timestamp (KIP-32).
     """
     pos = 0
     offsets: list[int] = []

@@ -1,4 +1,4 @@
-"""Records of the assigned partitions, fetched ahead from all brokers at once."""
+"""Delivers the records of the assigned partitions, fetched ahead from all brokers in parallel."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ log = logging.getLogger(__name__)
 
 
 class _Fault(NamedTuple):
-    """An error of a partition, raised again and again until its cause is gone. `epoch`: valid only under this epoch of
-    the state; None: until the partition is read again."""
+    """An error of a partition, which `take` raises until it is resolved.
+
+    `epoch`: the error is valid only in this epoch of the partition; None: until the partition is read again.
+    """
 
     error: AllocatorError
     epoch: Optional[int]
@@ -35,23 +37,24 @@ class _Fault(NamedTuple):
 
 
 class Fetcher:
-    """Fetches the fetchable partitions of `state` ahead of the consumer and delivers `Batch`es.
+    """Fetches the fetchable partitions of `state` ahead of the consumer, and delivers `Batch`es.
 
     Guarantees:
-    - Batches of a partition come in the order of offsets, without a gap, from its position on. Records that were
-      requested before a seek, a reset or a reassignment are dropped, and a paused partition delivers nothing.
+    - Batches of a partition are in the order of offsets, without a gap, from its position on. Records that were
+      requested before a seek, a reset or a reassignment are dropped. A paused partition delivers nothing.
     - Fetched and requested bytes stay within `prefetch_bytes`. One response may exceed it: a broker sends a record
-      batch that is larger than the request whole, so that a consumer can go on (KIP-74).
-    - Partitions do not delay each other: one that is paused, failing or not consumed keeps only its own share when
-      others need the room.
-    - `take` raises an error of a partition after all records that were read before it. It raises it again at each call,
-      after a pause of the client's `retry_backoff_s`, until the error is resolved. The other partitions go on: between
-      two errors comes a batch of theirs, if one is ready.
+      batch
+      that is larger than the request whole, so that consumers can proceed (KIP-74).
+    - Partitions do not delay each other. A partition that is paused, failing or not consumed keeps only its own share
+      of `prefetch_bytes` when others need the bytes.
+    - `take` raises an error of a partition after the records before it. Until the error is resolved, later calls raise
+      it again, with pauses of the client's `retry_backoff_s`. Other partitions continue: between two errors, `take`
+      returns a batch of another partition, if one is ready.
 
-    Partitions that await a reset get their position here (ListOffsets). The consumer has to seek partitions that have
-    neither a position nor a reset. `lost` is called when a reset replaced a position that the log does not have,
-    before a record from there is delivered. `gate` is asked before each delivery: nothing is delivered, and no error of
-    a partition raised, while it returns False; what it raises comes out of `take`.
+    The fetcher finds the positions of partitions that await a reset (ListOffsets). The consumer must seek partitions
+    that have neither a position nor a reset. `lost` is called when a reset replaced a position that the log does not
+    have, before records at the new position are delivered. `gate` is called before each delivery. While it returns
+    False, nothing is delivered and no error of a partition is raised. `take` raises the errors of `gate`.
 
     Start and close it in the event loop that it runs in, or use `async with`.
     """
@@ -64,10 +67,10 @@ class Fetcher:
         max_wait_s: float = DEFAULT["max_wait_s"],
         min_bytes: int = DEFAULT["min_bytes"],
         prefetch_bytes: int = DEFAULT["prefetch_bytes"],
-        # of one partition in a response. more: larger batches; less: smaller ones
+        # bytes of one partition in a response. Higher: larger batches; lower: smaller batches
         max_partition_bytes: int = 1 << 20,
         isolation_level: str = DEFAULT["isolation_level"],
-        rack: str | None = None,  # of this machine: read replicas in the same rack, if brokers select them (KIP-392)
+        rack: str | None = None,  # read from replicas in this rack, if the brokers select them (KIP-392)
         key_deserializer: Deserializer = None,
         value_deserializer: Deserializer = None,
         lost: Callable[[RecordsLost], None] | None = None,
@@ -94,31 +97,31 @@ class Fetcher:
             isolation_level=isolation_level,
             rack=rack or "",
         )
-        # partitions with something to deliver, the next one first; those that are not fetchable wait in _parked
+        # partitions with something to deliver, the next one first; partitions that are not fetchable wait in _parked
         self._ready: OrderedDict[TopicPartition, PartitionBuffer] = OrderedDict()
         self._parked: dict[TopicPartition, PartitionBuffer] = {}
         self._seen_version = -1
         self._faults: dict[TopicPartition, _Fault] = {}
         self._retry_backoff_s = client.retry_backoff_s
-        # a fault that was raised already is not raised again before
+        # when faults may be raised again
         self._repeat_at = 0.0
-        # whether a batch that is ready comes before the next repetition: a reader that pauses after each error would
-        # otherwise get errors only
+        # whether a ready batch comes before the next repeated error: else a reader that pauses after each error would
+        # get only errors
         self._batch_first = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: set[asyncio.Future[bool]] = set()
         self._closed = False
         self.broken: BaseException | None = None
-        """The unexpected error that ended fetching."""
+        """The unexpected error that ended fetching, or None."""
 
     async def start(self) -> None:
-        """Start to fetch. Raises `Closed` after `close`."""
+        """Starts fetching. Raises `Closed` after `close`."""
         if self._closed:
             raise Closed("this fetcher is closed; create a new one")
         self._fetching.start()
 
     async def close(self) -> None:
-        """End every task and drop fetched records; callers that wait for a batch get `Closed`. Idempotent."""
+        """Ends all tasks and drops fetched records. Callers that wait for a batch get `Closed`. Idempotent."""
         self._closed = True
         self._let_go()
         await self._fetching.close()
@@ -134,11 +137,11 @@ class Fetcher:
 
     @property
     def buffered_bytes(self) -> int:
-        """The bytes that were fetched and not delivered, without requests under way."""
+        """Bytes that were fetched and not delivered."""
         return self._planner.budget.held
 
     async def news(self, timeout_s: float | None = None) -> bool:
-        """Wait until `take` may return or raise something, or `wake` is called; False after `timeout_s`."""
+        """Waits until `take` may return or raise something, or `wake` is called. Returns False after `timeout_s`."""
         if timeout_s is not None and timeout_s <= 0:
             return False
         if self._loop is None:
@@ -154,62 +157,61 @@ class Fetcher:
                 timer.cancel()
 
     def unreachable(self) -> set[TopicPartition]:
-        """The partitions to fetch whose leader is unknown or failed, or has not responded for a while."""
+        """Returns the partitions to fetch whose leader is unknown, failed, or has not responded for a while."""
         return self._planner.unreachable(time.monotonic())
 
     def leader_epoch(self, tp: TopicPartition, offset: int) -> int:
-        """The epoch of the record before `offset`; -1 if that was not read since the last seek, or Kafka is older than
-        0.11.
+        """Returns the epoch of the record before `offset`; -1 if it was not read since the last seek, or before 0.11.
 
-        Store it with a position or a commit at `offset`: it tells a truncated log from one that grew (KIP-320).
+        Store it with a position or a commit at `offset`, to detect a truncated log (KIP-320).
         """
         epoch = self._planner.leader_epoch(tp, offset)
-        # a partition that is being released has no buffer any more
+        # a partition that is being released has no buffer
         return epoch if epoch >= 0 else self._state.leader_epoch(tp, offset)
 
     def wake(self) -> None:
-        """Read the state again. Caller: the consumer, after changing the assignment, positions or pauses."""
+        """Called when the consumer has changed the assignment, positions or pauses."""
         self._fetching.wake()
         self._let_go()
 
     def prepare(self, partitions: Iterable[TopicPartition]) -> None:
-        """Connect to the leaders of partitions that will soon be assigned. Caller: the consumer, in its event loop."""
+        """Connects to the leaders of partitions that will soon be assigned."""
         for tp in partitions:
             self._fetching.prepare(tp)
 
     def halt(self, tp: TopicPartition, error: AllocatorError) -> None:
-        """Stop a partition until it is sought. Caller: the consumer, when `error` stopped the decoding of a batch."""
+        """Stops a partition until it is sought. Called when `error` stopped the decoding of a batch."""
         self._ready.pop(tp, None)
         self._parked.pop(tp, None)
         self._planner.halt(tp)
         self._raised(tp, error)
 
     def halted(self) -> list[TopicPartition]:
-        """Partitions that are stopped until they are sought; their errors were raised."""
+        """Returns the partitions that are stopped until they are sought, and whose errors were raised."""
         return self._planner.halted()
 
     # -- called by the fetch loop
 
     def arrived(self, buffer: PartitionBuffer) -> None:
-        """`buffer` has something to deliver."""
+        """Called when `buffer` has something to deliver."""
         self._parked.pop(buffer.tp, None)
         self._ready[buffer.tp] = buffer
         self._let_go()
 
     def fail(self, tp: TopicPartition, error: AllocatorError, *, lasting: bool = False) -> None:
-        """`take` raises `error` until the partition is sought, reset or revoked; `lasting`: until it is `healed`."""
+        """Makes `take` raise `error` until the partition is sought, reset or revoked; `lasting`: until `healed`."""
         before = self.fault(tp)
         raised = before is not None and type(before) is type(error)
         self._faults[tp] = _Fault(error, None if lasting else self._state.epoch(tp), raised)
         self._let_go()
 
     def healed(self, tp: TopicPartition) -> None:
-        """A lasting error of `tp` is over."""
+        """Ends a lasting error of `tp`."""
         if tp in self._faults and self._faults[tp].epoch is None:
             del self._faults[tp]
 
     def fault(self, tp: TopicPartition) -> AllocatorError | None:
-        """The error that stops a partition at present."""
+        """Returns the error that stops a partition at present."""
         fault = self._faults.get(tp)
         if fault is None:
             return None
@@ -220,23 +222,23 @@ class Fetcher:
         return fault.error
 
     def broke(self, error: BaseException) -> None:
-        """An unexpected error ended fetching. Every `take` raises it, so that no caller waits for ever."""
+        """Called when an unexpected error ended fetching. Each `take` raises it, so that no caller waits for ever."""
         self.broken = error
         self._let_go()
 
     # -- delivering
 
     def take(self, topic: str | None = None) -> Batch | None:
-        """Returns the next batch, or None if none is ready; with `topic`, of that topic only.
+        """Returns the next batch, or None if none is ready. `topic`: only of this topic.
 
-        The fetchable partitions take turns. It changes no position: call
-        `state.update_position(tp, batch.next_offset, fetcher.leader_epoch(tp, batch.next_offset))` when taking the
-        batch, or when done with it at the latest.
+        The fetchable partitions take turns. `take` changes no position. The caller must call
+        `state.update_position(tp, batch.next_offset, fetcher.leader_epoch(tp, batch.next_offset))` when it takes the
+        batch, or when it is done with the batch at the latest.
 
-        Raises the error of a partition at each call until it is resolved, at most once in `retry_backoff_s`. Calls
-        between continue with the other partitions: `OffsetOutOfRange` (reset strategy "none"), `RecordTooLarge`,
-        `CorruptRecordError` and refusals by the broker stop that partition until it is sought;
-        `TopicAuthorizationFailed` does not. Raises `Closed`.
+        Raises the error of a partition until it is resolved, at most once in `retry_backoff_s`. Calls in between return
+        batches of other partitions. `OffsetOutOfRange` (reset strategy "none"), `RecordTooLarge`, `CorruptRecordError`
+        and refusals by the broker stop their partition until it is sought; `TopicAuthorizationFailed` does not. Raises
+        `Closed`.
         """
         if self._gate is not None and not self._gate():
             return None
@@ -247,7 +249,7 @@ class Fetcher:
         if self._state.version != self._seen_version:
             self._seen_version = self._state.version
             self._fetching.wake()
-            # paused partitions may have been resumed
+            # some may be resumed
             self._ready.update(self._parked)
             self._parked.clear()
         for _ in range(len(self._ready)):
@@ -276,18 +278,18 @@ class Fetcher:
         return None
 
     def _raise_a_fault(self, topic: str | None) -> None:
-        """Raises the error of a partition whose turn it is, if any."""
+        """Raises the error of the next partition that has one, if it is time."""
         may_repeat = time.monotonic() >= self._repeat_at and not self._batch_first
         for tp in list(self._faults):
             error = self.fault(tp)
             if error is None or not self._state.is_wanted(tp) or topic not in (None, tp.topic):
                 continue
             if may_repeat or not self._faults[tp].raised:
-                lasting = self._faults.pop(tp).epoch is None  # behind the others
+                lasting = self._faults.pop(tp).epoch is None  # `_raised` adds it again, behind the others
                 raise self._raised(tp, error, lasting=lasting).with_traceback(None)
 
     def _raised(self, tp: TopicPartition, error: AllocatorError, *, lasting: bool = False) -> AllocatorError:
-        """Returns `error`, which `take` raises now and, after a pause, again."""
+        """Returns `error`, and notes that `take` raises it now and again after a pause."""
         self._faults[tp] = _Fault(error, None if lasting else self._state.epoch(tp), True)
         self._repeat_at = time.monotonic() + self._retry_backoff_s
         self._batch_first = True
@@ -295,14 +297,14 @@ class Fetcher:
         return error
 
     def _next_of(self, buffer: PartitionBuffer) -> Batch | None:
-        """The next batch of one partition; raises its error when that comes next."""
+        """Returns the next batch of one partition, or raises its error if that comes next."""
         tp, state = buffer.tp, self._state
         while buffer.queue:
             item = buffer.queue[0]
             if isinstance(item, OutOfRange):
                 position = state.position(tp)
                 if position is None or position.offset < item.offset:
-                    # a reset now would skip records that the consumer holds; it updates the position first
+                    # the consumer still has records before it; a reset now would skip them
                     return None
                 buffer.pop()
                 error = self._positions.out_of_range(tp, item.offset)
@@ -318,7 +320,7 @@ class Fetcher:
             try:
                 batch = self._batch(tp, item)
             except CorruptRecordError as damaged:
-                # records after the damaged ones must not be delivered as if none were missing
+                # drops the records after the damaged ones, which must not be delivered as if none were missing
                 self._planner.halt(tp)
                 raise self._raised(tp, damaged) from None
             if batch is not None:
@@ -326,7 +328,7 @@ class Fetcher:
         return None
 
     def _batch(self, tp: TopicPartition, chunk: Chunk) -> Batch | None:
-        """None if the chunk has no visible record; then the position is moved past it here."""
+        """Returns the batch of a chunk. If it has no visible record, moves the position past it and returns None."""
         state, found = self._state, chunk.found
         found.fence = state.fence(tp)
         batch = Batch(
@@ -338,12 +340,12 @@ class Fetcher:
             key_deserializer=self._key_deserializer,
             value_deserializer=self._value_deserializer,
         )
-        # only the first segment can be cut to nothing, so two segments always have a record
+        # only the first segment can be without a record of the batch
         if len(found.segments) > 1 or (found.segments and len(batch)):
             return batch
         position = state.position(tp)
         if position is not None and position.offset == chunk.start:
-            # markers and aborted records have an epoch too; without it no truncation would be noticed from here on
+            # with the epoch of the markers or aborted records: without it, no truncation would be noticed
             state.update_position(tp, found.next_offset, self.leader_epoch(tp, found.next_offset))
         return None
 

@@ -1,4 +1,4 @@
-"""Metadata requests for topics whose leaders are unknown or have refused a fetch."""
+"""Requests the metadata of topics whose leaders are unknown or have refused a fetch."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# the longest pause between metadata requests. longer: a topic or leader that comes back is found later; shorter: more
-# requests meanwhile
+# Longest pause between metadata requests. Higher: a topic or leader that comes back is found later; lower: more
+# requests
 BACKOFF_MAX_S: Final = 1.0
 
 
 class Lookups:
-    """Looks up leaders that are unknown or have refused a fetch.
+    """Reads metadata to find leaders that are unknown or have refused a fetch.
 
-    Guarantee: one request at a time, and a pause after it that doubles while a leader or topic stays unknown.
+    Guarantee: one request at a time, followed by a pause that doubles while a leader or topic stays unknown.
     """
 
     def __init__(self, client: KafkaClient, changed: Callable[[], None]) -> None:
@@ -34,13 +34,13 @@ class Lookups:
         self._backoff = Backoff(client.retry_backoff_s, BACKOFF_MAX_S)
         self._changed = changed
         self._leaderless: set[str] = set()
-        # topics with a partition that the asked broker does not lead
+        # topics with a partition that another broker leads, according to a response
         self.doubted: set[str] = set()
         self._under_way = False
         self._not_before = 0.0
 
     def due(self, leaderless: set[str], now: float) -> tuple[set[str], float]:
-        """Returns the topics to `run` now, with those that are `leaderless`, and when to call this again."""
+        """Returns the topics to `run` now, and when to call this again. `leaderless`: topics without a leader."""
         self._leaderless = leaderless
         topics = leaderless | self.doubted
         if not topics or self._under_way:
@@ -52,7 +52,7 @@ class Lookups:
         return topics, math.inf
 
     async def run(self, topics: set[str]) -> None:
-        """Request the metadata of these topics, then call `changed`."""
+        """Requests the metadata of these topics, then calls `changed`."""
         try:
             await self._client.refresh(topics)
         except Closed:

@@ -1,4 +1,4 @@
-"""The fetch loop: sends the requests that the planner plans, and applies what the reactor makes of their responses."""
+"""The fetch loop: sends the requests of the planner, and applies the effects of their responses."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SESSIONLESS: Final = 0
-# the longest pause before a partition is fetched again after an error that may pass
+# longest pause before a partition is fetched again after a retriable error
 BACKOFF_MAX_S: Final = 1.0
-# after checking the headers and checksums of so many bytes, let other tasks run
+# scan this many bytes of a response before other tasks run
 BREATH_BYTES: Final = 1 << 20
-# how long a preferred replica is read before the leader is asked again (KIP-392)
+# how long to fetch from a preferred replica before the next fetch from the leader (KIP-392)
 REPLICA_LEASE_S = 300.0
-# how long the leader is read after its replica failed: it names a dead replica until that broker's session expires,
-# and sends no records to a client that it redirects
+# How long to fetch from the leader without a rack after its replica failed. The leader names a dead replica until that
+# broker's session expires, and sends no records to a client that it redirects
 REPLICA_SHUNNED_S = 20.0
 
 
 class Sink(PositionFaults, Protocol):
-    """What the loop reports, and to which object: the `Fetcher`."""
+    """Receives the reports of the loop. `Fetcher` implements it."""
 
     def arrived(self, buffer: PartitionBuffer) -> None: ...
 
@@ -50,9 +50,9 @@ class Sink(PositionFaults, Protocol):
 
 
 class FetchLoop:
-    """Keeps the requests under way that `planner` plans, and those for `positions`.
+    """Sends the requests of `planner` and `positions`, and applies their responses.
 
-    One task plans and sends; `close` cancels it and the tasks of the requests, and waits for them all.
+    One task plans and sends. `close` cancels it and the tasks of the requests, and waits for them.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class FetchLoop:
         self._backoff = Backoff(client.retry_backoff_s, BACKOFF_MAX_S)
         self._lookups = Lookups(client, self.metadata_changed)
         self._failures = RepeatedFailures(log)
-        # brokers to which a fetch connection was opened while positions were looked up
+        # brokers to which a fetch connection was opened before the first fetch
         self._prepared: set[int] = set()
         self._tasks = BackgroundTasks(sink.broke)
         self._closed = False
@@ -92,7 +92,7 @@ class FetchLoop:
             self._tasks.start(self._run())
 
     async def close(self) -> None:
-        """Cancel all tasks and wait for them."""
+        """Cancels all tasks and waits for them."""
         if self._forget_listener is not None:
             self._forget_listener()
             self._forget_listener = None
@@ -101,17 +101,17 @@ class FetchLoop:
         self._planner.clear()
 
     def wake(self) -> None:
-        """Plan again soon."""
+        """Makes the task plan again soon."""
         if self._event is not None:
             self._event.set()
 
     def metadata_changed(self) -> None:
-        """Leaders may have moved. Caller: the client."""
+        """Called by the client when metadata has changed: leaders may have moved."""
         self._planner.metadata_changed()
         self.wake()
 
     def prepare(self, tp: TopicPartition) -> None:
-        """Connects to the leader of a partition that is assigned soon, or whose position is looked up."""
+        """Connects to the leader of a partition that will be assigned soon, or that awaits its position."""
         leader = self._client.leader(tp)
         if leader is not None and leader not in self._prepared and not self._closed:
             self._prepared.add(leader)
@@ -135,7 +135,7 @@ class FetchLoop:
                     timer.cancel()
 
     def _send_planned(self) -> float:
-        """Sends the requests that can be sent. Returns when to plan again even without an event."""
+        """Sends all requests that are due. Returns when to plan again even without an event."""
         now = time.monotonic()
         if self._planner.is_outdated(now):
             new = self._planner.unchecked()
@@ -146,7 +146,7 @@ class FetchLoop:
             self._planner.sync(now)
         requests, positions_at = self._positions.due(now)
         if self._planner.is_outdated(now):
-            self.wake()  # a validation with nothing to compare has ended
+            self.wake()  # a validation ended at once, because there was nothing to compare
         for request in requests:
             self._tasks.start(self._find(request))
         leaderless = self._planner.leaderless | self._positions.leaderless
@@ -159,7 +159,7 @@ class FetchLoop:
         return min(positions_at, lookup_at, plan_at)
 
     def _send(self, plan: PlannedFetch) -> None:
-        """Sends one request: at once if its connection is ready, in a task if not."""
+        """Sends one request: at once if its connection is ready, else in a task."""
         client = self._client
         version = client.api_version(FetchRequest)
         turn = plan.session.turn(plan.wanted, SESSIONLESS if plan.urgent or version is None else version)
@@ -193,7 +193,7 @@ class FetchLoop:
 
     async def _find(self, request: Coroutine[Any, Any, Doubted]) -> None:
         try:
-            doubted = await request  # first: `doubted` may be another set afterwards
+            doubted = await request  # not in the next line: meanwhile, `due` replaces the set there
             self._lookups.doubted.update(tp.topic for tp in doubted)
         except Closed:
             return
@@ -203,8 +203,9 @@ class FetchLoop:
     # -- responses
 
     def _responded(self, plan: PlannedFetch, answer: FetchAnswer | None, error: AllocatorError | None) -> None:
-        """The response to a request came, or none will. When the broker refuses the session, the request goes out once
-        more, in a new one.
+        """Called with the response to a request, or with an error.
+
+        If the broker refuses the fetch session, sends the request once more in a new session.
         """
         if self._closed:
             return
@@ -216,7 +217,7 @@ class FetchLoop:
             else:
                 plan.repeated = True
                 self._send(plan)
-        except Exception as failure:  # noqa: BLE001 - the connection called, and is not at fault
+        except Exception as failure:  # noqa: BLE001 - a bug here must not end the connection, which is the caller
             self._sink.broke(failure)
 
     def _failed(self, plan: PlannedFetch, error: AllocatorError | None) -> None:
@@ -248,7 +249,7 @@ class FetchLoop:
     def _take_some(
         self, plan: PlannedFetch, parts: Iterator[tuple[TopicPartition, FetchedPartition]], version: int
     ) -> None:
-        """Lets other tasks run after `BREATH_BYTES`; the rest of the response follows."""
+        """Takes the parts of a response. After `BREATH_BYTES`, other tasks run before the rest."""
         breath = 0
         for tp, part in parts:
             if tp not in plan.wanted:
@@ -266,10 +267,10 @@ class FetchLoop:
         self._take_some(*rest)
 
     def _take_partition(self, plan: PlannedFetch, tp: TopicPartition, part: FetchedPartition, version: int) -> None:
-        """Reacts to the part of one partition. `_go_on` reports its records, after it has sent the next request."""
+        """Applies the response about one partition. `_go_on` reports its records after sending the next request."""
         buffer, wanted = plan.buffers[tp], plan.wanted[tp]
         if not self._planner.is_current(buffer) or buffer.fetch_offset != wanted.offset or buffer.halted:
-            return  # sought, reset, reassigned, reclaimed or halted since the request
+            return  # since the request, it was sought, reset, reassigned or halted, or its records were dropped
         partition = self._state.assignment[tp]
         effects = effects_of(
             part,
@@ -286,7 +287,7 @@ class FetchLoop:
             if part.preferred_replica >= 0:
                 expiry = time.monotonic() + REPLICA_LEASE_S
                 if partition.update_preferred_read_replica(part.preferred_replica, expiry):
-                    log.info("%s:%d is read from broker %d, which is nearer", *tp, part.preferred_replica)
+                    log.info("%s:%d: fetching from broker %d, the preferred replica", *tp, part.preferred_replica)
         elif not isinstance(effects.stop, OutOfRange):
             reaction = reaction_to(part.code, FETCH)
             message = "%s:%d at offset %d: error %d, %s"
@@ -302,14 +303,14 @@ class FetchLoop:
             self._apply(buffer, effects)
 
     def _apply(self, buffer: PartitionBuffer, effects: Effects) -> None:
-        """Applies the effects on a partition, but for its records."""
+        """Applies all effects on a partition except its records."""
         tp, partition = buffer.tp, self._state.assignment[buffer.tp]
         if effects.need:
             buffer.need = effects.need
         if effects.leave_replica:
             buffer.leader_until = time.monotonic() + REPLICA_SHUNNED_S
             node_id = partition.clear_preferred_read_replica()
-            log.info("%s:%d is read from its leader again, not from broker %s", *tp, node_id)
+            log.info("%s:%d: fetching from the leader again, not from broker %s", *tp, node_id)
         if effects.back_off:
             buffer.back_off(time.monotonic(), self._backoff)
         if effects.refresh:
@@ -327,7 +328,7 @@ class FetchLoop:
             self._positions.recreated(tp)
 
     def _go_on(self, plan: PlannedFetch) -> None:
-        """Sends the next request before the consumer learns of these records: the broker works meanwhile."""
+        """Sends the next request, then reports the records. So the broker works while the consumer handles them."""
         self._planner.ended(plan)
         following = self._planner.next_of(plan.broker, time.monotonic())
         if following is not None:

@@ -1,4 +1,4 @@
-"""Decides which partition is requested from which broker, when, and for how many bytes. Sends nothing, never waits."""
+"""Decides which partition is requested from which broker, when, and for how many bytes. Does no I/O."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from allocator.core.types import TopicPartition
 if TYPE_CHECKING:
     from allocator.core.client.client import KafkaClient
 
-# A second ("urgent") request fetches partitions that become fetchable while the main request waits at the broker.
-# longer: fewer requests; shorter: the next such partition waits less
+# How long a broker may hold back an urgent request, which fetches partitions that became fetchable while the main
+# request waits at the broker. Higher: fewer requests; lower: the next such partition waits less
 URGENT_WAIT_S: Final = 0.05
-# After a full response the next main request returns at once. Partitions that were served meanwhile must not be served
-# again before it. longer: a partition waits longer if that was wrong; shorter: slow brokers are unfair
+# After a full response, an urgent request must not serve the same partitions again before the next main request, which
+# should return at once. Higher: partitions wait longer if it does not; lower: unfair if the broker is slow
 FULL_WAIT_S: Final = 0.1
-# the lease of a replica ends without an event, so it is checked this often
+# interval in which to check the leases of preferred replicas, which end without an event
 LEASE_LOOK_S: Final = 5.0
-# how late a response may be before its partitions count as unreachable. Longer: noticed later; shorter: a busy broker
+# How late a response may be before its partitions count as unreachable. Higher: reported later; lower: a busy broker
 # counts as unreachable
 LATE_S: Final = 5.0
 
 
 class BrokerPartitions:
-    """The fetchable partitions of one broker, the next one to request first, and its fetch session.
+    """The fetchable partitions of one broker, in the order of the next request, and the fetch session.
 
-    The broker leads them, or is the replica that their leader named. The main request uses the session. The urgent
-    request has a connection of its own, because it starts and ends while the broker holds the main request back.
+    The broker is their leader or their preferred replica. The main request uses the session. The urgent request has its
+    own connection, because the broker responds to it while it holds the main request back.
     """
 
     def __init__(self, node_id: int) -> None:
@@ -42,14 +42,14 @@ class BrokerPartitions:
         self.urgent: PlannedFetch | None = None
         # when the main request was planned, and until when the broker may hold it back
         self.main_since = self.main_until = 0.0
-        # the last response was full, so partitions without records in it may have some
+        # whether the last response was full: then partitions without records in it may have some
         self.full = False
-        # when a pause of its partitions ends
+        # when the first pause of its partitions ends
         self.again_at = math.inf
         self.session = FetchSession()
 
     def to_the_end(self, tps: Iterable[TopicPartition]) -> None:
-        """Request these after all others."""
+        """Moves these behind all others."""
         for tp in tps:
             buffer = self.buffers.pop(tp, None)
             if buffer is not None:
@@ -58,7 +58,7 @@ class BrokerPartitions:
 
 @dataclass(eq=False)
 class PlannedFetch:
-    """One request to one broker, until the records of its response are in the buffers."""
+    """A request to one broker, until the records of its response are in the buffers."""
 
     broker: BrokerPartitions
     urgent: bool
@@ -69,23 +69,23 @@ class PlannedFetch:
     reserved: int
     wait_s: float
     leader_only: bool
-    """A replica of one of the partitions failed, so the leader must name none."""
+    """Whether to send no rack: the preferred replica of a partition has failed."""
     with_records: list[TopicPartition] = field(default_factory=list)
-    """The partitions of which records came."""
+    """The partitions that have records in the response."""
     repeated: bool = False
-    """The broker has refused the session once, and the request was sent again."""
+    """True once the session was refused and the request sent again."""
 
     @property
     def node(self) -> Any:
-        """("urgent", node) is a second connection to that node."""
+        """Key of the connection; ("urgent", node) is a second connection to the node."""
         return ("urgent", self.broker.node_id) if self.urgent else self.broker.node_id
 
 
 class Planner:
-    """Plans a request to each broker while there is a partition to fetch and room for the response.
+    """Plans a request to each broker that has a partition to fetch, while the budget allows the response.
 
-    Guarantee: a partition is in at most one request since its last seek, reset or reassignment; a broker has at most
-    one main and one urgent request; the `budget` is kept. Times are on one monotonic clock, which the caller reads.
+    Guarantee: a partition is in at most one request since its last seek, reset or reassignment. A broker has at most
+    one main and one urgent request. The requests keep the `budget`. The caller passes the time of a monotonic clock.
     """
 
     def __init__(self, client: KafkaClient, state: SubscriptionState, budget: ByteBudget, *, max_wait_s: float) -> None:
@@ -96,7 +96,7 @@ class Planner:
         self.leaderless: set[str] = set()
         """Topics with a partition to fetch whose leader is unknown."""
         self.pressed = False
-        """A request was put off for lack of room."""
+        """Whether the budget did not allow a request."""
         self._buffers: dict[TopicPartition, PartitionBuffer] = {}
         self._brokers: dict[int, BrokerPartitions] = {}
         self._broker_of: dict[TopicPartition, int] = {}
@@ -107,22 +107,22 @@ class Planner:
     # -- the state and the metadata
 
     def is_outdated(self, now: float) -> bool:
-        """Whether `sync` has something to adopt."""
+        """Returns whether `sync` has changes to adopt."""
         return self._state.version != self._seen_version or now >= self._lease_look_at
 
     def metadata_changed(self) -> None:
-        """Leaders may have moved."""
+        """Called when metadata has changed."""
         self._new_metadata = True
         self._seen_version = -1
         for buffer in self._buffers.values():
-            buffer.wanted = None  # the metadata has the leader's epoch
+            buffer.wanted = None  # the leader epoch in it may be old
 
     def unchecked(self) -> list[TopicPartition]:
-        """The partitions whose position was not compared with the metadata yet. Call it once before each `sync`."""
+        """Returns the partitions whose position was not compared with the metadata. Call it once before each `sync`."""
         if self._new_metadata:
             self._new_metadata = False
             return list(self._state.assignment)
-        # sought partitions too: the offset may have been committed under an older leader
+        # includes sought partitions: the offset may have been committed under an older leader
         return [
             tp for tp in self._state.assignment if tp not in self._buffers or not self.is_current(self._buffers[tp])
         ]
@@ -140,14 +140,14 @@ class Planner:
             self._brokers[node_id] = BrokerPartitions(node_id)
         for node_id, broker in list(self._brokers.items()):
             mine = fetchable.get(node_id, set())
-            # keep the order: partitions that were served last are at the end
+            # keeps the order, in which partitions that were served last are at the end
             kept = {tp: self._buffers[tp] for tp in broker.buffers if tp in mine}
             broker.buffers = {**kept, **{tp: self._buffers[tp] for tp in mine}}
             if not mine and broker.main is None and broker.urgent is None:
                 del self._brokers[node_id]
 
     def _fetchable_by_broker(self, now: float) -> dict[int, set[TopicPartition]]:
-        """Which partitions are fetched from which broker; creates their buffers and divides the budget."""
+        """Returns the partitions to fetch from each broker. Creates their buffers and divides the budget."""
         self._lease_look_at = math.inf
         self.leaderless = set()
         broker_of: dict[TopicPartition, int] = {}
@@ -169,12 +169,12 @@ class Planner:
             if broker is None:
                 self.leaderless.add(tp.topic)
                 if tp in self._broker_of:
-                    broker_of[tp] = self._broker_of[tp]  # shows later that the next broker is another one
+                    broker_of[tp] = self._broker_of[tp]  # to detect that the next leader is another broker
                 continue
             broker_of[tp] = broker
             fetchable.setdefault(broker, set()).add(tp)
             if self._broker_of.get(tp, broker) != broker:
-                self._buffers[tp].next_try = 0.0  # a fetch that failed at one broker may succeed at another
+                self._buffers[tp].next_try = 0.0  # another broker may succeed
         self._broker_of = broker_of
         self.budget.divide(count)
         return fetchable
@@ -182,7 +182,7 @@ class Planner:
     # -- planning
 
     def next(self, now: float) -> tuple[list[PlannedFetch], float]:
-        """Returns the requests to send now, and when to call this again even without an event (`math.inf`: never)."""
+        """Returns the requests to send now, and when to call this again without an event (`math.inf`: never)."""
         self.pressed = False
         plans = []
         again_at = self._lease_look_at
@@ -191,21 +191,21 @@ class Planner:
             again_at = min(again_at, broker.again_at)
             if plan is not None:
                 plans.append(plan)
-                # if there is not room for all, the other partitions come first
+                # if the budget does not allow all requests, the next call starts with the other brokers
                 self._brokers[broker.node_id] = self._brokers.pop(broker.node_id)
         return plans, again_at
 
     def next_of(self, broker: BrokerPartitions, now: float) -> PlannedFetch | None:
         """Returns the next request to a broker that has just responded.
 
-        None if there is something to `sync` first, or if room is short, for then it may be the turn of another broker.
+        Returns None if `sync` must come first, or if the budget is short: it may be the turn of another broker.
         """
         if self.pressed or self._state.version != self._seen_version:
             return None
         return self._plan(broker, now)
 
     def ended(self, plan: PlannedFetch) -> None:
-        """The response to a request came, or none will: another one may go out. Partitions with records come last."""
+        """Called after the response to a request, or its failure. Moves partitions with records to the end."""
         plan.broker.to_the_end(plan.with_records)
         self.budget.reserve(-plan.reserved)
         for buffer in plan.buffers.values():
@@ -216,12 +216,12 @@ class Planner:
             plan.broker.main = None
 
     def note_size(self, plan: PlannedFetch, size: int) -> None:
-        """The response to a request has `size` bytes of records."""
+        """Notes that the response to a request has `size` bytes of records."""
         if not plan.urgent:
             plan.broker.full = size + self.budget.max_partition_bytes > plan.max_bytes
 
     def _plan(self, broker: BrokerPartitions, now: float) -> PlannedFetch | None:
-        """Returns the next request to a broker, if one may go out."""
+        """Returns the next request to a broker, or None if none may be sent."""
         broker.again_at = math.inf
         if broker.main is not None and (broker.urgent is not None or broker.main_until <= now):
             return None
@@ -232,8 +232,7 @@ class Planner:
         if urgent and broker.full and now < broker.main_since + FULL_WAIT_S:
             broker.again_at = min(broker.again_at, broker.main_since + FULL_WAIT_S)
             return None
-        # One share stays free: idle long polls must not reserve the whole budget, or a new partition would wait for
-        # their end.
+        # One share stays free. If idle long polls reserved the whole budget, a new partition would wait for their end.
         others = self._brokers.values()
         takers = 1 + (len(others) if urgent else sum(other.main is None for other in others))
         room = self.budget.room(len(others), takers, self._reclaim)
@@ -247,7 +246,7 @@ class Planner:
         if bounded:
             reserved = min(room, reserved)
         else:
-            # with or without records in the response: not all partitions fit into one request
+            # even without records in the response, because not all partitions fit into one request
             broker.to_the_end([buffer.tp for buffer, _ in asked])
         self.budget.reserve(reserved)
         leader_only = False
@@ -266,7 +265,7 @@ class Planner:
         return plan
 
     def _wanting(self, broker: BrokerPartitions, now: float) -> list[PartitionBuffer]:
-        """The partitions of a broker that may be requested now."""
+        """Returns the partitions of a broker that may be requested now."""
         wanting = []
         for buffer in broker.buffers.values():
             if buffer.in_flight or buffer.halted:
@@ -280,7 +279,7 @@ class Planner:
         return wanting
 
     def _wanted(self, buffer: PartitionBuffer, size: int) -> Wanted:
-        """The request for one partition; the same object as long as nothing of it has changed."""
+        """Returns the request for one partition. It is the same object as before if nothing has changed."""
         wanted = buffer.wanted
         if wanted is None or wanted.offset != buffer.fetch_offset or wanted.size != size:
             epoch = self._client.leader_epoch(buffer.tp)
@@ -289,7 +288,10 @@ class Planner:
         return wanted
 
     def _reclaim(self, wanted: int) -> int:
-        """Frees the bytes of partitions that may not be delivered, the largest first; they are fetched again."""
+        """Drops records of partitions that are not fetchable, the largest first, to be fetched again later.
+
+        Stops when `wanted` bytes are free. Returns the freed bytes.
+        """
         freed = 0
         idle = [buffer for buffer in self._buffers.values() if buffer.held and not self._state.is_fetchable(buffer.tp)]
         for buffer in sorted(idle, key=lambda buffer: buffer.held, reverse=True):
@@ -301,33 +303,33 @@ class Planner:
     # -- buffers
 
     def is_current(self, buffer: PartitionBuffer) -> bool:
-        """Whether no seek, reset or reassignment has replaced `buffer`."""
+        """Returns whether no seek, reset or reassignment has replaced `buffer`."""
         return self._buffers.get(buffer.tp) is buffer and self._state.epoch(buffer.tp) == buffer.epoch
 
     def halt(self, tp: TopicPartition) -> None:
-        """Stops fetching a partition until the next seek, and drops its buffered records."""
+        """Stops fetching a partition until it is sought, and drops its buffered records."""
         buffer = self._buffers.get(tp)
         if buffer is not None:
             buffer.clear()
             buffer.halted = True
 
     def halted(self) -> list[TopicPartition]:
-        """Partitions that are not fetched any more and have nothing left to deliver."""
+        """Returns the partitions that are halted and have nothing left to deliver."""
         return [tp for tp, each in self._buffers.items() if each.halted and not each.queue and self.is_current(each)]
 
     def clear(self) -> None:
-        """Drops everything."""
+        """Drops all buffers and brokers."""
         self._buffers.clear()
         self._brokers.clear()
         self.budget.held = self.budget.reserved = 0
 
     def leader_epoch(self, tp: TopicPartition, offset: int) -> int:
-        """The epoch of the last record before `offset`; -1 if unknown."""
+        """Returns the epoch of the last record before `offset`; -1 if unknown."""
         buffer = self._buffers.get(tp)
         return buffer.leader_epoch(offset) if buffer is not None and self.is_current(buffer) else -1
 
     def unreachable(self, now: float) -> set[TopicPartition]:
-        """The partitions to fetch whose leader is unknown or failed, or has not responded for a while."""
+        """Returns the partitions to fetch whose leader is unknown, failed, or has not responded for a while."""
         served = {
             tp
             for broker in self._brokers.values()

@@ -1,4 +1,4 @@
-"""Finds the positions that partitions await: of resets (ListOffsets), and of validations (OffsetForLeaderEpoch)."""
+"""Finds positions for resets (ListOffsets), and validates positions (OffsetForLeaderEpoch)."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = 10.0
-# pause before fetching or requesting a position again after an error that an operator has to fix
+# pause before a fetch or position request is repeated after an error that an operator must fix
 HOPELESS_S = 2.0
 
 Doubted = set[TopicPartition]
-"""The partitions whose leader should be looked up."""
+"""Partitions whose leader may have moved."""
 
 
 class PositionFaults(Protocol):
-    """What the requests report, and to which object: the `Fetcher`."""
+    """Receives the errors of the requests. `Fetcher` implements it."""
 
     def fail(self, tp: TopicPartition, error: AllocatorError, *, lasting: bool = False) -> None: ...
 
@@ -39,16 +39,16 @@ class PositionFaults(Protocol):
 
 
 class _Resetting(NamedTuple):
-    """A position that was given up; kept until the reset has found another one."""
+    """A position that is being reset."""
 
     position: int
     why: str
     recreated: bool
-    epoch: Optional[int]  # of the state, since the position was given up
+    epoch: Optional[int]  # of the partition, after the reset was requested
 
 
 class _Validating(NamedTuple):
-    """The position to validate, and the state's epoch of the partition at that time."""
+    """A position that is being validated, and the epoch of its partition."""
 
     position: OffsetAndMetadata
     epoch: int
@@ -57,14 +57,14 @@ class _Validating(NamedTuple):
 class PositionRequests:
     """Resets and validates the positions of the assigned partitions.
 
-    After an unclean election the log may end before a position, or have other records there. A consumer that reads on
+    After an unclean election, the log may end before a position, or have other records there. A consumer that continued
     would skip records without an error. So a partition with a new leader is not read until OffsetForLeaderEpoch has
     returned the end of the last record's epoch in the leader's log (KIP-320).
 
     Guarantee: a response counts only if no seek, other reset or reassignment came after the request. A failing
-    partition does not delay those of other leaders or topics. An error that a retry does not fix goes to `faults`; that
-    of a reset for one partition of each topic only. `lost` is called when a reset or a truncation replaced a position,
-    before a record from there is delivered.
+    partition does not delay partitions of other leaders or topics. `faults` receives errors that are not retriable; the
+    error of a reset only for one partition of each topic. `lost` is called when a reset or a truncation replaced a
+    position, before a record at the new position is delivered.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class PositionRequests:
         self._isolation_level = isolation_level
         self._failures = RepeatedFailures(log)
         self._resetting: dict[TopicPartition, _Resetting] = {}
-        # topic -> its earlier ids: a broker with old metadata may still announce one
+        # topic -> its earlier ids, which a broker with old metadata may still return
         self._former: dict[str, set[Any]] = {}
         self.leaderless: set[str] = set()
         """Topics with a partition that awaits a position and has no leader."""
@@ -92,7 +92,7 @@ class PositionRequests:
     # -- positions that are given up
 
     def check(self, partitions: Iterable[TopicPartition]) -> None:
-        """Compares positions with the metadata: a topic may have been created again, or a leader elected.
+        """Compares positions with the metadata, to detect topics that were created again, and new leaders.
 
         Call it after each change of the state, with the partitions whose position or metadata is new.
         """
@@ -110,12 +110,12 @@ class PositionRequests:
                 partition.topic_id = topic_id
             if comparable:
                 epoch = self._client.leader_epoch(tp)
-                # an older one too, because the epochs of a topic that is created again start at 0
+                # also an older epoch, because epochs of a topic that was created again start at 0
                 if not partition.maybe_validate_position(epoch):
                     partition.doubt_position(epoch)
 
     def out_of_range(self, tp: TopicPartition, offset: int) -> AllocatorError | None:
-        """Resets a position at `offset`, which the log does not have. Returns the error to raise without a strategy."""
+        """Resets a position at `offset`, which the log does not have. With reset strategy "none", returns the error."""
         if self._state.has_default_offset_reset_policy():
             self._state.request_offset_reset(tp)
             self._resetting_from(tp, offset, "the log does not have it")
@@ -124,7 +124,7 @@ class PositionRequests:
         return PositionOutOfRange(tp.topic, tp.partition, offset, why)
 
     def recreated(self, tp: TopicPartition) -> None:
-        """Resets a position that is an offset of a deleted topic, or reports `TopicRecreated`."""
+        """Resets a position in a topic that was created again, or reports `TopicRecreated`."""
         partition = self._state.assignment[tp]
         if partition.position is None:
             return
@@ -144,9 +144,9 @@ class PositionRequests:
     # -- requests
 
     def due(self, now: float) -> tuple[list[Coroutine[Any, Any, Doubted]], float]:
-        """Returns the requests to run now as tasks, and when to call this again (`math.inf`: no position is awaited).
+        """Returns the requests to run as tasks, and when to call this again (`math.inf`: no position is awaited).
 
-        There is one request for each leader and kind. Its partitions are not due again until it failed or timed out.
+        There is one request for each leader and kind. Its partitions are due again when it has failed or timed out.
         """
         if now < self._due_at:
             return [], self._due_at
@@ -158,11 +158,11 @@ class PositionRequests:
         for tp, partition in self._state.assignment.items():
             position, leader = partition.position, self._client.leader(tp)
             if partition.awaiting_validation and position is not None and (position.leader_epoch < 0 or not comparable):
-                partition.complete_validation()  # nothing to compare, or the brokers are too old
+                partition.complete_validation()  # without an epoch, or with old brokers, there is nothing to compare
             elif not (partition.awaiting_reset or partition.awaiting_validation):
                 pass
             elif leader is None:
-                self.leaderless.add(tp.topic)  # the next metadata makes it due
+                self.leaderless.add(tp.topic)  # due when new metadata arrives
             else:
                 if partition.retry_at < now:
                     partition.retry_at = now + 2 * TIMEOUT_S
@@ -175,10 +175,10 @@ class PositionRequests:
         return [*requests, *(self._validate(*asked) for asked in validations.items())], self._due_at
 
     def _due_again(self, partition: TopicPartitionState) -> None:
-        self._due_at = min(self._due_at, partition.retry_at + 0.001)  # allowed only after that time, not at it
+        self._due_at = min(self._due_at, partition.retry_at + 0.001)  # a retry must be later than `retry_at`
 
     def _current(self, tp: TopicPartition, epoch: int) -> TopicPartitionState | None:
-        """The partition, unless a seek, other reset or reassignment came after `epoch`."""
+        """Returns the partition, or None if a seek, other reset or reassignment came after `epoch`."""
         partition = self._state.assignment.get(tp)
         return None if partition is None or partition.epoch != epoch else partition
 
@@ -194,7 +194,7 @@ class PositionRequests:
             partition = self._current(tp, epoch)
             if partition is not None and partition.reset_strategy is not None:
                 at[tp] = partition.reset_strategy
-        # taken before the requests, which fail at a leader of another epoch
+        # read before the requests, which fail at a leader of another epoch
         leaders = {tp: self._client.leader_epoch(tp) for tp in at}
         try:
             found = await self._list(at)
@@ -206,7 +206,7 @@ class PositionRequests:
         except AllocatorError as error:
             topics = {tp.topic for tp in at}
             if not error.retriable and len(topics) > 1:
-                # the request succeeds for all topics or none, so one unauthorized topic would stop the others
+                # the request succeeds for all topics or none, so an unauthorized topic would stop the others
                 by_topic = [{tp: asked[tp] for tp in at if tp.topic == topic} for topic in topics]
                 await asyncio.gather(*map(self._reset, by_topic))
                 return set()
@@ -217,25 +217,25 @@ class PositionRequests:
                 self._retry(tp, asked[tp], self._client.retry_backoff_s if error.retriable else HOPELESS_S)
             if not error.retriable:
                 for tp in {tp.topic: tp for tp in sorted(at, reverse=True)}.values():
-                    self._faults.fail(tp, error)  # once for all partitions of a topic
+                    self._faults.fail(tp, error)  # once for each topic
             return set()
         for tp, there in found.items():
-            # with the epoch, so that a truncation is noticed before the first record is read (KIP-320)
+            # the epoch allows detecting a truncation before the first record is read (KIP-320)
             if there is not None and self._state.complete_reset(tp, listed(there), asked[tp], leaders[tp]):
                 log.info("%s:%d starts at offset %d", *tp, there.offset)
-                self._tell_reset(tp, there.offset, asked[tp])
+                self._report_reset(tp, there.offset, asked[tp])
         return set()
 
-    def _tell_reset(self, tp: TopicPartition, offset: int, epoch: int) -> None:
+    def _report_reset(self, tp: TopicPartition, offset: int, epoch: int) -> None:
         before = self._resetting.pop(tp, None)
         if before is None or before.epoch != epoch:
-            return  # there was no position before, or another reset came later
+            return  # there was no position before, or a later reset replaced this one
         first = 0 if before.recreated else before.position
         last = offset - 1 if offset > first else None
         start = None if last is None else first
-        self._tell_loss(RecordsLost(tp, before.position, offset, start, last, before.why, before.recreated))
+        self._report_loss(RecordsLost(tp, before.position, offset, start, last, before.why, before.recreated))
 
-    def _tell_loss(self, loss: RecordsLost) -> None:
+    def _report_loss(self, loss: RecordsLost) -> None:
         log.warning("%s", loss)
         if self._lost is not None:
             self._lost(loss)
@@ -265,16 +265,16 @@ class PositionRequests:
             if cut is not None:
                 self._cut(cut)
             else:
-                self._retry(tp, epoch, 0.0)  # in case the position has changed since the request: sends it again
+                self._retry(tp, epoch, 0.0)  # sends it again if the position has changed since the request
         return doubted
 
     def _cut(self, what: LogTruncation) -> None:
-        """The log of a new leader ends before the position. `what` says where reading continues."""
+        """Handles a truncated log, which ends before the position."""
         tp, position, why = what.partition, what.position.offset, "the log of its new leader was cut before it"
         if not what.resolved:
             there = None if what.divergent is None else what.divergent.offset
             self._faults.fail(tp, PositionTruncated(tp.topic, tp.partition, position, there))
         elif what.divergent is not None:
-            self._tell_loss(RecordsLost(tp, position, what.divergent.offset, None, None, why))
+            self._report_loss(RecordsLost(tp, position, what.divergent.offset, None, None, why))
         else:
             self._resetting_from(tp, position, why)

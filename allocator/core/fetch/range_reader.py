@@ -1,8 +1,8 @@
 """Reads ranges of offsets without a group.
 
-Guarantees: the batches of a partition come in the order of its offsets and hold each record of its range, none from
-outside. Offsets without a record (transaction markers, aborted records, records that compaction removed) count as read,
-so a range whose last offsets have none ends too.
+Guarantee: the batches of a partition are in the order of offsets, and have all records of its range and no others.
+Offsets without a record (transaction markers, aborted records, records that compaction removed) count as read. So a
+range ends even if its last offsets have no record.
 """
 
 from __future__ import annotations
@@ -35,23 +35,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_WAIT_S: Final = 0.1  # higher: a partition at its end delays the others of its broker; lower: more requests
-DIAGNOSIS_S: Final = 5.0  # for the request that finds the cause of a timeout
+MAX_WAIT_S: Final = 0.1  # Higher: a partition at its end delays others of its broker; lower: more requests
+DIAGNOSIS_S: Final = 5.0  # timeout of the request that finds the cause of a timeout
 
 Ranges = Mapping[TopicPartition, tuple[int, int]]
-"""For each partition its first offset and the offset after its last one."""
+"""Partition -> first offset, and offset after the last one."""
 
 
 class RangeUnread(BrokerError):
-    """No record of a range came for a while."""
+    """No record of a range arrived within `patience_s`."""
 
 
 class RangeReader:
-    """Reads ranges of offsets through a connected `client`; joins no group and commits nothing.
+    """Reads ranges of offsets through a connected `client`. Joins no group and commits nothing.
 
     After `patience_s` without progress it raises `RangeUnread`. The time that the caller spends on a batch does not
-    count. Offsets that the log does not have any more are skipped with a warning; with `fail_on_data_loss` they raise
-    `OffsetOutOfRange` (`LogTruncated`, `TopicRecreated`). `fetching`: further settings of `Fetcher`.
+    count. Offsets that the log does not have any more are skipped with a warning. With `fail_on_data_loss`, they raise
+    `OffsetOutOfRange`, or its subclasses `LogTruncated` and `TopicRecreated`. `fetching`: further settings of
+    `Fetcher`.
     """
 
     def __init__(
@@ -72,10 +73,10 @@ class RangeReader:
     async def bounds(
         self, partitions: Iterable[TopicPartition], since_ms: int | None = None
     ) -> dict[TopicPartition, tuple[int, int]]:
-        """The ranges that these partitions have now, or their part from the first record at or after `since_ms` on.
+        """Returns the ranges that these partitions have now. `since_ms`: from the first record at or after this time.
 
-        They end at the last stable offset with "read_committed". Raises `TopicNotFound`, and a retriable `BrokerError`
-        after `patience_s` without an answer.
+        With "read_committed", they end at the last stable offset. Raises `TopicNotFound`, and a retriable `BrokerError`
+        after `patience_s` without a response.
         """
         wanted = list(partitions)
         ends = await self._offsets(wanted, LATEST)
@@ -84,7 +85,7 @@ class RangeReader:
         for partition in wanted:
             end, start = ends[partition], starts[partition]
             stop = 0 if end is None else end.offset
-            # a record of an open transaction at that time may lie beyond the end
+            # the first record at that time may be of an open transaction, beyond the end
             found[partition] = (stop if start is None else min(start.offset, stop), stop)
         return found
 
@@ -110,11 +111,11 @@ class RangeReader:
         enough: Callable[[TopicPartition], bool] = lambda _: False,
         topic_ids: Mapping[str, Any] = MappingProxyType({}),
     ) -> AsyncGenerator[Batch, None]:
-        """The records of `ranges`, as batches that are not empty.
+        """Yields the records of `ranges`, as batches that are not empty.
 
-        Reads no more of a partition of which the caller has `enough` after a batch. `topic_ids`: the topics that the
-        offsets belong to, as far as they are known; a topic of another id was created again. Raises `RangeUnread`, and
-        errors of a partition (`CorruptRecordError`, `RecordTooLarge`, `TopicAuthorizationFailed`).
+        Stops reading a partition if `enough` returns True for it after a batch. `topic_ids`: ids of the topics that the
+        offsets belong to, if known; a topic with another id was created again. Raises `RangeUnread`, and errors of a
+        partition (`CorruptRecordError`, `RecordTooLarge`, `TopicAuthorizationFailed`).
         """
         state = SubscriptionState("none")
         left = {partition: (start, stop) for partition, (start, stop) in ranges.items() if start < stop}
@@ -134,7 +135,7 @@ class RangeReader:
 
 @dataclass
 class _Reading:
-    """One call of `RangeReader.read`. `left`: the ranges that are not read to their stop."""
+    """State of one `RangeReader.read`. `left`: the ranges that are not read to their stop."""
 
     reader: RangeReader
     state: SubscriptionState
@@ -150,7 +151,7 @@ class _Reading:
         self.fetcher.wake()
 
     async def next(self) -> Batch | None:
-        """The next batch before a stop; None when all stops are reached."""
+        """Returns the next batch; None when all ranges are read to their stop."""
         now = asyncio.get_running_loop().time
         before = self._positions()
         deadline = now() + self.reader.patience_s
@@ -165,7 +166,7 @@ class _Reading:
                 if batch is not None:
                     return batch
                 continue
-            # offsets without a record move a position without a batch
+            # offsets without a record move the position, but come in no batch
             positions = self._positions()
             for partition in [each for each, at in positions.items() if at >= self.left[each][1]]:
                 self.end(partition)
@@ -176,13 +177,13 @@ class _Reading:
         return None
 
     def end(self, partition: TopicPartition) -> None:
-        """Reads no more of this partition."""
+        """Stops reading this partition."""
         del self.left[partition]
-        self.state.drain([partition])  # records beyond the stop would take memory from the others
+        self.state.drain([partition])  # else records beyond the stop would use the memory of others
         self.fetcher.wake()
 
     def _taken(self, batch: Batch) -> Batch | None:
-        """Moves the position behind `batch`. Returns its records before the stop, or None if it has none there."""
+        """Moves the position past `batch`. Returns its records before the stop, or None if there are none."""
         partition = TopicPartition(batch.topic, batch.partition)
         stop = self.left[partition][1]
         epoch = self.fetcher.leader_epoch(partition, batch.next_offset)
@@ -203,7 +204,7 @@ class _Reading:
         return found
 
     async def _lost(self, error: OffsetOutOfRange) -> None:
-        """Skips what the log does not have any more, or raises `error`."""
+        """Skips offsets that the log does not have any more, or raises `error`."""
         if self.reader.fail_on_data_loss:
             raise error
         partition = TopicPartition(error.topic, error.partition)
@@ -216,10 +217,10 @@ class _Reading:
             resume_at = max(first, error.divergent_offset)
         else:
             start, end = (await self.reader.bounds([partition]))[partition]
-            if start <= error.offset <= end:  # the log has it again: a new leader did not know its end yet
+            if start <= error.offset <= end:  # the log has the offset: a new leader did not know its end yet
                 resume_at = self.refused[partition] = error.offset
                 await asyncio.sleep(self.reader.client.retry_backoff_s)
-            else:  # a log that ends before the position has nothing of the range
+            else:  # if the log ends before the position, it has no record of the range
                 resume_at = min(start, stop) if error.offset < start else stop
                 log.warning(
                     "%s:%d has offsets %d to %d, not %d; skipping %d offsets",
@@ -237,7 +238,7 @@ class _Reading:
     async def _unread(self) -> RangeUnread:
         partition, at = next(iter(self._positions().items()))
         refused = self.refused.get(partition) == at
-        what = "refuses this offset, which its log has" if refused else "responds, but sends no record"
+        what = "refuses this offset, although its log has it" if refused else "responds, but sends no record"
         why = f"its leader {what}; read the log of the broker"
         asked = list_offsets(self.reader.client, dict.fromkeys(self.left, EARLIEST), timeout_s=DIAGNOSIS_S)
         try:

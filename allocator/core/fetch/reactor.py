@@ -1,4 +1,4 @@
-"""Decides what the response about one partition causes. Changes nothing: the fetch loop applies the `Effects`."""
+"""Derives the effects of a response about one partition. Does not apply them: the fetch loop does."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from allocator.core.types import TopicPartition
 
 
 class Effects(NamedTuple):
-    """What the response about one partition, or a missing one, causes."""
+    """The effects of a response about one partition, or of a missing response."""
 
     served: bool = False
-    """The broker served the partition: earlier failures are over."""
+    """The broker served the partition, so earlier failures have ended."""
     chunk: Optional[Chunk] = None
-    """The records to keep."""
+    """The records to buffer."""
     stop: Optional[Union[OutOfRange, Failure]] = None
-    """Why to fetch no more. Takes effect once the records before it are delivered."""
+    """Why to stop fetching. Takes effect after delivery of the records before it."""
     need: int = 0
-    """The bytes to request next time, because a record batch did not fit (brokers before 0.10.1); 0: as usual."""
+    """Bytes of the next request, because a record batch did not fit (brokers before 0.10.1); 0: as usual."""
     recreated: bool = False
-    """The records are of another topic than those before them: it was deleted and created again."""
+    """The topic was deleted and created again: the records are not of the same topic as those before."""
     leave_replica: bool = False
-    """Return to the leader."""
+    """Fetch from the leader again, not from its preferred replica."""
     refresh: bool = False
-    """Read the metadata of the topic: the leader may have moved."""
+    """Refresh the metadata of the topic: its leader may have moved."""
     back_off: bool = False
-    """Pause before the next fetch; longer after each failure in a row."""
+    """Pause before the next fetch, longer after each failure in a row."""
     validate: bool = False
     """Compare the position with the log of the leader (KIP-320)."""
     refusal: Optional[AllocatorError] = None
-    """An error that an operator has to fix: reported until the broker serves the partition."""
+    """An error that an operator must fix. `take` raises it until the broker serves the partition."""
 
 
 SERVED = Effects(served=True)
@@ -47,7 +47,7 @@ EFFECTS = {
     Reaction.REFIND: REFRESH,
     Reaction.VALIDATE: VALIDATE,
 }
-# the leader may have records that a replica lacks, and its error is the relevant one
+# the leader may have records that the replica lacks, so only its errors count
 LEAVE_REPLICA = Effects(leave_replica=True, refresh=True)
 
 
@@ -60,9 +60,9 @@ def effects_of(
     from_replica: bool,
     record_bytes: int,
 ) -> Effects:
-    """Returns the effects of a response about `buffer`, whose request was `wanted`.
+    """Returns the effects of a response about `buffer` to the request `wanted`.
 
-    `from_replica`: the broker is the preferred replica and not the leader. `record_bytes` is the most to request from a
+    `from_replica`: the broker is the preferred replica and not the leader. `record_bytes`: the largest request to a
     broker before 0.10.1.
     """
     if not part.code:
@@ -79,7 +79,7 @@ def effects_of(
 
 
 def effects_of_failure(error: BrokerError, *, from_replica: bool) -> Effects:
-    """Returns the effects on a partition of a request that got no response."""
+    """Returns the effects on a partition of a request without a response."""
     if from_replica:
         return LEAVE_REPLICA
     return REFRESH if error.retriable else REFRESH._replace(refusal=error)
@@ -107,10 +107,13 @@ def _effects_of_records(
 def _effects_of_incomplete(
     length: int, received: int, tp: TopicPartition, wanted: Wanted, version: int, record_bytes: int
 ) -> Effects:
-    """The response has not even one whole record batch. Its `length` is 0 if even that did not arrive."""
+    """Returns the effects of a response without a complete record batch.
+
+    `length`: the length of the first batch, or 0 if the length field is incomplete too.
+    """
     if version >= BOUNDED:
-        # these brokers send the first batch whole whatever the limits, so its length field is wrong
-        why = f"a record batch of {length} bytes of which {received} came"
+        # these brokers send the first batch whole regardless of the limits, so its length field is wrong
+        why = f"a record batch of {length} bytes, of which {received} arrived"
         return Effects(served=True, stop=Failure(CorruptRecordError(tp.topic, tp.partition, wanted.offset, why)))
     if max(length, wanted.size + 1) > record_bytes:
         size = f"{length} bytes" if length else f"more than {wanted.size} bytes"

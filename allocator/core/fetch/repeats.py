@@ -1,4 +1,4 @@
-"""Keeps failures that repeat several times a second out of the log."""
+"""Limits the log lines of failures that repeat several times a second."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import logging
 import time
 from collections.abc import Hashable
 
-QUIET_S = 60.0  # between two INFO lines about one thing. Higher: fewer lines; lower: the log shows sooner what goes on
+# seconds between two INFO lines of one key. Higher: fewer lines; lower: a lasting failure is shown more often
+QUIET_S = 60.0
 MAX_KEYS = 1000
 
 
 class RepeatedFailures:
-    """Logs a failure at INFO at most once in `QUIET_S` for each key, and at DEBUG otherwise.
+    """Logs a failure at INFO at most once in `QUIET_S` for each key, and otherwise at DEBUG.
 
-    The client pool logs when a broker goes away and when it comes back, so no news is lost.
+    The connection pool logs when a broker becomes unavailable and when it is back.
     """
 
     def __init__(self, log: logging.Logger) -> None:

@@ -10,11 +10,12 @@ import asyncio
 import contextlib
 import difflib
 import logging
-import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Optional
+
+from tornado.netutil import bind_sockets
 
 from allocator.core.aio import within
 from allocator.core.client import KafkaClient
@@ -52,30 +53,28 @@ class Check:
 
 
 def try_servers(config: Config, show: Callable[[str], None] | None = None) -> list[Check]:
-    """Makes every check of `preflight`; `show` gets a line about each as soon as it is done."""
+    """Makes every check. `show` gets a line about each as soon as it is done.
+
+    If a check fails, those that depend on its result are left out.
+    """
     # the checks already report in one line which server does not answer
     for chatty in ("kafka", "kazoo"):
         logging.getLogger(chatty).setLevel(logging.CRITICAL)
+    found: list[Check] = []
 
-    async def tried() -> list[Check]:
-        found = []
-        async for check in preflight(config):
-            found.append(check)
-            if show is not None:
-                show(str(check))
-        return found
+    def add(check: Check) -> None:
+        found.append(check)
+        if show is not None:
+            show(str(check))
 
-    return asyncio.run(tried())
+    async def preflight() -> None:
+        add(_page(config))
+        if isinstance(config.membership, EnsembleOptions):
+            await _ensemble(config, add)
+        await _cluster(config, add)
 
-
-async def preflight(config: Config) -> AsyncIterator[Check]:
-    """Yields each check as soon as it is done. If one fails, skips those that depend on its result."""
-    yield _page(config)
-    if isinstance(config.membership, EnsembleOptions):
-        async for check in _ensemble(config):
-            yield check
-    async for check in _cluster(config):
-        yield check
+    asyncio.run(preflight())
+    return found
 
 
 async def refuse_new_chroot(config: Config) -> None:
@@ -106,12 +105,8 @@ def _page(config: Config) -> Check:
         return Check("status page", True, "off")
     where = f"{web.host}:{web.port}"
     try:
-        for family, kind, protocol, _, address in socket.getaddrinfo(
-            web.host, web.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        ):
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(address)
+        for probe in bind_sockets(web.port, web.host):
+            probe.close()
     except OSError as error:
         return Check(
             "status page", False, f"{where}: {error.strerror or error}", "set web.port or web.host to a free one"
@@ -122,20 +117,18 @@ def _page(config: Config) -> Check:
 # -- ZooKeeper ---------------------------------------------------------------------------------------------------------
 
 
-async def _ensemble(config: Config) -> AsyncIterator[Check]:
+async def _ensemble(config: Config, add: Callable[[Check], None]) -> None:
     hosts = config.zookeeper.hosts or ""
-    servers, _, _ = hosts.partition("/")
-    async for check in _reached("ZooKeeper server", servers.split(","), 2181, "zookeeper.hosts"):
-        yield check
+    await _reach("ZooKeeper server", hosts.partition("/")[0].split(","), 2181, "zookeeper.hosts", add)
     what = "ZooKeeper session"
     try:
         async with _session(config) as zk:
-            yield Check(what, True, hosts)
-            yield _members(config, await describe(zk, config.group.name, config.zookeeper.root))
+            add(Check(what, True, hosts))
+            add(_members(config, await describe(zk, config.group.name, config.zookeeper.root)))
     except NoChroot as error:
-        yield Check(what, False, str(error), "correct the chroot in zookeeper.hosts, or start once with --create")
+        add(Check(what, False, str(error), "correct the chroot in zookeeper.hosts, or start once with --create"))
     except AllocatorError as error:
-        yield Check(what, False, str(error), "check zookeeper.hosts, tls and the credentials in [zookeeper]")
+        add(Check(what, False, str(error), "check zookeeper.hosts, tls and the credentials in [zookeeper]"))
 
 
 def _members(config: Config, state: GroupState | None) -> Check:
@@ -161,9 +154,8 @@ def _members(config: Config, state: GroupState | None) -> Check:
 # -- Kafka ---------------------------------------------------------------------------------------------------------
 
 
-async def _cluster(config: Config) -> AsyncIterator[Check]:
-    async for check in _reached("Kafka broker", config.kafka.brokers, 9092, "kafka.brokers"):
-        yield check
+async def _cluster(config: Config, add: Callable[[Check], None]) -> None:
+    await _reach("Kafka broker", config.kafka.brokers, 9092, "kafka.brokers", add)
     client = KafkaClient(config.kafka.brokers, security=config.kafka.security())
     try:
         await client.connect(config.group.connect_timeout_s)
@@ -171,23 +163,21 @@ async def _cluster(config: Config) -> AsyncIterator[Check]:
         await _settled(config, client)
     except AllocatorError as error:
         await client.close()
-        yield Check("Kafka cluster", False, str(error), "check kafka.brokers, security_protocol and the credentials")
+        add(Check("Kafka cluster", False, str(error), "check kafka.brokers, security_protocol and the credentials"))
         return
     try:
         version = ".".join(map(str, client.broker_version))
-        yield Check("Kafka cluster", True, f"{len(client.brokers)} brokers, version {version} or newer")
+        add(Check("Kafka cluster", True, f"{len(client.brokers)} brokers, version {version} or newer"))
         for check in _topics(config, client):
-            yield check
+            add(check)
+        what = "group coordinator"
         try:
             committed = await GroupOffsets(client, config.group.name).fetch(None)
         except AllocatorError as error:
-            remedy = "allow this user to describe and read the group, or correct group.name"
-            yield Check("group coordinator", False, str(error), remedy)
+            add(Check(what, False, str(error), "allow this user to describe and read the group, or correct group.name"))
         else:
             begins = f"{len(committed)} committed offsets" if committed else "nothing committed"
-            yield Check(
-                "group coordinator", True, f"{begins}; auto_offset_reset = {config.consume.auto_offset_reset!r}"
-            )
+            add(Check(what, True, f"{begins}; auto_offset_reset = {config.consume.auto_offset_reset!r}"))
     finally:
         await client.close()
 
@@ -212,10 +202,9 @@ def _topics(config: Config, client: KafkaClient) -> Iterable[Check]:
             yield Check(what, None, "no topic of the cluster matches", "correct group.pattern, or create the topics")
     dead_letters = config.handler.dead_letter_topic
     retries = RetryPlan.of(config.group.name, config.handler.retry_topics or ()).topics
-    notes = {
-        **dict.fromkeys(retries, " (retries)"),
-        **({} if dead_letters is None else {dead_letters: " (dead letters)"}),
-    }
+    notes = dict.fromkeys(retries, " (retries)")
+    if dead_letters is not None:
+        notes[dead_letters] = " (dead letters)"
     for topic in (*(config.group.topics or ()), *notes):
         what = f"topic {topic}" + notes.get(topic, "")
         numbers = client.partitions(topic)
@@ -224,11 +213,8 @@ def _topics(config: Config, client: KafkaClient) -> Iterable[Check]:
             continue
         if numbers is None:
             near = difflib.get_close_matches(topic, existing, 3)
-            hint = (
-                f"did you mean {_few(near)}? Otherwise create it"
-                if near
-                else "create it, or allow this user to describe it"
-            )
+            hint = f"did you mean {_few(near)}? Otherwise create it" if near else ""
+            hint = hint or "create it, or allow this user to describe it"
             yield Check(what, False, "the cluster has no such topic, or does not show it to this user", hint)
             continue
         headless = [n for n in numbers if client.leader(TopicPartition(topic, n)) is None]
@@ -242,21 +228,20 @@ def _topics(config: Config, client: KafkaClient) -> Iterable[Check]:
 # ----------------------------------------------------------------------------------------------------------------
 
 
-async def _reached(what: str, addresses: Iterable[str], port: int, setting: str) -> AsyncIterator[Check]:
-    """Returns a warning for each address that accepts no connection: one address is enough for a start."""
+async def _reach(what: str, addresses: Iterable[str], port: int, setting: str, add: Callable[[Check], None]) -> None:
+    """Adds a warning for each address that accepts no connection: one address is enough for a start."""
     listed = [address for address in addresses if address]
     for address, why in zip(listed, await asyncio.gather(*(_refused(address, port) for address in listed))):
         if why is None:
-            yield Check(f"{what} {address}", True, "accepts connections")
+            add(Check(f"{what} {address}", True, "accepts connections"))
         else:
-            yield Check(f"{what} {address}", None, why, f"start it, or correct the address in {setting}")
+            add(Check(f"{what} {address}", None, why, f"start it, or correct the address in {setting}"))
 
 
 async def _refused(address: str, default_port: int) -> str | None:
     """Returns why no connection is possible; None if one is."""
-    host, port = parse_address(address, default_port)
     try:
-        _, writer = await within(asyncio.open_connection(host, port), REACH_S)
+        _, writer = await within(asyncio.open_connection(*parse_address(address, default_port)), REACH_S)
     except asyncio.TimeoutError:
         return f"no connection within {REACH_S:g} s"
     except OSError as error:

@@ -23,6 +23,7 @@ from allocator.core.settings import MASK, Flag, Text, Texts, Whole, setting, sha
 from allocator.daemon.settings_reader import SettingsReader
 from allocator.errors import ConfigError, MissingExtra
 from allocator.handlers import HANDLING, Handling, RetryPlan, contradictions
+from allocator.handlers.schemas import Formats, Masks, Registry
 from allocator.types import MembershipName
 
 if sys.version_info >= (3, 11):
@@ -261,23 +262,9 @@ class WebSection:
     )
 
 
-def _check_mask(text: str) -> None:
-    from allocator.handlers.schemas import Masks
-
-    Masks([text])
-
-
 def _check_format(text: str) -> None:
-    from allocator.handlers.schemas import Formats
-
     with contextlib.suppress(MissingExtra):  # the daemon does not need the package
         Formats([text])
-
-
-def _check_url(text: str) -> None:
-    from allocator.handlers.schemas import Registry
-
-    Registry(text)
 
 
 @dataclass(frozen=True)
@@ -291,7 +278,7 @@ class RecordsSection:
         "the page.",
     )
     masks: tuple[str, ...] | None = setting(
-        Texts("a list of paths such as value.card.number", check=_check_mask),
+        Texts("a list of paths such as value.card.number", check=lambda text: Masks([text])),
         None,
         "Fields whose values are shown as `***`: `value.card.number`, `value..email` (at any depth), `headers.token`, "
         "`key`.",
@@ -302,7 +289,7 @@ class RecordsSection:
         "How records are decoded, by topic: `TOPIC:key=FORMAT` or `TOPIC:value=FORMAT`.",
     )
     registry: str | None = setting(
-        Text(check=_check_url, what="the URL of a schema registry"),
+        Text(check=Registry, what="the URL of a schema registry"),
         None,
         "URL of a schema registry with Confluent's API; it may hold a user and a password.",
         secret=True,

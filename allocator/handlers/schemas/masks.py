@@ -7,8 +7,9 @@ other bytes, an unknown schema) is masked as a whole.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Any, Optional
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Any
 
 from allocator.core.settings import MASK
 from allocator.errors import ConfigError
@@ -90,7 +91,7 @@ class Masks:
         if () in paths or not isinstance(value, (dict, list)):
             return MASK
         try:
-            return _Masking().mask(value, tuple(dict.fromkeys(paths)))
+            return _masked(value, tuple(dict.fromkeys(paths)), iter(range(MAX_VALUES)))
         except _TooMuch:
             return MASK
 
@@ -110,39 +111,30 @@ class _TooMuch(Exception):
     """A value has more fields than `MAX_VALUES`."""
 
 
-class _Masking:
-    """Masks one value. Equal paths are one, so the work in each place is bounded by the steps of the masks."""
+def _masked(value: Any, paths: tuple[Steps, ...], left: Iterator[int], depth: int = 0) -> Any:
+    """Masks one value. `left` has an element for each further value that is checked; raises _TooMuch at its end."""
+    if next(left, None) is None:
+        raise _TooMuch
+    if depth > MAX_DEPTH:
+        return MASK
+    if isinstance(value, list):
+        return [_masked(each, paths, left, depth + 1) for each in value]
+    if not isinstance(value, dict):
+        return MASK if _may_hide(value, paths) else value
+    found = {}
+    for name, inner in value.items():
+        below = _below(paths, str(name).casefold())
+        found[name] = MASK if () in below else _masked(inner, below, left, depth + 1) if below else inner
+    return found
 
-    def __init__(self) -> None:
-        self._left = MAX_VALUES
-        self._below: dict[tuple[tuple[Steps, ...], str], Optional[tuple[Steps, ...]]] = {}
 
-    def mask(self, value: Any, paths: tuple[Steps, ...], depth: int = 0) -> Any:
-        self._left -= 1
-        if self._left < 0:
-            raise _TooMuch
-        if depth > MAX_DEPTH:
-            return MASK
-        if isinstance(value, list):
-            return [self.mask(each, paths, depth + 1) for each in value]
-        if not isinstance(value, dict):
-            return MASK if _may_hide(value, paths) else value
-        found = {}
-        for name, inner in value.items():
-            left = self._paths_below(paths, str(name).casefold())
-            found[name] = MASK if left is None else self.mask(inner, left, depth + 1) if left else inner
-        return found
+@lru_cache(maxsize=1000)
+def _below(paths: tuple[Steps, ...], name: str) -> tuple[Steps, ...]:
+    """The paths that apply below the field `name`; an empty path masks the field.
 
-    def _paths_below(self, paths: tuple[Steps, ...], name: str) -> Optional[tuple[Steps, ...]]:
-        """The paths that apply below the field `name`; None if one ends there."""
-        known = self._below.get((paths, name), ())
-        if known != ():
-            return known
-        left = tuple(dict.fromkeys(rest for steps in paths for rest in _after(steps, name)))
-        if not left:
-            return left  # not stored: a record can have any number of other names
-        self._below[paths, name] = found = None if () in left else left
-        return found
+    Equal paths are one, so the work in each place is bounded by the steps of the masks.
+    """
+    return tuple(dict.fromkeys(rest for steps in paths for rest in _after(steps, name)))
 
 
 def _after(steps: Steps, name: str) -> list[Steps]:

@@ -11,9 +11,10 @@ from allocator.core.text import shown
 from allocator.errors import AllocatorError, BrokerError, Fenced, HandlerFailed
 from allocator.handlers.dead_letter import DeadLetterTopic
 from allocator.handlers.guard import Quarantined
-from allocator.handlers.handlers import Handler, HandlerMisuse
+from allocator.handlers.handlers import HandlerMisuse
+from allocator.handlers.handling import Handling
 from allocator.handlers.lanes import Lane, LaneOwner
-from allocator.handlers.policy import Action, ErrorPolicy, Retries
+from allocator.handlers.policy import Action
 from allocator.handlers.retry_topics import RetryTopics
 from allocator.handlers.window import offset_of
 from allocator.types import Record
@@ -28,19 +29,17 @@ class Failures:
 
     def __init__(
         self,
-        handler: Handler,
-        retries: Retries,
-        policy: ErrorPolicy,
+        handler: str,
+        handling: Handling,
         dead_letters: DeadLetterTopic | None,
+        retry_topics: RetryTopics | None,
         measures: Measures,
-        retry_topics: RetryTopics | None = None,
     ) -> None:
         self._handler = handler
-        self._retries = retries
-        self._policy = policy
+        self._retries, self._policy = handling.retries, handling.policy
         self._dead_letters = dead_letters
-        self._measures = measures
         self._retry_topics = retry_topics
+        self._measures = measures
 
     def delay_s(self, lane: Lane, error: BaseException, since_s: float) -> float | None:
         """Returns the seconds until the next attempt of the lane's first record; None: there is no further attempt."""
@@ -78,7 +77,7 @@ class Failures:
         offset = offset_of(argument)
         action = self._action(error)
         topic, partition = worker.partition
-        failed = HandlerFailed(self._handler.name, topic, partition, offset, lane.attempts, error)
+        failed = HandlerFailed(self._handler, topic, partition, offset, lane.attempts, error)
         where = worker.where(offset)
         if action is Action.SKIP:
             log.error("%s; skipping it", failed.what, extra=where, exc_info=error)

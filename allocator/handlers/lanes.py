@@ -7,6 +7,7 @@ import concurrent.futures
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from allocator.core.aio import BackgroundTasks
@@ -324,7 +325,7 @@ class Lanes:
         may_act = self._may_act
         results: list[tuple[int, BaseException | None, float]] = []
         for lane, units in turn:
-            call = self._handler.call_plain if self._children is None else self._children.caller(lane)
+            call = self._handler.call_plain if self._children is None else partial(self._children.call, lane)
             error: BaseException | None = None
             count, worker, begun = 0, lane.worker, now
             guard = guard_of(self._orders, worker.partition)

@@ -41,6 +41,8 @@ class PartitionWorker:
         self.partition = partition
         self.topic_id: Any = None
         """The id of the topic that was read last, if known."""
+        self.retired = False
+        """Whether the partition has left this member, or a restart of the partition has replaced this worker."""
         self.stopping = False
         self.stopped = asyncio.Event()
         self.admission = Admission(partition, start, known, work, self._to_lanes, self._units_in_call)

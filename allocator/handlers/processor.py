@@ -73,9 +73,7 @@ class Processor:
         self._dead_letters = dead_letters
         self._retry_topics = retry_topics
         self._workers: dict[TopicPartition, PartitionWorker] = {}
-        self._past: dict[TopicPartition, PartitionWorker] = {}
-        """The last worker of each partition that this member no longer owns: it knows the progress, and whether its
-        thread still runs."""
+        """The last worker of each partition; a retired one knows the progress, and whether its thread still runs."""
         self._stop: asyncio.Event | None = None
         self._stopping = False
         self._ending: asyncio.Task[None] | None = None
@@ -91,7 +89,7 @@ class Processor:
         """Replaces the orders of operators. Called by the consumer."""
         self._work.lanes.order(orders)
         for worker in self._workers.values():
-            if guard_of(orders, worker.partition) is not None:
+            if not worker.retired and guard_of(orders, worker.partition) is not None:
                 worker.retry_now()
 
     def restart(self, partition: TopicPartition, offset: int) -> None:
@@ -103,15 +101,13 @@ class Processor:
         worker = self._workers.get(partition)
         if worker is not None:
             worker.replace(offset)
-            self._forget([worker])
-        elif partition in self._past:
-            self._past[partition].replace(offset)
+            worker.retired = True
 
     async def commit_restart(self, partition: TopicPartition, offset: int) -> None:
         """Commits `offset`, or what has been done since the restart there. Raises AllocatorError."""
         async with self._core.commits.turn:
             worker = self._workers.get(partition)
-            if worker is None:
+            if worker is None or worker.retired:
                 await self._core.commits.commit({partition: OffsetAndMetadata(offset, "", -1)})
                 return
             worker.admission.committed = (-1, None)  # a new worker takes its first offset for committed
@@ -190,9 +186,7 @@ class Processor:
                 broken=self._fail,
                 processes=handling.workers == "processes",
             ),
-            failures=Failures(
-                handler, handling.retries, handling.policy, self._dead_letters, measures, self._retry_topics
-            ),
+            failures=Failures(handler.name, handling, self._dead_letters, self._retry_topics, measures),
             measures=measures,
             broken=self._fail,
             done_characters=lambda: core.commits.done_characters,
@@ -211,26 +205,24 @@ class Processor:
 
     def resume_points(self) -> dict[TopicPartition, Committed]:
         """For each owned partition that was read: the offset to continue at, and what is done beyond it."""
-        return {partition: _point(worker, *worker.admission.progress()) for partition, worker in self._workers.items()}
+        return {worker.partition: _point(worker) for worker in self._workers.values() if not worker.retired}
 
     def reached(self, partition: TopicPartition) -> Committed | None:
         """Where a partition that comes back continues. None if no record of it was read."""
-        worker = self._past.get(partition)
-        if worker is None or self._core.processor is not self:
+        worker = self._workers.get(partition)
+        if worker is None or not worker.retired or self._core.processor is not self:
             return None
-        return _point(worker, *worker.admission.progress())
+        return _point(worker)
 
     @property
     def stuck(self) -> Partitions:
         """Partitions whose handler still runs although the processor stopped waiting: a plain one, for which the
         interpreter waits at exit, or a coroutine that swallows its cancellation."""
-        every = [*self._workers.values(), *self._past.values()]
-        return frozenset(worker.partition for worker in every if worker.stuck)
+        return frozenset(partition for partition, worker in self._workers.items() if worker.stuck)
 
     async def until_ended(self, partition: TopicPartition | None = None) -> None:
         """Returns once no call runs, also none that outlasted `run`. With `partition`, no call for it."""
-        every = [*self._workers.values(), *self._past.values()]
-        await _ended([worker for worker in every if partition in (None, worker.partition)], None)
+        await _ended([worker for at, worker in self._workers.items() if partition in (None, at)], None)
 
     # -- rebalances ----------------------------------------------------------------------------------------------
 
@@ -239,12 +231,12 @@ class Processor:
 
     def _workers_of(self, partitions: Partitions) -> list[PartitionWorker]:
         """The last worker of each; one that `restart` has stopped may have calls while no record has come since."""
-        found = (self._workers.get(partition, self._past.get(partition)) for partition in partitions)
-        return [worker for worker in found if worker is not None]
+        return [self._workers[partition] for partition in partitions if partition in self._workers]
 
     def on_partitions_assigned(self, partitions: Partitions) -> None:
         # the user may have assigned them again while they drained
-        self._forget([worker for worker in self._workers_of(partitions) if worker.stopping])
+        for worker in self._workers_of(partitions):
+            worker.retired |= worker.stopping
 
     async def on_partitions_revoked(self, partitions: Partitions) -> None:
         """Returns when the calls of all these partitions have ended. If some take longer, it returns when others are
@@ -258,7 +250,7 @@ class Processor:
             await _ended(workers, None, return_when=asyncio.FIRST_COMPLETED)
         if self._core.processor is not self:
             return  # the consumer goes on without this processor
-        workers = [worker for worker in workers if worker.has_ended and self._workers.get(worker.partition) is worker]
+        workers = [worker for worker in workers if worker.has_ended and not worker.retired]
         try:
             await self._commit_last(workers)
         except AllocatorError as error:
@@ -266,24 +258,20 @@ class Processor:
         # catch every error: a stopped worker that stays here would block the partition if the member gets it again
         except Exception:
             log.exception("committing %d revoked partitions failed", len(workers))
-        self._forget(workers)
+        for worker in workers:
+            worker.retired = True
 
     async def on_partitions_lost(self, partitions: Partitions) -> None:
         workers = self._workers_of(partitions)
-        self._forget(workers)  # first of all: a commit in preparation must not include these partitions
+        for worker in workers:
+            worker.retired = True  # first of all: a commit in preparation must not include these partitions
         await asyncio.gather(*(worker.abandon(self._handling.drain_timeout_s) for worker in workers))
 
     def set_back(self, partition: TopicPartition, offset: int) -> None:
         """Handles records again from `offset` on. Called by the consumer, because the log was replaced there."""
         worker = self._workers.get(partition)
-        if worker is not None:
+        if worker is not None and not worker.retired:
             worker.admission.restart(offset)
-
-    def _forget(self, workers: Iterable[PartitionWorker]) -> None:
-        for worker in workers:
-            if self._workers.get(worker.partition) is worker:
-                del self._workers[worker.partition]
-                self._past[worker.partition] = worker
 
     # -- feeding -------------------------------------------------------------------------------------------------
 
@@ -305,10 +293,9 @@ class Processor:
                 continue
             partition = TopicPartition(batch.topic, batch.partition)
             worker = self._workers.get(partition)
-            if worker is None:
+            if worker is None or worker.retired:
                 done = self._core.progress.done_beyond(partition)
-                former = self._past.pop(partition, None)
-                worker = PartitionWorker(partition, batch.base_offset, self._work, former, done)
+                worker = PartitionWorker(partition, batch.base_offset, self._work, worker, done)
                 self._workers[partition] = worker
             worker.topic_id = self._consumer.topic_id(partition) or worker.topic_id
             worker.admission.put(batch.raw())
@@ -319,15 +306,19 @@ class Processor:
         """Commits the progress of workers that end, if their partitions are still this member's."""
         if any(worker.admission.to_commit() is not None for worker in workers):
             await self._core.until_confirmed()
-        await self._commit([worker for worker in workers if self._workers.get(worker.partition) is worker])
+        await self._commit(workers)
 
     async def _commit(self, workers: Iterable[PartitionWorker]) -> None:
         async with self._core.commits.turn:
-            progress = {worker: found for worker in workers if (found := worker.admission.to_commit()) is not None}
+            progress = {
+                worker: found
+                for worker in workers
+                if not worker.retired and (found := worker.admission.to_commit()) is not None
+            }
             if not progress:
                 return
             if self._core.group is not None:
-                offsets = {worker.partition: _point(worker, *each) for worker, each in progress.items()}
+                offsets = {worker.partition: _point(worker, each) for worker, each in progress.items()}
                 await self._core.commits.commit(offsets)
             for worker, each in progress.items():
                 worker.admission.committed = each
@@ -391,13 +382,14 @@ class Processor:
 
     async def _shut_down(self, running: Sequence[asyncio.Future[None]], leave: Callable[[], Awaitable[None]]) -> None:
         """Drains, commits and leaves. Returns without the calls that cannot be cut off; `_ending` waits for them."""
-        log.info("stopping: %d partitions drain", len(self._workers))
+        workers = list(self._workers.values())
+        log.info("stopping: %d partitions drain", len([worker for worker in workers if not worker.retired]))
         try:
             # await a commit in progress instead of cancelling it: it could arrive after the last commit
             async with self._core.commits.turn:
                 await _cancel(running)
             workers = list(self._workers.values())
-            await self._drain_all([*workers, *self._past.values()])
+            await self._drain_all(workers)
             await self._commit_last(workers)
         except AllocatorError as error:
             log.error("the last commit failed, so some records will be handled again: %s", error)
@@ -443,7 +435,9 @@ class Processor:
         await self._work.lanes.close()
 
 
-def _point(worker: PartitionWorker, offset: int, done: DoneSet | None) -> Committed:
+def _point(worker: PartitionWorker, progress: tuple[int, DoneSet | None] | None = None) -> Committed:
+    """The present progress of a worker, or an earlier one, as an offset to commit."""
+    offset, done = progress or worker.admission.progress()
     point = Committed(offset, "", -1)
     point.done = done
     point.topic_id = worker.topic_id  # if the topic was created again, the consumer begins at its first record

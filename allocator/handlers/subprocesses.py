@@ -32,23 +32,19 @@ class Children:
         self._all: set[_Child] = set()
         self._closed = False
 
-    def caller(self, lane: Any) -> Callable[[Any], None]:
-        """Returns the function that runs the handler for this lane. Called in the thread that makes the calls."""
-
-        def call(argument: Any) -> None:
-            child = self._child()
-            self._at_work[lane] = child
-            try:
-                error = child.ask(argument)
-            except (EOFError, OSError) as gone:
-                self._forget(child)
-                raise RuntimeError(f"the process of the handler died with exit code {child.exit_code()}") from gone
-            finally:
-                self._at_work.pop(lane, None)
-            if error is not None:
-                raise error
-
-        return call
+    def call(self, lane: Any, argument: Any) -> None:
+        """Runs the handler for this lane. Called in the thread that makes the calls."""
+        child = self._child()
+        self._at_work[lane] = child
+        try:
+            error = child.ask(argument)
+        except (EOFError, OSError) as gone:
+            self._forget(child)
+            raise RuntimeError(f"the process of the handler died with exit code {child.exit_code()}") from gone
+        finally:
+            self._at_work.pop(lane, None)
+        if error is not None:
+            raise error
 
     def kill(self, lane: Any) -> bool:
         """Ends the process that works on this lane, so that its call fails. Returns False if no process does."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
@@ -21,7 +20,9 @@ class Notifier:
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         environ = os.environ if environ is None else environ
         self._address = environ.get("NOTIFY_SOCKET", "")
-        self.watchdog_s = _watchdog(environ)
+        microseconds, own = environ.get("WATCHDOG_USEC", ""), str(os.getpid())
+        meant = environ.get("WATCHDOG_PID", own) == own and microseconds.isdecimal()
+        self.watchdog_s = int(microseconds) / 1e6 or None if meant else None
         """The seconds within which systemd expects the next report; None if it expects none."""
 
     def tell(self, *states: str) -> None:
@@ -41,13 +42,3 @@ class Notifier:
         while self.watchdog_s is not None:
             self.tell("WATCHDOG=1")
             await asyncio.sleep(self.watchdog_s / 2)
-
-
-def _watchdog(environ: Mapping[str, str]) -> float | None:
-    if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
-        return None  # the watchdog is meant for another process
-    with contextlib.suppress(ValueError):
-        microseconds = int(environ.get("WATCHDOG_USEC", ""))
-        if microseconds > 0:
-            return microseconds / 1e6
-    return None

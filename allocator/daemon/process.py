@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import signal
-import sys
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
@@ -195,13 +194,9 @@ def configure_logs(level: str = "info", form: str = "json", stream: TextIO | Non
 
     Escapes control characters, so that text from a server or a znode cannot forge a line or control a terminal.
     """
-    handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
-    root = logging.getLogger()
-    for old in list(root.handlers):
-        root.removeHandler(old)
-    root.addHandler(handler)
-    root.setLevel(level.upper())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in _CHATTY:
         logging.getLogger(name).setLevel(logging.NOTSET if level == "debug" else logging.WARNING)
 

@@ -106,6 +106,8 @@ class Admission:
         self._in_hand = 0
         """Records that are admitted and not done."""
         self._window = Window(start, known)
+        self._counted = 0
+        """Bytes of the window that the budget has counted."""
         self._verified = known is None
         self._queue: deque[Union[Batch, int]] = deque()
         self._end = start
@@ -180,10 +182,8 @@ class Admission:
         """These records are done."""
         self._in_hand -= len(units)
         self._unchecked += self._narrow is not None
-        before = self._window.nbytes
         self._window.finish(units)
-        if self._window.nbytes != before:
-            self._work.budget.change(self._window.nbytes - before)
+        self._count()
 
     def close(self) -> None:
         """Admits no more records, and drops the queue. Records in hand may be finished."""
@@ -206,8 +206,8 @@ class Admission:
         Without this, they would stay in memory, and would count in the limit of all partitions.
         """
         self._final = self.progress()
-        self._work.budget.change(-self._window.nbytes)
         self._window = Window(self._final[0])
+        self._count()
 
     # ----------------------------------------------------------------------------------------------------------------
 
@@ -245,19 +245,25 @@ class Admission:
             span = self._window.open(following.base_offset, following.nbytes, following.leader_epoch)
             records: Iterator[Any] = iter((following,)) if self._work.by_batch else iter(following)
             self._opened = _Opened(following, span, records)
-            self._work.budget.change(following.nbytes)
+            self._count()
             if not self._verified:
                 self._verify(following)
             return self._opened
         return None
 
+    def _count(self) -> None:
+        """Counts a change of the window's bytes, which may let other partitions admit records."""
+        change = self._window.nbytes - self._counted
+        if change:
+            self._counted += change
+            self._work.budget.change(change)
+
     def _affords(self) -> bool:
         """Whether the bytes of another batch fit."""
         budget = self._work.budget
         if budget.used >= budget.limit:
-            before = self._window.nbytes
             self._window.relieve(self._in_call())
-            budget.change(self._window.nbytes - before)
+            self._count()
         if budget.used >= budget.limit:
             if self not in budget.waiting:
                 budget.waiting.append(self)
@@ -299,7 +305,7 @@ class Admission:
                     self._work.measures.windows_narrowed += 1
                     text = "%s:%d: no records beyond %d before those at %d"
                     log.info(text, *self.partition, self._window.end, self.position)
-                    self._check_later()
+                    self._narrow = asyncio.get_running_loop().call_later(NARROW_CHECK_S, self._widen)
                     return 0
             room = min(room, CHECK_EVERY - self._unchecked)
         return room
@@ -309,9 +315,6 @@ class Admission:
         done = self._window.done_set()[1]
         return 0.0 if done is None else len(done.encoded(2 * limit)[0]) / limit
 
-    def _check_later(self) -> None:
-        self._narrow = asyncio.get_running_loop().call_later(NARROW_CHECK_S, self._widen)
-
     def _widen(self) -> None:
         """Admits records again when the done records need only half of the room in a commit."""
         changed, self._unchecked = self._unchecked, 0
@@ -319,7 +322,7 @@ class Admission:
             self._narrow = None
             self.fill()
         else:
-            self._check_later()
+            self._narrow = asyncio.get_running_loop().call_later(NARROW_CHECK_S, self._widen)
 
     def _admit(self, opened: _Opened, room: int) -> None:
         batch, span, following = opened
@@ -335,9 +338,8 @@ class Admission:
             self._hand_on(undone)
         if len(records) < room:
             self._opened = None
-            before = self._window.nbytes
             self._window.complete(span, batch.next_offset)
-            self._work.budget.change(self._window.nbytes - before)
+            self._count()
 
     def _without_known(self, units: Sequence[Unit]) -> list[Unit]:
         """Returns the records that no earlier process has done."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from allocator.core.consumer import ConsumerBase
 from allocator.core.fetch import deserialized
@@ -101,11 +102,7 @@ class Consumer(ConsumerBase):
         given = {name: arguments[name] for name in HANDLING}
         self._begun()
         self._engine.must_not_process()
-        called, handling = given_in_python(handler, self._deserialize(), given, self._engine)
-        await Processor(called, handling).run(self)
-
-    def _deserialize(self) -> Callable[[Record], Record] | None:
         key, value = self._deserializers
-        if key is None and value is None:
-            return None
-        return lambda record: deserialized(record, key, value)
+        deserialize = None if key is None and value is None else partial(deserialized, key=key, value=value)
+        called, handling = given_in_python(handler, deserialize, given, self._engine)
+        await Processor(called, handling).run(self)

@@ -3,80 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import functools
 import gc
 import os
 import random
+import signal
 import sys
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from types import FrameType
 from typing import Any
 
+import engine
 import pytest
+from engine import PARTITION, Letters, until
 from fake_source import Cluster, FakeSource, positions
 
 from allocator.core.commands.record_orders import RecordOrders
 from allocator.core.subscription.done import DoneSet
 from allocator.core.subscription.loss import topic_of_offset
 from allocator.errors import ConfigError, HandlerCutOff, HandlerFailed
-from allocator.handlers import admission
-from allocator.handlers.handlers import Handler
-from allocator.handlers.handling import Handling
 from allocator.handlers.policy import ErrorPolicy, Retries
-from allocator.handlers.processor import Processor
-from allocator.handlers.window import Window, fingerprint
-from allocator.testing import wait_until_async
-from allocator.types import Record, TopicPartition
+from allocator.handlers.window import fingerprint
+from allocator.types import Record
 
-FAST = Retries(count=2, backoff_s=0.001, backoff_max_s=0.002)
-PARTITION = TopicPartition("t", 0)
 ROOM = 500  # characters for done records: fewer than a window with 1,000 records in hand needs
-
-
-class Letters:
-    """A dead-letter topic in memory."""
-
-    def __init__(self) -> None:
-        self.offsets: list[int] = []
-
-    async def send(self, records: Any, error: BaseException, attempts: int) -> None:
-        self.offsets += [record.offset for record in records]
-
-    async def close(self) -> None: ...
-
-
-class Run:
-    def __init__(self, source: FakeSource, processor: Processor, task: asyncio.Task[None]) -> None:
-        self.source = source
-        self.processor = processor
-        self.task = task
-
-    async def stop(self) -> None:
-        self.processor.stop()
-        await asyncio.wait_for(asyncio.shield(self.task), 30)
-
-
-async def until(condition: Callable[[], Any], what: str = "the condition") -> None:
-    await wait_until_async(condition, 30, what, interval_s=0.002)
-
-
-@contextlib.asynccontextmanager
-async def running(
-    cluster: Cluster, function: Callable[[Record], Any], letters: Letters | None = None, **settings: Any
-) -> AsyncIterator[Run]:
-    source = FakeSource(cluster, settings.pop("batch_size", 50))
-    source.orders = settings.pop("orders", source.orders)
-    given = {"ordering": "key", "retries": FAST, "commit_interval_s": 60.0, "drain_timeout_s": 5.0, **settings}
-    processor = Processor(Handler("test", function), Handling(**given), dead_letters=letters)
-    task = asyncio.ensure_future(processor.run(source))
-    try:
-        yield Run(source, processor, task)
-    finally:
-        processor.stop()
-        await asyncio.wait({task}, timeout=30)
-        assert task.done()
+running = functools.partial(engine.running, ordering="key", batch_size=50)
 
 
 def kept(cluster: Cluster) -> int:
@@ -351,7 +302,9 @@ async def test_a_partition_that_returns_says_of_which_topic_its_position_is() ->
         assert (point.offset, topic_of_offset(point)) == (10, topic_id)
 
 
-async def test_a_seek_back_handles_everything_again() -> None:
+@pytest.mark.parametrize("kind", ["a seek", "a restart", "a seek of another owner"])
+async def test_records_from_a_lower_offset_on_are_handled_again(kind: str) -> None:
+    """Also if the partition leaves after a restart and returns, or another owner was set back meanwhile."""
     cluster, done = Cluster(records=30, keys=3), []
 
     async def handle(record: Record) -> None:
@@ -359,42 +312,16 @@ async def test_a_seek_back_handles_everything_again() -> None:
 
     async with running(cluster, handle) as it:
         await until(lambda: len(done) == 30)
-        it.source.seek(PARTITION, 10)
-        it.source.wake()
-        await until(lambda: len(done) == 50)
-        await it.stop()
-    assert sorted(done[30:]) == list(range(10, 30))
-    assert cluster.committed == {PARTITION: 30}
-
-
-async def test_a_restart_holds_for_a_partition_that_leaves_and_returns() -> None:
-    cluster, done = Cluster(records=30, keys=3), []
-
-    async def handle(record: Record) -> None:
-        done.append(record.offset)
-
-    async with running(cluster, handle) as it:
-        await until(lambda: len(done) == 30)
-        it.processor.restart(PARTITION, 10)
-        await it.source.revoke([PARTITION])
-        await it.source.assign([PARTITION])
-        await until(lambda: len(done) == 50)
-        await it.stop()
-    assert sorted(done[30:]) == list(range(10, 30))
-    assert cluster.committed == {PARTITION: 30}
-
-
-async def test_a_seek_of_another_owner_holds_when_the_partition_returns() -> None:
-    cluster, done = Cluster(records=30, keys=3), []
-
-    async def handle(record: Record) -> None:
-        done.append(record.offset)
-
-    async with running(cluster, handle) as it:
-        await until(lambda: len(done) == 30)
-        await it.source.revoke([PARTITION])
-        cluster.committed[PARTITION] = 10  # an operator has sought there, and the other owner has not gone on yet
-        await it.source.assign([PARTITION])
+        if kind == "a seek":
+            it.source.seek(PARTITION, 10)
+            it.source.wake()
+        else:
+            if kind == "a restart":
+                it.processor.restart(PARTITION, 10)
+            await it.source.revoke([PARTITION])
+            if kind == "a seek of another owner":
+                cluster.committed[PARTITION] = 10
+            await it.source.assign([PARTITION])
         await until(lambda: len(done) == 50)
         await it.stop()
     assert sorted(done[30:]) == list(range(10, 30))
@@ -464,8 +391,11 @@ async def test_records_of_a_paused_partition_are_freed_when_it_moves(ordering: s
         raise AssertionError("it is paused")
 
     latest = kept(cluster) + 50  # the feed still refers to the batch that it took last
-    paused = RecordOrders(paused=frozenset({PARTITION}))
-    async with running(cluster, handle, ordering=ordering, orders=paused) as it:
+
+    def prepare(source: FakeSource) -> None:
+        source.orders = RecordOrders(paused=frozenset({PARTITION}))
+
+    async with running(cluster, handle, ordering=ordering, prepare=prepare) as it:
         for _ in range(3):
             await until(lambda: kept(cluster) > latest)
             await it.source.revoke([PARTITION])
@@ -499,33 +429,6 @@ async def test_the_window_narrows_before_a_commit_could_not_say_what_is_done() -
         assert found.encoded(ROOM)[1], "all of it fits"
         held.set()
         await until(lambda: len(done) == 5000)
-        await it.stop()
-    assert cluster.committed == {PARTITION: 5000}
-
-
-async def test_the_window_is_not_read_anew_for_each_record() -> None:
-    """A wide window has thousands of records, so that would take most of the time of the loop."""
-    cluster, held = Cluster(records=5000, keys=5000), asyncio.Event()
-    done: list[int] = []
-    reads = [0]
-
-    def count(frame: FrameType, event: str, _: object) -> None:
-        reads[0] += event == "call" and frame.f_code is Window.done_set.__code__
-
-    async def handle(record: Record) -> None:
-        if record.offset % 100 == 0:
-            await held.wait()
-        done.append(record.offset)
-
-    async with running(cluster, handle, concurrency=100) as it:
-        it.source.done_characters = 400
-        sys.setprofile(count)
-        try:
-            await until(lambda: len(done) == 4950)
-        finally:
-            sys.setprofile(None)
-        assert reads[0] <= 5000 / admission.CHECK_EVERY + 1
-        held.set()
         await it.stop()
     assert cluster.committed == {PARTITION: 5000}
 
@@ -627,17 +530,17 @@ async def test_retries_end_after_their_time() -> None:
     assert all(at - times[0] < 0.102 for at in times[:-1]), "the last one may begin late"
 
 
-def test_classes_of_errors_are_checked() -> None:
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("ValuError", "not an error of Python"), ("no_such_package.Error", "cannot be imported"), ("int", "not a class")],
+)
+def test_a_name_that_is_no_class_of_errors_is_refused(name: str, says: str) -> None:
     assert ErrorPolicy.of(retry_on=["ValueError", "allocator.errors.BrokerError", "json:JSONDecodeError"])
-    for name, says in {
-        "ValuError": "not an error of Python",
-        "allocator.errors.Nothing": "has no 'Nothing'",
-        "no_such_package.Error": "cannot be imported",
-        "json.loads": "not a class of errors",
-        "int": "not a class of errors",
-    }.items():
-        with pytest.raises(ConfigError, match=says):
-            ErrorPolicy.of(retry_on=[name])
+    with pytest.raises(ConfigError, match=says):
+        ErrorPolicy.of(retry_on=[name])
+
+
+def test_a_class_of_errors_is_in_one_list_at_most() -> None:
     with pytest.raises(ConfigError, match="retry_on and skip_on both name ValueError"):
         ErrorPolicy.of(retry_on=[ValueError], skip_on=[ValueError])
 
@@ -651,7 +554,7 @@ def work_in_process(record: Record) -> None:
         raise Refused(str(os.getpid()))
     if record.offset == 4 and not os.path.exists(os.environ["DIED_FILE"]):
         open(os.environ["DIED_FILE"], "w").close()
-        os._exit(3)
+        os.kill(os.getpid(), signal.SIGKILL)
     with open(os.environ["DONE_FILE"], "a") as file:
         file.write(f"{record.offset} {os.getpid()}\n")
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from types import SimpleNamespace
 from typing import Any
 
+import engine
 import pytest
+from engine import PARTITION
 from fake_source import Cluster, FakeSource, positions
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,53 +19,35 @@ from virtual_time import VirtualLoop
 
 from allocator.core.telemetry.measures import Effort
 from allocator.handlers import lanes
-from allocator.handlers.handlers import Handler
-from allocator.handlers.handling import Handling
 from allocator.handlers.policy import Retries
-from allocator.handlers.processor import Processor
 from allocator.types import Record, TopicPartition
 
 WORK_S = 0.05
 
 
-def run_virtually(main: Coroutine[Any, Any, None]) -> None:
+class Letters(engine.Letters):
+    async def send(self, records: Any, error: BaseException, attempts: int) -> None:
+        await asyncio.sleep(0.005)
+
+
+async def handled(
+    cluster: Cluster, handle: Any, total: int, batch_size: int = 500, *, by_batch: bool = False, **given: Any
+) -> None:
+    """Runs until `total` records are handled."""
+    async with engine.running(cluster, handle, Letters(), by_batch=by_batch, batch_size=batch_size, **given) as it:
+        while sum(positions(it.processor).values()) < total:
+            await asyncio.sleep(0.01)
+            assert not it.task.done()
+        await it.stop()
+
+
+def run_virtually(main: Coroutine[Any, Any, None], loop: VirtualLoop | None = None) -> None:
     """Sleeps take no time."""
-    loop = VirtualLoop()
+    loop = loop or VirtualLoop()
     try:
         loop.run_until_complete(main)
     finally:
         loop.close()
-
-
-@pytest.fixture(autouse=True)
-def slices_by_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    def now() -> float:
-        try:
-            return asyncio.get_running_loop().time()
-        except RuntimeError:
-            return time.monotonic()
-
-    monkeypatch.setattr(lanes, "time", SimpleNamespace(monotonic=now))
-
-
-class Letters:
-    async def send(self, records: Any, error: BaseException, attempts: int) -> None:
-        await asyncio.sleep(0.005)
-
-    async def close(self) -> None: ...
-
-
-async def handled(cluster: Cluster, handle: Any, total: int, **given: Any) -> FakeSource:
-    """Runs until `total` records are handled, and returns the source."""
-    source = FakeSource(cluster, given.pop("batch_size", 500))
-    engine = Processor(Handler("test", handle), Handling(ordering="key", **given), dead_letters=Letters())
-    running = asyncio.ensure_future(engine.run(source))
-    while sum(positions(engine).values()) < total:
-        await asyncio.sleep(0.01)
-        assert not running.done()
-    engine.stop()
-    await running
-    return source
 
 
 @pytest.mark.parametrize("concurrency", [10, 1000])
@@ -81,7 +64,7 @@ def test_all_of_the_allowed_calls_are_at_work(concurrency: int) -> None:
     async def main() -> None:
         nonlocal took
         begin = asyncio.get_running_loop().time()
-        await handled(cluster, handle, total, concurrency=concurrency)
+        await handled(cluster, handle, total, ordering="key", concurrency=concurrency)
         took = asyncio.get_running_loop().time() - begin
 
     run_virtually(main())
@@ -98,13 +81,7 @@ def test_a_key_with_many_records_takes_turns_with_others(ordering: str) -> None:
         order.append(record.partition)
 
     async def main() -> None:
-        engine = Processor(Handler("test", handle), Handling(ordering=ordering, concurrency=1))
-        running = asyncio.ensure_future(engine.run(FakeSource(cluster, 50)))
-        while len(order) < 600:
-            await asyncio.sleep(0.01)
-            assert not running.done()
-        engine.stop()
-        await running
+        await handled(cluster, handle, 600, 50, ordering=ordering, concurrency=1)
 
     run_virtually(main())
     at_once = [len(list(run)) for _, run in itertools.groupby(order)]
@@ -112,9 +89,9 @@ def test_a_key_with_many_records_takes_turns_with_others(ordering: str) -> None:
 
 
 @pytest.mark.parametrize("by_batch", [False, True])
-def test_the_time_of_calls_is_measured_by_partition(by_batch: bool) -> None:
+def test_the_time_of_calls_is_measured_by_partition(by_batch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parallel calls each count in full, and so do failed calls."""
-    cluster = Cluster(partitions=2, records=20, keys=5)
+    cluster, loop = Cluster(partitions=2, records=20, keys=5), VirtualLoop()
     work = Effort()
     failed: list[int] = []
 
@@ -124,19 +101,15 @@ def test_the_time_of_calls_is_measured_by_partition(by_batch: bool) -> None:
             failed.append(1)
             raise ValueError("once")
 
-    async def main() -> None:
-        source = FakeSource(cluster, 10)
+    def prepare(source: FakeSource) -> None:
         source.measures.handled = work
-        handler = Handler("test", handle, by_batch=by_batch)
-        engine = Processor(handler, Handling(ordering="partition" if by_batch else "key", concurrency=4))
-        running = asyncio.ensure_future(engine.run(source))
-        while sum(positions(engine).values()) < 40:
-            await asyncio.sleep(0.01)
-            assert not running.done()
-        engine.stop()
-        await running
 
-    run_virtually(main())
+    # calls are measured by this clock, which does not know virtual time
+    monkeypatch.setattr(lanes, "time", SimpleNamespace(monotonic=lambda: loop.time()))
+    ordering = "partition" if by_batch else "key"
+    run_virtually(
+        handled(cluster, handle, 40, 10, by_batch=by_batch, prepare=prepare, ordering=ordering, concurrency=4), loop
+    )
     calls = 2 if by_batch else 20
     for number in (0, 1):
         offsets, seconds = work.by_partition[TopicPartition("t", number)]
@@ -174,24 +147,17 @@ def latencies(poison: float, seed: int = 7) -> list[float]:
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        source = FakeSource(cluster, 50)
-        engine = Processor(
-            Handler("test", handle),
-            Handling(ordering="key", concurrency=concurrency, retries=Retries(3, 0.5, 2.0)),
-            dead_letters=Letters(),
-        )
-        running = asyncio.ensure_future(engine.run(source))
-        gap = 1 / rate
-        for offset in range(records):
-            for partition in cluster.partitions:
-                await asyncio.sleep(gap)
-                cluster.logs[partition].append(logs[partition][offset])
-                arrived[partition.partition, offset] = loop.time()
-                source.wake()
-        while sum(positions(engine).values()) < partitions * records:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-        engine.stop()
-        await running
+        given: Any = {"ordering": "key", "concurrency": concurrency, "retries": Retries(3, 0.5, 2.0)}
+        async with engine.running(cluster, handle, Letters(), batch_size=50, **given) as it:
+            for offset in range(records):
+                for partition in cluster.partitions:
+                    await asyncio.sleep(1 / rate)
+                    cluster.logs[partition].append(logs[partition][offset])
+                    arrived[partition.partition, offset] = loop.time()
+                    it.source.wake()
+            while sum(positions(it.processor).values()) < partitions * records:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            await it.stop()
 
     run_virtually(main())
     return sorted(found)
@@ -201,9 +167,6 @@ def test_poison_of_one_percent_leaves_other_keys_as_fast_as_they_were() -> None:
     clean, poisoned = latencies(0.0), latencies(0.01)
     assert len(poisoned) > 0.9 * len(clean)
     assert poisoned[len(poisoned) * 99 // 100] <= 1.2 * clean[len(clean) * 99 // 100]
-
-
-PARTITION = TopicPartition("t", 0)
 
 
 @settings(max_examples=60, deadline=None)
@@ -232,24 +195,14 @@ def test_any_stops_and_failures_leave_each_record_done_once_and_keys_in_order(
 
     async def main() -> None:
         for wait_s in [*stops, None]:
-            source = FakeSource(cluster, 7)
-            engine = Processor(
-                Handler("test", handle),
-                Handling(
-                    ordering="key",
-                    concurrency=concurrency,
-                    in_hand_records=in_hand,
-                    retries=Retries(3, 0.03, 0.05),
-                    commit_interval_s=0.05,
-                ),
-            )
-            running = asyncio.ensure_future(engine.run(source))
-            for step in _steps(wait_s):
-                await asyncio.sleep(step)
-                if cluster.committed.get(PARTITION) == 40:
-                    break
-            engine.stop()
-            await running
+            given: Any = {"ordering": "key", "concurrency": concurrency, "in_hand_records": in_hand}
+            given |= {"retries": Retries(3, 0.03, 0.05), "commit_interval_s": 0.05, "drain_timeout_s": 30.0}
+            async with engine.running(cluster, handle, batch_size=7, **given) as it:
+                for step in [0.05] * 10_000 if wait_s is None else [wait_s]:
+                    await asyncio.sleep(step)
+                    if cluster.committed.get(PARTITION) == 40:
+                        break
+                await it.stop()
 
     run_virtually(main())
     assert sorted(done) == list(range(40))
@@ -257,12 +210,3 @@ def test_any_stops_and_failures_leave_each_record_done_once_and_keys_in_order(
     for key in range(keys):
         of_key = [offset for offset in done if offset % keys == key]
         assert of_key == sorted(of_key)
-
-
-def _steps(wait_s: float | None) -> Iterator[float]:
-    """The seconds, or as many as it takes."""
-    if wait_s is not None:
-        yield wait_s
-        return
-    for _ in range(10_000):
-        yield 0.05

@@ -106,8 +106,6 @@ class Admission:
         self._in_hand = 0
         """Records that are admitted and not done."""
         self._window = Window(start, known)
-        self._counted = 0
-        """Bytes of the window that the budget has counted."""
         self._verified = known is None
         self._queue: deque[Union[Batch, int]] = deque()
         self._end = start
@@ -206,8 +204,8 @@ class Admission:
         Without this, they would stay in memory, and would count in the limit of all partitions.
         """
         self._final = self.progress()
+        self._work.budget.change(-self._window.counted)
         self._window = Window(self._final[0])
-        self._count()
 
     # ----------------------------------------------------------------------------------------------------------------
 
@@ -253,9 +251,9 @@ class Admission:
 
     def _count(self) -> None:
         """Counts a change of the window's bytes, which may let other partitions admit records."""
-        change = self._window.nbytes - self._counted
+        change = self._window.nbytes - self._window.counted
         if change:
-            self._counted += change
+            self._window.counted += change
             self._work.budget.change(change)
 
     def _affords(self) -> bool:

@@ -68,8 +68,8 @@ class Window:
         """The offset after the last admitted record."""
         self._epoch = -1
         self._spans: deque[Span] = deque()
-        self.nbytes = 0
-        """Bytes of the batches with admitted records."""
+        self.nbytes = self.counted = 0
+        """Bytes of the batches with admitted records, now and as far as the limit of all partitions counts them."""
 
     @property
     def width(self) -> int:

@@ -485,6 +485,26 @@ async def test_records_of_a_topic_that_is_gone_are_handled_and_never_committed()
         await it.stop()
 
 
+async def test_a_partition_that_leaves_after_its_topic_was_replaced_commits_nothing_of_the_old_one() -> None:
+    cluster, go_on = Cluster(records=20), asyncio.Event()
+    (partition,) = cluster.partitions
+    handled: list[int] = []
+
+    async def handle(record: Record) -> None:
+        handled.append(record.offset)
+        if len(handled) == 10:
+            await go_on.wait()
+
+    async with running(cluster, handle) as it:
+        await until(lambda: len(handled) == 10)
+        it.source.recreate(partition, 6)
+        revoking = asyncio.ensure_future(it.source.revoke([partition]))
+        await until(lambda: "on_partitions_revoked" in it.source.events)
+        go_on.set()
+        await revoking
+        assert cluster.commits == []
+
+
 async def test_a_partition_that_comes_back_after_others_had_it_goes_on_after_them() -> None:
     cluster, recorder = Cluster(records=40), Recorder()
     (partition,) = cluster.partitions

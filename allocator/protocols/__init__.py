@@ -1,6 +1,6 @@
 """Further memberships: Kafka's two group protocols, and the layouts of older libraries.
 
-`order_topic` keeps the orders of operators for groups of Kafka's own protocols.
+`order_topic` stores the operator commands of groups that use Kafka's own protocols.
 """
 
 from __future__ import annotations

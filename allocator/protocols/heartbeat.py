@@ -10,23 +10,23 @@ from allocator.core.aio import wait_for_event
 from allocator.core.settings import DEFAULT
 from allocator.errors import BrokerError
 
-# the interval after a rebalance; it doubles with each heartbeat up to the usual one. more: the member notices the next
-# rebalance later; less: more requests after each rebalance
+# seconds between the first two heartbeats after a rebalance; the interval doubles with each heartbeat. Higher: the
+# member notices the next rebalance later; lower: more requests after each rebalance
 SOON_S = 0.05
 
 
 class HeartbeatTimer:
-    """The times of heartbeats and of the user's polls. Does no I/O.
+    """Computes when the next heartbeat is due, and whether the user polls often enough. Does no I/O.
 
-    `max_poll_interval_s`: longest time between two polls of the user; None: no limit.
+    `max_poll_interval_s` limits the seconds between two polls of the user. None means no limit.
     """
 
     def __init__(self, clock: Callable[[], float], max_poll_interval_s: float | None) -> None:
         self.clock = clock
         self.session_timeout_s: float = DEFAULT["session_timeout_s"]
-        """How long the coordinator keeps a silent member."""
+        """Seconds after which the coordinator removes a silent member."""
         self.interval_s: float = DEFAULT["heartbeat_interval_s"]
-        """The interval between two heartbeats."""
+        """Seconds between two heartbeats."""
         self.max_poll_interval_s = max_poll_interval_s or float("inf")
         self.last_sent = float("-inf")
         self.last_received = float("-inf")
@@ -35,30 +35,27 @@ class HeartbeatTimer:
         self._soon_s = float("inf")
 
     def reset_session_timeout(self) -> None:
-        """Starts the session timeout and the interval again. Called after a join, or with a new coordinator."""
+        """Restarts the session timeout and the interval. Called after each JoinGroup and SyncGroup."""
         self.last_received = self.clock()
         self._due = self.last_received + self.interval_s
 
     def expect_rebalance(self) -> None:
-        """Shortens the interval of the next heartbeats, because another rebalance may follow soon. Called after a
-        rebalance.
+        """Shortens the interval of the next heartbeats. Called after a rebalance.
 
-        Rebalances come in series: members start and stop one after the other, and a cooperative member joins again when
-        it has released the moving partitions. The member notices the next rebalance in about the time that has passed
-        since the last one.
+        Rebalances come in series: members start and stop one after the other, and a cooperative member rejoins after it
+        has released the moving partitions. With growing intervals, the member notices the next rebalance within about
+        the time that has passed since the last one.
         """
         self._soon_s = min(SOON_S, self.interval_s)
         self._due = self.clock() + self._soon_s
 
     def sent_heartbeat(self) -> float:
-        """Returns the time of sending. A response proves that the session was alive at that time, not at the time of
-        the response."""
+        """Returns the time of sending. A response proves that the session was alive then, not when it arrived."""
         self.last_sent = self.clock()
         return self.last_sent
 
     def received_heartbeat(self) -> None:
-        """Notes that the coordinator acknowledged the last heartbeat. The next one is due an interval after that one
-        was sent."""
+        """Schedules the next heartbeat one interval after the acknowledged one was sent."""
         self.last_received = self.clock()
         self._soon_s = min(2 * self._soon_s, self.interval_s)
         self._due = max(self.last_received, self.last_sent + self._soon_s)
@@ -67,22 +64,22 @@ class HeartbeatTimer:
         self._due = self.clock() + pause_s
 
     def polled(self) -> None:
-        """Call it when the user asks for records."""
+        """Called when the user polls."""
         self._last_polled = self.clock()
 
     @property
     def ttl(self) -> float:
-        """Seconds until the next heartbeat is due, 0 when it is."""
+        """Seconds until the next heartbeat is due, at least 0."""
         return max(0.0, self._due - self.clock())
 
     @property
     def session_expired(self) -> bool:
-        """Whether the coordinator has acknowledged nothing for a whole session timeout."""
+        """Whether the last acknowledgement is older than the session timeout."""
         return self.clock() - self.last_received > self.session_timeout_s
 
     @property
     def idle_ttl(self) -> float:
-        """Seconds until the user's poll is too late."""
+        """Seconds until the user has not polled for too long, at least 0."""
         return max(0.0, self._last_polled + self.max_poll_interval_s - self.clock())
 
     @property
@@ -92,11 +89,12 @@ class HeartbeatTimer:
 
 @dataclass(eq=False)
 class HeartbeatLoop:
-    """Sends heartbeats while there is a member to keep alive.
+    """Sends the heartbeats of a member.
 
-    `wanted` returns whether there is one. `send` sends a heartbeat and handles the response; it raises `BrokerError`
-    when the coordinator did not acknowledge the member. `failed` handles that error and returns the seconds to pause.
-    `idle` is called when the user has not polled for too long. Call `poke` when `wanted` or the times change.
+    `wanted` returns whether there is a member to keep alive. `send` sends one heartbeat and handles the response; it
+    raises `BrokerError` if the coordinator did not acknowledge the member. `failed` handles that error and returns the
+    seconds to pause. `idle` is called when the user has not polled for too long. Call `poke` when the result of
+    `wanted` or a time has changed.
     """
 
     timer: HeartbeatTimer
@@ -108,12 +106,12 @@ class HeartbeatLoop:
     _changed: asyncio.Event | None = field(default=None, init=False)
 
     def poke(self) -> None:
-        """Checks again whether a heartbeat is wanted and due."""
+        """Makes the loop check again whether a heartbeat is wanted and due."""
         if self._changed is not None:
             self._changed.set()
 
     def send_now(self) -> None:
-        """Sends the next heartbeat before it is due. If one is under way, sends another."""
+        """Sends a heartbeat at once, or right after the one in progress."""
         self._urgent = True
         self.poke()
 

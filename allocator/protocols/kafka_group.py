@@ -1,7 +1,7 @@
-"""The code that Kafka's two group protocols share: the frame of the state machine, interruptible requests, leaving.
+"""Base class of the state machines of Kafka's two group protocols.
 
 The classic protocol (`kafka_classic.group`) and KIP-848 (`kip848.group`) assign partitions in different ways. In both,
-members find the coordinator, send heartbeats, report errors, and leave the group in the same way.
+a member finds the coordinator, sends heartbeats, reports errors and leaves the group in the same way.
 """
 
 from __future__ import annotations
@@ -26,64 +26,65 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# limit of leaving. more: closing waits longer for an absent coordinator; less: the group may wait for the end of the
-# session
+# seconds for leaving the group. Higher: closing waits longer for an absent coordinator; lower: the other members may
+# wait until the session ends
 LEAVE_WITHIN_S = 3.0
 
 
 class KafkaGroupParticipant(Protocol):
-    """The part of a participant that is the same in both protocols."""
+    """What a state machine of either protocol calls when a membership ends or fails."""
 
     async def lost(self, why: str) -> None:
-        """Another member may own the held partitions already."""
+        """Stop at once: another member may own the held partitions already."""
 
     def failed(self, error: BaseException) -> None:
-        """Pass this error to the user."""
+        """Report this error to the user."""
 
 
 @dataclass(frozen=True)
 class GroupSettings(MemberSettings):
-    """How a member takes part in a group of either protocol. Times in seconds."""
+    """The settings of a member under either protocol. Times in seconds."""
 
     rack: str | None = None
-    topic_poll_s: float = 10.0  # between two metadata requests that look for new partitions and topics
+    topic_poll_s: float = 10.0  # between two metadata requests that detect new partitions and topics
     rebalance_timeout_s: float = DEFAULT["rebalance_timeout_s"]
     max_poll_interval_s: float | None = None  # None: the user may poll at any interval
-    # of a static member (KIP-345): the group keeps its partitions for its successor until its session ends
+    # makes the member static (KIP-345): the group keeps its partitions for its successor until its session ends
     instance_id: str | None = None
     retry_backoff_s: float = 0.1
-    failure_pause_s: float = 1.0  # after an error that a retry does not cure; the user has been notified of it
+    failure_pause_s: float = 1.0  # after an error that needs an operator; the user has been notified of it
 
     def pause_s(self, error: AllocatorError) -> float:
-        """Seconds to wait before a retry after `error`."""
+        """Returns the seconds to wait before a retry after `error`."""
         return self.retry_backoff_s if passes(error) else self.failure_pause_s
 
 
 @dataclass
 class Signals:
-    """Created when the member begins to run: before Python 3.10 an event belongs to the loop that is current then."""
+    """The events of a running member. Created by `run`: before Python 3.10 an event belongs to the current loop."""
 
     changed: asyncio.Event = field(default_factory=asyncio.Event)  # there is something to do
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
-    acknowledged: asyncio.Event = field(default_factory=asyncio.Event)  # KIP-848: the coordinator knows what is owned
+    # KIP-848: the coordinator knows which partitions the member owns
+    acknowledged: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(frozen=True)
 class LostMembership:
-    """Another process or the coordinator ended the membership, or the user was silent for too long."""
+    """Why a membership ended against the member's will, and what follows."""
 
     why: str
     to: Any
-    """The phase in which the member is then."""
+    """The next phase of the member."""
     forget_id: bool = True
 
 
 class KafkaGroup:
-    """One member of one group by either protocol. `KafkaMember` runs it.
+    """One member of one group under either protocol. `KafkaMember` runs it.
 
-    `phase` is the member's state: `OUT` while it is no member and may join, `AWAY` after it left because the user was
-    silent, `CLOSED` when it is over.
+    `phase` is the state of the member: `OUT` while it is not a member and may join, `AWAY` after it left because the
+    user did not poll, `CLOSED` after it left for good.
     """
 
     OUT: ClassVar[Any]
@@ -104,7 +105,7 @@ class KafkaGroup:
         self.group = group
         self.closing = False  # `leave` was called
         self.heartbeat = timer = HeartbeatTimer(clock, settings.max_poll_interval_s)
-        """The times of the heartbeats, for metrics."""
+        """The timer of the heartbeats. Metrics read it."""
         self._client = client
         self._listener = participant
         self._settings = settings
@@ -117,7 +118,7 @@ class KafkaGroup:
             timer, wanted=self._keeps_alive, send=self._send_heartbeat, failed=self._heartbeat_failed, idle=self._idle
         )
         self._joined: asyncio.Future[None]
-        self._since = 0  # the generation or epoch with which this membership began
+        self._since = 0  # the first generation or epoch of this membership
 
     @property
     def coordinator(self) -> int | None:
@@ -126,16 +127,16 @@ class KafkaGroup:
 
     @property
     def failure(self) -> BrokerError | None:
-        """Why the last attempt to join failed; the member tries again."""
+        """Why the last attempt to join failed. The member retries."""
         return self._failure or self._coordinator.failure
 
     @property
     def identity(self) -> Identity | None:
-        """The identity that requests carry now; None while this is no member of the group."""
+        """The identity that requests carry now; None while this process is not a member of the group."""
         raise NotImplementedError
 
     async def run(self, joined: asyncio.Future[None]) -> None:
-        """Joins, takes part, and leaves. Resolves `joined` at the first assignment, or with the error that prevents
+        """Joins, takes part and leaves. Resolves `joined` at the first assignment, or with the error that prevented
         it."""
         self._signals, self._begun = Signals(), True
         self._joined = joined
@@ -155,25 +156,25 @@ class KafkaGroup:
                 joined.cancel()
 
     def polled(self) -> None:
-        """Call it when the user asks for records. A member that left because the user did not ask joins again."""
+        """Called when the user polls. A member that left because the user did not poll joins again."""
         self.heartbeat.polled()
         if self.phase is self.AWAY:
             self._poke()
 
     def leave(self) -> None:
-        """Makes `run` release everything, leave and end."""
+        """Makes `run` release all partitions, leave the group and return."""
         self.closing = True
         if self._begun:
             self._signals.stop.set()
         self._poke()
 
     def refused(self, code: int, sent: Identity) -> bool | None:
-        """Implements `Committer.refused`: whether the membership is still the same. Then partitions that are still held
-        may be committed in the present generation or the next."""
+        """Implements `Committer.refused`. Returns True if the membership is still the same: then the partitions that
+        the member still holds may be committed in the current generation or the next one."""
         reaction = MEMBER_COMMIT.get(code)
         if reaction is None:
             return None
-        if sent == self.identity:  # otherwise the code is not about the present generation
+        if sent == self.identity:  # otherwise the code is about an earlier generation
             self._commit_refused(reaction, f"a commit was refused: {for_code(code, 'the coordinator')}")
         now = self.identity
         return now is not None and sent.member_id == now.member_id and sent.generation >= self._since
@@ -192,11 +193,11 @@ class KafkaGroup:
         self._report(error)
 
     def _close(self) -> None:
-        """The member's task ends: it has no identity any more."""
+        """Called when the member's task ends: drops the identity."""
         raise NotImplementedError
 
     def _commit_refused(self, reaction: GroupReaction, why: str) -> None:
-        """A commit of the present membership was refused."""
+        """Handles a commit of the current membership that the coordinator refused."""
         raise NotImplementedError
 
     # -- called by the heartbeat loop -----------------------------------------------------------------------------
@@ -212,13 +213,13 @@ class KafkaGroup:
 
     def _idle(self) -> None:
         if self._may_go_away():
-            why = f"the user asked for nothing for {self._settings.max_poll_interval_s:g} s"
+            why = f"the user did not poll for {self._settings.max_poll_interval_s:g} s"
             self._end_membership(LostMembership(why, self.AWAY))
         else:
             self.heartbeat.polled()  # the user could not poll while the member joins or leaves
 
     def _may_go_away(self) -> bool:
-        """Whether this is a member that a silent user costs its membership."""
+        """Whether the member leaves because the user does not poll."""
         raise NotImplementedError
 
     # -- the end of a membership ----------------------------------------------------------------------------------
@@ -260,10 +261,10 @@ class KafkaGroup:
         member_id: str,
         why: str,
     ) -> None:
-        """Leaves the group, so that its other members need not wait until the session ends.
+        """Leaves the group, so that the other members need not wait until the session ends.
 
-        Repeats the request while that may help, for at most `LEAVE_WITHIN_S`. Only logs a failure. `request` creates a
-        new one for each attempt: the version of a request is that of the broker which got it first.
+        Retries for at most `LEAVE_WITHIN_S` seconds, and only logs a failure. `request` is called for each attempt,
+        because a request keeps the version that it negotiated with the first broker.
         """
         member = f"{self.group}: {member_id}"
         deadline = time.monotonic() + LEAVE_WITHIN_S
@@ -286,22 +287,22 @@ class KafkaGroup:
 
 
 def passes(error: AllocatorError) -> bool:
-    """Whether the broker's error ends without intervention, so that the user need not see it."""
+    """Returns whether the error ends without intervention, so that the user need not see it."""
     return error.retriable and isinstance(error, BrokerError)
 
 
 class Interrupted(Exception):
-    """The result of a request does not matter any more. Caught within the rooms of the Kafka protocols."""
+    """Ends a request whose result no longer matters. Only the Kafka protocols raise and catch it."""
 
     def __init__(self, member_id: str = "") -> None:
         super().__init__(member_id)
         self.member_id = member_id
-        """The id that the coordinator assigned to this member while the request was in progress."""
+        """The member id that the coordinator assigned while the request was in progress."""
 
 
 async def unless(work: Awaitable[T], *events: asyncio.Event) -> T:
-    """Returns the result of `work`. If one of the events comes first, cancels `work`, awaits its end and raises
-    `Interrupted`."""
+    """Returns the result of `work`. If one of the events is set first, cancels `work`, waits until it has ended and
+    raises `Interrupted`."""
     task = asyncio.ensure_future(work)
     waits = [asyncio.ensure_future(event.wait()) for event in events]
     try:
@@ -316,4 +317,4 @@ async def unless(work: Awaitable[T], *events: asyncio.Event) -> T:
         if pending:
             await asyncio.wait(pending)
         if not task.cancelled():
-            task.exception()  # marks it as retrieved: the interruption takes precedence
+            task.exception()  # marks it as retrieved, because `Interrupted` takes precedence

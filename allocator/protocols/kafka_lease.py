@@ -1,4 +1,4 @@
-"""Decides how long a member of Kafka's group protocols may act on its partitions, by its own clock."""
+"""Limits how long a member of a Kafka group may act on its partitions, by the member's own clock."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ MAX_MARGIN_S = 5.0
 
 
 class KafkaLease(MemberLease):
-    """The right to deliver records and to send commits, while neither of the coordinator's two timeouts can be over.
+    """The lease of a member of a Kafka group. It ends before either of the coordinator's two timeouts can have passed.
 
-    Session timeout: the coordinator removes a member that sends nothing for so long. It counts from the start of the
-    last acknowledged request. Rebalance timeout: the coordinator also removes a member that sends heartbeats but does
-    not join a rebalance for so long. It counts from the start of the last request whose response did not say that a
-    rebalance is going on. Both have a margin for clocks that run at different speeds.
+    Session timeout: the coordinator removes a member that sends nothing for that long. It counts from the start of the
+    last acknowledged request. Rebalance timeout: the coordinator removes a member that sends heartbeats but does not
+    join a rebalance for that long. It counts from the start of the last request whose response reported no rebalance.
+    Both have a margin for clocks that run at different speeds.
     """
 
     def __init__(self, group: str, listener: AssignmentListener, clock: Callable[[], float] | None = None) -> None:
@@ -27,7 +27,7 @@ class KafkaLease(MemberLease):
         return not self.suspended and self.remaining_s > 0
 
     def renew(self, started: float, session_timeout_s: float, rebalance_timeout_s: float, *, rebalancing: bool) -> None:
-        """A request that began at `started` was acknowledged."""
+        """Extends the lease after the acknowledgement of a request that began at `started`."""
         self._session.renew(started, session_timeout_s)
         if not rebalancing:
             margin = min(rebalance_timeout_s * Lease.MARGIN, MAX_MARGIN_S)

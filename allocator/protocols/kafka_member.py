@@ -1,4 +1,4 @@
-"""The part of a membership that both of Kafka's group protocols share: it joins, holds, releases, loses and leaves."""
+"""Base class of the memberships under Kafka's two group protocols."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class KafkaMember(GroupMembership):
-    """A `Membership` and a `Committer`. Subclasses define the subscription and the meaning of an assignment."""
+    """A `Membership` that is also the `Committer` of its offsets. A subclass handles subscriptions and assignments."""
 
     group: KafkaGroup
     """The state machine of the protocol."""
@@ -38,12 +38,12 @@ class KafkaMember(GroupMembership):
         self._connect_timeout_s = connect_timeout_s
         self._selection = selection
         self._wanted = selection.topics
-        """The topics that the last subscription reported to the coordinator names."""
+        """The topics of the subscription that was last reported to the coordinator."""
         self._lease = KafkaLease(group, listener)
         self._last_error: BaseException | None = None
 
     def may_act(self) -> bool:
-        # a member without an identity was removed by the coordinator: its partitions may have another owner by now
+        # the coordinator has removed a member without an identity: its partitions may have another owner by now
         return self.group.identity is not None and self._lease.valid
 
     async def confirm(self) -> bool:
@@ -55,14 +55,14 @@ class KafkaMember(GroupMembership):
     # -- start and close ------------------------------------------------------------------------------------------
 
     async def connect(self) -> None:
-        """The client whose connections the consumer uses."""
+        """Does nothing: the caller connects the client."""
 
     async def join(self) -> None:
-        """Becomes a member and waits for its first assignment; returns without one if the rebalance takes longer.
+        """Becomes a member and waits for the first assignment, at most `connect_timeout_s`.
 
-        Raises `BrokersUnavailable` when no coordinator was found in time, `ConfigError` for what the brokers or the
-        group do not have, `InstanceIdInUse` while another process has the instance id, or `BrokerError` when the
-        coordinator refuses.
+        Returns without an assignment if the rebalance takes longer. Raises `BrokersUnavailable` if no coordinator was
+        found in time, `ConfigError` if the brokers or the group do not support the settings, `InstanceIdInUse` while
+        another process has the instance id, and `BrokerError` if the coordinator refuses the member.
         """
         if self._task is not None:
             raise RuntimeError("join() was called already")
@@ -122,11 +122,11 @@ class KafkaMember(GroupMembership):
     # -- implemented by the subclass ------------------------------------------------------------------------------
 
     async def _begin(self) -> None:
-        """Called before the first request."""
+        """Called once, before the first request."""
         raise NotImplementedError
 
     async def _poll_topics(self) -> None:
-        """Looks for new topics and partitions until cancelled: no message announces them."""
+        """Polls the metadata for new topics and partitions until cancelled. No broker announces them."""
         raise NotImplementedError
 
     def _metadata_came(self) -> None:

@@ -1,4 +1,4 @@
-"""The further memberships, as classes of settings. A class knows its requirements, and creates the membership."""
+"""The memberships outside of core, as classes of settings. A class checks its settings and creates the membership."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from allocator.types import GroupProtocol, MembershipName, OffsetStorage
 @names_arguments
 @dataclass(frozen=True)
 class Kafka(MembershipOptions):
-    """Kafka's group protocols: the classic one (brokers from 0.9), and KIP-848's (from 4.0). Without ZooKeeper.
+    """Kafka's group protocols, without ZooKeeper: the classic one (brokers from 0.9) and KIP-848 (brokers from 4.0).
 
-    Other clients may be members too if they have the same assignor.
+    The group may have members of other clients that offer the same assignor.
     """
 
     name = "kafka"
@@ -79,7 +79,7 @@ class Kafka(MembershipOptions):
 
     def _kip848(self, config: MembershipConfig) -> Kip848Settings:
         if config.assignor is not None and (not isinstance(config.assignor, str) or ":" in config.assignor):
-            raise ConfigError("the broker assigns: name one assignor that it has ('uniform', 'range'), or none")
+            raise ConfigError("the broker assigns: give the name of one of its assignors ('uniform', 'range'), or none")
         return Kip848Settings(**self._common(config), server_assignor=config.assignor or None)
 
     def _common(self, config: MembershipConfig) -> dict[str, Any]:
@@ -105,8 +105,8 @@ class Kiel(EnsembleOptions):
         if not config.chosen:
             yield Fault(
                 ("topics", "membership"),
-                "nothing is subscribed, but members of kiel's assign partitions to a member without topics too, and "
-                "nobody would read those; name topics, or close the consumer",
+                "no topics are subscribed, but members of kiel assign partitions to this member too, and nobody would "
+                "read those; give topics, or close the consumer",
             )
         yield from super().faults(config)
 
@@ -128,7 +128,7 @@ class Kiel(EnsembleOptions):
         )
 
     def _function(self, config: MembershipConfig) -> KielFunction:
-        """Returns the allocator function of kiel's members. They have no other."""
+        """Returns the allocator function, with kiel's signature. Members of kiel know no other signature."""
         offered = config.assignors()
         if set(offered) == {"naive"}:
             return naive_allocator
@@ -136,8 +136,8 @@ class Kiel(EnsembleOptions):
         if len(offered) == 1 and isinstance(function, KielAssignor):
             return function.function
         raise ConfigError(
-            "members of kiel's can only work with a function(members, partitions); give the one that they were given, "
-            "or none"
+            "members of kiel know only functions with the arguments (members, partitions); give the function that "
+            "those members use, or none"
         )
 
 

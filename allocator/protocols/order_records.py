@@ -1,14 +1,14 @@
-"""Stores the orders of a group in a compacted topic: decodes its records, and encodes changes. Pure.
+"""Decodes the operator commands of a group from a compacted topic, and encodes changes. No I/O.
 
-A group of Kafka's own protocols has no znode. Its orders are in the topic `<group>.orders`, with one partition and
+A group of Kafka's own protocols has no znode. Its commands are in the topic `<group>.orders`, with one partition and
 `cleanup.policy=compact`:
 
     key                          value
-    o-5f3a9c21                   the order as in the znode, and the format: {"format": 1, "id": "o-5f3a9c21", ...}
+    o-5f3a9c21                   the command as in the znode, and the format: {"format": 1, "id": "o-5f3a9c21", ...}
     result/o-5f3a9c21/<digest>   a result as in the znode, and the format; one for each set of partitions
 
-A record without a value withdraws the order, or the result, of its key. The orders follow from the last record of each
-key and the order of these records alone, so compaction changes nothing.
+A record without a value withdraws the command, or the result, of its key. Only the last record of each key and the
+order of these records count, so compaction changes nothing.
 
 Records with other keys, and values that this version cannot read, are ignored.
 """
@@ -28,22 +28,22 @@ from allocator.errors import ConfigError
 
 ORDER_KEY = re.compile(rb"o-[0-9a-f]{8,32}\Z")
 RESULT_KEY = re.compile(rb"result/(o-[0-9a-f]{8,32})/[0-9a-f]{16}\Z")
-MAX_BYTES = 4 * Orders.MAX_BYTES  # bytes of all values. more: more memory; less: fewer orders and results
+MAX_BYTES = 4 * Orders.MAX_BYTES  # of all values. Higher: more memory; lower: fewer commands and results
 
 Entry = tuple[bytes, Optional[bytes]]
 """Key and value of a record to write."""
 
 
 class OrderRecords:
-    """The last record of each key that has been read."""
+    """Keeps the last record of each key, and decodes the operator commands from them."""
 
     def __init__(self) -> None:
         self._last: dict[bytes, bytes] = {}
-        """Value by key; in the order of the offsets."""
+        """Key -> value, in the order of the offsets."""
         self._bytes = 0
 
     def add(self, key: Optional[bytes], value: Optional[bytes]) -> bool:
-        """Adds the next record. Returns whether it can change the orders. Never raises, whatever the record
+        """Adds the next record. Returns whether it can change the commands. Never raises, whatever the record
         contains."""
         if key is None or not (ORDER_KEY.match(key) or RESULT_KEY.match(key)):
             return False
@@ -58,10 +58,10 @@ class OrderRecords:
         return self._decoded()[0]
 
     def change(self, after: Orders) -> list[Entry]:
-        """Returns the records that change the stored orders to `after`, which comes from `orders` without new results.
+        """Returns the records that change the stored commands to `after`, which has no new results.
 
-        It also withdraws records without effect, oldest first: otherwise a replaced order would take effect again when
-        its replacement is withdrawn.
+        They also withdraw the records without effect, oldest first. Otherwise a replaced command would take effect
+        again when its replacement is withdrawn. Raises ConfigError if the commands take too many bytes.
         """
         before, readable = self._decoded()
         kept = {order.id.encode() for order in after.entries}
@@ -71,13 +71,13 @@ class OrderRecords:
         size = self._bytes + sum(len(data) for _, data in new)
         if size > MAX_BYTES // 2 and new:
             raise ConfigError(
-                f"the orders of the group would take {size} bytes, more than {MAX_BYTES // 2}; remove some first, or "
-                "name partitions in ranges"
+                f"the operator commands of the group would take {size} bytes, more than {MAX_BYTES // 2}; remove some "
+                "first, or give partitions as ranges"
             )
         return [*new, *((key, None) for key in self._last if key in readable and _order_id(key) not in kept)]
 
     def _decoded(self) -> tuple[Orders, frozenset[bytes]]:
-        """Returns the orders, and the keys of all records that this version can read."""
+        """Returns the commands, and the keys of the records that this version can read."""
         readable, budget = set[bytes](), InflateBudget()
         by_subject: dict[str, Order] = {}
         results: defaultdict[str, list[OrderResult]] = defaultdict(list)
@@ -101,7 +101,7 @@ class OrderRecords:
 
 
 def result_record(order_id: str, result: OrderResult) -> Entry:
-    """Returns the record of a member's result for these partitions."""
+    """Returns the record with a member's result. Its key depends on the command and the partitions."""
     ranges = json.dumps(to_ranges(result.partitions), sort_keys=True).encode()
     digest = hashlib.sha256(ranges).hexdigest()[:16]
     return f"result/{order_id}/{digest}".encode(), encode_entry(result)

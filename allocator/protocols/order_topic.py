@@ -1,8 +1,8 @@
-"""The orders of a group of Kafka's own protocols, which are in a compacted topic: read, written and followed.
+"""Reads, writes and follows the operator commands of a group of Kafka's own protocols, in a compacted topic.
 
-Guarantee: processes that have read the same records see the same orders, also after compaction. A member follows the
-topic `<group>.orders` from its beginning with a consumer without a group. Whatever else is in the topic never stops a
-member. A group without that topic pays with one more topic in the requests for metadata that its members make.
+Guarantee: processes that have read the same records see the same commands, also after compaction. A member follows the
+topic `<group>.orders` from its beginning, with a consumer without a group. Other records in the topic never stop a
+member. In a group without that topic, the metadata requests of the members have one more topic.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ log = logging.getLogger(__name__)
 
 OLDEST = (0, 11)  # the first broker version with an idempotent producer
 REPLICATION = 3
-LOOK_S = 15.0  # between two searches for the topic. more: finds a new topic later; less: more metadata requests
-TURN_S = 1.0  # between two checks. more: notices a deleted topic later; less: more turns of the loop
-AGAIN_S = 1.0
+LOOK_S = 15.0  # seconds between two metadata requests. Higher: a new topic is noticed later; lower: more requests
+TURN_S = (
+    1.0  # seconds between two checks of the metadata. Higher: a deleted topic is noticed later; lower: more CPU time
+)
+AGAIN_S = 1.0  # seconds until a retry after an error
 
 
 def orders_topic(group: str) -> str | None:
-    """Returns the name of the topic; None if the group's name is not valid in the name of a topic."""
+    """Returns the name of the topic; None if the name of the group is invalid in a topic name."""
     name = f"{group}.orders"
     try:
         check_topic(name)
@@ -45,7 +47,8 @@ def orders_topic(group: str) -> str | None:
 
 
 class OrderTopic:
-    """The orders of one group. `create`: a write creates the topic. Constructing touches nothing."""
+    """The operator commands of one group, in its topic. With `create`, a write creates the topic. The constructor does
+    no I/O."""
 
     def __init__(
         self,
@@ -66,14 +69,14 @@ class OrderTopic:
     # -- commands ------------------------------------------------------------------------------------------------
 
     async def read(self) -> Orders:
-        """The present orders; none where the topic does not exist. Raises BrokerError."""
+        """Returns the current commands; none if the topic does not exist. Raises BrokerError."""
         async with self._connected() as client:
             return Orders() if not self._exists(client) else (await self._records(client)).orders
 
     async def put(self, order: Order, now_ms: int) -> None:
-        """Writes one order; it replaces an earlier one with the same subject.
+        """Writes one command. It replaces an earlier command with the same subject.
 
-        Raises ConfigError for too many orders, OrderRefused without a topic that keeps them, BrokerError.
+        Raises ConfigError for too many commands, OrderRefused if no suitable topic exists, and BrokerError.
         """
         async with self._connected() as client:
             await self._prepare(client)
@@ -81,8 +84,7 @@ class OrderTopic:
             await self._write(client, records.change(records.orders.put(order, now_ms)))
 
     async def remove(self, ids: Collection[str], now_ms: int) -> tuple[Order, ...]:
-        """Removes orders and returns the removed ones. If one id does not exist, raises NoSuchOrder and
-        removes none."""
+        """Removes commands and returns them. If one id does not exist, raises NoSuchOrder and removes none."""
         async with self._connected() as client:
             records = await self._records(client) if self._exists(client) else OrderRecords()
             orders = records.orders
@@ -94,7 +96,7 @@ class OrderTopic:
             return tuple(order for _, order in found if order is not None)
 
     async def add_result(self, order_id: str, result: OrderResult) -> None:
-        """Adds a member's result to an order that is carried out once. Does nothing if the order was removed."""
+        """Adds a member's result to a command that is carried out once. Does nothing if the command was removed."""
         async with self._connected() as client:
             if not self._exists(client):
                 return
@@ -112,7 +114,7 @@ class OrderTopic:
     async def follow(
         self, client: KafkaClient, ordered: Callable[[Orders, OrderTopic], None], began: asyncio.Event
     ) -> None:
-        """Calls `ordered` with the present orders, and again after each change. Sets `began` after the first call."""
+        """Calls `ordered` with the current commands, and again after each change. Sets `began` after the first call."""
         changed, told = asyncio.Event(), False
 
         def news(orders: Orders) -> None:
@@ -135,7 +137,7 @@ class OrderTopic:
                 except AllocatorError as error:
                     log.log(
                         logging.DEBUG if told else logging.WARNING,
-                        "%s: the orders in topic %s stay as they were: %s",
+                        "%s: the operator commands in topic %s cannot be read; the last ones stay in force: %s",
                         self.group,
                         self.topic,
                         error,
@@ -147,7 +149,7 @@ class OrderTopic:
             remove()
 
     async def _follow(self, client: KafkaClient, news: Callable[[Orders], None], began: asyncio.Event) -> None:
-        """Returns when the topic was deleted or created again."""
+        """Follows the topic. Returns when it was deleted, or deleted and created again."""
         assert self.topic is not None
         topic_id, looked = client.topic_id(self.topic), time.monotonic()
         async with self._consumer() as consumer:
@@ -198,7 +200,7 @@ class OrderTopic:
         )
 
     async def _records(self, client: KafkaClient) -> OrderRecords:
-        """Returns all records up to the present end. Raises BrokerError if nothing comes for the timeout."""
+        """Returns all records up to the current end. Raises BrokerError if no response arrives within the timeout."""
         assert self.topic is not None
         records = OrderRecords()
         reader = RangeReader(client, patience_s=self._timeout_s)
@@ -208,24 +210,25 @@ class OrderTopic:
         return records
 
     async def _prepare(self, client: KafkaClient) -> None:
-        """Creates the topic if `create` is set. Raises OrderRefused for an existing topic that would not keep
-        the orders."""
+        """Creates the topic if `create` is set. Raises OrderRefused for an existing topic that does not keep all
+        commands in one order."""
         topic = self.topic
         if topic is None:
             raise OrderRefused(
-                f"the orders of a group of Kafka's own protocols are in a topic, and {self.group + '.orders'!r} is no "
-                'name of a topic; use membership="zookeeper"'
+                f"a group of Kafka's own protocols has its operator commands in a topic, and {self.group + '.orders'!r}"
+                ' is not a valid topic name; use membership="zookeeper"'
             )
         if client.broker_version < OLDEST:
             name = ".".join(map(str, client.broker_version))
             raise OrderRefused(
-                f'orders over Kafka need brokers of Kafka 0.11 or newer; these are {name}; use membership="zookeeper"'
+                f"operator commands in a topic need brokers of Kafka 0.11 or newer; these are {name}; "
+                'use membership="zookeeper"'
             )
         if not self._exists(client):
             if not self._create:
                 raise OrderRefused(
-                    f"the orders of group {self.group!r} are kept in topic {topic!r}, which does not exist; give "
-                    "--create to create it, or create it with one partition and cleanup.policy=compact"
+                    f"the operator commands of group {self.group!r} are kept in topic {topic!r}, which does not exist; "
+                    "create it with --create, or by hand with one partition and cleanup.policy=compact"
                 )
             await create_topic(client, topic, 1, REPLICATION, {"cleanup.policy": "compact"})
         count = len(client.partitions(topic) or ())
@@ -235,8 +238,8 @@ class OrderTopic:
             policy = found[topic].get("cleanup.policy", policy)
         if count != 1 or policy != "compact":
             raise OrderRefused(
-                f"topic {topic!r} has {count} partitions and cleanup.policy={policy}; orders need one partition and "
-                "cleanup.policy=compact"
+                f"topic {topic!r} has {count} partitions and cleanup.policy={policy}; operator commands need one "
+                "partition and cleanup.policy=compact"
             )
 
     async def _write(self, client: KafkaClient, entries: list[Entry]) -> None:

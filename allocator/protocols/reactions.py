@@ -1,6 +1,6 @@
-"""How a member of a Kafka group reacts to the error codes of its requests.
+"""The tables of error codes: how a member of a Kafka group reacts to each.
 
-A code that a table does not name has its usual reaction (`ErrorCode`).
+A code that a table does not have causes its usual reaction (`ErrorCode`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from allocator.core.client import ErrorCode, Reaction
 
 
 class GroupReaction(enum.Enum):
-    """The next step of a member, where it is another than that of any client."""
+    """The reactions that only members of groups have."""
 
-    REJOIN = "still a member: join again, and keep the partitions where the assignor allows it"
-    LOST = "the group went on without this member: its partitions are lost; join again under the same member id"
-    RESET = "no longer a member: its partitions are lost; forget the member id and join as a new member"
-    NEW_EPOCH = "still a member, under another epoch (KIP-848): retry after the next heartbeat, which has it"
+    REJOIN = "still a member: join again, and keep the partitions if the assignor allows it"
+    LOST = "the group went on without this member: the partitions are lost; join again under the same member id"
+    RESET = "no longer a member: the partitions are lost; forget the member id and join as a new member"
+    NEW_EPOCH = "still a member, under another epoch (KIP-848): retry after the next heartbeat, which has the epoch"
     TAKE_ID = "join again at once under the member id of the response (KIP-394)"
-    FENCED = "another process has this instance id (KIP-345): the partitions are lost; stop and tell the user"
+    FENCED = "another process has this instance id (KIP-345): the partitions are lost; stop and notify the user"
 
 
 Reactions = Mapping[int, Union[Reaction, GroupReaction]]
@@ -30,7 +30,7 @@ REMOVED: Final = (GroupReaction.LOST, GroupReaction.RESET, GroupReaction.FENCED)
 HEARTBEAT: Final[Reactions] = {
     ErrorCode.ILLEGAL_GENERATION: GroupReaction.LOST,
     ErrorCode.UNKNOWN_MEMBER_ID: GroupReaction.RESET,
-    # the request counts as a heartbeat; go on until the member joins again
+    # the coordinator counted the heartbeat, and waits for the member to join again
     ErrorCode.REBALANCE_IN_PROGRESS: GroupReaction.REJOIN,
     ErrorCode.FENCED_INSTANCE_ID: GroupReaction.FENCED,
     ErrorCode.FENCED_MEMBER_EPOCH: GroupReaction.RESET,  # the group is moving to KIP-848
@@ -46,37 +46,37 @@ JOIN: Final[Reactions] = {
 SYNC: Final[Reactions] = {
     **HEARTBEAT,  # REBALANCE_IN_PROGRESS: the next rebalance began before this one ended
     ErrorCode.REQUEST_TIMED_OUT: GroupReaction.REJOIN,
-    # the coordinator moved; the new one may not know the generation
+    # the coordinator moved, and the new one may not know the generation
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: GroupReaction.REJOIN,
 }
 
 LEAVE: Final[Reactions] = {
-    ErrorCode.UNKNOWN_MEMBER_ID: Reaction.DONE,  # the broker has removed it already
+    ErrorCode.UNKNOWN_MEMBER_ID: Reaction.DONE,  # the broker has removed the member already
     ErrorCode.FENCED_INSTANCE_ID: Reaction.DONE,
 }
 
-# A member commits with its generation and member id; the coordinator compares both with its own.
+# A commit carries the generation and the member id; the coordinator compares both with its own.
 MEMBER_COMMIT: Final[Mapping[int, GroupReaction]] = {
-    # unless this member holds the partition in a newer generation; then that generation commits it
+    # if the member still owns the partition in a newer generation, that generation commits it
     ErrorCode.ILLEGAL_GENERATION: GroupReaction.LOST,
     ErrorCode.UNKNOWN_MEMBER_ID: GroupReaction.RESET,
-    # refused until this member has synced; then it commits the partitions that it still holds
+    # after its SyncGroup, the member commits the partitions that it still owns
     ErrorCode.REBALANCE_IN_PROGRESS: GroupReaction.REJOIN,
     ErrorCode.GROUP_ID_NOT_FOUND: GroupReaction.RESET,  # the group was deleted
     ErrorCode.FENCED_INSTANCE_ID: GroupReaction.FENCED,
     ErrorCode.FENCED_MEMBER_EPOCH: GroupReaction.RESET,
-    # the member commits its remaining partitions under the new epoch
+    # the member commits the partitions that it still owns under the new epoch
     ErrorCode.STALE_MEMBER_EPOCH: GroupReaction.NEW_EPOCH,
 }
 
-# Members of a KIP-848 group send only this request about the group.
+# ConsumerGroupHeartbeat, which also joins a KIP-848 group.
 KIP848_HEARTBEAT: Final[Reactions] = {
-    # removed because it was silent; it joins again with its member id and epoch 0
+    # the coordinator removed the silent member, which joins again with its member id and epoch 0
     ErrorCode.UNKNOWN_MEMBER_ID: GroupReaction.LOST,
-    # the group was deleted; when joining: a classic group that the broker does not convert
+    # the group was deleted. In answer to a join: a classic group that the broker does not convert
     ErrorCode.GROUP_ID_NOT_FOUND: GroupReaction.LOST,
     ErrorCode.FENCED_INSTANCE_ID: GroupReaction.FENCED,
-    # it released partitions too late, or its epoch is of an earlier join
+    # the member released partitions too late, or its epoch belongs to an earlier join
     ErrorCode.FENCED_MEMBER_EPOCH: GroupReaction.LOST,
     # the earlier member with this instance id must leave first, or its session must end
     ErrorCode.UNRELEASED_INSTANCE_ID: Reaction.RETRY,

@@ -1,11 +1,11 @@
 """Kafka's classic group protocol: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
 
 In: a connected `KafkaClient` and assignors. Out: calls to an `AssignmentListener`; the identity that commits carry.
-May touch: the group on its coordinator; no record and no offset.
+Effects: the group on its coordinator; no records and no offsets.
 
-`membership` is the entrance, with `settings`. `group` is the state machine, `slow_requests` sends JoinGroup and
-SyncGroup, `messages` composes the requests. `plan` computes the leader's assignment, without I/O; `consumer_protocol`
-has the bytes that members send each other through the coordinator.
+Start with `membership` and `settings`. `group` is the state machine, `slow_requests` sends JoinGroup and SyncGroup, and
+`messages` builds the other requests. `plan` computes the leader's assignment, without I/O. `consumer_protocol` encodes
+and decodes the messages that members exchange through the coordinator.
 """
 
 from __future__ import annotations

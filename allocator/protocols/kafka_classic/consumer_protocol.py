@@ -1,14 +1,14 @@
-"""The messages that consumers of a classic group exchange through the coordinator, in the bytes of Kafka's own clients.
+"""Encodes and decodes the messages that consumers of a classic group exchange through the coordinator. No I/O.
 
-The broker carries these bytes without reading them: each member's `Subscription` in JoinGroup, each member's
+The broker passes these bytes on without reading them: each member's `Subscription` in JoinGroup, each member's
 `MemberAssignment` in SyncGroup, and the user data of the sticky assignor in a subscription. The formats are those of
-`ConsumerProtocolSubscription`, `ConsumerProtocolAssignment` and `StickyAssignorUserData` in Kafka's sources. KIP-429
-added the owned partitions (v1), KIP-792 their generation (v2), KIP-881 the rack (v3). Java before 3.4 reads v1 at most.
-From 2.8 to 3.3 it takes the generation of a cooperative member's owned partitions from its user data.
+`ConsumerProtocolSubscription`, `ConsumerProtocolAssignment` and `StickyAssignorUserData` in Kafka's source code.
+KIP-429 added the owned partitions (v1), KIP-792 their generation (v2), KIP-881 the rack (v3). Java before 3.4 reads v1
+at most. Java 2.8 to 3.3 takes the generation of a cooperative member's owned partitions from the user data.
 
-Pure. Decoding follows the protocol's rules for other versions: it reads a newer version as the newest known one and
-ignores the rest, and fields that an older client omitted at the end have their defaults. Everything else that does not
-fit raises `Malformed`. A length in the bytes never makes the decoder allocate more than the bytes themselves.
+Decoding follows the protocol's rules for other versions: it reads a newer version as the newest known version and
+ignores the rest. Fields that an older client omitted at the end have their defaults. All other deviations raise
+`Malformed`. A length field never makes the decoder allocate more memory than the message has bytes.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ class Malformed(AllocatorError):
 
 @dataclass(frozen=True)
 class Subscription:
-    """The topics that a member wants, and the partitions that it holds when it joins."""
+    """The subscribed topics of a member that joins, and the partitions that it owns."""
 
     topics: tuple[str, ...]
     user_data: bytes | None = None
-    """Data for the assignor under whose name it is sent. Java encodes absent data as None, kafka-python and aiokafka as
-    b"". A sticky leader of sarama fails on b""."""
+    """Data for the assignor that the subscription is sent for. Java encodes absent data as None, kafka-python and
+    aiokafka as b"". A sticky leader of sarama fails on b""."""
     owned: Partitions = NO_PARTITIONS
-    """From v1 on. The partitions that the member holds when it joins; none under eager assignors."""
+    """The partitions that the member owns when it joins; none under eager assignors. From v1 on."""
     generation: int = -1
-    """From v2 on. The generation that assigned `owned`; -1: unknown."""
+    """The generation that assigned `owned`; -1 if unknown. From v2 on."""
     rack: str | None = None
-    """From v3 on."""
+    """The rack of the member. From v3 on."""
     version: int = NEWEST
 
     def encode(self) -> bytes:
-        """Encode in this `version`, 0 to `NEWEST`. Omits fields that the version does not have."""
+        """Returns the encoded message, without the fields that `version` lacks."""
         message = ConsumerProtocolSubscription
         encoded: bytes = message(
             topics=list(self.topics),
@@ -79,17 +79,17 @@ class MemberAssignment:
 
     partitions: Partitions
     user_data: bytes | None = None
-    """A member of sarama sends it again in its next JoinGroup. b"" would then stop a sticky leader of sarama."""
+    """A member of sarama sends it back in its next JoinGroup. There, b"" would crash a sticky leader of sarama."""
     version: int = 0
 
     def encode(self) -> bytes:
-        """Encode it. All versions have the same fields."""
+        """Returns the encoded message. All versions have the same fields."""
         message = ConsumerProtocolAssignment(self.version, _by_topic(self.partitions), self.user_data)
         return bytes(message.encode())
 
     @classmethod
     def decode(cls, data: bytes) -> MemberAssignment:
-        """Decode it. Empty bytes are no partitions, because a leader may leave a member out. Raises `Malformed`."""
+        """Decodes an assignment. Empty bytes mean no partitions: a leader may omit a member. Raises `Malformed`."""
         if not data:
             return cls(NO_PARTITIONS)
         of = _Reader(data, "an assignment")
@@ -100,22 +100,22 @@ class MemberAssignment:
 
 @dataclass(frozen=True)
 class StickyUserData:
-    """The partitions of a member of an eager sticky group before it released them to join (KIP-54, KIP-341)."""
+    """The last assignment of a member of an eager sticky group, which it released to join (KIP-54, KIP-341)."""
 
     partitions: Partitions
     generation: int = -1
 
     def encode(self) -> bytes:
-        """Encode it in v1, as all clients do."""
+        """Returns the user data in v1, the version of all other clients."""
         # an assignment is a version, the partitions and user data
         partitions = ConsumerProtocolAssignment(0, _by_topic(self.partitions), None).encode()[2:-4]
         return bytes(partitions) + generation_data(self.generation)
 
     @classmethod
     def decode(cls, data: bytes) -> StickyUserData:
-        """v1, or v0, which lacks the generation; the bytes do not say which. Raises `Malformed`.
+        """Decodes v1, or v0, which lacks the generation. Raises `Malformed`.
 
-        kafka-python 3 alone puts a version number before them, and ignores what others send without it.
+        The bytes carry no version number, except those of kafka-python 3, which ignores user data without it.
         """
         try:
             return cls._decode(data)
@@ -135,12 +135,12 @@ class StickyUserData:
 
 
 def generation_data(generation: int) -> bytes:
-    """User data of `cooperative-sticky`: the generation, as Java writes it from 2.8 on; -1: unknown."""
+    """Returns the user data of `cooperative-sticky`: the generation, as Java encodes it from 2.8 on; -1 if unknown."""
     return struct.pack(">i", generation)
 
 
 def generation_from(data: bytes | None) -> int:
-    """The generation in user data of `cooperative-sticky`; -1 without one, and for other content (franz-go)."""
+    """Returns the generation in user data of `cooperative-sticky`; -1 if there is none (franz-go sends other data)."""
     return int(struct.unpack(">i", data)[0]) if data is not None and len(data) == 4 else -1
 
 
@@ -183,7 +183,7 @@ class _Reader:
         return version
 
     def count(self, size: int) -> int:
-        """Of things that take at least `size` bytes each."""
+        """Reads the number of items that take at least `size` bytes each."""
         count = self.int32()
         if count == -1:
             return 0  # null

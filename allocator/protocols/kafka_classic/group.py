@@ -1,7 +1,7 @@
 """The state machine of one member of a classic Kafka group: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
 
-It does not know partitions. A `Participant` says what this member offers, computes the assignment when this member
-leads, and receives the member's own assignment. The consumer's is `allocator.protocols.kafka_classic.membership`.
+It does not know partitions. A `Participant` names the assignors that this member offers, computes the assignment if
+this member leads, and receives the member's own assignment. The consumer's participant is `KafkaMembership`.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ log = logging.getLogger(__name__)
 class GroupPhase(enum.Enum):
     """The state of a member in its group."""
 
-    OUT = "no member; nothing is held"
-    PREPARING = "a rebalance is due; the partitions to give up are being drained and committed"
-    JOINING = "JoinGroup is under way, or about to be repeated"
-    SYNCING = "in a new generation; the leader computes and sends its assignment"
+    OUT = "not a member; owns no partitions"
+    PREPARING = "a rebalance is due; the member drains and commits the partitions that it releases"
+    JOINING = "a JoinGroup is in progress, or about to be repeated"
+    SYNCING = "in a new generation; the leader computes and sends the assignment"
     STABLE = "assigned"
-    AWAY = "left because the user was silent for too long; joins again when the user asks for records"
+    AWAY = "left because the user did not poll; joins again at the next poll"
     CLOSED = "left for good, or fenced"
 
 
@@ -57,7 +57,7 @@ MOVES = {
     GroupPhase.OUT: {GroupPhase.PREPARING, GroupPhase.CLOSED},
     GroupPhase.PREPARING: {GroupPhase.JOINING, GroupPhase.OUT, GroupPhase.AWAY, GroupPhase.CLOSED},
     GroupPhase.JOINING: {GroupPhase.SYNCING, GroupPhase.OUT, GroupPhase.AWAY, GroupPhase.CLOSED},
-    # back to JOINING: another rebalance began first, or the coordinator is unreachable; the last preparation is still
+    # back to JOINING: another rebalance began first, or the coordinator is unreachable. The last preparation is still
     # valid
     GroupPhase.SYNCING: {GroupPhase.STABLE, GroupPhase.JOINING, GroupPhase.OUT, GroupPhase.CLOSED},
     GroupPhase.STABLE: {GroupPhase.PREPARING, GroupPhase.OUT, GroupPhase.AWAY, GroupPhase.CLOSED},
@@ -67,31 +67,31 @@ MOVES = {
 
 
 class Participant(KafkaGroupParticipant, Protocol):
-    """The parts that depend on the kind of group. The state machine calls one method at a time, except `lost`,
-    `acknowledged` and `failed`."""
+    """What the state machine calls: one method at a time, except `lost`, `acknowledged` and `failed`."""
 
     protocol_type: str
 
     def offers(self) -> Sequence[tuple[str, bytes]]:
-        """Names of the assignors that this member supports, each with its metadata; the preferred one first."""
+        """Returns pairs of assignor name and the member's metadata for it, the preferred assignor first."""
 
     async def prepare(self) -> None:
-        """Before JoinGroup: give up the partitions that may not be held while joining. Cancelled if the membership is
-        lost."""
+        """Called before JoinGroup: release the partitions that the member may not own while it joins. Cancelled if the
+        membership is lost."""
 
     async def compute_assignment(self, protocol: str, members: Sequence[JoinedMember]) -> Mapping[str, bytes]:
-        """Called when this member leads: returns the assignment of each member."""
+        """Returns member id -> assignment. Called if this member leads."""
 
     async def joined(self, generation: int, protocol: str, assignment: bytes) -> None:
-        """A new generation has begun; `assignment` is for this member. Cancelled if the membership is lost."""
+        """Called when a new generation begins, with the assignment of this member. Cancelled if the membership is
+        lost."""
 
     async def leaving(self) -> None:
-        """Drain, commit and give up all partitions. Cancelled if the membership is lost."""
+        """Drain, commit and release all partitions. Cancelled if the membership is lost."""
 
     def acknowledged(self, started: float, *, rebalancing: bool) -> None:
-        """At some moment after `started` (by the clock given) the coordinator counted this process as a member.
+        """Called when the coordinator acknowledged this member in a request that began at `started`.
 
-        `rebalancing`: the coordinator also said that it waits for this member to join again.
+        `rebalancing`: whether the coordinator waits for this member to join again.
         """
 
 
@@ -100,13 +100,13 @@ class GroupCoordinator(KafkaGroup):
 
     Guarantees:
 
-    - `prepare` has returned before each JoinGroup, and `joined` is called at most once a generation.
-    - Heartbeats go on through everything the participant does.
+    - `prepare` returns before each JoinGroup is sent, and `joined` is called at most once in a generation.
+    - Heartbeats continue whatever the participant does.
     - A response that belongs to an older generation changes nothing.
-    - A change of subscription does not cancel a JoinGroup. The member ignores the assignment of that JoinGroup, and
-      another preparation and JoinGroup follow.
+    - A change of subscription does not cancel a JoinGroup. The member ignores the assignment that follows from it,
+      prepares and joins again.
 
-    `run` is the member's life; its caller awaits it. The constructor does no I/O.
+    `run` is the whole life of the member; its caller awaits it. The constructor does no I/O.
     """
 
     OUT, AWAY, CLOSED = GroupPhase.OUT, GroupPhase.AWAY, GroupPhase.CLOSED
@@ -132,8 +132,8 @@ class GroupCoordinator(KafkaGroup):
         self._clock = clock
         self.member_id = ""
         self._generation = -1
-        self._rejoin: str | None = "first join"  # why the last preparation is out of date; None: it is not
-        self._why = ""  # of the rebalance under way
+        self._rejoin: str | None = "first join"  # why the last preparation is outdated; None: it is not
+        self._why = ""  # reason of the current rebalance
         self._slow = SlowRequests(
             client, self._coordinator, group, participant.protocol_type, settings, self._keeps_alive
         )
@@ -148,14 +148,14 @@ class GroupCoordinator(KafkaGroup):
 
     @property
     def rebalance_timeout_s(self) -> float:
-        """How long the group waits for this member after the start of a rebalance."""
+        """Seconds that the group waits for this member after the start of a rebalance."""
         old = not self._client.api_version(JoinGroupRequest)  # before 0.10.1
         return self._settings.session_timeout_s if old else self._settings.rebalance_timeout_s
 
     def request_rejoin(self, why: str) -> None:
-        """Join again, because the subscription of this member changed or the group needs a new assignment.
+        """Makes the member join again: its subscription changed, or the group needs a new assignment.
 
-        You can call it at any time; during a rebalance, another rebalance follows.
+        May be called at any time. During a rebalance, another rebalance follows.
         """
         if self._rejoin is None:
             self._rejoin = why
@@ -229,15 +229,15 @@ class GroupCoordinator(KafkaGroup):
             return
         self.move(GroupPhase.STABLE, f"generation {generation}")
         if self._rejoin is not None:
-            # the offer is out of date, and so is the assignment. Without the SyncGroup the coordinator would refuse
-            # the commits of the preparation that follows
+            # the offer is outdated, and so is the assignment. The SyncGroup was still necessary: without it the
+            # coordinator would refuse the commits of the preparation that follows
             return
         if not self._joined.done():
             self._joined.set_result(None)
         await unless(self._participant.joined(generation, protocol, assignment), self._signals.lost)
 
     async def _prepare(self) -> None:
-        """Repeats the preparation until no new request arrives while it runs."""
+        """Repeats the preparation until no rejoin is requested while it runs."""
         while True:
             self._rejoin = None
             await unless(self._participant.prepare(), self._signals.lost)
@@ -274,14 +274,14 @@ class GroupCoordinator(KafkaGroup):
             raise BrokerError(
                 f"group {self.group!r}: the coordinator (broker {self._coordinator.node}) chose the allocator function "
                 f"{joined.protocol_name!r:.80}, which this member does not offer; it offers {', '.join(names)}. This "
-                "is a fault of the broker, or of a proxy before it"
+                "is a fault of the broker, or of a proxy in front of it"
             )
         return joined
 
     async def _sync(self, joined: Any) -> bytes | None:
-        """Returns the assignment of this member; None if it must join again."""
+        """Sends one SyncGroup. Returns the assignment of this member, or None if it must join again."""
         assignments: Mapping[str, bytes] = {}
-        # a static leader that came back skips it: the assignment stays
+        # the coordinator sets `skip_assignment` for a static leader that came back: the assignment stays
         if joined.member_id == joined.leader and not joined.skip_assignment:
             log.info("%s: leads %d members (generation %d)", self.group, len(joined.members), self._generation)
             assignments = await unless(
@@ -325,11 +325,11 @@ class GroupCoordinator(KafkaGroup):
     def _commit_refused(self, reaction: object, why: str) -> None:
         """Handles the error code of a heartbeat or commit for the present membership."""
         if reaction is GroupReaction.REJOIN:
-            # older brokers also send this while they wait for the leader; a joining member need not react
+            # older brokers also send this code while they wait for the leader; a joining member need not react
             if self.phase is GroupPhase.STABLE:
                 self.request_rejoin("the group rebalances")
         elif reaction is GroupReaction.LOST and self.phase is GroupPhase.JOINING:
-            pass  # the new generation has begun, and the response to this member's JoinGroup is on its way
+            pass  # the new generation has begun, and the response to this member's JoinGroup will follow
         elif reaction in REMOVED:
             self._lose(reaction, why)
 
@@ -357,8 +357,8 @@ class GroupCoordinator(KafkaGroup):
         await self._leave_group(left, "closing")
 
     async def _give_up(self) -> None:
-        """Ends a membership that cannot continue: stops, and leaves so that the others need not wait for the
-        session timeout."""
+        """Ends a membership that cannot continue. The member leaves, so that the others need not wait for the session
+        timeout."""
         left, self._generation = self._me, -1
         if left.generation >= 0:
             try:
@@ -387,10 +387,10 @@ class GroupCoordinator(KafkaGroup):
             log.warning("%s: the coordinator acknowledged nothing for a whole session timeout", self.group)
             self._coordinator.forget()
         me, started = self._me, self.heartbeat.sent_heartbeat()
-        # a third of the session: if the coordinator hangs, the rest is enough to find its successor
+        # a third of the session timeout: if the coordinator hangs, the rest is enough to find its successor
         deadline = time.monotonic() + self._settings.session_timeout_s / 3
         response = await self._coordinator.ask(heartbeat_request(self.group, me), deadline)
-        if me == self._me and self._keeps_alive():  # otherwise the response belongs to a generation that is over
+        if me == self._me and self._keeps_alive():  # otherwise the response belongs to an earlier generation
             self._read_heartbeat(response.error_code, started)
         self.heartbeat.received_heartbeat()
 

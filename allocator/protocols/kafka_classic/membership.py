@@ -1,13 +1,13 @@
-"""Ownership of partitions by Kafka's classic group protocol, shared with members of any other client.
+"""Membership under Kafka's classic group protocol. The group may have members of any other client.
 
-Guarantee: a partition has at most one owner, as far as the protocol allows it. The leader assigns a partition to
-another member only after its owner joined again without it, or after the coordinator removed the owner because it was
-silent or slow. This member stops acting by its own clock before the coordinator can have removed it (see `KafkaLease`).
-Its commits carry its generation, and the coordinator refuses them once that generation is over.
+Guarantee: a partition has at most one owner, as far as the protocol allows. The leader assigns a partition to another
+member only after its owner has joined again without it, or after the coordinator has removed the owner because it was
+silent or slow. By its own clock, this member stops acting before the coordinator can have removed it (`KafkaLease`).
+Its commits carry its generation, and the coordinator refuses them after that generation has ended.
 
-A member that offers `range`, `roundrobin` or `sticky` gives up all partitions before each rebalance, as other clients
-do. A member that offers only other assignors (`cooperative-sticky`, or functions of the user's) keeps the partitions
-that do not move (KIP-429).
+A member that offers `range`, `roundrobin` or `sticky` releases all partitions before each rebalance, as other clients
+do. A member that offers only other assignors (`cooperative-sticky`, or the user's functions) keeps the partitions that
+do not move (KIP-429).
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from allocator.types import NO_PARTITIONS, Partitions
 
 log = logging.getLogger(__name__)
 
-# how old the load of partitions may be. more: assignments follow the load later; less: the second round of a
-# rebalance, which assigns the released partitions, may decide otherwise than the first
+# maximum age in seconds of a partition's load. Higher: assignments follow the load later; lower: the two rounds of a
+# cooperative rebalance may see different loads, and contradict each other
 LOAD_FRESH_S = 10.0
 
 
 class KafkaMembership(KafkaMember):
-    """One member of one group; the module's docstring has the guarantee.
+    """One member of one group. The docstring of the module has the guarantee.
 
-    The caller connects and closes `client`. `assignors` are this member's allocator functions by name, the preferred
-    one first; `load` returns how much work each partition is, for those that ask for it. As the `Committer` of a
-    `GroupOffsets`, it has offsets committed as this member. The constructor does no I/O.
+    The caller connects and closes `client`. `assignors` are the assignors of this member by name, the preferred one
+    first. `load` returns the load of partitions, for assignors that want it. As the `Committer` of a `GroupOffsets`,
+    this object makes commits carry the identity of the member. The constructor does no I/O.
     """
 
     protocol_type = PROTOCOL_TYPE
@@ -89,7 +89,7 @@ class KafkaMembership(KafkaMember):
 
     @property
     def leading(self) -> bool:
-        """Whether this member computed the current assignment."""
+        """Whether this member leads the group: it computed the current assignment."""
         return self._counts is not None
 
     def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
@@ -108,8 +108,8 @@ class KafkaMembership(KafkaMember):
         me = OwnMetadata(
             topics=self._wanted,
             held=held,
-            # of the last JoinGroup, synced or not: leaders of other clients may reassign at once the partitions of a
-            # member that names an older generation than the others
+            # the generation of the last JoinGroup, synced or not: leaders of other clients may reassign at once the
+            # partitions of a member that names an older generation than the other members
             generation=identity.generation if held and identity is not None else -1,
             before=before,
             before_generation=before_generation,
@@ -122,7 +122,7 @@ class KafkaMembership(KafkaMember):
 
     async def prepare(self) -> None:
         if self._selection.pattern is not None:
-            # another member may know a topic that this one does not know yet
+            # another member may know a topic that this member does not know yet
             with contextlib.suppress(AllocatorError):
                 await self._client.refresh()
         self._wanted = self._resolved()
@@ -143,7 +143,7 @@ class KafkaMembership(KafkaMember):
         view = await self._surroundings.view(assignor, joined.members, exist, joined.owned)
         decision = decide(assignor, joined, view, self._target)
         if decision.problem is not None:
-            log.error("%s: members keep what they have: %s", self._group_name, decision.problem)
+            log.error("%s: members keep their partitions: %s", self._group_name, decision.problem)
             self._listener.failed(decision.problem)
         else:
             without = left_out(view, decision.target)
@@ -179,7 +179,7 @@ class KafkaMembership(KafkaMember):
 
     async def lost(self, why: str) -> None:
         self._counts = None
-        self._before = (NO_PARTITIONS, -1)  # their new owners should keep them
+        self._before = (NO_PARTITIONS, -1)  # the new owners should keep the lost partitions
         await super().lost(why)
 
     async def leaving(self) -> None:
@@ -199,7 +199,9 @@ class KafkaMembership(KafkaMember):
             return NO_PARTITIONS
         foreign = sorted({p.topic for p in assigned} - self._wanted)
         if foreign:
-            log.error("%s: the leader assigned topics that we did not subscribe to: %s", self._group_name, foreign)
+            log.error(
+                "%s: the leader assigned topics that this member did not subscribe to: %s", self._group_name, foreign
+            )
         return frozenset(p for p in assigned if p.topic in self._wanted)
 
     def _resolved(self) -> frozenset[str]:

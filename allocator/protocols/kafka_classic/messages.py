@@ -1,4 +1,4 @@
-"""The requests of a group's members, over their versions.
+"""Builds the requests of a member of a classic group, and reads the responses.
 
     JoinGroup    v0 0.9; v1 rebalance timeout (0.10.1); v4 member id required (KIP-394); v5 static members (KIP-345);
                  v8 reason (KIP-800); v9 a leader that need not compute (KIP-814)
@@ -6,7 +6,7 @@
     Heartbeat    v0 0.9; v3 static members
     LeaveGroup   v0 0.9; v3 many members at once, static ones too; v5 reason
 
-kafka-python writes each in the newest version that both sides know.
+kafka-python encodes each request in the newest version that both sides know.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from kafka.protocol.consumer import HeartbeatRequest, LeaveGroupRequest
 
 from allocator.core.offsets import Identity
 
-# the JoinGroup version from which a member may be static
+# first JoinGroup version with static members
 STATIC_MEMBERS = 5
-# from this JoinGroup version on, the coordinator assigns the member id first, so that no unknown member is left behind
+# first JoinGroup version in which the coordinator assigns the member id before the member joins
 MEMBER_ID_FIRST = 4
 
-MAX_REASON = 255  # characters; brokers cut longer ones
+MAX_REASON = 255  # characters; brokers truncate longer reasons
 
 
 class JoinedMember(NamedTuple):
-    """One member, as the coordinator describes it to the leader."""
+    """A member as the coordinator describes it to the leader."""
 
     member_id: str
     instance_id: Optional[str]
@@ -34,7 +34,7 @@ class JoinedMember(NamedTuple):
 
 
 def joined_members(response: Any) -> list[JoinedMember]:
-    """Returns all members of the group, if the JoinGroup response is for the leader."""
+    """Returns the members in a JoinGroup response: all members for the leader, none for the others."""
     return [JoinedMember(m.member_id, m.group_instance_id, m.metadata or b"") for m in response.members]
 
 
@@ -57,5 +57,5 @@ def leave_request(group: str, identity: Identity, reason: str) -> Any:
 
 
 def leave_code(response: Any) -> int:
-    """The error code of the group, otherwise that of the member."""
+    """Returns the error code of the whole request, or else that of the member."""
     return int(response.error_code or next((m.error_code for m in response.members or () if m.error_code), 0))

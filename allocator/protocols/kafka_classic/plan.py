@@ -1,11 +1,11 @@
-"""What a member offers when it joins, and the assignment that the leader computes from all offers. No I/O.
+"""Encodes the offers of a member that joins, and computes the leader's assignment from all offers. No I/O.
 
-The names `range`, `roundrobin`, `sticky` and `cooperative-sticky` mean the same to other clients, so the metadata under
-these names has their format. Under any other name there are only members of this library; their metadata also has their
-client id, host and weight.
+Other clients know the assignors `range`, `roundrobin`, `sticky` and `cooperative-sticky`, so the metadata for these has
+the format of those clients. Only members of this library use other assignors. Their metadata also has the client id,
+the host and the weight.
 
-Where members may keep partitions while they join, a partition moves in two rounds (KIP-429). In the first round the
-leader leaves out partitions that another member still claims. That member releases them and joins again, and the second
+If members may keep partitions while they join, a partition moves in two rounds (KIP-429). In the first round, the
+leader omits the partitions that another member still claims. That member releases them and joins again, and the second
 round assigns them.
 """
 
@@ -42,20 +42,20 @@ COMMON = EAGER | {"cooperative-sticky"}
 
 
 def is_cooperative(assignors: Iterable[str]) -> bool:
-    """Whether a member with these offers may keep its partitions while it joins: no offer forbids it."""
+    """Returns whether a member with these offers may keep its partitions while it joins."""
     return not EAGER.intersection(assignors)
 
 
 @dataclass(frozen=True)
 class OwnMetadata:
-    """The metadata that a member sends about itself."""
+    """The member's own data for its metadata."""
 
     topics: frozenset[str]
     held: Partitions = NO_PARTITIONS
     generation: int = -1
-    """The generation that the member joined last while it held `held`."""
+    """The newest generation that the member joined while it owned `held`."""
     before: Partitions = NO_PARTITIONS
-    """Its last assignment, which it may have released to join."""
+    """The last assignment of the member, which it may have released to join."""
     before_generation: int = -1
     name: str = ""
     host: str = ""
@@ -64,19 +64,19 @@ class OwnMetadata:
 
 
 def offers(assignors: Iterable[str], me: OwnMetadata) -> list[tuple[str, bytes]]:
-    """The protocols of a JoinGroup, the preferred one first."""
+    """Returns pairs of assignor name and metadata for a JoinGroup, in the order of `assignors`."""
     topics = tuple(sorted(me.topics))
     return [(name, _offer(name, topics, me).encode()) for name in assignors]
 
 
 def _offer(name: str, topics: tuple[str, ...], me: OwnMetadata) -> Subscription:
     if name in EAGER:
-        # v0 is what other clients send under these names, and all of them read
+        # other clients send v0 for these assignors, and all of them read it
         sticky = name == "sticky" and me.before
         user_data = StickyUserData(me.before, me.before_generation).encode() if sticky else None
         version = 0 if me.rack is None else NEWEST
         return Subscription(topics, user_data, NO_PARTITIONS, -1, me.rack, version)
-    # Java leaders from 2.8 to 3.3 read only this generation; they reassign partitions of an older one at once
+    # Java leaders from 2.8 to 3.3 read only this generation, and at once reassign partitions of an older generation
     about = {"name": me.name, "host": me.host, "weight": me.weight}
     user_data = generation_data(me.generation) if name in COMMON else json.dumps(about, separators=(",", ":")).encode()
     return Subscription(topics, user_data, me.held, me.generation, me.rack, NEWEST)
@@ -84,18 +84,18 @@ def _offer(name: str, topics: tuple[str, ...], me: OwnMetadata) -> Subscription:
 
 @dataclass(frozen=True)
 class Decision:
-    """An assignment, as the leader sends it."""
+    """The assignment that the leader computed."""
 
     target: Mapping[str, Partitions]
-    """The result of the allocator function, which the group reaches after one or two rounds."""
+    """The result of the assignor. The group reaches it after one or two rounds."""
     assignments: Mapping[str, bytes]
-    """The partitions of each member id in this round."""
+    """Member id -> the encoded assignment of this round."""
     problem: AllocatorError | None
-    """Why the function's result cannot be used; the members then keep their partitions."""
+    """Why the assignor's result is unusable; the members then keep their partitions."""
 
 
 class GroupMembers:
-    """The metadata of all members, under the function that all of them offer."""
+    """The decoded metadata of all members, for the assignor that all of them offer."""
 
     def __init__(self, protocol: str, members: Sequence[JoinedMember]) -> None:
         said = _read(members)
@@ -106,12 +106,13 @@ class GroupMembers:
         self.members = tuple(sorted(valid, key=attrgetter("order")))
         """The members whose metadata is valid."""
         self.topics = frozenset(topic for each in said.values() for topic in each.topics)
-        """All topics that a member subscribes to."""
+        """All topics that at least one member subscribes to."""
         self.claims = {member: _claims(protocol, each) for member, each in said.items()}
 
     @property
     def owned(self) -> dict[str, Partitions]:
-        """Each partition with its last owner; with none if two members of one generation claim it."""
+        """Member id -> the partitions that it owns. If two members claim a partition, the claim of the newer generation
+        counts. Of two claims of the same generation, neither counts."""
         best: dict[TopicPartition, tuple[int, str | None]] = {}
         for member, (parts, generation) in self.claims.items():
             for partition in parts:
@@ -126,7 +127,7 @@ class GroupMembers:
         }
 
     def former(self, owned: Mapping[str, Partitions]) -> dict[TopicPartition, str]:
-        """Each partition with the member that claims it since the newest generation, among the non-owners."""
+        """Returns for each partition the member with the newest claim to it, apart from the owner in `owned`."""
         best: dict[TopicPartition, tuple[int, str]] = {}
         for member, (parts, generation) in sorted(self.claims.items()):
             for partition in parts - owned.get(member, NO_PARTITIONS):
@@ -136,7 +137,7 @@ class GroupMembers:
 
 
 def decide(assignor: Assignor, joined: GroupMembers, view: GroupView, before: Mapping[str, Partitions]) -> Decision:
-    """One assignment. `before` is the last target that this leader knows. It counts if the function fails."""
+    """Returns the assignment of the next round. `before`: the last known target, used if the assignor fails."""
     problem = None
     target: Mapping[str, Partitions]
     try:
@@ -166,8 +167,8 @@ def _read(members: Sequence[JoinedMember]) -> dict[str, Subscription]:
 
 
 def _claims(protocol: str, said: Subscription) -> tuple[Partitions, int]:
-    """The partitions that a member claims, with the generation of the claim. Under `sticky`, the partitions that it
-    prefers."""
+    """Returns the partitions that a member claims, and the generation of the claim. Under `sticky`: its last
+    assignment."""
     if protocol == "sticky" and said.user_data:
         try:
             data = StickyUserData.decode(said.user_data)
@@ -201,16 +202,17 @@ def _member(protocol: str, member: JoinedMember, said: Subscription) -> Member:
     )
 
 
-# a starting broker may report existing topics as missing, until the controller has sent it their metadata
-# more: a deleted topic is noticed later; less: the group rebalances because a broker came back
+# seconds until a missing topic or partition counts as deleted: a starting broker may report existing topics as missing
+# until the controller has sent it their metadata. Higher: a deleted topic is noticed later; lower: the group rebalances
+# because a broker restarted
 DOUBT_S = 1.5
 
 
 class PartitionCounts:
-    """The partitions of each topic, protected from incomplete metadata of brokers.
+    """Returns the partitions of a topic, despite incomplete metadata of starting brokers.
 
-    Additional partitions count at once. Fewer, or none, count after the brokers have reported them for `DOUBT_S`; until
-    then the earlier ones count. `known` returns the newest metadata.
+    New partitions count at once. Missing partitions count as deleted after brokers have omitted them for `DOUBT_S`
+    seconds. `known` returns the newest metadata.
     """
 
     def __init__(self, known: Callable[[str], Sequence[int] | None], clock: Callable[[], float]) -> None:
@@ -220,7 +222,7 @@ class PartitionCounts:
         self._since: dict[str, float] = {}
 
     def __call__(self, topic: str) -> Sequence[int]:
-        """The partition numbers; empty for a topic that does not exist."""
+        """Returns the partition numbers; empty for a topic that does not exist."""
         now, before = self._known(topic) or (), self._believed.get(topic, ())
         if len(now) < len(before) and self._clock() - self._since.setdefault(topic, self._clock()) < DOUBT_S:
             return before
@@ -230,7 +232,7 @@ class PartitionCounts:
 
     @property
     def doubtful(self) -> bool:
-        """Whether a topic seems to have shrunk: read the metadata again after `DOUBT_S`."""
+        """Whether brokers omit a topic or partition, so that the metadata must be read again after `DOUBT_S`."""
         return bool(self._since)
 
     def keep(self, topics: Iterable[str]) -> None:
@@ -247,19 +249,19 @@ def give_back(
     former: Mapping[TopicPartition, str],
     topics: Mapping[str, frozenset[str]],
 ) -> dict[str, frozenset[TopicPartition]]:
-    """`target` with partitions exchanged so that more of them go to their `former` owner, the one before `owned`.
+    """Returns `target` with some partitions exchanged, so that more of them return to their `former` owner.
 
-    Guarantee: each member gets as many as in `target`, of topics that it subscribes to (`topics`), and no more
-    partitions leave their owner. Not guaranteed: the most that could go back. Former owners come from Kafka's user
-    data of `sticky`: a member that missed generations tells what it had then.
+    Guarantee: each member gets as many partitions as in `target`, of topics that it subscribes to (`topics`), and no
+    more partitions leave their owner. The number of returned partitions is not always the largest possible. Former
+    owners come from the user data of `sticky`: a member that missed generations reports its last assignment.
 
-    Cost: O(partitions), and for each partition with a former owner at most one step for each partition that the
-    former owner is newly given.
+    Cost: O(partitions), and for each partition with a former owner at most one step for each partition that the former
+    owner newly gets.
     """
     given = {member: set(partitions) for member, partitions in target.items()}
     holder = {partition: member for member, partitions in target.items() for partition in partitions}
     owner = {partition: member for member, partitions in owned.items() for partition in partitions}
-    # partitions that a member newly gets and did not own before; sorted, so that equal groups get equal results
+    # the partitions that each member newly gets; sorted, so that equal groups get equal results
     fresh: dict[str, dict[TopicPartition, None]] = {
         member: {p: None for p in sorted(partitions) if owner.get(p) != member and former.get(p) != member}
         for member, partitions in target.items()

@@ -12,7 +12,7 @@ from allocator.protocols.kafka_group import GroupSettings
 
 @dataclass(frozen=True)
 class KafkaSettings(GroupSettings):
-    """How a member takes part in its group. Times in seconds. Raises `ConfigError` for settings that contradict."""
+    """The settings of a member of a classic group. Times in seconds. Raises `ConfigError` for a contradiction."""
 
     weight: float = DEFAULT["weight"]
     session_timeout_s: float = DEFAULT["session_timeout_s"]
@@ -26,7 +26,7 @@ class KafkaSettings(GroupSettings):
             )
 
     def check(self, group: str, join_version: int | None) -> None:
-        """Raises `ConfigError` for what brokers with this version of JoinGroup cannot do."""
+        """Raises `ConfigError` if brokers with this version of JoinGroup do not support the settings."""
         if join_version is None:
             raise ConfigError(f"group {group!r}: the brokers are older than 0.9 and have no group protocol")
         if self.instance_id is not None and join_version < STATIC_MEMBERS:

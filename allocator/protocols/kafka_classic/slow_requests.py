@@ -1,4 +1,4 @@
-"""JoinGroup and SyncGroup: the coordinator holds them back until the other members have sent theirs."""
+"""Sends JoinGroup and SyncGroup, whose responses the coordinator delays until all members have sent these requests."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 class SlowRequests:
     """Sends JoinGroup and SyncGroup, one at a time, over a connection of their own.
 
-    A coordinator may hold them back for the whole rebalance timeout, so a silent connection proves nothing. The other
-    connection shows whether the coordinator lives and still coordinates the group: heartbeats use it, or small
-    requests of this class while there is no generation to send heartbeats for (`heartbeats_go` returns False). As soon
-    as another broker coordinates the group, the request is given up.
+    A coordinator may delay the responses for the whole rebalance timeout, so a silent connection proves nothing. The
+    other connection shows whether the coordinator is alive and still coordinates the group. Heartbeats use that
+    connection. While there is no generation to send heartbeats for (`heartbeats_go` returns False), this class sends
+    small requests instead. As soon as another broker coordinates the group, the request is cancelled.
     """
 
     client: KafkaClient
@@ -45,9 +45,9 @@ class SlowRequests:
         return max(self.client.request_timeout_s, self.settings.rebalance_timeout_s + 5)
 
     async def join(self, member_id: str, offers: Sequence[tuple[str, bytes]], why: str, *events: asyncio.Event) -> Any:
-        """The response to a JoinGroup. Raises as `ask`.
+        """Returns the response to a JoinGroup. Raises what `ask` raises.
 
-        `offers`: assignor names with the member's metadata, the preferred one first.
+        `offers`: pairs of assignor name and the member's metadata, the preferred assignor first.
         """
         request = JoinGroupRequest(
             group_id=self.group,
@@ -65,9 +65,9 @@ class SlowRequests:
     async def sync(
         self, member: Identity, protocol: str, assignments: Mapping[str, bytes], *events: asyncio.Event
     ) -> Any:
-        """The response to a SyncGroup: all others wait for the leader's assignment. Raises as `ask`.
+        """Returns the response to a SyncGroup, which waits for the leader's assignment. Raises what `ask` raises.
 
-        `assignments` by member id from the leader, empty from the others.
+        `assignments`: member id -> assignment, from the leader; empty from the other members.
         """
         entry = SyncGroupRequest.SyncGroupRequestAssignment
         request = SyncGroupRequest(
@@ -83,13 +83,13 @@ class SlowRequests:
         return await self.ask(request, self._patience_s, *events)
 
     async def ready(self, *events: asyncio.Event) -> None:
-        """Finds the coordinator first: a response proves nothing about the time before its request was sent."""
+        """Finds the coordinator. Call it before the time of a request is taken, because the search may take long."""
         await unless(self.coordinator.find(time.monotonic() + self._patience_s), *events)
 
     async def ask(self, request: Any, patience_s: float, *events: asyncio.Event, nameless: bool = False) -> Any:
-        """The coordinator's response. Raises `BrokerError`, or `Interrupted` when one of the events comes first.
+        """Returns the coordinator's response. Raises `BrokerError`, or `Interrupted` if one of the events is set first.
 
-        `nameless`: the request is a JoinGroup without a member id.
+        `nameless`: whether the request is a JoinGroup without a member id.
         """
         deadline = time.monotonic() + patience_s
         node = await unless(self.coordinator.find(deadline), *events)
@@ -101,7 +101,8 @@ class SlowRequests:
         except Interrupted:
             old = (self.client.api_version(JoinGroupRequest) or 0) < MEMBER_ID_FIRST
             if nameless and old and not moved.is_set():
-                # such a broker has created a member with an unknown id, and the group would wait for it
+                # an old broker has created a member whose id this process does not know, and the group would wait for
+                # it
                 with contextlib.suppress(AllocatorError, asyncio.TimeoutError):
                     raise Interrupted((await within(asyncio.shield(ask), LEAVE_WITHIN_S)).member_id) from None
             raise
@@ -111,13 +112,13 @@ class SlowRequests:
                 task.cancel()
             await asyncio.wait({ask, watch})
             if unanswered and node is not None:
-                self.client.hang_up(node, JoinGroupRequest)  # else the next request waits for this response
+                self.client.hang_up(node, JoinGroupRequest)  # otherwise the next request waits for this response
             for task in (ask, watch):
                 if not task.cancelled():
-                    task.exception()  # marks it as retrieved: the interruption takes precedence
+                    task.exception()  # marks it as retrieved, because the interruption takes precedence
 
     async def _watch(self, node: int | None, moved: asyncio.Event) -> None:
-        """Sets `moved` and returns once another broker than `node` coordinates the group."""
+        """Sets `moved` and returns as soon as another broker than `node` coordinates the group."""
         settings = self.settings
         while True:
             await asyncio.sleep(settings.heartbeat_interval_s)
@@ -125,6 +126,6 @@ class SlowRequests:
                 with contextlib.suppress(BrokerError):  # the coordinator is forgotten then
                     await self.coordinator.probe(time.monotonic() + settings.session_timeout_s / 3)
             if self.coordinator.node not in (None, node):
-                log.info("%s: the coordinator moved while a request of ours was pending", self.group)
+                log.info("%s: the coordinator moved while a request was pending", self.group)
                 moved.set()
                 return

@@ -1,9 +1,9 @@
 """KIP-848, Kafka's next-generation group protocol: ConsumerGroupHeartbeat; the coordinator assigns.
 
 In: a connected `KafkaClient`. Out: calls to an `AssignmentListener`; the member id and epoch that commits carry.
-May touch: the group on its coordinator; no record and no offset.
+Effects: the group on its coordinator; no records and no offsets.
 
-`membership` is the entrance, with `settings`. `group` is the state machine, `messages` composes the requests.
+Start with `membership` and `settings`. `group` is the state machine, `messages` builds the requests.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The state machine of one member of a KIP-848 group: ConsumerGroupHeartbeat alone.
+"""The state machine of one member of a KIP-848 group. It sends only ConsumerGroupHeartbeat.
 
 The coordinator assigns the partitions. A member reports its subscription and the partitions that it owns; the response
-says which partitions it may use. This module knows partitions by the ids of their topics. A `Kip848Participant` knows
-them by name and processes them; the consumer's is `allocator.protocols.kip848.membership`.
+contains the partitions that it may own. This module knows partitions by the ids of their topics. A `Kip848Participant`
+knows them by name and processes them. The consumer's participant is `Kip848Membership`.
 """
 
 from __future__ import annotations
@@ -54,59 +54,62 @@ log = logging.getLogger(__name__)
 NONE: IdPartitions = frozenset()
 
 SESSION_TIMEOUT = "consumer.session.timeout.ms"
-# between two requests for the session timeout. more: notices a shorter one later; less: more requests
+# seconds between two requests for the session timeout. Higher: the member notices a shorter timeout later; lower: more
+# requests
 SESSION_ASKED_EVERY_S = 60.0
-RESPONSE_WITHIN_S = 2.0  # limit of a response. more: a broker that hangs delays a heartbeat longer
-# between two attempts to join while another process has the instance id. more: a restarted process joins later; less:
-# more requests
+# seconds for the response with the session timeout. Higher: a hung broker delays a heartbeat longer; lower: a slow
+# broker does not report the timeout
+RESPONSE_WITHIN_S = 2.0
+# longest pause in seconds between two attempts to join while another process has the instance id. Higher: a restarted
+# process joins later; lower: more requests
 NAMESAKE_RETRY_MAX_S = 1.0
-UNNAMED_RETRY_S = 0.5  # pause before reading metadata again for the name of a topic that was just created
+UNNAMED_RETRY_S = 0.5  # seconds until the metadata is read again for the name of a new topic
 
 
 class Kip848Phase(enum.Enum):
     """The state of a member in its group."""
 
-    JOINING = "no member, or not any more; the next heartbeat joins"
-    RECONCILING = "a member that does not hold its whole assignment yet, or still holds more than that"
-    STABLE = "holds its assignment"
-    AWAY = "left because the user was silent for too long; joins again when the user asks for records"
+    JOINING = "not a member; the next heartbeat joins"
+    RECONCILING = "a member that still has to start or to release partitions of its assignment"
+    STABLE = "owns exactly its assignment"
+    AWAY = "left because the user did not poll; joins again at the next poll"
     CLOSED = "left for good, or fenced"
 
 
 class Kip848Participant(KafkaGroupParticipant, Protocol):
-    """Processes the partitions. The state machine calls one method at a time, except `lost`, `acknowledged` and
-    `failed`."""
+    """What the state machine calls: one method at a time, except `lost`, `acknowledged` and `failed`."""
 
     def topics(self) -> frozenset[str]:
-        """The present subscription."""
+        """Returns the current subscription."""
 
     async def take(self, assigned: IdPartitions) -> bool:
-        """Start those of these partitions that are not held yet.
+        """Start those of these partitions that the member does not own yet.
 
-        Returns False if the name of a topic is not known yet; it is called again then.
+        Returns False if the name of a topic is not known yet; `take` is then called again.
         """
 
     async def release(self, revoked: IdPartitions) -> None:
-        """Drain, commit and give up these partitions: other members may own them when this returns. Cancelled if the
+        """Drain, commit and release these partitions: other members may own them after this returns. Cancelled if the
         membership is lost."""
 
     def acknowledged(self, started: float, session_timeout_s: float, *, revoking: bool) -> None:
-        """At some moment after `started` (by the clock given) the coordinator counted this process as a member.
+        """Called when the coordinator acknowledged this member in a heartbeat that began at `started`.
 
-        `revoking`: since before `started`, the coordinator may have been waiting for this member to release something.
+        `revoking`: whether the coordinator may have been waiting since before `started` for this member to release
+        partitions.
         """
 
 
 class Kip848Group(KafkaGroup):
     """One member of one group.
 
-    Guarantee: an assigned partition counts as owned, and each heartbeat that lists the owned partitions includes it,
-    until `release` has returned. Only then does the coordinator learn that other members may have it, and the member
-    takes nothing new before the coordinator has acknowledged that. A response to an earlier life of this member changes
-    nothing.
+    Guarantee: an assigned partition counts as owned until `release` has returned, and each heartbeat that lists the
+    owned partitions includes it. Only after that does a heartbeat tell the coordinator that other members may own the
+    partition. The member starts no new partitions before the coordinator has acknowledged the release. A response that
+    belongs to an earlier membership changes nothing.
 
-    The member id is created here and stays the same for the life of this object; the coordinator assigns the epoch.
-    `run` is the member's life; its caller awaits it. The constructor does no I/O.
+    This object creates the member id and keeps it; the coordinator assigns the epoch. `run` is the whole life of the
+    member; its caller awaits it. The constructor does no I/O.
     """
 
     OUT, AWAY, CLOSED = Kip848Phase.JOINING, Kip848Phase.AWAY, Kip848Phase.CLOSED
@@ -127,11 +130,11 @@ class Kip848Group(KafkaGroup):
         self.member_id = str(uuid.uuid4())
         self.epoch = JOIN_EPOCH
         self._participant = participant
-        self._session_s: float | None = None  # as configured on the broker; None: not known
+        self._session_s: float | None = None  # the session timeout of the group; None while unknown
         self._session_asked = float("-inf")
-        self._reported: MemberState | None = None  # acknowledged by the coordinator; None: report everything
-        self._assigned: IdPartitions | None = None  # the newest assignment; None: none yet in this life
-        self._reached: IdPartitions | None = None  # the assignment that the member carried out last
+        self._reported: MemberState | None = None  # what the coordinator has acknowledged; None: report everything
+        self._assigned: IdPartitions | None = None  # the newest assignment; None before the first one of a membership
+        self._reached: IdPartitions | None = None  # the last assignment that the member reached
         self._owned = NONE
         self._namesake_backoff = Backoff(settings.retry_backoff_s, NAMESAKE_RETRY_MAX_S)
 
@@ -144,7 +147,7 @@ class Kip848Group(KafkaGroup):
         return Identity(self.epoch, self.member_id, self._settings.instance_id, by_epoch=True)
 
     def changed(self) -> None:
-        """The subscription has changed: report it to the coordinator at once."""
+        """Reports the changed subscription to the coordinator at once."""
         self._loop.send_now()
 
     def _commit_refused(self, reaction: GroupReaction, why: str) -> None:
@@ -183,12 +186,12 @@ class Kip848Group(KafkaGroup):
                 pass
 
     async def _reconcile(self, assigned: IdPartitions) -> None:
-        """One step towards `assigned`: release all partitions that are not in it, or else take the new ones."""
+        """Takes one step towards `assigned`: releases the partitions that are not in it, or else takes the new ones."""
         if self._owned - assigned:
             self.move(Kip848Phase.RECONCILING, f"{len(self._owned - assigned)} partitions to release")
             await self._release(self._owned - assigned)
-            # other members wait for these; once the coordinator knows that they are free, it may assign more to this
-            # member
+            # other members wait for these partitions. When the coordinator knows that they are free, it may assign more
+            # partitions to this member
             self._signals.acknowledged.clear()
             self._loop.send_now()
             await unless(self._signals.acknowledged.wait(), self._signals.lost, self._signals.stop)
@@ -206,7 +209,7 @@ class Kip848Group(KafkaGroup):
 
     async def _release(self, revoked: IdPartitions) -> None:
         await unless(self._participant.release(revoked), self._signals.lost)
-        # partitions that this member got again in the meantime start again
+        # the coordinator may have assigned some of them to this member again; these start again
         self._owned = (self._owned - revoked) | (self._assigned or NONE)
         self._reached = None
 
@@ -244,13 +247,13 @@ class Kip848Group(KafkaGroup):
         return self._loss is None and self.phase not in (Kip848Phase.AWAY, Kip848Phase.CLOSED)
 
     async def _send_heartbeat(self) -> None:
-        """Raises `BrokerError` when the heartbeat is to be repeated."""
+        """Sends one heartbeat and handles the response. Raises `BrokerError` if the heartbeat must be repeated."""
         await self._ask_session_timeout()
         # a response proves nothing about the time before its request was sent
         await self._coordinator.find(time.monotonic() + self._coordinator.patience_s)
         epoch, known, reported = self.epoch, self._assigned, self._reported
         state = MemberState(self._participant.topics(), self._owned)
-        # a third of the session: if the coordinator hangs, the rest is enough to find its successor
+        # a third of the session timeout: if the coordinator hangs, the rest is enough to find its successor
         patience_s = self._coordinator.patience_s
         if self._session_s is not None:
             patience_s = min(patience_s, self._session_s / 3)
@@ -263,8 +266,7 @@ class Kip848Group(KafkaGroup):
             await self._react(response)
             return
         self._adopt(response)
-        # the response was lost: the coordinator may have waited for a release since it sent the assignment in that
-        # response
+        # an earlier response was lost. If it had an assignment, the coordinator has waited for a release since then
         missed = reported is None and epoch != JOIN_EPOCH
         known = self._assigned if missed and response.assignment is not None else known
         unsure = missed and response.assignment is None
@@ -283,14 +285,14 @@ class Kip848Group(KafkaGroup):
             log.info("%s: %s is at epoch %d", self.group, self.member_id, response.member_epoch)
         self.epoch = response.member_epoch
         self._namesake_backoff.reset()
-        # the session timeout is unknown here, but it is longer than the heartbeat interval
+        # an unknown session timeout is certainly longer than the heartbeat interval
         timer, interval_s = self.heartbeat, response.heartbeat_interval_ms / 1000
         session_s = self._session_s or interval_s
         timer.session_timeout_s = session_s
         timer.interval_s = min(interval_s, session_s / 3, self._settings.rebalance_timeout_s / 3)
         timer.received_heartbeat()
         if new_epoch:
-            timer.expect_rebalance()  # others release what this member gets next
+            timer.expect_rebalance()  # other members release the partitions that this member gets next
         new = assigned(response)
         if new is not None:
             self._assigned = new
@@ -298,7 +300,7 @@ class Kip848Group(KafkaGroup):
             self._poke()
 
     async def _ask_session_timeout(self) -> None:
-        """Ask the broker for the session timeout: heartbeats do not have it. Needs DESCRIBE_CONFIGS on the group."""
+        """Reads the session timeout from the broker. Needs the right to DESCRIBE_CONFIGS on the group."""
         now, first = self.heartbeat.clock(), self._session_asked == float("-inf")
         if now < self._session_asked + SESSION_ASKED_EVERY_S:
             return
@@ -312,34 +314,33 @@ class Kip848Group(KafkaGroup):
             log.debug("%s: the session timeout cannot be read: %s", self.group, error)
         if self._session_s is None and first:
             log.warning(
-                "%s: the broker does not tell this user the group's session timeout; to be safe, this member relies on "
-                "no more than the heartbeat interval. Allow DESCRIBE_CONFIGS on the group",
+                "%s: this user may not read the group's session timeout, so the lease is as short as the heartbeat "
+                "interval. Allow DESCRIBE_CONFIGS on the group",
                 self.group,
             )
 
     async def _react(self, response: Any) -> None:
-        """The coordinator refused a heartbeat."""
+        """Handles a heartbeat that the coordinator refused."""
         reaction = reaction_to(response.error_code, KIP848_HEARTBEAT)
         error = for_code(response.error_code, f"group {self.group!r}")
         if reaction in REMOVED and self.epoch != JOIN_EPOCH:
             self._lose(reaction, f"{error}{message(response)}")
         elif response.error_code == ErrorCode.FENCED_MEMBER_EPOCH:
-            # the coordinator still counts the earlier membership of this process, which would last until its session
-            # ends
-            await self._leave_group("its epoch is not known any more")
+            # the coordinator still knows an earlier membership of this process, which would last until its session ends
+            await self._leave_group("the coordinator has an earlier epoch of this member")
             self._loop.send_now()
         elif reaction in (*REMOVED, Reaction.FAIL):
             self._fail(refusal(response, self.group, self._settings))
         else:
             if response.error_code == ErrorCode.UNRELEASED_INSTANCE_ID and not self._namesake_backoff.pauses:
-                log.warning("%s: waits until its predecessor has left or expired%s", self.group, message(response))
+                log.warning("%s: waiting until the predecessor has left or expired%s", self.group, message(response))
             if reaction is Reaction.REFIND:
                 self._coordinator.forget()
             error.retriable = True
             raise error
 
     def _heartbeat_failed(self, error: BrokerError) -> float:
-        # the coordinator may have received the heartbeat, and the lost response may have had an assignment
+        # the coordinator may have received the heartbeat, and the lost response may have contained an assignment
         self._reported = None
         self._failure = error
         if error.code == ErrorCode.UNRELEASED_INSTANCE_ID:  # `_react` has logged it
@@ -351,7 +352,7 @@ class Kip848Group(KafkaGroup):
         return self._settings.failure_pause_s
 
     def _fail(self, error: AllocatorError) -> None:
-        """Reports an error that a retry does not solve, and tries again later in case an operator solves it."""
+        """Reports an error that needs an operator, and schedules a retry."""
         self._reported = None
         self.heartbeat.failed_heartbeat(self._settings.failure_pause_s)
         first = not self._joined.done()

@@ -1,23 +1,24 @@
-"""Ownership of partitions by KIP-848, Kafka's next-generation group protocol, in which the coordinator assigns.
+"""Membership under KIP-848, Kafka's next-generation group protocol, in which the coordinator assigns the partitions.
 
-Guarantee: a partition has at most one owner, as far as the protocol allows it. The coordinator assigns a partition to
-another member only after its owner reported that it released it, or after it removed the owner because it was silent or
-slow. This member stops acting by its own clock before the coordinator can have removed it. Its commits carry its epoch,
-and the coordinator refuses them once that epoch is over. Only partitions that move stop during a rebalance.
+Guarantee: a partition has at most one owner, as far as the protocol allows. The coordinator assigns a partition to
+another member only after the owner has reported its release, or after the coordinator has removed the owner because it
+was silent or slow. By its own clock, this member stops acting before the coordinator can have removed it. Its commits
+carry its epoch, and the coordinator refuses them after that epoch has ended. During a rebalance, only partitions that
+move stop.
 
-The clock: the lease lasts three quarters of the group's session timeout, from the start of the last heartbeat that was
-acknowledged. The session timeout is a setting of the broker (`group.consumer.session.timeout.ms`, 45 s by default, or
-the group's own `consumer.session.timeout.ms`). Heartbeats do not carry it, so the member asks for it when it joins and
-once a minute. If you lower it on a running group, wait a minute before you rely on it. Without the right to
-DESCRIBE_CONFIGS on the group, the member knows only the heartbeat interval, which is always shorter: it counts the
-lease from that, and sends heartbeats three times as often. A revocation has a time limit too: the coordinator removes
-a member that does not release its partitions within its rebalance timeout, counted from when it was notified.
+The lease lasts three quarters of the group's session timeout, from the start of the last acknowledged heartbeat. The
+session timeout is a setting of the broker (`group.consumer.session.timeout.ms`, 45 s by default, or the group's own
+`consumer.session.timeout.ms`). Heartbeats do not carry it, so the member reads it when it joins and once a minute. If
+you lower it on a running group, wait a minute before you rely on it. Without the right to DESCRIBE_CONFIGS on the
+group, the member knows only the heartbeat interval, which is always shorter. Then it computes the lease from the
+interval, and sends heartbeats three times as often. A revocation has a time limit too: the coordinator removes a member
+that does not release its partitions within its rebalance timeout after the notification.
 
-Members of the classic protocol may be in the same group while a service is moved, if the broker allows it
-(`group.consumer.migration.policy`). From the first member of the new protocol to the last one the coordinator assigns,
-to the classic members as well, whatever assignors they offer. (Kafka 4.1 ignores what classic members hold of a topic
-that the coordinator does not know yet when it takes over the group: do not move a group within a second after its
-topics were created.)
+While a service moves, the group may also have members of the classic protocol, if the broker allows it
+(`group.consumer.migration.policy`). As long as the group has a member of the new protocol, the coordinator assigns the
+partitions of all members, whatever assignors the classic members offer. Do not move a group within a second after its
+topics were created: when Kafka 4.1 takes over a group, it ignores the partitions that classic members own of a topic
+that the coordinator does not know yet.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ log = logging.getLogger(__name__)
 
 
 class Kip848Membership(KafkaMember):
-    """One member of one group; the module's docstring has the guarantee.
+    """One member of one group. The docstring of the module has the guarantee.
 
-    The caller connects and closes `client`. As the `Committer` of a `GroupOffsets`, it has offsets committed as this
-    member. The constructor does no I/O.
+    The caller connects and closes `client`. As the `Committer` of a `GroupOffsets`, this object makes commits carry the
+    identity of the member. The constructor does no I/O.
     """
 
     group: Kip848Group
@@ -62,7 +63,7 @@ class Kip848Membership(KafkaMember):
         selection = TopicSelection(settings.topics, settings.pattern)
         super().__init__(client, group, listener, selection, settings.connect_timeout_s)
         self._settings = settings
-        self._names: dict[IdPartition, TopicPartition] = {}  # of the held partitions
+        self._names: dict[IdPartition, TopicPartition] = {}  # the owned partitions
         self.group = Kip848Group(client, group, self, settings, coordinator=coordinator, clock=self._lease.clock)
 
     @property
@@ -71,7 +72,7 @@ class Kip848Membership(KafkaMember):
 
     @property
     def generation(self) -> int:
-        """The member epoch, 0 while this is no member."""
+        """The member epoch; 0 while this process is not a member of the group."""
         return self.group.epoch
 
     def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
@@ -83,7 +84,7 @@ class Kip848Membership(KafkaMember):
     async def _begin(self) -> None:
         self._selection.follow(self._client)
         if self._selection.pattern is not None:
-            with contextlib.suppress(AllocatorError):  # `_poll_topics` tries again
+            with contextlib.suppress(AllocatorError):  # `_poll_topics` retries
                 await self._client.refresh(max_age_s=1.0)
         self._wanted = self._selection.among(self._client.topics())
 
@@ -102,7 +103,7 @@ class Kip848Membership(KafkaMember):
                 log.info("%s: cannot read the names of new topics yet: %s", self._group_name, error)
             topics = self._by_id()
         named = {each: TopicPartition(topics[each.topic_id], each.partition) for each in new if each.topic_id in topics}
-        # the assignment may rest on an earlier subscription
+        # the coordinator may have computed the assignment for an earlier subscription
         gained = {each: partition for each, partition in named.items() if partition.topic in self._wanted}
         if gained:
             self._names.update(gained)
@@ -140,5 +141,5 @@ class Kip848Membership(KafkaMember):
         while True:
             await asyncio.sleep(self._settings.topic_poll_s)
             if self._selection.pattern is not None:
-                with contextlib.suppress(AllocatorError):  # the next turn tries again
+                with contextlib.suppress(AllocatorError):  # the next iteration retries
                     await self._client.refresh()

@@ -1,7 +1,7 @@
-"""ConsumerGroupHeartbeat v0 and v1, ConsumerGroupDescribe v0 (KIP-848; https://kafka.apache.org/protocol).
+"""The messages ConsumerGroupHeartbeat v0 and v1, and ConsumerGroupDescribe v0 (KIP-848).
 
-kafka-python has no classes for them. The JSON files beside this module define their fields, in the notation that
-kafka-python uses for all other messages.
+kafka-python has no classes for them. The JSON files beside this module define their fields, in the format in which
+kafka-python defines all other messages. Source: https://kafka.apache.org/protocol.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from allocator.errors import AllocatorError, BrokerError, ConfigError
 from allocator.protocols.kip848.settings import Kip848Settings
 
 MAX_MESSAGE = 300  # characters of an error message of the coordinator
-# in place of an epoch
+# special values of the member epoch
 JOIN_EPOCH, LEAVE_EPOCH, STATIC_LEAVE_EPOCH = 0, -1, -2
 
 
@@ -40,7 +40,7 @@ class ConsumerGroupDescribeResponse(ApiMessage, load_json=__package__):  # type:
 
 
 class IdPartition(NamedTuple):
-    """A partition by the id of its topic: a topic that was deleted and created again has another id."""
+    """A partition, named by the id of its topic. A topic that is deleted and created again gets another id."""
 
     topic_id: uuid.UUID
     partition: int
@@ -50,7 +50,7 @@ IdPartitions = frozenset[IdPartition]
 
 
 class MemberState(NamedTuple):
-    """What a heartbeat reports of the member."""
+    """The subscription and the owned partitions of a member, as its heartbeats report them."""
 
     topics: frozenset[str]
     owned: IdPartitions
@@ -64,7 +64,8 @@ def heartbeat_request(
     state: MemberState,
     reported: MemberState | None,
 ) -> Any:
-    """The changes since `reported`. In full if that is None; the coordinator then repeats the assignment."""
+    """Returns a heartbeat with the changes since `reported`. If that is None, the heartbeat reports everything, and the
+    coordinator repeats the assignment."""
     request = ConsumerGroupHeartbeatRequest
     full = reported is None
     return request(
@@ -81,7 +82,8 @@ def heartbeat_request(
 
 
 def leave_request(group: str, member_id: str, settings: Kip848Settings) -> Any:
-    """A static member leaves for a while: the group keeps its partitions for its successor."""
+    """Returns the heartbeat that leaves the group. The group keeps the partitions of a static member for its
+    successor."""
     return ConsumerGroupHeartbeatRequest(
         group_id=group,
         member_id=member_id,
@@ -99,7 +101,7 @@ def _by_topic(owned: Iterable[IdPartition]) -> list[Any]:
 
 
 def assigned(response: Any) -> IdPartitions | None:
-    """Returns the partitions that the member may use at once; None: no change."""
+    """Returns the partitions that the member may start at once; None if the assignment did not change."""
     if response.assignment is None:
         return None
     topics = response.assignment.topic_partitions
@@ -107,7 +109,7 @@ def assigned(response: Any) -> IdPartitions | None:
 
 
 def message(response: Any) -> str:
-    """Returns the broker's own words about the error code, in parentheses; "" without any."""
+    """Returns the broker's error message in parentheses; "" if there is none."""
     return f" ({plain(response.error_message[:MAX_MESSAGE])})" if response.error_message else ""
 
 
@@ -120,7 +122,7 @@ def unsupported(group: str, message: str = "") -> ConfigError:
 
 
 def refusal(response: Any, group: str, settings: Kip848Settings) -> AllocatorError:
-    """The error for the user when the coordinator refused a heartbeat and a retry does not help."""
+    """Returns the error for the user after the coordinator refused a heartbeat for good."""
     why, where, code = message(response), f"group {group!r}", response.error_code
     if code == ErrorCode.UNSUPPORTED_VERSION:
         return unsupported(group, why)

@@ -9,13 +9,13 @@ from allocator.protocols.kafka_group import GroupSettings
 
 @dataclass(frozen=True)
 class Kip848Settings(GroupSettings):
-    """How a member takes part in its group. Times in seconds.
+    """The settings of a member of a KIP-848 group. Times in seconds.
 
     The session timeout and the heartbeat interval are settings of the group on the broker
     (`consumer.session.timeout.ms` and `consumer.heartbeat.interval.ms`).
 
-    The member matches the pattern, not the broker: 4.1 assigns nothing to a member whose expression matches only topics
-    that the group had before. Python's syntax is also the same for all memberships.
+    The member matches the pattern, not the broker: Kafka 4.1 assigns nothing to a member whose expression matches only
+    topics that the group already had. And with Python's syntax, a pattern works with all memberships.
     """
 
     server_assignor: str | None = None  # "uniform" or "range", if the broker has it; None: the broker's default

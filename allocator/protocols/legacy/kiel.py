@@ -1,15 +1,15 @@
 """Membership in a group of kiel 0.9.3, together with unchanged members of kiel.
 
-Every member computes the assignment itself: member names and partitions sorted as text, assigned in turn. Members of
-kiel start their partitions at once and write no claims. Guarantee: of the members of this library, at most one owns a
-partition (see `owners`). When a partition moves between a member of kiel and one of this library, both may read it for
-a moment; that repeats records and skips none. A member of this library waits `settle_s` seconds before it starts a
-partition that may come from kiel, so that the former owner can commit.
+Every member computes the assignment itself: it sorts member names and partitions as text, and assigns in turn. Members
+of kiel start their partitions at once and write no claims. Guarantee: of the members of this library, at most one owns
+a partition (see `owners`). When a partition moves between a member of kiel and a member of this library, both may read
+it for a moment. That repeats records and skips none. A member of this library waits `settle_s` seconds before it starts
+a partition that may come from a member of kiel, so that the former owner can commit.
 
 `allocator group adopt` moves the group to the new layout (see `Seal`). Each member drains, releases its partitions and
-leaves. When all have left, one of them copies the offsets to Kafka, and then they join the new group. No partition has
-an owner in between, so there is never a second owner, and no record is skipped. A rolling restart could not do that:
-the first member in the new layout would not know which partitions the others still own.
+leaves. When all have left, one of them copies the offsets to Kafka. Then they join the new group. Between the two
+groups no partition has an owner, so no partition ever has a second owner, and no record is skipped. A rolling restart
+could not do that: the first member in the new layout would not know which partitions the other members still own.
 """
 
 from __future__ import annotations
@@ -70,17 +70,17 @@ class Carrier(Protocol):
 class KielSettings(OwnersSettings):
     """Settings of a member. Times in seconds."""
 
-    # wait before starting a partition that may come from a member of kiel; less: records that it commits later are
-    # read twice
+    # until a partition starts that may come from a member of kiel. Higher: a longer standstill; lower: records that the
+    # member of kiel commits later are read twice
     settle_s: float = DEFAULT["settle_s"]
     function: KielFunction = naive_allocator  # the `partition_allocator` of kiel's members
 
 
 class KielMembership(Membership if TYPE_CHECKING else object):  # type: ignore[misc]
-    """One member of a kiel group; after the move, of the group in the new layout. Forwards to the present one.
+    """One member of a kiel group and, after the move, of the group in the new layout.
 
-    `next_member` creates the membership under the root to
-    which the group moves. The constructor does no I/O.
+    It forwards to the current membership. `next_member` creates the membership under the root to which the group moves.
+    The constructor does no I/O.
     """
 
     def __init__(
@@ -102,7 +102,8 @@ class KielMembership(Membership if TYPE_CHECKING else object):  # type: ignore[m
         self._old = _KielMember(zk, group, listener, topics, settings, offsets, self._go_on, measures)
         self._current: Membership = self._old
         self._newest: Membership = self._old
-        """The membership that the user's settings reach: the one in the new layout already while it joins."""
+        """The membership that gets the user's settings: that of the new layout from the moment when it begins to
+        join."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._current, name)
@@ -153,11 +154,11 @@ class _KielMember(OwnersMembership):
         self._offsets = offsets
         self._go_on = go_on
         self._lock, self._opening = EphemeralZnodes(zk), EphemeralZnodes(zk)
-        self._missing: Partitions = NO_PARTITIONS  # partitions that the shared list lacks
+        self._missing: Partitions = NO_PARTITIONS  # the partitions that the shared list lacks
         self._gone_over = False
         self._view: tuple[list[str], list[str]] = ([], [])
         self._since: dict[TopicPartition, float] = {}
-        # the time when the last member of kiel left; infinite while there is one, since a partition may come from it
+        # the time when the last member of kiel left; infinite while the group has members of kiel
         self._foreign_until = -math.inf
 
     # -- the layout ----------------------------------------------------------------------------------------------
@@ -168,7 +169,7 @@ class _KielMember(OwnersMembership):
             await self._zk.ensure_path(path)
         # a new name for each session: the znode of the last session may still exist
         self.member_id = f"{re.sub('[^!-.0-~]', '-', self._settings.name)}-{uuid.uuid4().hex[:8]}"
-        # the first one marks the member as one of this library
+        # marks the member as a member of this library; created first
         mark = f"{self._paths.ours}/{self.member_id}"
         await self._registration.create({mark: b"", self._paths.member(self.member_id): b""})
         zk, paths, changed = self._zk, self._paths, self._changed.set
@@ -231,7 +232,7 @@ class _KielMember(OwnersMembership):
 
     async def _take_part(self, scope: TaskGroup) -> None:
         self._must_add = asyncio.Event()
-        # a task of its own: another client may have the lock for long, and must not keep this member from leaving
+        # a separate task: another client may hold the lock for long, and must not keep this member from leaving
         scope.start(self._add_missing(), "shared list")
         await super()._take_part(scope)
 
@@ -255,7 +256,8 @@ class _KielMember(OwnersMembership):
         found: set[TopicPartition] = set()
         for topic in filter(self._selection.__contains__, of_topics):
             mine, existing = {TopicPartition(topic, n) for n in of_topics[topic]}, self._topics.partitions(topic)
-            # a starting broker may report existing topics as missing; and kiel still assigns deleted partitions
+            # a starting broker may report existing topics as missing, and members of kiel also assign deleted
+            # partitions
             found |= mine & (self.held if existing is None else {TopicPartition(topic, n) for n in existing})
         return frozenset(found)
 
@@ -288,7 +290,7 @@ class _KielMember(OwnersMembership):
 
     async def _go_over(self) -> None:
         """Waits until the group is open in the new layout, and joins it."""
-        await self._begin_session()  # otherwise this member could wait for znodes of its own
+        await self._begin_session()  # otherwise this member could wait for its own znodes
         await until_empty(self._zk, self._paths.members)
         await until_empty(self._zk, self._paths.owners)
         while True:
@@ -300,7 +302,7 @@ class _KielMember(OwnersMembership):
                 break
             await self._open(*seal, changed)
         await self._opening.delete()
-        # this member owns nothing, so its pause is over; the next membership reports its own pauses
+        # this member owns nothing, so its pause ends here; the next membership reports its own pauses
         self._listener.resumed()
         while True:
             try:
@@ -313,9 +315,9 @@ class _KielMember(OwnersMembership):
                 await asyncio.sleep(RETRY_S)
 
     async def _open(self, seal: Seal, version: int, changed: asyncio.Event) -> None:
-        """Copies the offsets, or waits for the member that does. Returns when the seal may have changed.
+        """Copies the offsets, or waits for the member that copies them. Returns when the seal may have changed.
 
-        `changed` is set by a watch on the seal. After ConnectionLost, `_go_over` runs again.
+        `changed`: set by a watch on the seal. After ConnectionLost, `_go_over` runs again.
         """
         try:
             await self._opening.create({self._paths.opening: b""})
@@ -324,7 +326,7 @@ class _KielMember(OwnersMembership):
                 await changed.wait()
             return
         try:
-            # the topics of all members; a request by name may create a deleted topic
+            # the topics of all members; a metadata request with topic names may create a deleted topic
             self._topics.follow_all()
             await self._topics.refresh()
             existing = {topic: set(self._topics.partitions(topic) or ()) for topic in self._topics.topics()}
@@ -333,13 +335,13 @@ class _KielMember(OwnersMembership):
             await self._zk.set(self._paths.partitions, replace(seal, phase=HandoverPhase.OPEN).encode(), version)
             log.info("%s: copied %d offsets to Kafka; the group continues under %s", self._group, count, seal.root)
         except BadVersion:
-            pass  # another member was faster
+            pass  # another member has opened the group
         except ConnectionLost:
             raise
         except AllocatorError as error:
             log.warning("%s: copying the offsets failed, retrying: %s", self._group, error)
             await self._opening.delete()
-            await asyncio.sleep(RETRY_S)  # another member may reach Kafka; it tries meanwhile
+            await asyncio.sleep(RETRY_S)  # meanwhile, another member tries, which may reach Kafka
 
     def _state_changed(self, state: SessionState) -> None:
         if not self._gone_over:
@@ -357,16 +359,16 @@ class _KielMember(OwnersMembership):
 #     /kiel/groups/<group>/allocator/members    persistent  ephemeral children name the members of this library
 #     /kiel/groups/<group>/allocator/owners     persistent  ephemeral children "topic:0": their claims, see `owners`
 #
-# A `Seal` replaces the list of partitions when the group moves. It is not JSON, so that a member of kiel that is
-# started by mistake fails before it joins; its text gives an operator the reason.
+# A `Seal` replaces the list of partitions when the group moves. It is not JSON: so a member of kiel that is started by
+# mistake fails before it joins, and its error shows an operator the reason.
 
 
 SEALED = "This group was given to another layout by `allocator group adopt`; members of kiel's cannot join. "
-LOCK = "__lock__"  # kazoo's Lock names its znodes so: <hex>__lock__<sequence>
+LOCK = "__lock__"  # in the names of the znodes of kazoo's Lock: <hex>__lock__<sequence>
 
 
 class AdoptionRefused(AllocatorError):
-    """The group cannot move to the new layout now; nothing was changed."""
+    """The group cannot move to the new layout now. Nothing was changed."""
 
 
 class KielPaths(Paths):
@@ -393,8 +395,10 @@ class KielPaths(Paths):
 
 
 class HandoverPhase(enum.Enum):
-    """SEALING: members of kiel can no longer join; the caller checks whether one has joined just before.
-    SEALED: members release all partitions. OPEN: offsets are in Kafka, and the group continues under `root`.
+    """The phases of a move to the new layout.
+
+    SEALING: members of kiel can no longer join; the caller checks whether one has joined just before. SEALED: members
+    release all partitions. OPEN: the offsets are in Kafka, and the group continues under `root`.
     """
 
     SEALING = "sealing"
@@ -407,7 +411,7 @@ class Seal:
     phase: HandoverPhase
     root: str
     partitions: Partitions
-    """The assigned partitions when the group was sealed."""
+    """The assigned partitions at the time of the seal."""
 
     def encode(self) -> bytes:
         content = {"phase": self.phase.value, "root": self.root, "partitions": _names(self.partitions)}
@@ -415,7 +419,7 @@ class Seal:
 
 
 def read_shared(path: str, data: bytes) -> tuple[Partitions, Seal | None]:
-    """The assigned partitions, and the seal if there is one. Raises InvalidZnode."""
+    """Returns the assigned partitions, and the seal if there is one. Raises InvalidZnode."""
     try:
         text = data.decode()
         if not text.startswith(SEALED):
@@ -430,15 +434,15 @@ def read_shared(path: str, data: bytes) -> tuple[Partitions, Seal | None]:
 async def add_partitions(
     zk: ZooKeeperClient, paths: KielPaths, partitions: Partitions, lock: EphemeralZnodes | None = None
 ) -> None:
-    """Adds partitions to the shared list. Changes nothing if it has them, or if the group is sealed.
+    """Adds partitions to the shared list. Changes nothing if the list has them, or if the group is sealed.
 
-    After ConnectionLost, call it again with the same `lock`.
+    After ConnectionLost, call this again with the same `lock`.
     """
     async with _locked(zk, f"{paths.partitions}/lock", lock or EphemeralZnodes(zk)):
         data, stat = await zk.get(paths.partitions)
         shared, sealed = read_shared(paths.partitions, data)
         if sealed is None and not partitions <= shared:
-            # with the version: `seal` does not take the lock
+            # compares the version, because `seal` does not take the lock
             with contextlib.suppress(BadVersion):
                 await zk.set(paths.partitions, json.dumps(_names(shared | partitions)).encode(), stat.version)
 
@@ -446,7 +450,8 @@ async def add_partitions(
 async def read_group(
     zk: ZooKeeperClient, paths: KielPaths
 ) -> tuple[tuple[str, ...], tuple[str, ...], Partitions, Seal | None]:
-    """(members of this library, members of kiel, assigned partitions, seal). Raises AdoptionRefused if missing."""
+    """Returns (members of this library, members of kiel, assigned partitions, seal). Raises AdoptionRefused if the
+    group does not exist."""
     try:
         data, _ = await zk.get(paths.partitions)
         names = sorted(await zk.get_children(paths.members))
@@ -461,9 +466,9 @@ async def read_group(
 
 
 async def seal(zk: ZooKeeperClient, paths: KielPaths, root: str) -> None:
-    """Starts the move of a group to `root`. Its members do the rest.
+    """Starts the move of a group to `root`, which its members complete.
 
-    It may be called again after an interruption. Raises AdoptionRefused after it has undone its changes.
+    May be called again after an interruption. Raises AdoptionRefused after it has undone its changes.
     """
     while True:
         data, stat = await zk.get(paths.partitions)
@@ -476,7 +481,7 @@ async def seal(zk: ZooKeeperClient, paths: KielPaths, root: str) -> None:
             if sealed is None:
                 sealing = Seal(HandoverPhase.SEALING, root, shared)
                 stat = await zk.set(paths.partitions, sealing.encode(), stat.version)
-            # a member of kiel may have joined just before the seal; none can join after it
+            # a member of kiel may have joined just before the seal
             _, foreign, _, _ = await read_group(zk, paths)
             if foreign:
                 await zk.set(paths.partitions, json.dumps(_names(shared)).encode(), stat.version)
@@ -490,7 +495,7 @@ async def seal(zk: ZooKeeperClient, paths: KielPaths, root: str) -> None:
 
 
 async def until_empty(zk: ZooKeeperClient, path: str) -> None:
-    """Waits until the znode has no children."""
+    """Waits until the znode has no children, or does not exist."""
     while True:
         changed = asyncio.Event()
         try:
@@ -503,9 +508,9 @@ async def until_empty(zk: ZooKeeperClient, path: str) -> None:
 
 @contextlib.asynccontextmanager
 async def _locked(zk: ZooKeeperClient, path: str, lock: EphemeralZnodes) -> AsyncIterator[None]:
-    """kiel's lock on the shared list, by kazoo's recipe. Raises ConnectionLost and NoZnode."""
+    """Holds kiel's lock on the shared list, by kazoo's recipe. Raises ConnectionLost and NoZnode."""
     await zk.ensure_path(path)
-    await lock.delete()  # an earlier call may have left one
+    await lock.delete()  # an earlier call may have left its znode
     mine = (await lock.create_sequential(f"{path}/{uuid.uuid4().hex}{LOCK}")).rpartition("/")[2]
     try:
         while True:
@@ -520,7 +525,7 @@ async def _locked(zk: ZooKeeperClient, path: str, lock: EphemeralZnodes) -> Asyn
                 await gone.wait()
         yield
     except BaseException:
-        with contextlib.suppress(ZooKeeperError):  # `lock` deletes it later
+        with contextlib.suppress(ZooKeeperError):  # `lock` deletes the znode later
             await lock.delete()
         raise
     await lock.delete()

@@ -1,16 +1,16 @@
-"""Membership in a group of Kafka 0.8's high-level consumers, which share partitions through ZooKeeper.
+"""Membership in a group of Kafka 0.8's high-level consumers, which coordinate through ZooKeeper.
 
-    /consumers/<group>/ids/<member>                  ephemeral  its subscription
-    /consumers/<group>/owners/<topic>/<partition>    ephemeral  its owner
+    /consumers/<group>/ids/<member>                  ephemeral  the subscription of a member
+    /consumers/<group>/owners/<topic>/<partition>    ephemeral  the owner of a partition
 
-Each member computes its partitions itself, by Kafka's range assignment. It releases the others, and claims its own when
-the former owner has released them. Guarantee: a partition has at most one owner at any instant, all clients included
-(see `owners`). Members of other clients stop all partitions in each rebalance; members of this library only those that
-move.
+Each member computes its own partitions, by Kafka's range assignment. It releases all other partitions, and claims its
+own ones when the former owners have released them. Guarantee: a partition has at most one owner at any instant, and
+this covers all clients (see `owners`). In a rebalance, members of other clients stop all partitions; members of this
+library stop only those that move.
 
-There are two incompatible dialects; a group uses one of them:
+There are two incompatible dialects, and a group uses one of them:
 
-- `ConsumersMembership`: Kafka's own client of 0.8.1 to 2.0, and compatible ones;
+- `ConsumersMembership`: Kafka's own client of 0.8.1 to 2.0, and compatible clients;
 - `PykafkaMembership`: pykafka's BalancedConsumer. It writes its topic in another form, names claims after the leader of
   the partition, and sorts partitions by leader.
 """
@@ -40,20 +40,22 @@ from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 
-INTERNAL = "__consumer_offsets"  # wildcards of the Java client exclude it by default
-# Java's members retry a claim every 2 s, four times by default, and then wait for the next change of the group
+INTERNAL = "__consumer_offsets"  # the wildcards of the Java client exclude it by default
+
+# seconds after a change of the group after which Java's members no longer retry their claims: by default they retry
+# four times, every 2 s, and then wait for the next change
 NUDGE_S = 5.0
 
 
 @dataclass(frozen=True)
 class OldSubscription:
-    """The subscription of a member of Kafka's client: threads by topic, or by the one expression for topic names."""
+    """The subscription of a member of Kafka's client: topic -> threads, or topic expression -> threads."""
 
     pattern: str
     streams: dict[str, int]
 
     def threads(self, topic: str) -> int:
-        """The number of its threads that read a topic."""
+        """Returns the number of threads that read a topic."""
         if self.pattern == "static":
             return self.streams.get(topic, 0)
         for expression, count in self.streams.items():
@@ -96,7 +98,7 @@ def _host() -> str:
 
 
 class _OldConsumer(OwnersMembership):
-    """Common to both dialects."""
+    """Base class of the two dialects."""
 
     _topics: KafkaClient
     _registered: frozenset[str] = frozenset()
@@ -114,11 +116,12 @@ class _OldConsumer(OwnersMembership):
     # -- methods of a dialect -------------------------------------------------------------------------------------
 
     def _ids(self) -> dict[str, bytes]:
-        """Name -> content of the znodes of a new member under `ids`; the first name is its id."""
+        """Returns name -> content of the znodes of a new member under `ids`. The first name is the member id."""
         raise NotImplementedError
 
     def _assign(self, topic: str, numbers: Sequence[int]) -> Iterable[int]:
-        """The partitions of this member in a topic with the partitions `numbers`, by the registrations (`_said`)."""
+        """Returns this member's partitions of a topic that has the partitions `numbers`. `_said` has the registrations
+        of all members."""
         raise NotImplementedError
 
     # -- the layout ----------------------------------------------------------------------------------------------
@@ -143,7 +146,7 @@ class _OldConsumer(OwnersMembership):
         return self._own_znodes()[0]
 
     def _claim_of(self, directory: str, name: str) -> TopicPartition | None:
-        number = name.rpartition("-")[2]  # of either dialect
+        number = name.rpartition("-")[2]  # in both dialects
         topic = re.sub("^b'(.*)'$", r"\1", directory.rpartition("/")[2])
         return TopicPartition(topic, int(number)) if number.isdigit() else None
 
@@ -172,15 +175,15 @@ class _OldConsumer(OwnersMembership):
         return frozenset(mine)
 
     def _chosen(self) -> Collection[str]:
-        """The topics to register. Resolves a pattern here, because each client has its own pattern syntax."""
+        """Returns the topics to register. It resolves the pattern, because each client has its own pattern syntax."""
         if self._selection.pattern is None:
             return self._selection.topics
         known = self._selection.among(self._topics.topics())
-        # keep what is registered: a starting broker may report existing topics as missing
+        # keeps registered topics: a starting broker may report existing topics as missing
         return known | {topic for topic in self._registered if self._topics.partitions(topic) is None}
 
     async def _listen(self, names: Collection[str]) -> None:
-        """Reads the znodes of new members; these never change."""
+        """Reads the znodes of new members. These znodes never change."""
         new = [name for name in names if name not in self._said]
         found = {**self._said, **dict(zip(new, await asyncio.gather(*map(self._ask, new))))}
         self._said = {name: data for name in names if (data := found[name]) is not None}
@@ -189,10 +192,10 @@ class _OldConsumer(OwnersMembership):
         try:
             return (await self._zk.get(f"{self._ids_path}/{name}"))[0]
         except NoZnode:
-            return None  # deleted since; the watch triggers the next read
+            return None  # the znode was deleted since; the watch triggers the next read
 
     def _complain(self, name: str, error: AllocatorError) -> None:
-        """Reports an invalid member once. It counts as absent."""
+        """Reports an invalid member once. The member counts as absent."""
         if name not in self._complained:
             self._complained.add(name)
             log.error("%s: %s", self._group, error)
@@ -200,7 +203,7 @@ class _OldConsumer(OwnersMembership):
 
 
 class ConsumersMembership(_OldConsumer):
-    """A member beside Kafka's own high-level consumers. The constructor does no I/O."""
+    """A member of a group of Kafka's own high-level consumers. The constructor does no I/O."""
 
     _last_change = float("-inf")
 
@@ -245,9 +248,9 @@ class ConsumersMembership(_OldConsumer):
             await self._nudge()
 
     async def _nudge(self) -> None:
-        """Makes waiting members retry their claims. They have given up by now, until a member joins or leaves."""
-        # a member without threads joins and leaves in one step. This member's own znode stays, because the lease
-        # counts its versions
+        """Makes members that have given up retry their claims, which they do when a member joins or leaves."""
+        # a member without threads joins and leaves in one transaction. This member's own znode stays, because the lease
+        # counts the versions of that znode
         path, nothing = f"{self._ids_path}/{self.member_id}-released", OldSubscription("static", {}).encode()
         while not (self._leaving or self._renewing):
             try:
@@ -258,11 +261,11 @@ class ConsumersMembership(_OldConsumer):
 
 
 class PykafkaMembership(_OldConsumer):
-    """A member beside pykafka's BalancedConsumers. The constructor does no I/O.
+    """A member of a group of pykafka's BalancedConsumers. The constructor does no I/O.
 
-    pykafka names the claim of a partition after its leader, and on Python 3 writes the topic as `b'topic'`. So two of
-    its members with another view of the leader, or another Python, can both own a partition. This member claims under
-    all of these names, and respects a claim under any of them.
+    pykafka names the claim of a partition after the partition's leader, and on Python 3 writes the topic as `b'topic'`.
+    So two members of pykafka that know different leaders, or run on different Pythons, can both own a partition. This
+    member creates claims under all of these names, and respects a claim under any of them.
     """
 
     _ordered_for: tuple[str, ...] | None = None
@@ -289,7 +292,7 @@ class PykafkaMembership(_OldConsumer):
                 self._complain(name, InvalidZnode(f"{self._ids_path}/{name}", why))
         members = tuple(sorted(self._said))
         if members != self._ordered_for:
-            # the others keep their order until the members change, even if a leader changes
+            # the other members keep the order of partitions until the members change, even if a leader changes
             self._ordered_for, self._leaders = members, {}
 
     def _assign(self, topic: str, numbers: Sequence[int]) -> Iterable[int]:

@@ -1,10 +1,10 @@
-"""Ownership by one ephemeral znode for each partition, common to the legacy layouts.
+"""Base class of the legacy layouts: a member owns a partition by an ephemeral znode, its claim.
 
-Guarantee: among members that create these znodes (of this library, and of Kafka 0.8's high-level consumer) a partition
-has at most one owner at any instant. A member starts a partition after it has created its znode, which only one member
-can. It deletes the znode after it has drained the partition and committed. Members that create none are not covered.
+Guarantee: among members that create these znodes (of this library, and of Kafka 0.8's high-level consumer), a partition
+has at most one owner at any instant. Only one member can create the znode, and it starts the partition after that. It
+deletes the znode after it has drained the partition and committed. Members that create no such znodes are not covered.
 
-A claim costs one create and one delete for each partition that moves, a few hundred in one transaction.
+Each partition that moves costs one create and one delete, a few hundred in one transaction.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 200  # creates in one transaction; more: other clients wait longer; less: more round trips
+AT_ONCE = 200  # claims in one transaction. Higher: other clients of ZooKeeper wait longer; lower: more round trips
 RETRY_S = 0.1
-GATHER_S = 0.05  # pause that collects several changes of claims into one
+GATHER_S = 0.05  # seconds in which several changes of claims become one
 
 
 @dataclass(frozen=True)
 class OwnersSettings(MemberSettings):
-    """Settings of a member. Times in seconds."""
+    """The settings of a member. Times in seconds."""
 
     max_poll_interval_s: float | None = None  # longest time between two polls of the user; None: no limit
-    topic_poll_s: float = 10.0  # interval of metadata requests that find new topics and partitions
+    topic_poll_s: float = 10.0  # between two metadata requests that detect new topics and partitions
 
 
 class OwnersMembership(SessionMembership):
     """A member that claims the partitions that its layout assigns to it.
 
-    A subclass is a layout: it computes the assignment (`_mine`) and the paths of the claims.
+    A subclass is a layout. It computes the assignment (`_mine`) and the paths of the claims.
     """
 
     def __init__(
@@ -62,39 +62,40 @@ class OwnersMembership(SessionMembership):
         self._selection = TopicSelection(settings.topics, settings.pattern)
         self._topic_poll_s = settings.topic_poll_s
         self._clock = self._keeper.clock
-        self._registration = EphemeralZnodes(zk)  # the znodes of the member itself
+        self._registration = EphemeralZnodes(zk)  # the znodes that register the member
         self._claims = EphemeralZnodes(zk)
         self._claim_session: int | None = None
-        self._unclaiming: Partitions = NO_PARTITIONS  # released, and their claims are being deleted
-        self._paths_of: dict[TopicPartition, tuple[str, ...]] = {}  # of the claims that this member tried to create
+        self._unclaiming: Partitions = NO_PARTITIONS  # released partitions whose claims are being deleted
+        self._paths_of: dict[TopicPartition, tuple[str, ...]] = {}  # the claims that this member tried to create
         self._ensured: set[str] = set()
         self._listings: dict[str, Watched[list[str]]] = {}
 
     # -- methods of a layout --------------------------------------------------------------------------------------
 
     async def _mine(self) -> Partitions:
-        """The partitions of this member by the current state of the group; sets `_changed` when that may change."""
+        """Returns the partitions of this member in the current state of the group. Sets `_changed` when the result may
+        have changed."""
         raise NotImplementedError
 
     def _claim_paths(self, partition: TopicPartition) -> tuple[str, ...]:
-        """The znodes that the owner of a partition creates, in one transaction."""
+        """Returns the znodes that the owner of a partition creates in one transaction."""
         raise NotImplementedError
 
     def _claim_of(self, directory: str, name: str) -> TopicPartition | None:
-        """The partition that a znode in a directory of claims belongs to; None if it is not a claim."""
+        """Returns the partition that a znode in a directory of claims belongs to; None if it is not a claim."""
         raise NotImplementedError
 
     def _claim_data(self) -> bytes:
         raise NotImplementedError
 
     def _wait_s(self, partition: TopicPartition) -> float:
-        """Seconds until this member may claim a partition of its own."""
+        """Returns the seconds until this member may claim a partition that is assigned to it."""
         return 0.0
 
     # -- the subscription ----------------------------------------------------------------------------------------
 
     def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
-        """Replaces the subscription. Partitions of other owners start when those release them."""
+        """Replaces the subscription. A partition with another owner starts when that owner releases it."""
         self._selection = TopicSelection(topics, pattern)
         if self._task is not None:
             self._selection.follow(self._topics)
@@ -103,11 +104,11 @@ class OwnersMembership(SessionMembership):
     # -- the loop ------------------------------------------------------------------------------------------------
 
     async def _begin_session(self) -> None:
-        """Deletes what an earlier membership in this session has left. Call it first in `_register`."""
+        """Deletes the znodes of an earlier membership in this session. Call it first in `_register`."""
         self._listings = {}
         self._ensured = set()
         if self._claim_session != self._zk.session_id:
-            self._claims = EphemeralZnodes(self._zk)  # the others ended with their session
+            self._claims = EphemeralZnodes(self._zk)  # the earlier claims ended with their session
         self._claim_session = self._zk.session_id
         await self._claims.delete()  # the session may outlive a membership
         self._paths_of = {}
@@ -143,7 +144,8 @@ class OwnersMembership(SessionMembership):
                 self._changed.set()
 
     async def _gain(self, wanted: Partitions, scope: TaskGroup) -> float | None:
-        """Claims free partitions and starts them. Returns the seconds until the next try; None: a watch triggers it."""
+        """Claims free partitions and starts them. Returns the seconds until the next attempt; None if a watch triggers
+        it."""
         await self._claims.recover()
         await self._unclaim(self._claimed() - wanted - self.tenures.owned - self._unclaiming)
         waits = {p: self._wait_s(p) for p in wanted}
@@ -166,7 +168,7 @@ class OwnersMembership(SessionMembership):
     # -- claims --------------------------------------------------------------------------------------------------
 
     async def _claim(self, partitions: Partitions) -> dict[TopicPartition, int]:
-        """Creates claims. Returns the partitions that this member has claimed, with their fencing tokens."""
+        """Creates claims. Returns the claimed partitions with their fencing tokens."""
         gained = partitions & self._claimed()
         free = iter(sorted(partitions - gained - await self._taken(partitions)))
         while some := list(islice(free, AT_ONCE)):
@@ -180,13 +182,13 @@ class OwnersMembership(SessionMembership):
                 break
             except ConnectionLost:
                 if gained:
-                    break  # start these; claim the rest when the connection is back
+                    break  # starts the claimed partitions, and claims the rest when the connection is back
                 raise
             gained |= paths.keys()
         return await self._fences(gained)
 
     async def _taken(self, partitions: Partitions) -> Partitions:
-        """The partitions that have a claim."""
+        """Returns those of these partitions that have a claim."""
         directories: defaultdict[str, set[TopicPartition]] = defaultdict(set)
         for partition in partitions:
             for directory in self._directories(partition):
@@ -201,21 +203,22 @@ class OwnersMembership(SessionMembership):
         return frozenset(found)
 
     async def _fences(self, partitions: Partitions) -> dict[TopicPartition, int]:
-        """The fencing token of each claimed partition is the id of the transaction that created its znode."""
+        """Returns the fencing tokens of claimed partitions: the ids of the transactions that created the znodes."""
         fences: dict[TopicPartition, int] = {}
         claimed = iter(partitions)
         while some := list(islice(claimed, AT_ONCE)):
             stats = await asyncio.gather(*(self._zk.exists(self._paths_of[p][0]) for p in some))
-            # one that is missing was deleted by hand: the lowest number lets every other owner take over
+            # somebody deleted the missing znode by hand: with the lowest token, every other owner may take over
             fences.update((p, -1 if stat is None else stat.created_zxid) for p, stat in zip(some, stats))
         return fences
 
     def _claimed(self) -> Partitions:
-        """The partitions whose claims exist."""
+        """Returns the partitions that this member has claimed."""
         return frozenset(partition for partition, paths in self._paths_of.items() if paths[0] in self._claims.paths)
 
     async def _await_claims(self, partitions: Partitions) -> float | None:
-        """Watches claims of others. Returns the seconds until the next try; None: the watch triggers it."""
+        """Watches the claims of other members. Returns the seconds until the next attempt; None if the watch triggers
+        it."""
         claims: set[TopicPartition | None] = set()
         for directory in set().union(*map(self._directories, partitions)):
             listing = self._listings.get(directory)
@@ -228,7 +231,7 @@ class OwnersMembership(SessionMembership):
         asyncio.get_running_loop().call_later(GATHER_S, self._changed.set)
 
     async def _released(self, partitions: Partitions) -> None:
-        if not self._leaving:  # else the end of the session deletes them all; ZooKeeper may not respond now
+        if not self._leaving:  # otherwise the end of the session deletes all claims; ZooKeeper may not respond now
             self._unclaiming |= partitions
             try:
                 await self._unclaim(partitions)
@@ -237,7 +240,7 @@ class OwnersMembership(SessionMembership):
         await super()._released(partitions)
 
     async def _unclaim(self, partitions: Partitions) -> None:
-        """Deletes claims; retries until they or the session have ended."""
+        """Deletes claims. Retries until they are deleted or the session has ended."""
         paths = set(chain(*(self._paths_of[partition] for partition in partitions if partition in self._paths_of)))
         while paths and self._claim_session == self._zk.session_id:
             try:
@@ -257,7 +260,7 @@ class OwnersMembership(SessionMembership):
     # -- topics --------------------------------------------------------------------------------------------------
 
     def _existing(self) -> Partitions:
-        """All known partitions of the selected topics."""
+        """Returns all known partitions of the subscribed topics."""
         topics = self._selection.among(self._topics.topics())
         return frozenset(TopicPartition(t, number) for t in topics for number in self._topics.partitions(t) or ())
 

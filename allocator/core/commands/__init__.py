@@ -1,7 +1,7 @@
 """Operator commands that the members and the leader of a group obey.
 
-In: see the packages inside.
-Out: their faces.
+In: the orders of operators, from a znode or a topic. Out: constraints on assignments, and the states of orders. May
+touch: the znode of the orders (`order_store`); the rest is pure.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reading and writing the orders of a group in ZooKeeper, for the leader, members, commands and the page.
 
-All orders of a group are in one znode, so one watch is enough to learn of every change. A write replaces all of them by
+All orders of a group are in one znode, so one watch reports every change. A write replaces all of them by
 compare-and-set: two operators who write at the same time both succeed, one after the other.
 """
 
@@ -14,7 +14,7 @@ from allocator.core.commands.orders import Order, OrderResult, Orders
 from allocator.core.znodes.documents import Paths
 from allocator.core.zookeeper.client import BadVersion, Watch, ZnodeExists, ZooKeeperClient, get_if_exists, retrying
 
-# limit of one write. more: a write survives a longer loss of the connection; less: its caller learns of the loss sooner
+# limit of one write. Higher: a write survives a longer loss of the connection; lower: its caller learns of it sooner
 WRITE_S = 10.0
 
 
@@ -48,7 +48,7 @@ class OrderStore:
         def change(orders: Orders) -> Orders:
             found = {order_id: orders.find(order_id) for order_id in ids}
             missing = [order_id for order_id, order in found.items() if order is None]
-            if missing and not removed:  # otherwise an earlier try removed them, although its response was lost
+            if missing and not removed:  # otherwise an earlier attempt, whose response was lost, removed them
                 raise orders.lacking(self.paths.group, missing)
             removed[:] = [order for order in found.values() if order is not None] or removed
             return orders.without(ids, now_ms)

@@ -131,7 +131,7 @@ class OrderKind:
     once: bool = False
     """Whether it is carried out once for each of its partitions, and is then done."""
     words: Callable[[Mapping[str, Any]], str] = lambda arguments: ""
-    """Returns the arguments other than `partitions` in a few words."""
+    """Describes the arguments, apart from `partitions`, in a few words."""
 
 
 def _place_words(given: Mapping[str, Any]) -> str:
@@ -206,7 +206,7 @@ _KINDS = (
     ),
     OrderKind(
         "seek",
-        "has the owners of PARTITIONS go on at another place of the log",
+        "makes the owners of PARTITIONS continue at another position",
         {"partitions": partitions_argument, "to": position_argument},
         subject=("partitions",),
         acts="owner",
@@ -287,7 +287,7 @@ class Order:
 
     @cached_property
     def fault(self) -> Optional[str]:
-        """Why members of this version cannot carry it out; None for a valid order."""
+        """The reason why members of this version cannot carry out the order; None for a valid order."""
         kind = KINDS.get(self.kind)
         if kind is None:
             return f"this version knows no order {shown(self.kind)}"
@@ -316,7 +316,7 @@ class Order:
 
     @cached_property
     def left(self) -> Partitions:
-        """For an order that is carried out once: the partitions that have no result yet."""
+        """The partitions that have no result yet, for an order that is carried out once."""
         return self.partitions.difference(*(result.partitions for result in self.results))
 
     @property

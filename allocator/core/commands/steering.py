@@ -114,7 +114,7 @@ class OrdersInForce:
         `document`: the present assignment. `goal`: the assignment that the leader aims at. `moving`: which moves a
         budget delays.
         """
-        if not self.counting:  # `_Outcome` takes time for each partition
+        if not self.counting:  # saves `_Outcome`, which takes time for each partition
             return self.pending
         outcome = _Outcome(members, document, goal, self.counting)
         kept = OrderState("kept", moving)

@@ -1,19 +1,16 @@
-"""Membership of a group: which members are alive, and which of them owns which partition.
+"""Membership of a group: which members are alive, and which member owns which partition.
 
 In: a ZooKeeper session or a Kafka client, partition counts (`PartitionCountSource`), assignors.
 Out: calls to an `AssignmentListener`: assigned, revoked, lost, suspended, resumed; and `may_act`, the lease.
 May touch: the znodes of the group, or the group on its coordinator; no record and no offset.
 
-Each protocol has a room behind the one interface `Membership`:
+`membership` defines the interface `Membership`. Two implementations are here:
 
 - `zookeeper`: this library's own protocol, with exclusive ownership through ZooKeeper;
-- `kafka_classic`: JoinGroup, SyncGroup, Heartbeat, LeaveGroup, shared with members of any other client;
-- `kip848`: ConsumerGroupHeartbeat, where the coordinator assigns;
-- `legacy`: groups of kiel, of Kafka 0.8's consumers and of pykafka, while a service moves;
 - `fixed`: no group; the user names the partitions.
 
-The rooms share `session` and `lease` (ZooKeeper sessions), `kafka_group`, `kafka_member` and `heartbeat` (the two
-Kafka protocols), `patterns`, `names`, `view`. `describe` and `kafka_describe` show a group without joining it.
+`allocator.protocols` has those for Kafka's own protocols and for the layouts of older clients. All memberships on
+ZooKeeper share `session` and `lease`. `view` builds the input of allocator functions.
 """
 
 from __future__ import annotations

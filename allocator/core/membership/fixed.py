@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def does_not_exist(client: PartitionCountSource, partition: TopicPartition) -> ConfigError | None:
-    """The error for a partition that its topic does not have; None if it exists, or the topic is not known."""
+    """Returns the error for a partition that its topic does not have; None if it exists or the topic is unknown."""
     topic, number = partition
     known = client.partitions(topic)
     if known is None or number in known:
@@ -34,7 +34,7 @@ def does_not_exist(client: PartitionCountSource, partition: TopicPartition) -> C
 class FixedMembership(GroupMembership):
     """A member without a group. It owns the partitions that the user chose.
 
-    These are `partitions`, or else every partition of `topics`, or of the topics whose name begins with a match of
+    These are `partitions`, or else every partition of `topics`, or of the topics whose name starts with a match of
     `pattern`. New partitions follow within `topic_poll_s` seconds. If the metadata does not list a topic, the member
     keeps its partitions: a starting broker may report existing topics as missing.
     """
@@ -76,9 +76,9 @@ class FixedMembership(GroupMembership):
     def assign(self, partitions: Iterable[TopicPartition]) -> Partitions:
         """Replaces the earlier choice by these partitions.
 
-        Returns the partitions that the member owns from this moment on. The caller passes them to the listener. Those
-        that drain since the choice before are released at once, and start again. Raises ConfigError for a partition
-        that does not exist, and changes nothing.
+        Returns the partitions that the member owns from this moment on. The caller passes them to the listener.
+        Partitions that still drain since the previous choice are released at once, and start again. Raises ConfigError
+        for a partition that does not exist, and changes nothing.
         """
         wanted = frozenset(partitions)
         self._check(wanted)
@@ -101,7 +101,8 @@ class FixedMembership(GroupMembership):
         pass
 
     async def join(self) -> None:
-        """Starts the partitions that the client's metadata has. Raises ConfigError for one that does not exist."""
+        """Starts the chosen partitions that the client's metadata lists. Raises ConfigError for a partition that does
+        not exist."""
         if self._task is not None:
             raise RuntimeError("join() was called already")
         self._changed, self._stop = asyncio.Event(), asyncio.Event()
@@ -109,7 +110,7 @@ class FixedMembership(GroupMembership):
         self._follow()
         self._active = True
         await self._take()
-        self._changed.set()  # notices metadata that changed before `_run` listens
+        self._changed.set()  # metadata may have changed before `_run` listens
         self._task = asyncio.get_running_loop().create_task(self._run(), name="membership")
 
     async def leave(self) -> None:
@@ -190,5 +191,5 @@ class FixedMembership(GroupMembership):
     async def _poll_topics(self) -> None:
         while not await wait_for_event(self._stop, self._topic_poll_s):
             if not self._partitions:
-                with contextlib.suppress(AllocatorError):  # the next turn tries again
+                with contextlib.suppress(AllocatorError):  # it is requested again after `topic_poll_s`
                     await self._client.refresh()

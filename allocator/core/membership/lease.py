@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Lease:
-    """The right to deliver records and to send commits, for three quarters of the session timeout.
+    """The right to deliver records and to send commits, valid for three quarters of the session timeout.
 
     Guarantee: `valid` turns False before the group can end the session, whatever this process does in between. The
     lease counts from the *start* of the last acknowledged exchange, and the group counts from that moment or later.
@@ -37,11 +37,11 @@ class Lease:
         self.ends = float("-inf")
 
     def renew(self, started: float, session_timeout_s: float) -> None:
-        """An exchange that began at `started` (by `clock`) was acknowledged."""
+        """Extends the lease after an acknowledged exchange that started at `started`, by `clock`."""
         self.ends = max(self.ends, started + session_timeout_s * (1 - self.MARGIN))
 
     def end(self) -> None:
-        """The session is lost."""
+        """Ends the lease at once, because the session is lost."""
         self.ends = float("-inf")
 
     @property
@@ -55,14 +55,15 @@ class Lease:
 
 
 class EnsembleLease(Lease):
-    """The lease of a ZooKeeper session, where one server acknowledges and another one counts.
+    """The lease of a ZooKeeper session.
 
-    The leader of the ensemble counts the session timeout. It learns that a session lives when the session is created
-    or moves to another server, and from the other servers, which report at every half tick the sessions that they were
-    in touch with. A report that was due is lost when its server dies. So an acknowledgement does not prove that the
-    leader knows of this exchange; it proves that the leader knows of one that was acknowledged a quarter of the session
-    timeout earlier. (A quarter is at least half a tick, since a timeout is at least two ticks, unless
-    minSessionTimeout is set lower.) The lease counts from the start of that earlier exchange.
+    The server that acknowledges an exchange does not count the session timeout: the ensemble's leader does. The leader
+    learns that a session lives when the session is created or moves to another server. Apart from that, each server
+    reports its live sessions to the leader every half tick. If the server dies first, its next report is lost. So an
+    acknowledgement does not prove that the leader knows of this exchange. It proves that the leader knows of an
+    exchange that was acknowledged a quarter of the session timeout earlier. The lease counts from the start of that
+    earlier exchange. (A quarter is at least half a tick, because a timeout is at least two ticks, unless
+    minSessionTimeout is set lower.)
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
@@ -71,9 +72,9 @@ class EnsembleLease(Lease):
         self._proofs = deque([(float("-inf"), float("-inf"))])
 
     def prove(self, started: float, session_timeout_s: float, connected: float) -> None:
-        """An exchange that began at `started` was acknowledged.
+        """Extends the lease after an acknowledged exchange that started at `started`.
 
-        `connected`: when this process asked its server for the connection, which the server reports at once.
+        `connected`: when this process requested its connection; the server reports that to the leader at once.
         """
         margin, now = session_timeout_s * self.MARGIN, self.clock()
         self._proofs.append((started, now))
@@ -97,7 +98,7 @@ class MemberLease:
         self._group = group
         self._listener = listener
         self._timer: asyncio.TimerHandle | None = None
-        # callers that wait for a proof of life which began after they asked
+        # (time of the call, result) of each `confirm`, which waits for a proof that starts later
         self._waiting: list[tuple[float, asyncio.Future[bool]]] = []
 
     @property
@@ -119,15 +120,15 @@ class MemberLease:
             self._listener.suspended(why)
 
     def end(self) -> None:
-        """The membership is over or lost."""
+        """Ends the lease, because the membership has ended or is lost."""
         for lease in self._leases:
             lease.end()
         self._stop_timer()
         self._answer(float("inf"), False)
 
     def _proved(self, started: float, *, resume: bool = True) -> bool:
-        """An exchange that began at `started` was acknowledged. Returns False if that took longer than the lease
-        lasts."""
+        """Called after an acknowledged exchange that started at `started`. Returns False if the exchange took longer
+        than the lease lasts."""
         if self.remaining_s <= 0:
             return False
         self._answer(started, True)
@@ -161,8 +162,8 @@ class MemberLease:
 
 # -- ZooKeeper ----------------------------------------------------------------------------------------------------
 
-# of the session timeout, between two proofs. A hair more than the margin: then the proof before the last one is old
-# enough to count in full
+# Time between two proofs, as a share of the session timeout. It is slightly more than the margin, so that the proof
+# before the last one is old enough to count in full
 PACE = EnsembleLease.MARGIN + 0.01
 
 
@@ -173,11 +174,11 @@ class MembershipLost(Exception):
 class LeaseRenewer(MemberLease):
     """Renews the lease by writing the member's own znode about every quarter of the session timeout.
 
-    A write, because a server that is cut off from its ensemble goes on serving reads for a while, and the rest of the
-    ensemble may expire the session in that time. Only a write proves that a majority still knows the session. It also
-    proves that the znode still exists.
+    A read would prove nothing: a server that is cut off from its ensemble continues to serve reads, and the ensemble
+    may expire the session meanwhile. An acknowledged write proves that a majority still knows the session, and that
+    the znode still exists.
 
-    A lost connection suspends it as well.
+    A lost connection also suspends the member.
     """
 
     lapse = "its lease has lapsed, because ZooKeeper did not acknowledge a write in time"
@@ -245,18 +246,18 @@ class LeaseRenewer(MemberLease):
         return await super().confirm()
 
     def prove_now(self) -> None:
-        """The connection is back: writes the next proof at once."""
+        """Writes the next proof at once. Called when the connection is back."""
         self._sooner.set()
 
     def revoke(self) -> None:
-        """Ends the lease of this session for good: no response that is still under way renews it.
+        """Ends the lease of this session. No response that is still under way can renew it.
 
         May be called from any thread, also if the event loop is blocked.
         """
         self._over = True
 
     def end(self) -> None:
-        """Ends the renewal, because the session is over."""
+        """Ends the lease, because the session has ended."""
         self.revoke()
         super().end()
 

@@ -1,8 +1,8 @@
 """The interface between a group protocol and the consumer.
 
 A consumer holds a `Membership`, which says which partitions this member owns. The membership calls an
-`AssignmentListener` when it gains or loses partitions, and asks a `PartitionCountSource` how many partitions topics
-have. Code above this module does not depend on the protocol of the group.
+`AssignmentListener` when it gains or loses partitions, and gets partition counts from a `PartitionCountSource`. Code
+above this module does not depend on the protocol of the group.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class Membership(Protocol):
         """
 
     def polled(self) -> None:
-        """Call it when the user asks for records. After `max_poll_interval_s` seconds without a call, the member leaves
-        the group. It joins again at the next call."""
+        """Notes that the user polls. If the user does not poll for `max_poll_interval_s` seconds, the member leaves the
+        group. It joins again at the next poll."""
 
     def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
         """Replaces the subscription; takes effect with the rebalance that this causes. Raises ConfigError."""
@@ -142,7 +142,7 @@ class Membership(Protocol):
 
 
 class GroupMembership:
-    """The parts of `Membership` that memberships share. `join` starts the life of the member as `_task`."""
+    """The parts of `Membership` that all memberships share. `join` starts the member's work as `_task`."""
 
     ended: BaseException | None = None
     _task: asyncio.Task[None] | None = None
@@ -173,7 +173,7 @@ class GroupMembership:
         """Called after these partitions were drained and released in the record."""
 
     async def _until_left(self) -> None:
-        """Waits for the end of a member that was told to leave."""
+        """Waits until the member has left, after it was notified to leave."""
         task = self._task
         assert task is not None
         try:
@@ -183,11 +183,11 @@ class GroupMembership:
             await self._abandon()
             raise
         self._task = None
-        if not task.cancelled():  # by a start that failed at the same time
+        if not task.cancelled():  # a start that failed at the same time cancels it
             task.result()
 
     async def _abandon(self) -> None:
-        """Cancels the member's life, and waits for its end."""
+        """Cancels the member's task, and waits for its end."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

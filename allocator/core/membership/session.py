@@ -27,10 +27,10 @@ from allocator.core.zookeeper.client import ConnectionLost, NoZnode, SessionStat
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 0.1  # more: a member whose znodes were deleted joins later; less: more requests while they are deleted
-
-
-ADMISSION_S = 0.5  # more: a member that may join again does so later; less: more reads while it may not
+# Pause before a member tries again to create znodes that were deleted. Higher: it joins later; lower: more requests
+RETRY_S = 0.1
+# Time between two checks whether a member may join again. Higher: it joins later; lower: more reads meanwhile
+ADMISSION_S = 0.5
 
 
 class _Silence(Exception):
@@ -38,8 +38,8 @@ class _Silence(Exception):
 
 
 class SessionMembership(GroupMembership):
-    """The behaviour that all layouts of znodes share. A layout registers the member, follows the assignment, and names
-    the znodes to delete.
+    """Base class of the memberships on ZooKeeper. A subclass implements one layout of znodes: it registers the member,
+    follows the assignment, and deletes the member's znodes.
 
     `settings` has `connect_timeout_s` and `max_poll_interval_s`, in seconds or None; `group` names the group in
     messages. The constructor does no I/O.
@@ -63,10 +63,10 @@ class SessionMembership(GroupMembership):
         self._zk = zk
         self._group = group
         self._settings = settings
-        self._starting: Partitions = NO_PARTITIONS  # for which `assigned` has not returned
+        self._starting: Partitions = NO_PARTITIONS  # partitions whose call of `assigned` has not returned
         self._started: asyncio.Future[None] | None = None
         self._leaving = False
-        self._renewing = False  # leaving, to come back with another subscription
+        self._renewing = False  # the member leaves, to join again with another subscription
         self._keeper = LeaseRenewer(zk, group, listener, clock, measures or Measures())
         self._polls = PollTimer(settings.max_poll_interval_s, self._keeper.clock)
         self._opened = False
@@ -81,11 +81,11 @@ class SessionMembership(GroupMembership):
         raise NotImplementedError
 
     def _proof(self) -> tuple[str, bytes]:
-        """The member's own znode and its data; writing it again proves that the session lives."""
+        """Returns the path and the data of the member's own znode. Writing it again proves that the session lives."""
         raise NotImplementedError
 
     async def _take_part(self, scope: TaskGroup) -> None:
-        """Runs while the lease lasts. Returns when the member leaves (or leaves to join again), with nothing held."""
+        """Runs while the lease lasts. Returns when the member leaves and holds nothing more."""
         raise NotImplementedError
 
     async def _delete_ours(self, released: bool) -> None:
@@ -253,7 +253,7 @@ class SessionMembership(GroupMembership):
     async def _end_session(self) -> None:
         self._keeper.end()
         lost, self._starting = self.tenures.lose(), NO_PARTITIONS
-        # the member may not act any more, so the next owners need not wait until its user knows
+        # the member may not act any more, so the next owners need not wait for its listener
         deleted = asyncio.ensure_future(self._delete_znodes(released=not lost))
         try:
             if lost:
@@ -263,7 +263,7 @@ class SessionMembership(GroupMembership):
 
     async def _delete_znodes(self, released: bool) -> None:
         if self._zk.state is SessionState.CONNECTED:
-            # the session may live on after the member's znode was deleted, and with it the claim
+            # if the member's znode was deleted by hand, the session and the claim may still exist
             with contextlib.suppress(asyncio.TimeoutError, ZooKeeperError):
                 await within(self._delete_ours(released), 2.0)
 
@@ -291,7 +291,7 @@ class SessionMembership(GroupMembership):
         while True:
             left_s = self._polls.left_s
             if left_s <= 0:
-                raise _Silence(f"its user asked for nothing for {self._polls.limit_s:g} s")
+                raise _Silence(f"its user has not polled for {self._polls.limit_s:g} s")
             await asyncio.sleep(left_s)
 
     async def _until_leaving(self) -> None:
@@ -302,8 +302,8 @@ class SessionMembership(GroupMembership):
     # -- partitions ----------------------------------------------------------------------------------------------
 
     def _start(self, partitions: Partitions, scope: TaskGroup) -> None:
-        """Calls `assigned`, and does not wait for it: the user's callback must not delay other partitions. The member
-        gains no more partitions until it returns."""
+        """Calls `assigned` in a task, because the user's callback must not delay other partitions. The member gains no
+        more partitions until the callback returns."""
         self._starting = partitions
         self._started = started = asyncio.get_running_loop().create_future()
 
@@ -316,7 +316,7 @@ class SessionMembership(GroupMembership):
         scope.start(call(), "assigned")
 
     def _release(self, partitions: Partitions, scope: TaskGroup) -> None:
-        # those that the user still hears of must not delay the others
+        # partitions whose call of `assigned` has not returned must not delay the others
         parts = ((partitions - self._starting, None), (partitions & self._starting, self._started))
         for part, started in parts:
             if part:
@@ -345,7 +345,7 @@ class PollTimer:
         self._heard: asyncio.Event | None = None
 
     def polled(self) -> None:
-        """Call it when the user asks for records."""
+        """Notes that the user polls."""
         self._last = self._clock()
         if self._heard is not None:
             self._heard.set()
@@ -360,7 +360,7 @@ class PollTimer:
         return self.left_s <= 0
 
     async def heard(self) -> None:
-        """Returns when the user polls again; at once if the last poll is recent enough."""
+        """Waits until the user polls again. Returns at once if the last poll is recent enough."""
         self._heard = asyncio.Event()
         while self.silent:
             self._heard.clear()

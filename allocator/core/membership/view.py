@@ -16,7 +16,7 @@ from allocator.core.types import TopicPartition
 
 log = logging.getLogger(__name__)
 
-LOAD_TIMEOUT_S = 3.0  # longest delay of a rebalance by the requests for loads
+LOAD_TIMEOUT_S = 3.0  # the requests for loads delay a rebalance for at most this long
 LOAD_AT_ONCE = 1000  # partitions in one call; encoding more requests would keep the loop from renewing the lease
 
 Load = Callable[[Collection[TopicPartition]], Awaitable[Mapping[TopicPartition, float]]]
@@ -26,7 +26,7 @@ Load = Callable[[Collection[TopicPartition]], Awaitable[Mapping[TopicPartition, 
 class GroupViewBuilder:
     """Adds racks and loads to the view, if the function uses them.
 
-    They are requested when the leader computes an assignment, and never cause a rebalance. They are not written to
+    The leader requests them when it computes an assignment. They never cause a rebalance, and are not written to
     ZooKeeper. A load that is younger than `fresh_s` seconds is not requested again.
     """
 

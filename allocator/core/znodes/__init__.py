@@ -1,6 +1,7 @@
 """The znodes of a group on ZooKeeper: their paths, their documents, and how these are read and checked.
 
-In: bytes of znodes. Out: frozen objects. Everything read is checked first: another program may have written it.
+In: bytes of znodes. Out: frozen objects. All content is checked when it is read, because another program may have
+written it.
 """
 
 from __future__ import annotations

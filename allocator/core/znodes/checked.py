@@ -15,7 +15,7 @@ from allocator.core.text.quoting import plain, shown
 T = TypeVar("T")
 
 FORMAT = 1
-# A group of 1 000 members, 1 000 topics and 1 000 000 partitions stays below each limit, even while all of them move
+# A group of 1 000 members, 1 000 topics and 1 000 000 partitions stays below each limit, even while all partitions move
 MAX_STRINGS = 4_100_000  # names of topics and ranges
 MAX_NUMBERS = 200_000  # this library writes a few for each member
 LONGEST_NUMBER = 40  # digits; parsing millions of digits takes minutes
@@ -50,12 +50,12 @@ def parse_object(path: str, data: bytes) -> dict[str, Any]:
 
 
 def encode_object(doc: Mapping[str, Any]) -> bytes:
-    """The inverse of `parse_object`; adds the format."""
+    """Encodes an object as JSON with the format's number; the inverse of `parse_object`."""
     return json.dumps({"format": FORMAT, **doc}, separators=(",", ":")).encode()
 
 
 def _parser(kind: Callable[[str], Any], left: Iterator[int]) -> Callable[[str], Any]:
-    """Returns a parser of numbers, up to one for each item of `left`."""
+    """Returns a function that parses numbers, as many as `left` has items. Raises ValueError for more."""
 
     def parse(text: str) -> Any:
         if len(text) > LONGEST_NUMBER or next(left, None) is None:
@@ -90,7 +90,7 @@ def check_number(path: str, what: str, value: object) -> int:
 
 
 def check_real(path: str, what: str, value: object, low: float = 0, high: float = 1e9, *, zero: bool = False) -> float:
-    """Accepts numbers above `low`, up to `high`, and 0 if `zero`."""
+    """Accepts numbers greater than `low` and up to `high`, and 0 if `zero`."""
     if type(value) not in (int, float) or not (low < value <= high or (zero and value == 0)):  # type: ignore[operator]
         raise InvalidZnode(path, f"{what} is {shown(value)}")
     return float(value)  # type: ignore[arg-type]

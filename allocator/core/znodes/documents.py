@@ -8,8 +8,8 @@
     <root>/<group>/left/<id>       persistent, empty     that member does not come back; the leader deletes it
     <root>/<group>/loads/<id>      ephemeral             zlib(JSON): the load of that member's partitions
 
-Reading checks everything. A znode with invalid content raises `InvalidZnode`, which names the znode, and costs no more
-than a bounded amount of memory.
+All content is checked when it is read. Invalid content raises `InvalidZnode`, which names the znode. The memory that a
+read takes is bounded.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Counts = Callable[[str], "int | None"]
 
 MINUTE_MS = 60_000
 SHARD_BYTES = 900_000  # a znode may hold 1 MiB by default (jute.maxbuffer); the rest is for path and headers
-MEMBER_BYTES = 64_000  # a larger znode is refused when written and ignored when read
+MEMBER_BYTES = 64_000  # a larger member znode is refused when written and ignored when read
 # These limits, and those of `checked`, bound the memory that a hostile znode can take. A group of 1 000 members, 1 000
 # topics and 1 000 000 partitions stays below each of them, even while all partitions move
 INFLATED_BYTES = 64_000_000
@@ -103,7 +103,7 @@ def in_join_order(names: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class MemberInfo:
-    """The info that a member writes when it joins. It does not change while its znode exists."""
+    """The description that a member writes when it joins. It does not change while its znode exists."""
 
     name: str
     host: str
@@ -119,7 +119,7 @@ class MemberInfo:
     orders: tuple[str, ...] = ()
     """The kinds of orders that the member knows; none if its version has no orders."""
     instance_id: str | None = None
-    """The name of the member that stays the same over restarts; None if its partitions are not reserved."""
+    """The member's name, which stays the same over restarts; None if its partitions are not reserved."""
     restart_grace_s: float = 0.0
     """How long its partitions are reserved for the next process with that name, in seconds."""
     features: tuple[str, ...] = ()
@@ -130,8 +130,8 @@ class MemberInfo:
     """The version of this package in the member's process; None if that version does not write it."""
 
     def encode(self) -> bytes:
-        """Raises ConfigError for info that every leader refuses, and MissingExtra if a package to check it is
-        missing."""
+        """Raises ConfigError for a description that every leader refuses, and MissingExtra if the package that checks
+        the pattern is missing."""
         if self.pattern is not None:
             topic_pattern(self.pattern)
         data = encode_object(self.to_json())
@@ -186,9 +186,9 @@ def _check_pattern(path: str, what: str, value: object) -> str:
 
 @dataclass(frozen=True)
 class Seat:
-    """The place of a member with an instance id. The next member with that id takes it over.
+    """Reserves the partitions of a member with an instance id. The next member with that id takes the seat over.
 
-    The document stores it, so that a leader can reserve the partitions of a member that it has never read.
+    The document stores the seat, so that a leader can reserve the partitions of a member that it has never read.
     """
 
     info: MemberInfo
@@ -252,10 +252,11 @@ class OrderState(NamedTuple):
 
 @dataclass(frozen=True)
 class AssignmentDocument:
-    """The assignment. The leader replaces it by compare-and-set; a member follows the newest one that it has read.
+    """The assignment. The leader replaces it by compare-and-set. A member follows the newest version that it has read.
 
-    Each partition is in `owners` of one member, or in `waiting` of one member, or in neither. `promised` names the
-    member that gets it once it is free. `generation` counts the computed assignments, `revision` every write.
+    Each partition is in `owners` of one member, or in `waiting` of one member, or in neither. `promised` maps a member
+    to the partitions that it gets once they are free. `generation` counts the computed assignments, `revision` every
+    write.
     """
 
     generation: int = 0
@@ -267,18 +268,17 @@ class AssignmentDocument:
     waiting: Mapping[str, Waiting] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
     left_out: Partitions = NO_PARTITIONS
-    """Partitions that the allocator function, or an order, assigns to no member. Members do not read this field and the
-    next two; the leader and observers do."""
+    """Partitions that the allocator function or an order leaves without an owner. Only the leader and observers read
+    this field, `orders`, `moved`, `load_history` and `seats`."""
     orders: Mapping[str, OrderState] = field(default_factory=dict)
     """The states of the orders that the leader knows, by id."""
     moved: tuple[tuple[int, int], ...] = ()
     """(milliseconds since the epoch, partitions taken from live owners), for the last minute. Kept only while an order
     sets a budget."""
     load_history: LoadHistory = field(default_factory=LoadHistory)
-    """The moves for load. Only the leader and observers read it."""
+    """The moves for load."""
     seats: Mapping[str, Seat] = field(default_factory=dict)
-    """The seat of each live member with an instance id, and of each absent one that may come back, by member id. As for
-    `left_out`, only the leader and observers read it."""
+    """The seats of the live members with an instance id, and of the absent members that may come back, by member id."""
     problem: str | None = None
     writes: int = 0
     """Version of the group's own znode, to which each write of the assignment adds 1. Unlike the version of the
@@ -344,9 +344,8 @@ class AssignmentDocument:
     def decode(
         cls, path: str, data: bytes, only: str | None = None, counts: Counts | None = None
     ) -> AssignmentDocument:
-        """`only`: decodes only the entries of that member, which is all that a member needs. With 100 members and 10
-        000 partitions this is forty times faster, and every member reads every document. `counts`: as in
-        `InflateBudget`."""
+        """Decodes a document. With `only`, decodes only the entries of that member. With 100 members and 10 000
+        partitions this is forty times faster, and every member reads every document. `counts`: see `InflateBudget`."""
         doc = inflate(path, data)
 
         def entries(what: str) -> Iterable[tuple[str, Any]]:
@@ -449,7 +448,7 @@ def _seats_from_json(path: str, doc: Mapping[str, Any]) -> dict[str, Seat]:
 
 
 def split(data: bytes, leader: str, revision: int) -> tuple[bytes, dict[str, bytes]]:
-    """Encodes the document as a head and shards (name -> bytes). A small document has no shards."""
+    """Splits an encoded document into a head and shards (name -> bytes). A small document has no shards."""
     if len(data) <= SHARD_BYTES:
         return data, {}
     pieces = [data[start : start + SHARD_BYTES] for start in range(0, len(data), SHARD_BYTES)]
@@ -459,7 +458,7 @@ def split(data: bytes, leader: str, revision: int) -> tuple[bytes, dict[str, byt
 
 
 def shard_names(path: str, head: bytes) -> list[str] | None:
-    """Returns the shards that a head names; None when the head is the whole document."""
+    """Returns the names of the shards in a head; None if the head is the whole document."""
     if not head.startswith(b"{"):
         return None
     names = check_texts(path, "shards", parse_object(path, head).get("shards"))
@@ -496,11 +495,11 @@ def _ranges(ids: list[int]) -> str:
 
 
 class InflateBudget:
-    """Limits how many partitions the znodes of a group may name, among those that are in memory together.
+    """Limits how many partitions the znodes that are in memory together may name. Thread-safe.
 
-    A few bytes can stand for a million partitions, but only one member may hold each. So znodes that name more than
-    `most` partitions in all, or several times the partition count of a topic, cannot be valid. `counts` may be older
-    than the znode, so its limit for a topic is loose. Thread-safe.
+    A few bytes can stand for a million partitions, but each partition has one owner at most. So znodes that name more
+    than `most` partitions in all, or several times the partition count of a topic, cannot be valid. `counts` may be
+    older than the znode, so the limit for a topic is loose.
     """
 
     def __init__(self, counts: Counts | None = None, most: int = MAX_PARTITIONS) -> None:
@@ -561,7 +560,7 @@ def from_ranges(ranges: Mapping[str, str]) -> Partitions:
             first, dash, last = run.partition("-")
             if dash:
                 numbers.extend(range(int(first), int(last) + 1))
-            else:  # the common case of many ranges, when partitions are assigned round-robin
+            else:  # common, because round-robin assignment leaves many ranges of one partition
                 numbers.append(int(first))
         found.extend(map(TopicPartition, repeat(topic), numbers))
     return frozenset(found)
@@ -572,7 +571,7 @@ def deflate(doc: Mapping[str, Any]) -> bytes:
 
 
 def quick(data: bytes) -> bool:
-    """Returns whether a claim or document decodes in a few milliseconds. A larger one would block the event loop."""
+    """Returns whether a claim or document decodes in a few milliseconds. A larger znode would block the event loop."""
     try:
         raw = data if data.startswith(b"{") else zlib.decompressobj().decompress(data, SMALL_BYTES)
     except zlib.error:

@@ -11,15 +11,16 @@ from dataclasses import dataclass
 
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 
-LOOK_S = 30.0  # between two checks of the load. more: the leader acts later; less: more work for it
-# how long an imbalance lasts before partitions move. more: follows a change later; less: a short peak moves partitions
+LOOK_S = 30.0  # between two checks of the load. Higher: the leader reacts later; lower: the leader works more
+# how long an imbalance lasts before partitions move. Higher: a change takes effect later; lower: a short peak moves
+# partitions
 LASTING_S = 180.0
-# how long a moved partition stays. more: a hot one waits longer; less: noise may move it back and forth
+# how long a moved partition stays. Higher: a hot partition waits longer; lower: noise may move it back and forth
 REST_MS = 3_600_000
 DAY_MS = 86_400_000
-DAY_SHARE = 0.05  # share of all partitions that may move for load in a day, on average. more: follows faster changes
+DAY_SHARE = 0.05  # share of all partitions that may move for load in a day, on average. Higher: follows faster changes
 DAY_LEAST = 24.0  # moves in a day, on average, that even a small group may make
-SAVED_DAYS = 4.0  # days whose moves may be saved up: a group that starts to follow load needs more moves at first
+SAVED_DAYS = 4.0  # days whose unused moves accumulate, because a group that starts to follow load needs more at first
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,14 @@ class LoadHistory:
         return NO_PARTITIONS.union(*(parts for _, parts in self._recent(now_ms)))
 
     def with_moves(self, partitions: Iterable[TopicPartition], total: int, now_ms: int) -> LoadHistory:
-        """Returns the history with these moves added. They begin now, in a group with `total` partitions."""
+        """Returns the history with these moves added. They start now, in a group with `total` partitions."""
         moving = frozenset(partitions)
         return LoadHistory(
             round(self._left(total, now_ms) + len(moving), 3), now_ms, (*self._recent(now_ms), (now_ms, moving))
         )
 
     def _left(self, total: int, now_ms: int) -> float:
-        # a leader whose clock is behind counts no time as passed
+        # if this leader's clock is behind, no time has passed
         return max(0.0, self.spent - max(0, now_ms - self.at_ms) / DAY_MS * _per_day(total))
 
     def _recent(self, now_ms: int) -> tuple[tuple[int, Partitions], ...]:

@@ -28,7 +28,7 @@ class LoadReader:
     ) -> Mapping[TopicPartition, float]:
         """Returns the reported loads of existing partitions (`counts`). Reports with another `source` are ignored."""
         self._reports = {
-            # the next call reads a changed report again, so nothing has to be done when it changes
+            # nothing to do when a report changes: the next call reads it again
             member: self._reports.get(member) or Watched(partial(self._report, member), lambda: None)
             for member in members
         }

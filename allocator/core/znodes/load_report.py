@@ -21,10 +21,12 @@ from allocator.core.types import TopicPartition
 from allocator.core.znodes.checked import InvalidZnode, check_list, check_mapping, check_number, check_real, check_text
 from allocator.core.znodes.documents import MAX_PARTITIONS, SHARD_BYTES, deflate, inflate
 
-REPORT_S = 30.0  # least time between two reports of a member. more: the leader sees a change later; less: more writes
-NOTABLE = 0.05  # share of a member's load that must change before it reports. more: fewer writes; less: fresher reports
-AVERAGE_S = 600.0  # time constant of the mean. more: a short peak counts less; less: a lasting change shows sooner
-KNOWN_S = 50.0  # of measuring before a mean is known. more: a new owner reports later; less: it reports noise
+# least time between two reports of a member. Higher: the leader notices a change later; lower: more writes
+REPORT_S = 30.0
+# share of a member's load that must change before it reports again. Higher: fewer writes; lower: fresher reports
+NOTABLE = 0.05
+AVERAGE_S = 600.0  # time constant of the mean. Higher: a short peak counts less; lower: a lasting change shows sooner
+KNOWN_S = 50.0  # time of measuring before a mean is known. Higher: a new owner reports later; lower: it reports noise
 
 
 class Mean:
@@ -36,7 +38,7 @@ class Mean:
         self._sum = 0.0
         self._weight = 0.0
         self.seconds = 0.0
-        """How long it has been measured."""
+        """How long the value has been measured."""
 
     def add(self, rate: float, seconds: float) -> None:
         """Adds a rate that held for the last `seconds` (more than 0)."""
@@ -44,7 +46,7 @@ class Mean:
         self.add_total(rate * weight, weight, seconds)
 
     def add_total(self, total: float, weight: float, seconds: float) -> None:
-        """Adds values that make `total` in sum, and count as `weight`. They came in the last `seconds`."""
+        """Adds values of the last `seconds`: their sum, `total`, and the sum of their weights, `weight`."""
         keep = exp(-seconds / AVERAGE_S)
         self._sum = self._sum * keep + total
         self._weight = self._weight * keep + weight
@@ -68,7 +70,7 @@ class LoadMeter:
         self._means: dict[TopicPartition, Mean] = {}
         self._done: dict[TopicPartition, tuple[int, float]] = {}
         self._costs: dict[TopicPartition, Mean] = {}
-        """The cost of one offset."""
+        """The mean cost of one offset, for each partition."""
 
     def of_ends(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, float]:
         """Returns the records per second of each partition once they are known. `ends` are log end offsets."""
@@ -101,7 +103,7 @@ class LoadMeter:
         return found
 
     def of_loads(self, loads: Mapping[TopicPartition, float]) -> dict[TopicPartition, float]:
-        """Returns the means of these present loads once they are known."""
+        """Returns the mean of each load once it is known. `loads` are the present loads."""
         return self._smoothed(loads, counts=False)
 
     def _smoothed(self, found: Mapping[TopicPartition, float], counts: bool) -> dict[TopicPartition, float]:

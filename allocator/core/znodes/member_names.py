@@ -21,9 +21,9 @@ ID_DIGITS = 8  # length of the short form of an id without a sequence number
 
 
 def default_client_id(program: str = "allocator", instance_id: Optional[str] = None) -> str:
-    """A client id that is unique across processes and hosts: "allocator-web1-4242-3f9a".
+    """Returns a client id that is unique across processes and hosts: "allocator-web1-4242-3f9a".
 
-    With `instance_id` the next process has the same one: "allocator-billing-7".
+    With `instance_id` the next process gets the same client id: "allocator-billing-7".
     """
     if instance_id is not None:
         return f"{program}-{instance_id}"
@@ -31,9 +31,9 @@ def default_client_id(program: str = "allocator", instance_id: Optional[str] = N
 
 
 def member_name(member: str, info: Optional[MemberInfo], *, session: bool = True) -> str:
-    """The name of the member with the id `member`; only its short id if its znode is gone (`info` None).
+    """Returns the name of the member with the id `member`; falls back to the short id if `info` is None.
 
-    `session` False: without the number of its session, "billing@web1:4242".
+    If `session` is False, the name has no session number: "billing@web1:4242".
     """
     if info is not None and not session:
         return _with_host(info)
@@ -43,7 +43,7 @@ def member_name(member: str, info: Optional[MemberInfo], *, session: bool = True
 
 
 def _with_host(info: MemberInfo) -> str:
-    """The client id, with host and process id unless it contains them."""
+    """Returns the client id, followed by host and process id unless it contains them."""
     name, host, pid = info.name, info.host, info.pid
     if host in name and (pid is None or re.search(rf"(?<![0-9]){pid}(?![0-9])", name)):
         return name

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-# one thread, so that only one znode at a time uses the memory for decoding
+# one thread, so that only one znode at a time needs the memory for decoding
 _LARGE = ThreadPoolExecutor(1, thread_name_prefix="allocator-decode")
 
 
@@ -152,14 +152,13 @@ class Store:
                 decode = partial(AssignmentDocument.decode, path, data, only, counts)
                 return await computed(decode, not quick(data)), stat.version
             except NoZnode:
-                # the next document was written after this read began, and its leader deleted the shards of this
-                # document
+                # the leader has written the next document since this read started, and has deleted these shards
                 if (await self.zk.get(path))[1].version == stat.version:
                     missing = InvalidZnode(path, "shards that it names are missing")
                     missing.version = stat.version
                     raise missing from None
             except InvalidZnode as error:
-                # with the version the leader replaces this document, and not a valid one that was written since
+                # the version lets the leader replace exactly this content, and no valid document that follows it
                 error.version = stat.version
                 raise
 
@@ -180,18 +179,18 @@ class Store:
             with contextlib.suppress(ZnodeExists):
                 await self.zk.create(f"{self.paths.shards}/{name}", piece)
         kind = "create" if version < 0 else "set"
-        # claims rest on both versions: that of the assignment alone starts again if the znode is deleted
+        # claims check both versions, because the version of the assignment starts again if its znode is deleted
         counted = Op("set", self.paths.base, version=document.writes - 1)
         await self.zk.multi([Op(kind, self.paths.assignment, head, version), counted])
-        # most documents have no shards, and then a list of the old ones would delay the leader's next step
+        # most documents have no shards; then a request for the list of shards would only delay the leader
         if shards or not self._swept:
             await self._sweep(set(shards), document.revision)
             self._swept = not shards
         return version + 1
 
     async def _sweep(self, keep: set[str], revision: int) -> None:
-        """Deletes the shards of earlier documents. Spares those of later revisions: this leader may have been paused
-        since its write, and the shards belong to its successor."""
+        """Deletes the shards of earlier documents. Keeps those of later revisions: this leader may have been paused
+        since its write, and its successor may have written them."""
         for name in await self.zk.get_children(self.paths.shards):
             if name not in keep and shard_revision(name) <= revision:
                 with contextlib.suppress(NoZnode):
@@ -199,5 +198,5 @@ class Store:
 
 
 async def computed(compute: Callable[[], T], large: bool, thread: ThreadPoolExecutor = _LARGE) -> T:
-    """Computes what is `large` in a thread, so that the event loop can renew the lease."""
+    """Returns `compute()`. If it is `large`, it runs in `thread`, so that the event loop can renew the lease."""
     return await asyncio.get_running_loop().run_in_executor(thread, compute) if large else compute()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import encodings.idna  # noqa: F401 - kazoo's thread looks names up, and would fail to load it without a free file
+import encodings.idna  # noqa: F401 - kazoo's thread needs it, and cannot load it if no file descriptor is free
 import enum
 import logging
 import ssl
@@ -156,7 +156,7 @@ class ZooKeeperClient:
         self._last_try: Exception | str = UNRESOLVED
         self._reopening: asyncio.TimerHandle | None = None
         self._dead: list[asyncio.Future[None]] = []
-        self._asked: set[asyncio.Future[Any]] = set()
+        self._pending: set[asyncio.Future[Any]] = set()
 
     def __repr__(self) -> str:
         return f"<ZooKeeper {self.hosts} {self.state.value}>"
@@ -170,7 +170,7 @@ class ZooKeeperClient:
     # -- session --------------------------------------------------------------------------------------------------
 
     async def connect(self, timeout_s: float | None = 15.0, *, make_chroot: bool = True) -> None:
-        """Opens the session. `make_chroot`: create a missing chroot; use False to read existing data, so that a
+        """Opens the session. With `make_chroot`, creates a missing chroot. Use False to read existing data, so that a
         mistyped chroot is not created.
 
         Raises ZooKeeperUnavailable if no node responds within `timeout_s` (None: no limit), NoChroot, and Closed if
@@ -200,7 +200,7 @@ class ZooKeeperClient:
             raise
 
     def _why_not(self, timeout_s: float | None) -> str:
-        """The reason why no session was opened, and the remedy."""
+        """Returns the reason why no session was opened, and the remedy."""
         if self._auth_failed:
             return "it refused the credentials. Correct them."
         why, remedy = self._last_try, "Check that it runs, and the address."
@@ -270,11 +270,11 @@ class ZooKeeperClient:
         client.add_listener(lambda state: self._from_kazoo(client, state))
         client.start_async()
 
-    def _granted(self, timeout_s: float, asked: float) -> None:
-        self.session_timeout_s, self.connected_at = timeout_s, asked
+    def _granted(self, timeout_s: float, requested_at: float) -> None:
+        self.session_timeout_s, self.connected_at = timeout_s, requested_at
 
     def _tried(self, result: Exception | str) -> None:
-        if result != BEGUN or self._last_try == UNRESOLVED:  # an earlier cause stays during the next attempt
+        if result != BEGUN or self._last_try == UNRESOLVED:  # otherwise keep the cause of the previous attempt
             self._last_try = result
 
     def _from_kazoo(self, client: KazooClient, state: str) -> None:
@@ -296,15 +296,15 @@ class ZooKeeperClient:
         if state is SessionState.CONNECTED and self._connected is not None:
             self._connected.set()
         if state is not SessionState.CONNECTED:
-            # kazoo would keep pending requests until it is connected again, perhaps forever
-            for future in self._asked:
+            # kazoo would keep pending requests until it reconnects, perhaps forever
+            for future in self._pending:
                 if not future.done():
                     future.set_exception(ConnectionLost(f"ZooKeeper {self.hosts}: the connection was lost"))
         for listener in tuple(self._listeners):
             listener(state)
 
     def _ended(self, client: KazooClient) -> None:
-        """After `abort`, or after an error in kazoo's thread, kazoo would never reconnect."""
+        """Opens another kazoo client. After `abort`, or an error in its thread, the old client never reconnects."""
         if client is self._client and self._loop is not None and not self._auth_failed:
             log.error("ZooKeeper %s: kazoo's connection has ended; opening another", self.hosts)
             self._dead.append(self._loop.run_in_executor(None, _stop, client))
@@ -336,10 +336,10 @@ class ZooKeeperClient:
 
     async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequence: bool = False) -> str:
         """Creates a znode; the parent must exist. Returns its path, with the sequence number if any."""
-        made: str = await self._call(
+        created: str = await self._call(
             "create", path, lambda c, p: c.create_async(p, data, ephemeral=ephemeral, sequence=sequence)
         )
-        return made[len(self.chroot) :]
+        return created[len(self.chroot) :]
 
     async def set(self, path: str, data: bytes, version: int = -1) -> Stat:
         """Replaces the data if the version is `version` (-1: any). Raises BadVersion."""
@@ -350,10 +350,10 @@ class ZooKeeperClient:
         await self._call("delete", path, lambda c, p: c.delete_async(p, version))
 
     async def sync(self) -> None:
-        """Returns when the connected server has executed all writes that the ensemble accepted before this call.
+        """Waits until the connected server has executed all writes that the ensemble accepted before this call.
 
-        Otherwise a server that the client connects to after another one may lag behind, and not know a znode whose
-        creation lost its response.
+        Without it, the server after a reconnect may lag behind the previous one: it may not know a znode that this
+        client created in a request whose response was lost.
         """
         await self._call("sync", "", lambda c, p: c.sync_async(p or "/"))
 
@@ -428,11 +428,11 @@ class ZooKeeperClient:
 
         # rawlink, not link: the callback only schedules on the loop, so it may run in kazoo's thread
         result.rawlink(lambda _: self._post(finish))
-        self._asked.add(future)
+        self._pending.add(future)
         try:
             return await future
         finally:
-            self._asked.discard(future)
+            self._pending.discard(future)
 
 
 async def get_if_exists(
@@ -490,20 +490,16 @@ TRANSLATION: tuple[tuple[type[Exception], type[ZooKeeperError], str], ...] = (
 
 
 def _translate(hosts: str, what: str, path: str, error: BaseException) -> ZooKeeperError:
-    for theirs, ours, why in TRANSLATION:
-        if isinstance(error, theirs):
-            return ours(f"ZooKeeper {hosts}: {what} {path}: {why}")
+    for kazoo_error, kind, why in TRANSLATION:
+        if isinstance(error, kazoo_error):
+            return kind(f"ZooKeeper {hosts}: {what} {path}: {why}")
     return ZooKeeperError(f"ZooKeeper {hosts}: {what} {path}: {shown(error)}")
 
 
-# -- watched ----------
-# A value that is read again only after its watch has fired.
-
-
 class Watched(Generic[T]):
-    """Keeps at most one watch. Calls `changed` when it fires.
+    """A value that is read again only after its watch has fired. Calls `changed` when it fires.
 
-    A lost connection fires every watch, so no change is missed.
+    There is at most one watch. A lost connection fires it, so no change is missed.
     """
 
     def __init__(self, read: Callable[[Callable[[], None]], Awaitable[T]], changed: Callable[[], None]) -> None:

@@ -1,7 +1,7 @@
 """Creates ephemeral znodes, and finds them again after a lost response.
 
-If the connection is lost before the response, ZooKeeper may have executed the request, and the session may go on. A
-znode that a client has created without knowing it is a ghost: the other clients respect it, and nobody deletes it
+If the connection is lost before the response, ZooKeeper may have executed the request, and the session may continue.
+Then the client has created a znode without knowing it. Other clients respect that znode, and no client deletes it
 before the session ends.
 """
 
@@ -14,7 +14,7 @@ from itertools import islice
 
 from allocator.core.zookeeper.client import ConnectionLost, NoZnode, Op, ZooKeeperClient, ZooKeeperError
 
-AT_ONCE = 200  # requests at a time. more: other clients wait longer; less: more round trips
+AT_ONCE = 200  # concurrent requests. Higher: other clients wait longer; lower: more round trips
 
 
 class EphemeralZnodes:
@@ -26,7 +26,7 @@ class EphemeralZnodes:
 
     def __init__(self, zk: ZooKeeperClient) -> None:
         self.paths: dict[str, None] = {}
-        """The znodes that exist, in the order of their creation; without those whose request had no response."""
+        """The znodes that exist, in the order of their creation, without those whose request got no response."""
         self._zk = zk
         self._unknown: dict[str, object] = {}  # path -> the request without a response
         self._prefixes: set[str] = set()  # of sequential znodes whose creation had no response
@@ -95,7 +95,7 @@ class EphemeralZnodes:
         self._doubt(paths)
         try:
             await self._zk.multi([Op("delete", path) for path in paths])
-        except NoZnode:  # somebody else deleted one of them, so none was deleted now
+        except NoZnode:  # another client deleted one of them, so the transaction deleted none
             await self.recover()
             for path in [path for path in paths if path in self.paths]:
                 await self._delete([path])

@@ -1,8 +1,8 @@
-"""The one place that replaces a part of kazoo: how its client opens a connection and a session.
+"""Replaces a part of kazoo: how its client opens a connection and a session. No other module does so.
 
 kazoo does not expose the granted session timeout, waits a whole session timeout for one silent server, and retries an
 old session forever on an ensemble that lost its data. Its listeners do not learn that its thread has ended if the
-session was lost before. So kazoo gets a handler of our own for attempts to connect and for the end of its thread. The
+session was lost before. So kazoo gets another handler for attempts to connect and for the end of its thread. The
 request that opens a session has no hook: `Handshake` replaces `ConnectionHandler._invoke`, and sets `_socket` of the
 connection. CONTRIBUTING.md lists the tests that fail if kazoo changes one of these.
 """
@@ -77,14 +77,14 @@ class Handshake:
     def _invoke(self, timeout: float, request: Any, xid: Any = None) -> Any:
         if not isinstance(request, Connect):
             return self._kazoo_invoke(timeout, request, xid)
-        asked = boot_clock()
-        response = self._open_session(timeout, request, session_is_over=self._session_is_over(asked))
+        requested_at = boot_clock()
+        response = self._open_session(timeout, request, session_is_over=self._session_is_over(requested_at))
         if response[0].time_out > 0:
-            self._granted(response[0].time_out / 1000.0, asked)
+            self._granted(response[0].time_out / 1000.0, requested_at)
         return response
 
     def _open_session(self, timeout: float, request: Connect, *, session_is_over: bool) -> Any:
-        """The server's response. Raises SessionExpiredError to give up the session."""
+        """Returns the server's response. Raises SessionExpiredError to give up the session."""
         timeout = min(timeout, self._attempt_s)
         try:
             return self._kazoo_invoke(timeout, request)
@@ -135,5 +135,5 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is un
             finally:
                 self._ended()
 
-        # the handler's own threads begin before it runs, and end before that of the connection
+        # the handler's own threads start before `running` is set, and end before the connection's thread
         return super().spawn(run) if self.running else super().spawn(function, *args, **options)

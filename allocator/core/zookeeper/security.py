@@ -29,9 +29,9 @@ _TLS = ("ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_
 
 
 def check_options(options: Mapping[str, Any] | None, *, load: bool = False) -> dict[str, Any]:
-    """A copy of the options for kazoo, with safe defaults. Raises `ConfigError` with the wrong option.
+    """Returns a copy of the options for kazoo, with safe defaults. Raises `ConfigError` that names a wrong option.
 
-    `load`: also loads the TLS files, and drops them.
+    With `load`, also checks that the TLS files can be loaded.
     """
     checked = dict(options or {})
     for key in checked:
@@ -44,7 +44,7 @@ def check_options(options: Mapping[str, Any] | None, *, load: bool = False) -> d
         checked["default_acl"] = CREATOR_ALL_ACL
     unused = [key for key in _TLS if checked.get(key) is not None and not checked.get("use_ssl")]
     if unused:
-        # half a configuration would connect without TLS, and nobody would notice
+        # an incomplete configuration would connect without TLS, unnoticed
         raise ConfigError(f"ZooKeeper options without effect unless use_ssl is True: {', '.join(unused)}")
     if bool(checked.get("certfile")) != bool(checked.get("keyfile")):
         # kazoo would then send no certificate

@@ -13,7 +13,7 @@ const KINDS = {
   pause: "owners keep the partitions, and their handlers get no records of them",
   quarantine: "records go to the dead-letter topic, without a call of the handler",
   skip: "the handler is not called with one record, which counts as done",
-  seek: "owners go on at another place of the log",
+  seek: "owners continue at another position",
 };
 const ENDS = {
   pause: "Their handlers get records again.", quarantine: "Their handlers get records again; what is in the dead-letter topic stays there.",

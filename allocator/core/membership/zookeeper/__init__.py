@@ -3,8 +3,7 @@
 In: a `ZooKeeper` session, partition counts and assignors. Out: calls to an `AssignmentListener`; `may_act`, the lease.
 May touch: the znodes below `<root>/<group>`; no record and no offset.
 
-Start reading at `membership`, the code that each member runs. `leader` is the code that the oldest member runs in
-addition: it takes a snapshot of the group (`group_znodes`), decides (`decider`, `decision`), and writes. `plan`
-decides, as a pure function, when a partition changes its owner. The package `znodes` defines the data, and reads and
-writes it.
+Start reading at `membership`, the code that each member runs. The oldest member also runs `leader`: it takes a
+snapshot of the group (`group_znodes`), decides (`decider`, `decision`), and writes the assignment. `plan` decides, as a
+pure function, when a partition changes its owner. The package `znodes` defines, reads and writes the data.
 """

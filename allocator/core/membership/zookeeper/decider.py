@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 class Decider:
     """Keeps the leader's last decision until an input changes, and carries it out document by document.
 
-    It writes nothing. A successor needs no part of its state: it decides anew.
+    It writes nothing. The next leader does not need its state, because it makes its own decision.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Decider:
         loads: LoadReader,
     ) -> None:
         self.later = 0
-        """Moves of the decision that wait for the budget."""
+        """Number of moves of the decision that wait for the budget."""
         self._group = group
         self._me = me
         self._assignors = assignors
@@ -62,14 +62,17 @@ class Decider:
         self._decision, self._inputs, self.later = None, None, 0
 
     def rename(self, successors: Mapping[str, str]) -> None:
-        """Follows members to the next process of their seat."""
+        """Replaces former members by the next process of their seat."""
         if self._decision is not None:
             target = {successors.get(member, member): parts for member, parts in self._decision.target.items()}
             self._decision = replace(self._decision, target=target)
 
     async def decide(self, group: Snapshot, uneven: bool) -> bool:
-        """Makes a decision if an input has changed or `uneven` is True: an imbalance has lasted long enough. Returns
-        whether it made one. If that fails, raises AllocatorError and does not try again with these inputs."""
+        """Computes a decision if an input has changed, or if `uneven`: an imbalance has lasted long enough.
+
+        Returns whether the decision is new. Raises AllocatorError if the computation fails, and does not try again with
+        the same inputs.
+        """
         inputs = self._inputs_of(group)
         if inputs == self._inputs and not uneven:
             return False

@@ -66,7 +66,7 @@ class GroupLoad:
 
 SMALL_BY_LOAD = 2_000  # partitions; smaller than SMALL_PARTITIONS because the leader checks the load regularly
 
-# one thread: a process with several groups computes one decision after the other
+# one thread, so that a process with several groups computes one decision at a time
 _LARGE = ThreadPoolExecutor(1, thread_name_prefix="allocator-decide")
 
 
@@ -146,7 +146,7 @@ def _by_load(
     total, history, resting = sum(view.partitions.values()), None, before.resting(load.now_ms)
     found = steer(assignor, view, constraints)
     further = partial(balance, view.members, loads=view.load, tolerance=tolerance, constraints=constraints)
-    # the share of a new member comes with the change of the group: it needs no budget
+    # moves to a new member follow from the change of the group, so they need no budget
     newcomers = {member.id for member in view.members if not view.owned.get(member.id)}
     moves = further(found, resting=resting, newcomers=newcomers)
     found = moved(found, moves)
@@ -161,7 +161,7 @@ def _by_load(
 
 @dataclass(frozen=True)
 class Preview:
-    """A decision that nobody carries out."""
+    """A decision to show, which is not carried out."""
 
     target: Mapping[str, Partitions]
     strategy: str
@@ -181,10 +181,10 @@ async def preview(
     uneven: bool,
     now_ms: int,
 ) -> Preview:
-    """What a leader with these members would decide at `now_ms`.
+    """Returns what a leader with these members would decide at `now_ms`.
 
-    `reports`: the loads of the members. `uneven`: an imbalance counts as lasting. Raises as `decide`, and AssignorError
-    for a function that cannot be loaded here.
+    `reports`: the loads that members report. `uneven`: whether an imbalance counts as lasting. Raises the errors of
+    `decide`, and AssignorError for a function that cannot be loaded here.
     """
     strategy, _ = choose([(member, info.strategies) for member, info in members.items()])
     function = resolve(strategy)

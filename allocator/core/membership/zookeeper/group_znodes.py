@@ -106,8 +106,8 @@ class GroupZnodes:
         found, claimed = await asyncio.gather(self._names.get(), self._claim_names.get())
         names = in_join_order(found)
         members = await self._members(names)
-        # a member whose member znode was deleted by hand keeps working until it notices. Its claim exists, so it is
-        # alive
+        # a member whose member znode was deleted by hand works until it notices. Its claim still exists, so it counts
+        # as alive
         alive = frozenset({*names, *in_join_order(claimed)})
         left: Iterable[str] = ()
         if document.seats or any(info.instance_id is not None for info in members.values()):
@@ -145,12 +145,12 @@ class GroupZnodes:
                 miscounted = document is not None and 0 < document.writes != writes
                 self._document = None if document is None else document.but(writes=writes), version, miscounted
             except InvalidZnode as error:
-                log.error("%s: %s; going on from what the members claim", self._store.paths.group, error)
+                log.error("%s: %s; continuing from the members' claims", self._store.paths.group, error)
                 self._document = None, error.version, False
         document, version, miscounted = self._document
         if document is not None:
             return document, version, False, miscounted
-        # before the claims: none that comes later can rest on the lost document
+        # before the claims: no later claim can rest on the lost document
         writes = await self._store.writes()
         claims = await self._claims_of(in_join_order(await self._claim_names.get()))
         return adopt(claims, self._last, writes or version + 1).but(writes=writes), version, True, False

@@ -32,14 +32,14 @@ log = logging.getLogger(__name__)
 class LeaderSettings:
     """The waiting times of the leader, in seconds."""
 
-    # from a change until the new document. more: fewer rebalances when many members join at once; less: a rebalance
+    # from a change until the new document. Higher: fewer rebalances when many members join at once; lower: a rebalance
     # starts sooner
     debounce_s: float = 0.005
     debounce_max_s: float = 0.5  # longest delay of a rebalance while changes keep coming
-    # from the first release until the next document, while other members still release. more: fewer documents; less: a
-    # late release delays the partitions of the others less
+    # from the first release until the next document, while other members still release. Higher: fewer documents;
+    # lower: a late release delays the partitions of other members less
     releases_s: float = 0.01
-    topic_poll_s: float = 10.0  # between two metadata requests that look for new partitions and topics
+    topic_poll_s: float = 10.0  # between two metadata requests, which find new topics and partitions
     load_look_s: float = LOOK_S
     load_lasting_s: float = LASTING_S
 
@@ -95,16 +95,16 @@ class Leader:
             try:
                 settled, pause_s = await self._step(write_at)
             except (BadVersion, ZnodeExists):
-                log.info("%s: somebody else wrote the assignment; reading it again", self._group)
+                log.info("%s: another client wrote the assignment; reading it again", self._group)
                 self.start_over()
                 continue
             except (ConnectionLost, NoZnode) as error:
-                # a write may have succeeded although its response was lost; reading the znode tells
+                # a write may have succeeded although its response was lost, so the znode is read
                 self.start_over()
                 if isinstance(error, NoZnode):
                     # the group's own znodes were deleted, and only the leader creates them again. A member whose znodes
-                    # were deleted too notices when it writes them next
-                    log.warning("%s: %s; making the group's znodes again", self._group, error)
+                    # were deleted as well notices at its next write
+                    log.warning("%s: %s; creating the group's znodes again", self._group, error)
                     with contextlib.suppress(ConnectionLost, NoZnode):
                         await self._store.prepare()
                 await asyncio.sleep(0.05)
@@ -191,7 +191,7 @@ class Leader:
 
     def _pause_s(self, group: Snapshot, document: AssignmentDocument) -> float | None:
         """Returns the seconds until an order expires, a budget allows more moves, a reservation ends, or the load is
-        checked; None if nothing of that is due."""
+        checked; None if none of these will happen."""
         moments = [group.orders.known.next_expiry(group.now_ms)]
         if self._decider.later and group.orders.budget.per_minute is not None:
             moments += [when + MINUTE_MS for when, _ in document.recent_moves(group.now_ms)[:1]]

@@ -1,10 +1,10 @@
 """Exclusive ownership of partitions through ZooKeeper.
 
-Guarantee: a partition has at most one owner at any instant, as long as each member's clock runs at about the same
-speed as the ensemble's (wall clocks do not matter). A member starts a partition only after it has written its claim, in
-one transaction with a check that the assignment which gives it the partition still stands. The leader assigns a
-partition to another member only after its owner has written a claim without it, or after the owner's session has ended.
-A member that is cut off or paused stops by its own clock before its session can end.
+Guarantee: a partition has at most one owner at any instant. The condition is that each member's clock runs at about
+the same speed as the ensemble's clocks; wall clocks do not matter. A member starts a partition only after it has
+written its claim. The same transaction checks that the assignment which gives it the partition is still current. The
+leader assigns a partition to another member only after its owner has written a claim without it, or after the owner's
+session has ended. A member that is cut off or paused stops by its own clock before its session can end.
 
 In steady state a member watches two znodes, the assignment and its predecessor, and writes its own znode every
 quarter of the session timeout. A rebalance costs one write by the leader for each wave of releases, one read of the
@@ -76,16 +76,18 @@ class ZooKeeperSettings(LeaderSettings, MemberSettings):
 
 
 class ZooKeeperMembership(SessionMembership):
-    """One member of one group; the module's docstring has the guarantee.
+    """One member of one group; the module's docstring has the guarantee. The constructor does no I/O.
 
-    `topics` knows which partitions exist in Kafka. `assignors` are this member's allocator functions by name, the
-    preferred one first; `load` returns how much work each partition is, for those that ask for it. `measured` returns
-    the load of the partitions that this member owns, which it reports to the group. `followed` is called
-    with each assignment once this member holds as much of it as it can at present. `ordered` is called with the orders
-    of operators, at first and when they change or one expires. `expected` is called with (partitions, free) before this
-    member gets them. `free` True: no other member holds them any more or can get them unless this member's claim fails,
-    so their committed offsets may be read. `assigned` follows if the claim succeeds; otherwise the call counts for
-    nothing. `measures` gets the times of the lease renewals. The constructor does no I/O.
+    - `topics`: the partition counts in Kafka.
+    - `assignors`: this member's allocator functions by name, the preferred function first.
+    - `load`: returns the load of partitions, for the functions that use it.
+    - `measured`: returns the load of the partitions that this member owns. The member reports it to the group.
+    - `followed`: called with each assignment once this member holds as much of it as it can at present.
+    - `ordered`: called with the operators' orders at first, when they change, and when an order expires.
+    - `expected`: called with (partitions, free) before this member gets the partitions. With `free`, no other member
+      holds them, and none can get them unless this member's claim fails. So their committed offsets may be read.
+      `assigned` follows if the claim succeeds; otherwise the call has no effect.
+    - `measures`: gets the times of the lease renewals.
     """
 
     def __init__(
@@ -179,17 +181,16 @@ class ZooKeeperMembership(SessionMembership):
         # the leader is notified of the end of the member before the end of its claim
         ops = [Op("delete", member)]
         if released and self._claim.held:
-            # without this write, observers cannot tell a member that left from one that crashed
+            # this write lets observers distinguish a member that left from a member that crashed
             empty = Claim(self._claim.revision, NO_PARTITIONS, self._claim.generation)
             ops.append(Op("set", claim, empty.encode()))
         ops.append(Op("delete", claim))
         if self._info.instance_id is not None and ((self._for_good and self._leaving) or self._polls.silent):
-            # a user who does not poll must not keep partitions from the other members, so this checks the poll interval
-            # too
+            # a member whose user does not poll must not keep partitions reserved either
             ops.insert(0, Op("create", self._store.paths.left_mark(self.member_id)))
         try:
             await self._zk.multi(ops)
-        except ZooKeeperError:  # one of them was deleted by hand
+        except ZooKeeperError:  # an operator deleted one of the znodes
             await self._znodes.delete()
         if self._measured is not None:
             with contextlib.suppress(ZooKeeperError):
@@ -252,7 +253,7 @@ class ZooKeeperMembership(SessionMembership):
     # -- load ----------------------------------------------------------------------------------------------------
 
     async def _report_load(self, measured: Callable[[], LoadReport]) -> None:
-        """Writes the load of this member's partitions whenever it has changed notably."""
+        """Writes the load of this member's partitions each time it has changed notably."""
         last: LoadReport | None = None
         while True:
             await asyncio.sleep(self._settings.report_s)
@@ -268,8 +269,8 @@ class ZooKeeperMembership(SessionMembership):
     # -- leading -------------------------------------------------------------------------------------------------
 
     async def _elect(self) -> None:
-        """Leads while this member is the oldest; otherwise watches only the next older member, so that a change wakes
-        one member and not all."""
+        """Leads while this member is the oldest. Otherwise watches only the next older member, so that the end of a
+        member wakes one other member and not all."""
         while True:
             gone = asyncio.Event()
             try:
@@ -316,7 +317,7 @@ class ZooKeeperMembership(SessionMembership):
                 if document is not None and self._followed is not None:
                     self._followed(document)
             except ConnectionLost:
-                # the result of a pending write is unknown: the next turn writes the claim again
+                # the result of a pending write is unknown, so the claim is written again
                 self._claim = Claim(-1)
                 await asyncio.sleep(0.05)
                 self._changed.set()
@@ -335,7 +336,7 @@ class ZooKeeperMembership(SessionMembership):
         if document is None:
             return  # the claim still protects the held partitions until the leader writes a readable assignment
         self.generation = max(self.generation, document.generation)
-        self._tell_refusal(document.refused.get(self.member_id))
+        self._report_refusal(document.refused.get(self.member_id))
         mine = document.owners.get(self.member_id, NO_PARTITIONS)
         self._release(self.held - mine, scope)
         promised = document.promised.get(self.member_id)
@@ -349,8 +350,8 @@ class ZooKeeperMembership(SessionMembership):
 
     async def _gain(self, gained: Partitions, document: AssignmentDocument, version: int, scope: TaskGroup) -> None:
         if self._expected is not None:
-            # the former owners have released these partitions, or their sessions have ended. Nobody else can claim them
-            # until the check of the transaction
+            # the former owners have released these partitions, or their sessions have ended. No other member can claim
+            # them before the check of the transaction
             self._expected(gained, True)
         claim = Claim(document.revision, self.tenures.owned | gained, document.generation)
         checks = (
@@ -363,7 +364,8 @@ class ZooKeeperMembership(SessionMembership):
             transaction = await self._write_claim(claim, *checks)
         except (BadVersion, NoZnode):
             return  # the watch on the assignment has fired, or is about to
-        # not the creation of the claim: an older member may get the partition after a younger one
+        # the id of this write is the fence. The id of the claim's creation would not do: an older member may get the
+        # partition after a younger one
         self.tenures.claim(dict.fromkeys(gained, transaction))
         what = f"gains {len(gained)} partitions, holds {len(self.held)} (generation {document.generation})"
         log.info("%s: %s %s", self._group, self.shown, what)
@@ -375,7 +377,7 @@ class ZooKeeperMembership(SessionMembership):
         waiting = document.waiting.get(self.member_id)
         if waiting is None or self._claim.revision >= waiting.since:
             return False
-        # while all of it is drained there is nothing to release yet; the end of the drain writes the claim
+        # if all of them are still draining, the end of the drain writes the claim
         return not waiting.partitions <= self.tenures.owned - self.held
 
     async def _write_claim(self, claim: Claim, *checks: Op) -> int:
@@ -390,7 +392,7 @@ class ZooKeeperMembership(SessionMembership):
         self._claim = claim
         return transaction
 
-    def _tell_refusal(self, reason: str | None) -> None:
+    def _report_refusal(self, reason: str | None) -> None:
         if reason == self._refused:
             return
         self._refused = reason
@@ -402,7 +404,7 @@ class ZooKeeperMembership(SessionMembership):
             self._listener.failed(InconsistentAssignor(text))
             return
         # usually this member is the next process of a crashed one, whose session has not ended yet
-        log.warning("%s; it waits until that one ends", text)
+        log.warning("%s; this member waits until the other one ends", text)
         self._in_use = asyncio.get_running_loop().call_later(
             2 * self._zk.session_timeout_s,
             lambda: self._listener.failed(InstanceIdInUse(f"{text}; give each process an instance_id of its own")),

@@ -128,7 +128,7 @@ def portion(
 
 
 def adopt(claims: Mapping[str, Claim], last: AssignmentDocument | None = None, writes: int = 0) -> AssignmentDocument:
-    """A document to start from when the znode is missing or unreadable: each member keeps what it claims.
+    """Returns a document to start from if the znode is missing or unreadable: each member keeps what it claims.
 
     `last` is the newest document that the caller has read, `writes` the number of times that a document was written.
     No generation or revision was greater than these, so the numbers go on growing. This is safe because a member adds

@@ -1,4 +1,4 @@
-"""Places of members with an instance id: a seat outlives the member, so that its next process finds its partitions.
+"""Seats of members with an instance id: a seat outlives the member and keeps its partitions for its next process.
 
 Guarantee: a seat gives no right to act. It only keeps the leader from assigning partitions that no member holds; the
 next process claims them as any other partition. A seat therefore never leads to two owners.
@@ -21,16 +21,17 @@ from allocator.core.znodes.member_names import member_name
 FEATURE = "seats"
 """The feature that a member's znode lists if its version knows reservations."""
 IN_USE = "another process runs with the same instance_id"
-"""How the reason for refusing a second member of an instance id begins."""
+"""The start of the reason with which a second member of an instance id is refused."""
 
 
 def unaware(members: Mapping[str, MemberInfo]) -> list[str]:
-    """Returns the names of members of older versions. As leader, one of them would give reserved partitions away."""
+    """Returns the names of members whose version does not know seats. As leader, such a member would assign reserved
+    partitions to others."""
     return [member_name(member, info) for member, info in members.items() if FEATURE not in info.features]
 
 
 def lasting(info: MemberInfo) -> MemberInfo:
-    """The member's info without the process id and other fields that change when its process restarts."""
+    """Returns the member's info without the process id and other fields that change when its process restarts."""
     return (
         replace(info, pid=None, session_timeout_s=None, orders=(), features=(), version=None)
         if info.instance_id is not None
@@ -64,7 +65,7 @@ def take_seats(
             continue
         successor = holders.get(seat.info.instance_id)
         if successor is not None:
-            # its session has ended, so it holds nothing any more
+            # the session of the former member has ended, so it holds nothing
             for parts in (owners, promised):
                 if former in parts:
                     parts[successor] = parts.get(successor, NO_PARTITIONS) | parts.pop(former)

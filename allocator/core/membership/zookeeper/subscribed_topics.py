@@ -16,8 +16,8 @@ log = logging.getLogger(__name__)
 class SubscribedTopics:
     """The partition count of every topic that a member subscribes to. Calls `changed` when a count may have changed.
 
-    While Kafka does not answer, the counts stay as they are. A topic is deleted if two responses do not list it, as a
-    starting broker may omit existing topics.
+    While Kafka does not respond, the counts stay as they are. A topic counts as deleted if two responses do not list
+    it, because a starting broker may omit existing topics.
     """
 
     def __init__(self, group: str, source: PartitionCountSource, changed: Callable[[], None]) -> None:
@@ -31,7 +31,7 @@ class SubscribedTopics:
         self._patterns: set[str] = set()
 
     async def poll(self, every_s: float) -> None:
-        """Looks for new topics and partitions until it is cancelled."""
+        """Requests the metadata of topics every `every_s` seconds, until it is cancelled."""
         remove = self._source.on_metadata(self._metadata_came)
         try:
             while True:
@@ -50,9 +50,9 @@ class SubscribedTopics:
         self._source.follow(topics)
         if self._patterns:
             self._source.follow_all()
-        answered = True
+        responded = True
         if self._patterns or any(self._source.partitions(topic) is None for topic in topics):
-            answered = await self._refresh()
+            responded = await self._refresh()
         topics |= self._matching(self._source.topics())
         counts = {}
         for topic in topics | set(known):
@@ -61,9 +61,9 @@ class SubscribedTopics:
             if found:
                 counts[topic] = max(found) + 1
                 self._missing.discard(topic)
-            elif before is not None and (not answered or not (self._certain or topic in self._missing)):
+            elif before is not None and (not responded or not (self._certain or topic in self._missing)):
                 counts[topic] = before
-                if answered:
+                if responded:
                     self._missing.add(topic)
         subscribed = topics | self._matching(counts)
         self.counts = {topic: count for topic, count in counts.items() if topic in subscribed}

@@ -224,7 +224,7 @@ class Copying(RebalanceListener):
             if self._expires(partition, copy, encoded):
                 return
             await self._throttle.take(encoded.size, self._stopping)
-            await ends_unless(self._stopping, self._sender.room(encoded.size))
+            await ends_unless(self._stopping, self._sender.wait_for_space(encoded.size))
             if self._stopping.is_set() or not self._sender.put(partition, queue, encoded):
                 return
             await asyncio.sleep(0)

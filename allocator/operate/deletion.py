@@ -156,7 +156,7 @@ async def _delete_offsets(client: KafkaClient, found: GroupRemains) -> None:
     coordinator = Coordinator(client, found.group, client.retry_backoff_s)
     deadline = time.monotonic() + client.request_timeout_s
     while True:
-        answer = await coordinator.ask(DeleteGroupsRequest(groups_names=[found.group]), deadline)
+        answer = await coordinator.send(DeleteGroupsRequest(groups_names=[found.group]), deadline)
         code = answer.results[0].error_code
         if code in (0, GROUP_NOT_FOUND):
             return

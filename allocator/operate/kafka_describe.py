@@ -112,14 +112,14 @@ async def kafka_group(client: KafkaClient, name: str) -> GroupState | None:
     coordinator = Coordinator(client, name, client.retry_backoff_s)
     if client.api_version(ConsumerGroupDescribeRequest) is not None:
         request = ConsumerGroupDescribeRequest(group_ids=[name], include_authorized_operations=False)
-        (newer,) = (await coordinator.ask(request, deadline)).groups
+        (newer,) = (await coordinator.send(request, deadline)).groups
         if not newer.error_code:
             return _state(name, newer.group_state, newer.assignor_name, newer.members, _kip848_member)
         # a classic group is not found by this request; 3.7 to 3.9 refuse it unless they are configured for it
         if newer.error_code not in (GROUP_NOT_FOUND, UNSUPPORTED_VERSION):
             raise for_code(newer.error_code, f"group {name!r}")
     request = DescribeGroupsRequest(groups=[name], include_authorized_operations=False)
-    (found,) = (await coordinator.ask(request, deadline)).groups
+    (found,) = (await coordinator.send(request, deadline)).groups
     if found.error_code == GROUP_NOT_FOUND or (not found.error_code and found.group_state == "Dead"):
         return None
     if found.error_code:

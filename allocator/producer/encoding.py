@@ -139,8 +139,8 @@ def written(records: Iterator[Record], codec: int, target: int = TARGET_BYTES) -
     Raises CorruptRecordError, after the batches before the corrupt record.
     """
     write: Callable[[int], Rows | None] = getattr(records, "write", None) or Writer(records).write
-    while (made := write(target)) is not None:
-        rows, count, base_time, max_time, runs, after = made
+    while (encoded := write(target)) is not None:
+        rows, count, base_time, max_time, runs, after = encoded
         payload = compress(rows, codec)
         yield Encoded(runs[0][0], after, tuple(runs), count, codec, base_time, max_time, memoryview(payload))
 

@@ -132,7 +132,7 @@ class Producer:
             partition = self._partitioner.choose(key, len(partitions))
         sender = self._sender
         if sender.held > sender.buffer_bytes:
-            await sender.room(0)
+            await sender.wait_for_space(0)
         at = TopicPartition(topic, partition)
         item = self._open.get(at)
         if item is None or item.batch.encoded is not None:
@@ -151,7 +151,7 @@ class Producer:
         for partition, rows in by_partition(columns, chosen, len(partitions), self._partitioner):
             done, end = 0, len(rows.values)
             while done < end:
-                await self._sender.room(0)
+                await self._sender.wait_for_space(0)
                 item = await self._batch(TopicPartition(topic, partition), partitions)
                 done += item.batch.append_rows(rows.encoder(done, end), now, self._batch_bytes)
                 self._grown(item)

@@ -189,7 +189,7 @@ class BatchSender(Generic[B]):
       default raises.
     - While `may_send` returns False, nothing is sent. So a process that was replaced while it was suspended writes
       nothing after its successor.
-    - `buffer_bytes` bounds the memory if the caller awaits `room` before each `put`.
+    - `buffer_bytes` bounds the memory if the caller awaits `wait_for_space` before each `put`.
     - `transactional_id`: all batches are part of its transaction. Set `identity` first.
     """
 
@@ -325,7 +325,7 @@ class BatchSender(Generic[B]):
             item.sequence = None
             self.resize(item)
 
-    async def room(self, size: int) -> None:
+    async def wait_for_space(self, size: int) -> None:
         """Waits until `size` more bytes fit into `buffer_bytes`."""
         while self.held and self.held + size > self.buffer_bytes and not self.stopped:
             self._progress.clear()

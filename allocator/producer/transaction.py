@@ -175,7 +175,7 @@ class TransactionalWriter:
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
-                response = await self._coordinator.ask(request, deadline, self._client.request_timeout_s)
+                response = await self._coordinator.send(request, deadline, self._client.request_timeout_s)
                 code = code_of(response)
                 if not code:
                     return response

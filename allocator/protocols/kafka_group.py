@@ -270,7 +270,7 @@ class KafkaGroup:
         deadline = time.monotonic() + LEAVE_WITHIN_S
         while True:
             try:
-                code = code_of(await self._coordinator.ask(request(), deadline))
+                code = code_of(await self._coordinator.send(request(), deadline))
                 reaction = reaction_to(code, reactions)
             except BrokerError as error:
                 log.debug("%s: cannot leave: %s", member, error)

@@ -224,7 +224,7 @@ async def test_a_moved_leader_is_found_by_its_refusal(cluster: FakeCluster) -> N
 
 
 # every code of a fetch response that passes or lasts, of all broker versions
-PASSING = (-1, 3, 5, 6, 7, 8, 9, 13, 56, 70, 71, 72, 75, 78, 100, 103, 106)
+PASSING = (-1, 3, 5, 6, 7, 8, 9, 56, 70, 71, 72, 75, 78, 100, 103, 106)
 LASTING = (2, 4, 35, 43, 76)
 
 

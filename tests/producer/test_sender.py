@@ -110,7 +110,7 @@ async def test_other_batches_take_the_place_of_a_refused_one(
         for size in (1, 2, 5000, 3):
             sender.put(partition, sender.queues[partition], batch(bytes(size)))
         await within(sender.send_all(), 30)
-        await within(sender.room(64 << 20), 0)
+        await within(sender.wait_for_space(64 << 20), 0)
     (refusal,) = refusals
     assert refusal.startswith(f"[0, 1] {topic}:0: ")
     assert "MESSAGE_TOO_LARGE" in refusal

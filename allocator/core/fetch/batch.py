@@ -346,13 +346,13 @@ class Batch(Sequence[Record]):
 
     def _transformed(self, function: Callable[[Any], Any], array: Any, part: str) -> Any:
         try:
-            made = function(array)
-            if len(made) != len(array):
-                raise ValueError(f"{len(made)} values for {len(array)} records")
+            column = function(array)
+            if len(column) != len(array):
+                raise ValueError(f"{len(column)} values for {len(array)} records")
         except Exception as error:
             # user code may raise anything, and the error must name the batch
             raise DeserializationError(self.topic, self.partition, self.base_offset, part, error) from error
-        return made
+        return column
 
     def _is_raw(self) -> bool:
         return self._key_deserializer is None and self._value_deserializer is None

@@ -196,7 +196,7 @@ class ByteBudget:
         """Reserves a response of `size` bytes. Call it with `-size` when the request has ended."""
         self.reserved += COPIES * size
 
-    def room(self, brokers: int, takers: int, reclaim: Callable[[int], int]) -> int | None:
+    def affordable(self, brokers: int, takers: int, reclaim: Callable[[int], int]) -> int | None:
         """Returns the largest response that may be requested now; None if that is too small to be worth a request.
 
         `brokers`: number of brokers. `takers`: number of requests that share the free bytes. `reclaim` frees missing
@@ -210,17 +210,19 @@ class ByteBudget:
             return None
         return min(RESPONSE_BYTES, max(worth, free // (COPIES * max(1, takers))))
 
-    def sizes(self, wanting: list[PartitionBuffer], room: int, *, bounded: bool) -> list[tuple[PartitionBuffer, int]]:
+    def sizes(
+        self, wanting: list[PartitionBuffer], response_bytes: int, *, bounded: bool
+    ) -> list[tuple[PartitionBuffer, int]]:
         """Returns the bytes to request for each partition. `bounded`: the broker limits the whole response."""
         if bounded:
             # always the same size, so that requests in a fetch session (KIP-227) need not list the partition
             return [(buffer, self.max_partition_bytes) for buffer in wanting]
-        each = min(self.max_partition_bytes, room, max(room // len(wanting), LEAST_OLD))
-        asked: list[tuple[PartitionBuffer, int]] = []
+        each = min(self.max_partition_bytes, response_bytes, max(response_bytes // len(wanting), LEAST_OLD))
+        requested: list[tuple[PartitionBuffer, int]] = []
         for buffer in wanting:
             size = max(each, buffer.need)
             # a record that exceeds the response must be requested alone
-            if size <= room or not asked:
-                asked.append((buffer, size))
-                room -= size
-        return asked
+            if size <= response_bytes or not requested:
+                requested.append((buffer, size))
+                response_bytes -= size
+        return requested

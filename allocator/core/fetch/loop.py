@@ -183,13 +183,13 @@ class FetchLoop:
         self._tasks.start(self._exchange(plan, request, timeout_s))
 
     async def _exchange(self, plan: PlannedFetch, request: FetchRequest, timeout_s: float) -> None:
-        answer, error = None, None
+        response, error = None, None
         try:
             with self._client.measures.span("fetch", broker=plan.broker.node_id, partitions=len(plan.wanted)):
-                answer = await self._client.send(plan.node, request, timeout_s)
+                response = await self._client.send(plan.node, request, timeout_s)
         except (BrokerError, Closed) as failure:
             error = failure
-        self._responded(plan, answer, error)
+        self._responded(plan, response, error)
 
     async def _find(self, request: Coroutine[Any, Any, Doubted]) -> None:
         try:
@@ -202,7 +202,7 @@ class FetchLoop:
 
     # -- responses
 
-    def _responded(self, plan: PlannedFetch, answer: FetchAnswer | None, error: AllocatorError | None) -> None:
+    def _responded(self, plan: PlannedFetch, response: FetchAnswer | None, error: AllocatorError | None) -> None:
         """Called with the response to a request, or with an error.
 
         If the broker refuses the fetch session, sends the request once more in a new session.
@@ -210,10 +210,10 @@ class FetchLoop:
         if self._closed:
             return
         try:
-            if answer is None or error is not None:
+            if response is None or error is not None:
                 self._failed(plan, error)
-            elif plan.session.answered(answer) or plan.repeated:
-                self._take_apart(plan, answer)
+            elif plan.session.answered(response) or plan.repeated:
+                self._take_apart(plan, response)
             else:
                 plan.repeated = True
                 self._send(plan)
@@ -235,16 +235,16 @@ class FetchLoop:
         self._planner.ended(plan)
         self.wake()
 
-    def _take_apart(self, plan: PlannedFetch, answer: FetchAnswer) -> None:
+    def _take_apart(self, plan: PlannedFetch, response: FetchAnswer) -> None:
         """Puts the records of each partition into its buffer."""
         parts: Iterator[tuple[TopicPartition, FetchedPartition]]
-        if answer.error_code:
-            refused = FetchedPartition("", -1, answer.error_code, -1, -1, -1, [], b"")
+        if response.error_code:
+            refused = FetchedPartition("", -1, response.error_code, -1, -1, -1, [], b"")
             parts = ((tp, refused) for tp in plan.wanted)
         else:
-            self._planner.note_size(plan, sum(len(part.records) for part in answer.parts))
-            parts = plan.session.parts(answer.parts)
-        self._take_some(plan, parts, answer.API_VERSION)
+            self._planner.note_size(plan, sum(len(part.records) for part in response.parts))
+            parts = plan.session.parts(response.parts)
+        self._take_some(plan, parts, response.API_VERSION)
 
     def _take_some(
         self, plan: PlannedFetch, parts: Iterator[tuple[TopicPartition, FetchedPartition]], version: int

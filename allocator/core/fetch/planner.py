@@ -235,29 +235,29 @@ class Planner:
         # One share stays free. If idle long polls reserved the whole budget, a new partition would wait for their end.
         others = self._brokers.values()
         takers = 1 + (len(others) if urgent else sum(other.main is None for other in others))
-        room = self.budget.room(len(others), takers, self._reclaim)
-        if room is None:
+        max_bytes = self.budget.affordable(len(others), takers, self._reclaim)
+        if max_bytes is None:
             self.pressed = True
             return None
         version = self._client.api_version(FetchRequest)
         bounded = version is not None and version >= BOUNDED
-        asked = self.budget.sizes(wanting, room, bounded=bounded)
-        reserved = sum(size for _, size in asked)
+        requested = self.budget.sizes(wanting, max_bytes, bounded=bounded)
+        reserved = sum(size for _, size in requested)
         if bounded:
-            reserved = min(room, reserved)
+            reserved = min(max_bytes, reserved)
         else:
             # even without records in the response, because not all partitions fit into one request
-            broker.to_the_end([buffer.tp for buffer, _ in asked])
+            broker.to_the_end([buffer.tp for buffer, _ in requested])
         self.budget.reserve(reserved)
         leader_only = False
-        for buffer, _ in asked:
+        for buffer, _ in requested:
             buffer.in_flight = True
             leader_only = leader_only or now < buffer.leader_until
         wait_s = min(URGENT_WAIT_S, broker.main_until - now) if urgent else self._max_wait_s
-        buffers = {buffer.tp: buffer for buffer, _ in asked}
-        wanted = {buffer.tp: self._wanted(buffer, size) for buffer, size in asked}
+        buffers = {buffer.tp: buffer for buffer, _ in requested}
+        wanted = {buffer.tp: self._wanted(buffer, size) for buffer, size in requested}
         session = FetchSession() if urgent else broker.session
-        plan = PlannedFetch(broker, urgent, session, buffers, wanted, room, reserved, wait_s, leader_only)
+        plan = PlannedFetch(broker, urgent, session, buffers, wanted, max_bytes, reserved, wait_s, leader_only)
         if urgent:
             broker.urgent = plan
         else:

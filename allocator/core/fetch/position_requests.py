@@ -171,8 +171,8 @@ class PositionRequests:
                     else:
                         validations[leader][tp] = _Validating(position, partition.epoch)
                 self._due_again(partition)
-        requests = [self._reset(asked) for asked in resets.values()]
-        return [*requests, *(self._validate(*asked) for asked in validations.items())], self._due_at
+        requests = [self._reset(requested) for requested in resets.values()]
+        return [*requests, *(self._validate(*requested) for requested in validations.items())], self._due_at
 
     def _due_again(self, partition: TopicPartitionState) -> None:
         self._due_at = min(self._due_at, partition.retry_at + 0.001)  # a retry must be later than `retry_at`
@@ -188,9 +188,9 @@ class PositionRequests:
             partition.retry_at = time.monotonic() + pause_s
             self._due_again(partition)
 
-    async def _reset(self, asked: dict[TopicPartition, int]) -> Doubted:
+    async def _reset(self, requested: dict[TopicPartition, int]) -> Doubted:
         at = {}
-        for tp, epoch in asked.items():
+        for tp, epoch in requested.items():
             partition = self._current(tp, epoch)
             if partition is not None and partition.reset_strategy is not None:
                 at[tp] = partition.reset_strategy
@@ -207,23 +207,23 @@ class PositionRequests:
             topics = {tp.topic for tp in at}
             if not error.retriable and len(topics) > 1:
                 # the request succeeds for all topics or none, so an unauthorized topic would stop the others
-                by_topic = [{tp: asked[tp] for tp in at if tp.topic == topic} for topic in topics]
+                by_topic = [{tp: requested[tp] for tp in at if tp.topic == topic} for topic in topics]
                 await asyncio.gather(*map(self._reset, by_topic))
                 return set()
             names = ", ".join(sorted(topics))
             message = "no position for %d partitions of %s yet: %s"
             self._failures.note((names, type(error)), message, len(at), names, error)
             for tp in at:
-                self._retry(tp, asked[tp], self._client.retry_backoff_s if error.retriable else HOPELESS_S)
+                self._retry(tp, requested[tp], self._client.retry_backoff_s if error.retriable else HOPELESS_S)
             if not error.retriable:
                 for tp in {tp.topic: tp for tp in sorted(at, reverse=True)}.values():
                     self._faults.fail(tp, error)  # once for each topic
             return set()
         for tp, there in found.items():
             # the epoch allows detecting a truncation before the first record is read (KIP-320)
-            if there is not None and self._state.complete_reset(tp, listed(there), asked[tp], leaders[tp]):
+            if there is not None and self._state.complete_reset(tp, listed(there), requested[tp], leaders[tp]):
                 log.info("%s:%d starts at offset %d", *tp, there.offset)
-                self._report_reset(tp, there.offset, asked[tp])
+                self._report_reset(tp, there.offset, requested[tp])
         return set()
 
     def _report_reset(self, tp: TopicPartition, offset: int, epoch: int) -> None:
@@ -243,15 +243,15 @@ class PositionRequests:
     async def _list(self, at: dict[TopicPartition, int]) -> Found:
         return await list_offsets(self._client, at, isolation_level=self._isolation_level, timeout_s=TIMEOUT_S)
 
-    async def _validate(self, leader: int, asked: dict[TopicPartition, _Validating]) -> Doubted:
-        epochs = {tp: each.position.leader_epoch for tp, each in asked.items()}
+    async def _validate(self, leader: int, requested: dict[TopicPartition, _Validating]) -> Doubted:
+        epochs = {tp: each.position.leader_epoch for tp, each in requested.items()}
         try:
             ends = await ends_of_epochs(self._client, leader, epochs, timeout_s=TIMEOUT_S)
         except BrokerError as error:
-            ends = dict.fromkeys(asked, error)
+            ends = dict.fromkeys(requested, error)
         doubted = set()
         for tp, end in ends.items():
-            position, epoch = asked[tp]
+            position, epoch = requested[tp]
             if isinstance(end, BrokerError):
                 message = "%s:%d at offset %d is not validated yet: %s"
                 self._failures.note((tp, end.code), message, *tp, position.offset, end)

@@ -90,14 +90,14 @@ class RangeReader:
         return found
 
     async def _offsets(self, partitions: list[TopicPartition], when: int) -> Found:
-        asked = list_offsets(
+        request = list_offsets(
             self.client,
             dict.fromkeys(partitions, when),
             isolation_level=self.isolation_level,
             timeout_s=self.patience_s,
         )
         try:
-            return await within(asked, self.patience_s)
+            return await within(request, self.patience_s)
         except asyncio.TimeoutError:
             names = ", ".join(sorted({partition.topic for partition in partitions}))
             raise RangeUnread(
@@ -240,9 +240,9 @@ class _Reading:
         refused = self.refused.get(partition) == at
         what = "refuses this offset, although its log has it" if refused else "responds, but sends no record"
         why = f"its leader {what}; read the log of the broker"
-        asked = list_offsets(self.reader.client, dict.fromkeys(self.left, EARLIEST), timeout_s=DIAGNOSIS_S)
+        request = list_offsets(self.reader.client, dict.fromkeys(self.left, EARLIEST), timeout_s=DIAGNOSIS_S)
         try:
-            await within(asked, 2 * DIAGNOSIS_S)
+            await within(request, 2 * DIAGNOSIS_S)
         except asyncio.TimeoutError:
             why = "its leader does not respond"
         except (BrokerError, TopicNotFound) as error:

@@ -43,7 +43,7 @@ class Coordinator:
     """The broker that coordinates `group`. `for_transactions`: `group` is a transactional id.
 
     The first request finds the coordinator. After it moved or failed, the next request finds it again. Before 0.8.2
-    there are no coordinators: any broker writes offsets to ZooKeeper, and `ask` sends to the least busy broker.
+    there are no coordinators: any broker writes offsets to ZooKeeper, and `send` uses to the least busy broker.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Coordinator:
         """The measures of the consumer that uses this coordinator."""
         return self._client.measures
 
-    async def ask(self, request: Any, deadline: float, patience_s: float | None = None) -> Any:
+    async def send(self, request: Any, deadline: float, patience_s: float | None = None) -> Any:
         """Sends `request` and returns the response, which may take `patience_s` from sending on.
 
         Raises `BrokerError`. Then the next request finds the coordinator again.
@@ -94,7 +94,7 @@ class Coordinator:
 
     async def probe(self, deadline: float) -> None:
         """Sends a request to which every version of Kafka responds at once. Raises `BrokerError`."""
-        await self.ask(self._find_request(), deadline)
+        await self.send(self._find_request(), deadline)
 
     async def settled(self, request_class: Any) -> None:
         """Waits until no request of this class is in flight, from any task."""

@@ -129,8 +129,8 @@ class GroupOffsets:
         version = self._client.api_version(OffsetFetchRequest)
         if require_stable and (version is None or version < STABLE):
             raise NoOffsetsError(
-                f"group {self.group!r}: the brokers are older than 2.5 and do not tell which offsets an open "
-                "transaction may still change; fetch without require_stable"
+                f"group {self.group!r}: the brokers are older than 2.5 and cannot wait for "
+                "open transactions; fetch without require_stable"
             )
         if partitions is None and (self._in_zookeeper or version is None or version < ALL_PARTITIONS):
             partitions = await self._all_partitions()
@@ -139,13 +139,13 @@ class GroupOffsets:
         while left is None or left:
             refused: dict[TopicPartition, int] = {}
             again: set[TopicPartition] = set()
-            asked = None if left is None else set(islice(left, MOST_PARTITIONS))
+            wanted = None if left is None else set(islice(left, MOST_PARTITIONS))
             try:
-                again = await self._fetch_once(asked, found, refused, deadline, require_stable)
+                again = await self._fetch_once(wanted, found, refused, deadline, require_stable)
             except BrokerError as exc:
                 cause = exc
             else:
-                left = again if left is None or asked is None else (left - asked) | again
+                left = again if left is None or wanted is None else (left - wanted) | again
                 if not again:
                     continue
                 some = min(again)
@@ -165,7 +165,7 @@ class GroupOffsets:
 
     async def _fetch_once(
         self,
-        asked: set[TopicPartition] | None,
+        wanted: set[TopicPartition] | None,
         found: Offsets,
         refused: dict[TopicPartition, int],
         deadline: float,
@@ -177,12 +177,12 @@ class GroupOffsets:
         """
         identity = (self.committer.identity if self.committer is not None else None) or OUTSIDE
         request = fetch_request(
-            self.group, asked, require_stable=require_stable, identity=identity, in_zookeeper=self._in_zookeeper
+            self.group, wanted, require_stable=require_stable, identity=identity, in_zookeeper=self._in_zookeeper
         )
-        response = await self.coordinator.ask(request, deadline)
+        response = await self.coordinator.send(request, deadline)
         if fetch_code(response):
             raise self._group_error(fetch_code(response), identity)
-        again = set() if asked is None else set(asked)  # a partition that the response omits may have an offset
+        again = set() if wanted is None else set(wanted)  # a partition that the response omits may have an offset
         unknown = set()
         for tp, code, committed in fetch_results(response):
             again.discard(tp)
@@ -223,14 +223,14 @@ class GroupOffsets:
         except AllocatorError as exc:
             raise BrokerError(str(exc), retriable=exc.retriable) from exc
 
-    def _group_error(self, code: int, asker: Identity) -> BrokerError:
+    def _group_error(self, code: int, sender: Identity) -> BrokerError:
         error = for_code(code, f"group {self.group!r}")
         reaction = reaction_to(code, OFFSET_FETCH)
         error.retriable = reaction is not Reaction.FAIL
         if reaction is Reaction.REFIND:
             self.coordinator.forget()
-        if asker.by_epoch and self.committer is not None:
-            self.committer.refused(code, asker)  # the next request then has another epoch, or no member
+        if sender.by_epoch and self.committer is not None:
+            self.committer.refused(code, sender)  # the next request then has another epoch, or no member
         return error
 
     # -- commit ---------------------------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ class GroupOffsets:
             return
         request = commit_request(self.group, some, identity, self._retention, in_zookeeper=self._in_zookeeper)
         try:
-            response = await self.coordinator.ask(request, deadline)
+            response = await self.coordinator.send(request, deadline)
         except asyncio.CancelledError:
             self._abandoned = True
             raise

@@ -105,8 +105,8 @@ def fetch_request(
     if identity.by_epoch:
         of_group = request.OffsetFetchRequestGroup
         topics = _listed(by_topic, of_group.OffsetFetchRequestTopics)
-        asked = of_group(group_id=group, member_id=identity.member_id, member_epoch=identity.generation, topics=topics)
-        return request(groups=[asked], require_stable=require_stable, min_version=EPOCH_FETCH, max_version=EPOCH_FETCH)
+        named = of_group(group_id=group, member_id=identity.member_id, member_epoch=identity.generation, topics=topics)
+        return request(groups=[named], require_stable=require_stable, min_version=EPOCH_FETCH, max_version=EPOCH_FETCH)
     oldest = 0 if partitions is not None else ALL_PARTITIONS
     return request(
         group_id=group,

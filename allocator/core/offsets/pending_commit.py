@@ -61,16 +61,16 @@ def _check(tp: TopicPartition, offset: Any) -> None:
 def take_some(callers: Iterable[PendingCommit], group: str) -> Offsets:
     """Returns as many of their offsets as fit into one request, for each partition the newest."""
     some: Offsets = {}
-    room = MOST_BYTES
+    bytes_left = MOST_BYTES
     for call in callers:
         for tp in some.keys() & call.left.keys():
             some[tp] = call.left[tp]
         for tp, value in call.left.items():
-            if len(some) >= MOST_PARTITIONS or room <= 0:
+            if len(some) >= MOST_PARTITIONS or bytes_left <= 0:
                 break
             if tp not in some:
                 some[tp] = value
-                room -= RECORD_BYTES + len(group) + len(tp.topic) + len(value.metadata or "")
+                bytes_left -= RECORD_BYTES + len(group) + len(tp.topic) + len(value.metadata or "")
     return some
 
 

@@ -32,11 +32,11 @@ class StoredOffsets(GroupOffsets):
     async def fetch(self, partitions: Iterable[TopicPartition] | None, *, require_stable: bool = False) -> Offsets:
         if self.storage == "kafka":
             return await super().fetch(partitions, require_stable=require_stable)
-        asked = None if partitions is None else set(partitions)
-        old = await self._old.fetch(asked)
+        wanted = None if partitions is None else set(partitions)
+        old = await self._old.fetch(wanted)
         if self.storage == "zookeeper":
             return old
-        new = await super().fetch(asked, require_stable=require_stable)
+        new = await super().fetch(wanted, require_stable=require_stable)
         return {p: max((o[p] for o in (new, old) if p in o), key=lambda o: o.offset) for p in {**old, **new}}
 
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:

@@ -389,7 +389,7 @@ class GroupCoordinator(KafkaGroup):
         me, started = self._me, self.heartbeat.sent_heartbeat()
         # a third of the session timeout: if the coordinator hangs, the rest is enough to find its successor
         deadline = time.monotonic() + self._settings.session_timeout_s / 3
-        response = await self._coordinator.ask(heartbeat_request(self.group, me), deadline)
+        response = await self._coordinator.send(heartbeat_request(self.group, me), deadline)
         if me == self._me and self._keeps_alive():  # otherwise the response belongs to an earlier generation
             self._read_heartbeat(response.error_code, started)
         self.heartbeat.received_heartbeat()

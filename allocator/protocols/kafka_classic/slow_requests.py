@@ -94,7 +94,7 @@ class SlowRequests:
         deadline = time.monotonic() + patience_s
         node = await unless(self.coordinator.find(deadline), *events)
         moved = asyncio.Event()
-        ask = asyncio.ensure_future(self.coordinator.ask(request, deadline, patience_s))
+        ask = asyncio.ensure_future(self.coordinator.send(request, deadline, patience_s))
         watch = asyncio.ensure_future(self._watch(node, moved))
         try:
             return await unless(asyncio.shield(ask), *events, moved)

@@ -259,7 +259,7 @@ class Kip848Group(KafkaGroup):
             patience_s = min(patience_s, self._session_s / 3)
         request = heartbeat_request(self.group, self.member_id, epoch, self._settings, state, reported)
         started = self.heartbeat.sent_heartbeat()
-        response = await self._coordinator.ask(request, time.monotonic() + patience_s, patience_s)
+        response = await self._coordinator.send(request, time.monotonic() + patience_s, patience_s)
         if not self._keeps_alive() or epoch != self.epoch:
             return  # the response belongs to an earlier membership
         if response.error_code:

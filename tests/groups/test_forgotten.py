@@ -72,19 +72,6 @@ async def test_members_of_an_ensemble_that_comes_back_empty_join_anew(ensemble: 
         assert not set(sessions) & {each.zk.session_id for each in members}
 
 
-async def test_who_only_looks_opens_another_session_too(ensemble: LocalCluster) -> None:
-    """The page, the doctor and a watcher: they hold no znodes, and would be refused as well."""
-    async with session(ensemble.zookeeper) as zk:
-        await zk.create("/seen", b"x")
-        states: list[SessionState] = []
-        zk.on_state(states.append)
-        await asyncio.to_thread(wipe, ensemble)
-        await restart(ensemble)
-        await wait_until_async(lambda: states[-1:] == [SessionState.CONNECTED], 30, lambda: str(states))
-        assert states == [SessionState.SUSPENDED, SessionState.LOST, SessionState.CONNECTED]
-        assert await zk.exists("/seen") is None
-
-
 async def test_members_of_an_ensemble_with_an_old_copy_of_its_data_join_anew(
     ensemble: LocalCluster, group: str, tmp_path: Path
 ) -> None:

@@ -28,35 +28,6 @@ def test_proofs_whose_latency_varies_leave_time_for_the_next(latencies: list[flo
         clock.now = started + 1.0
 
 
-def test_a_proof_after_a_silence_counts_from_before_it() -> None:
-    """The server that took it may crash first; then the ensemble's leader counts from the proof before."""
-    it, clock, began = lease()
-    it.prove(clock.now, TIMEOUT_S, began)
-    before = clock.now
-    clock.now += 2.5
-    it.prove(clock.now, TIMEOUT_S, began)
-    assert it.ends == before + TIMEOUT_S
-    clock.now += 0.5  # the leader cannot know of it yet
-    it.prove(clock.now, TIMEOUT_S, began)
-    assert it.ends == before + TIMEOUT_S
-    clock.now += 0.75
-    it.prove(clock.now, TIMEOUT_S, began)
-    assert it.ends == clock.now + TIMEOUT_S - 1.25
-    clock.now += 1.0
-    it.prove(clock.now, TIMEOUT_S, began)
-    assert it.ends == clock.now + 3.0
-
-
-def test_one_that_has_found_another_server_begins_with_that() -> None:
-    it, clock, began = lease()
-    it.prove(clock.now, TIMEOUT_S, began)
-    clock.now += 3.9
-    it.prove(clock.now, TIMEOUT_S, clock.now)
-    assert it.ends == clock.now + 3.0
-    it.end()
-    assert not it.valid
-
-
 @given(st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.0, 2.0), st.booleans()), max_size=30))
 def test_it_ends_before_the_session_by_what_the_leader_was_told(proofs: list[tuple[float, float, bool]]) -> None:
     """A server tells its leader of a proof half a tick, at most a quarter of the timeout, after it was made."""

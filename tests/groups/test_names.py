@@ -34,15 +34,6 @@ def test_a_member_is_shown_with_its_host_its_process_and_a_short_id(
     assert member_name(member, info) == shown
 
 
-def test_a_znode_of_an_older_version_says_no_process() -> None:
-    old = (
-        b'{"format":1,"name":"a","host":"h","topics":[],"pattern":null,"weight":1.0,"rack":null,"strategies":["naive"]}'
-    )
-    info = MemberInfo.decode("/m", old)
-    assert info.pid is None
-    assert MemberInfo.decode("/m", MemberInfo("a", "h", pid=7).encode()).pid == 7
-
-
 def test_consumers_of_one_process_differ_by_default() -> None:
     names = {Consumer("t", brokers="b:1", group="g", membership="kafka").client_id for _ in range(2)}
     assert len(names) == 2

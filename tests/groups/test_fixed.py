@@ -50,7 +50,7 @@ async def becomes(owner: Recorder, count: int) -> None:
     await wait_until_async(lambda: len(owner.calls) == count, 30, f"{count} calls")
 
 
-async def test_partitions_that_come_and_go_are_taken_and_given_up() -> None:
+async def test_partitions_that_appear_and_disappear_are_assigned_and_revoked() -> None:
     cluster, owner = Cluster(t=2, other=9), Recorder()
     member = FixedMembership(cluster, owner, topics=frozenset({"t", "later"}))
     assert not member.may_act()
@@ -69,7 +69,7 @@ async def test_partitions_that_come_and_go_are_taken_and_given_up() -> None:
     assert not member.may_act()
 
 
-async def test_the_same_partitions_again_change_nothing_and_a_topic_that_is_denied_is_kept() -> None:
+async def test_unchanged_metadata_and_a_missing_topic_change_nothing() -> None:
     cluster, owner = Cluster(t=2), Recorder()
     member = FixedMembership(cluster, owner, topics=frozenset({"t"}))
     await member.join()
@@ -81,7 +81,7 @@ async def test_the_same_partitions_again_change_nothing_and_a_topic_that_is_deni
     await member.leave()
 
 
-async def test_a_pattern_takes_what_it_matches_and_metadata_is_asked_for_again_and_again() -> None:
+async def test_a_pattern_follows_metadata_that_is_requested_regularly() -> None:
     cluster, owner = Cluster(ab=1, b=1), Recorder()
     member = FixedMembership(cluster, owner, pattern="a", topic_poll_s=0.01)
     await member.join()
@@ -95,7 +95,7 @@ async def test_a_pattern_takes_what_it_matches_and_metadata_is_asked_for_again_a
     await member.leave()
 
 
-async def test_partitions_by_hand_stay_whatever_metadata_says_later() -> None:
+async def test_chosen_partitions_stay_whatever_the_metadata_lists() -> None:
     cluster, owner = Cluster(t=2), Recorder()
     chosen = [TopicPartition("t", 1), TopicPartition("unknown", 5)]
     member = FixedMembership(cluster, owner, partitions=chosen)
@@ -108,7 +108,7 @@ async def test_partitions_by_hand_stay_whatever_metadata_says_later() -> None:
         await FixedMembership(cluster, owner, partitions=[TopicPartition("t", 7)]).join()
 
 
-async def test_an_owner_that_breaks_ends_it_and_everything_is_lost() -> None:
+async def test_a_listener_that_raises_ends_the_membership() -> None:
     cluster, owner = Cluster(t=1), Recorder()
     member = FixedMembership(cluster, owner, topics=frozenset({"t"}))
     await member.join()

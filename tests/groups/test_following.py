@@ -84,7 +84,7 @@ async def test_an_imbalance_moves_partitions_once_it_has_lasted() -> None:
     assert found.load_history.resting(NOW) == parts(1, 2)
 
 
-async def test_what_moved_lately_rests_whoever_leads() -> None:
+async def test_a_moved_partition_rests_under_the_next_leader_too() -> None:
     history = LoadHistory().with_moves(parts(1, 2), 6, NOW)
     document = HALVES.but(load_history=history)
     read = AssignmentDocument.decode("/a", document.encode())
@@ -171,7 +171,7 @@ def test_moves_for_load_are_a_share_of_all_on_average(steps: list[tuple[int, int
 # -- the reports -------------------------------------------------------------------------------------------------------
 
 
-def test_a_meter_tells_what_arrives_once_it_has_measured_for_a_while() -> None:
+def test_a_meter_returns_rates_once_it_has_measured_long_enough() -> None:
     now = 0.0
     meter = LoadMeter(lambda: now)
     busy, idle = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -186,7 +186,7 @@ def test_a_meter_tells_what_arrives_once_it_has_measured_for_a_while() -> None:
     assert meter.of_ends({}) == {}
 
 
-def test_a_meter_counts_the_work_of_what_arrives() -> None:
+def test_a_meter_weighs_new_records_by_their_cost() -> None:
     """Two partitions get the same number of new records. The member processes half of them."""
     now = 0.0
     meter = LoadMeter(lambda: now)
@@ -213,7 +213,7 @@ def test_a_meter_smooths_what_the_user_reports() -> None:
 
 
 @given(st.dictionaries(st.builds(TopicPartition, st.sampled_from("ab"), st.integers(0, 99)), st.floats(0, 1e20)))
-def test_a_report_is_read_as_it_was_written(loads: dict[TopicPartition, float]) -> None:
+def test_a_report_survives_the_round_trip(loads: dict[TopicPartition, float]) -> None:
     report = LoadReport.of("records", loads)
     assert LoadReport.decode("/loads/m", report.encode()) == report
     assert not report.differs_notably(report)
@@ -241,7 +241,7 @@ def test_a_report_is_written_again_when_the_loads_have_changed_notably() -> None
 # -- the setting -------------------------------------------------------------------------------------------------------
 
 
-def test_the_user_is_told_about_loads_that_are_none() -> None:
+def test_invalid_loads_are_refused() -> None:
     consumer = Consumer(
         "t", brokers="b:9092", group="g", zookeeper="z:2181", membership=allocator.ZooKeeper(follow_load="reported")
     )
@@ -252,7 +252,7 @@ def test_the_user_is_told_about_loads_that_are_none() -> None:
         allocator.ZooKeeper(follow_load="lag")  # type: ignore[arg-type]
 
 
-async def test_the_time_of_a_handler_needs_a_handler_that_the_library_calls() -> None:
+async def test_following_handler_time_needs_process() -> None:
     consumer = Consumer(
         "t", brokers="b:9092", group="g", zookeeper="z:2181", membership=allocator.ZooKeeper(follow_load="handler_s")
     )

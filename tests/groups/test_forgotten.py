@@ -61,7 +61,7 @@ async def all_lost(members: list[TestMember]) -> None:
     )
 
 
-async def test_members_of_an_ensemble_that_comes_back_empty_join_anew(ensemble: LocalCluster, group: str) -> None:
+async def test_members_of_an_ensemble_that_comes_back_empty_join_again(ensemble: LocalCluster, group: str) -> None:
     one = group_on(ensemble, group)
     async with one.members("a", "b", "c") as members:
         sessions = [each.zk.session_id for each in members]
@@ -72,7 +72,7 @@ async def test_members_of_an_ensemble_that_comes_back_empty_join_anew(ensemble: 
         assert not set(sessions) & {each.zk.session_id for each in members}
 
 
-async def test_members_of_an_ensemble_with_an_old_copy_of_its_data_join_anew(
+async def test_members_of_an_ensemble_with_an_old_copy_of_its_data_join_again(
     ensemble: LocalCluster, group: str, tmp_path: Path
 ) -> None:
     """The old copy knows the sessions but has lost their lease renewals, which each member notices."""

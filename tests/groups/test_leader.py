@@ -48,7 +48,7 @@ async def stored(
         await zk.close()
 
 
-async def test_rubbish_is_replaced_and_not_what_somebody_wrote_after_it(zk_chroot: str, group: str) -> None:
+async def test_an_unreadable_assignment_is_replaced_and_no_later_one(zk_chroot: str, group: str) -> None:
     async with stored(zk_chroot, group) as store:
         await store.zk.create(store.paths.assignment, b"rubbish")
         with pytest.raises(InvalidZnode) as caught:

@@ -29,7 +29,9 @@ def test_proofs_whose_latency_varies_leave_time_for_the_next(latencies: list[flo
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.0, 2.0), st.booleans()), max_size=30))
-def test_it_ends_before_the_session_by_what_the_leader_was_told(proofs: list[tuple[float, float, bool]]) -> None:
+def test_the_lease_ends_before_the_session_by_the_reports_to_the_leader(
+    proofs: list[tuple[float, float, bool]],
+) -> None:
     """A server tells its leader of a proof half a tick, at most a quarter of the timeout, after it was made."""
     it, clock, connected = lease()
     arrived: list[float] = []

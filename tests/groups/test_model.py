@@ -98,7 +98,7 @@ def test_no_state_has_two_owners(everything: tuple[Ways, dict[State, list[State]
     assert any(e.waits_for >= 0 for state in ways for e in state.document)
 
 
-def test_wherever_faults_leave_it_the_group_comes_to_own_everything(
+def test_from_any_state_the_group_can_own_everything_again(
     everything: tuple[Ways, dict[State, list[State]]],
 ) -> None:
     """A member that never takes a step again is not waited for longer than its session, and that is another state."""
@@ -154,7 +154,7 @@ def modelled(document: RealDocument) -> Document:
 
 
 @pytest.mark.parametrize("alive", [(0,), (0, 1), (0, 1, 2)])
-def test_the_leaders_function_does_what_the_model_allows_and_all_of_it(alive: tuple[int, ...]) -> None:
+def test_the_leaders_function_takes_exactly_the_steps_of_the_model(alive: tuple[int, ...]) -> None:
     """For any document, promise, target and claims, `plan.advance` allows exactly the steps of the model."""
     bits = sum(1 << place for place in alive)
     for document in product(ENTRIES, repeat=2):

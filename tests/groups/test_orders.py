@@ -84,7 +84,7 @@ def test_an_order_that_would_have_expired_is_refused() -> None:
         order(expires=NOW)
 
 
-def test_an_order_of_a_later_version_stays_and_counts_for_nothing() -> None:
+def test_an_order_of_a_later_version_stays_and_has_no_effect() -> None:
     document = json.loads(Orders((order("freeze"),)).encode())
     document["orders"].append({**document["orders"][0], "id": "o-00000001", "kind": "dance", "arguments": {"to": [1]}})
     document["orders"].append({**document["orders"][0], "id": "o-00000002", "kind": "pin", "arguments": {"to": [1]}})
@@ -126,7 +126,7 @@ def test_rubbish_is_named_and_nothing_worse(data: bytes) -> None:
             assert each.fault is not None or len(each.partitions) <= 1_000_000
 
 
-def test_a_few_bytes_do_not_become_a_gigabyte() -> None:
+def test_the_memory_of_orders_is_bounded() -> None:
     document = json.loads(Orders((order("pin"),)).encode())
     template = {**document["orders"][0], "arguments": {"partitions": {"t": "0-999998"}, "place": {"rack": "a"}}}
     document["orders"] = [{**template, "id": f"o-0000000{number}"} for number in range(2)]
@@ -151,7 +151,7 @@ def test_a_new_order_replaces_that_of_the_same_subject() -> None:
     ]
 
 
-def test_an_expired_order_counts_no_more_and_is_dropped_a_day_later() -> None:
+def test_an_expired_order_has_no_effect_and_is_dropped_a_day_later() -> None:
     orders = Orders((order("freeze", expires=NOW + 10), order("cordon", expires=NOW + 20)))
     assert orders.next_expiry(NOW) == NOW + 10
     assert [each.kind for each in orders.in_force(NOW + 10)] == ["cordon"]
@@ -161,7 +161,7 @@ def test_an_expired_order_counts_no_more_and_is_dropped_a_day_later() -> None:
     assert [each.kind for each in orders.put(order("budget"), late).entries] == ["cordon", "budget"]
 
 
-def test_there_is_a_bound_to_orders() -> None:
+def test_the_number_and_size_of_orders_are_limited() -> None:
     orders = Orders(tuple(order("cordon", arguments={"member": f"web{n}"}) for n in range(Orders.MAX_ENTRIES)))
     with pytest.raises(ConfigError, match="remove some first"):
         orders.put(order("freeze"), NOW)

@@ -41,7 +41,7 @@ async def gone(store: Store) -> bool:
     return not await store.member_names() and not await store.claim_names()
 
 
-async def test_an_old_owners_lingering_znode_stalls_its_own_partitions_and_no_longer_than_its_session(
+async def test_a_dead_member_delays_only_its_own_partitions_and_only_for_its_session(
     pain: OneGroup,
 ) -> None:
     """A crashed process whose session has not ended: the others continue, and later get its partitions."""
@@ -55,7 +55,7 @@ async def test_an_old_owners_lingering_znode_stalls_its_own_partitions_and_no_lo
             assert pain.history.overlaps() == []
 
 
-async def test_a_user_who_is_slow_to_hear_of_gains_or_losses_delays_no_other_member(pain: OneGroup) -> None:
+async def test_a_slow_listener_delays_no_other_member(pain: OneGroup) -> None:
     async with pain.members("a", "b") as (a, b), pain.store() as store:
         b.owner.may_return.clear()
         try:
@@ -71,7 +71,7 @@ async def test_a_user_who_is_slow_to_hear_of_gains_or_losses_delays_no_other_mem
         await pain.settle(a, b)
 
 
-async def test_a_restart_in_the_middle_of_a_rebalance_gives_nothing_to_two(pain: OneGroup) -> None:
+async def test_a_restart_during_a_rebalance_gives_no_partition_two_owners(pain: OneGroup) -> None:
     """A member is cancelled while it drains for another one, and restarted at once under the same name."""
     async with pain.members("a") as (a,):
         b = pain.member("b")
@@ -91,7 +91,7 @@ async def test_a_restart_in_the_middle_of_a_rebalance_gives_nothing_to_two(pain:
 
 
 @pytest.mark.parametrize("which", ["members", "claims"])
-async def test_ephemeral_znodes_that_are_lost_are_made_again(pain: OneGroup, which: str) -> None:
+async def test_deleted_ephemeral_znodes_are_created_again(pain: OneGroup, which: str) -> None:
     """A member whose znode was deleted, or lost with a session, stops and joins again."""
     async with pain.members("a", "b") as (a, b), pain.store() as store:
         before = b.membership.member_id
@@ -147,7 +147,7 @@ class WatchedClient(ZooKeeperClient):
         return await super().get_children(path, self.counted(watch))
 
 
-async def test_no_herd_wakes_when_a_member_comes_or_goes(pain: OneGroup) -> None:
+async def test_a_change_wakes_each_follower_once_per_document(pain: OneGroup) -> None:
     """Each follower hears of the documents and of its predecessor, however many members there are."""
     read: dict[str, int] = {}
     async with contextlib.AsyncExitStack() as stack:

@@ -34,7 +34,7 @@ PATTERNS = st.tuples(st.sampled_from(["", "^"]), WHOLE, st.sampled_from(["", "$"
 
 
 @given(pattern=PATTERNS, names=st.lists(NAMES, max_size=20))
-def test_matches_what_python_matches(pattern: str, names: list[str]) -> None:
+def test_a_pattern_matches_like_pythons_re(pattern: str, names: list[str]) -> None:
     found = [name for name in names if topic_pattern(pattern).matches(name)]
     assert found == [name for name in names if re.match(pattern, name)]
 
@@ -58,7 +58,7 @@ def test_no_expression_takes_for_ever(pattern: str) -> None:
         ("\ud800", "surrogates"),
     ],
 )
-def test_what_a_leader_would_not_take_is_refused_where_it_is_said_and_where_it_is_read(pattern: str, why: str) -> None:
+def test_an_unsupported_pattern_is_refused_by_writers_and_readers(pattern: str, why: str) -> None:
     info = MemberInfo("n", "h", pattern=pattern)
     with pytest.raises(ConfigError, match=re.escape(why)):
         info.encode()
@@ -67,7 +67,7 @@ def test_what_a_leader_would_not_take_is_refused_where_it_is_said_and_where_it_i
         MemberInfo.decode("/m", written.encode("utf-8", "surrogatepass"))
 
 
-def test_without_re2_any_topic_is_matched_and_the_rest_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_re2_other_patterns_name_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also a pattern of another member: the leader ignores it and continues."""
     written = MemberInfo("n", "h", pattern="orders").encode()
     topic_pattern.cache_clear()

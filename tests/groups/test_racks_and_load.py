@@ -77,7 +77,7 @@ def numbers(consumer: Consumer) -> set[int]:
 
 @pytest.mark.deadline(120)
 @by_either
-async def test_members_get_what_is_led_in_their_rack(
+async def test_members_get_partitions_whose_leader_is_in_their_rack(
     three_racks: LocalCluster, topic_factory: Callable[..., str], group: str, membership: str
 ) -> None:
     topic = topic_factory(9, 3, cluster=three_racks)
@@ -101,7 +101,7 @@ async def test_members_get_what_is_led_in_their_rack(
 
 @pytest.mark.deadline(120)
 @by_either
-async def test_who_has_a_partition_far_behind_gets_hardly_anything_else(
+async def test_the_owner_of_a_lagging_partition_gets_few_others(
     three_racks: LocalCluster, topic_factory: Callable[..., str], group: str, membership: str
 ) -> None:
     topic = topic_factory(8, cluster=three_racks)
@@ -157,7 +157,7 @@ async def view_of_owner(zk_chroot: str, group: str, load: Asked, function: Remem
 
 
 @pytest.mark.parametrize("answer", [2.0, BrokerError("nobody answers"), None], ids=["told", "refused", "silent"])
-async def test_load_is_told_within_a_bound_or_done_without(zk_chroot: str, group: str, answer: Any) -> None:
+async def test_a_rebalance_waits_for_loads_only_for_a_limited_time(zk_chroot: str, group: str, answer: Any) -> None:
     load = Asked(answer)
     view = await view_of_owner(zk_chroot, group, load, Remembers("load", "racks"))
     assert set(view.load.values()) <= {2.0}
@@ -168,14 +168,14 @@ async def test_load_is_told_within_a_bound_or_done_without(zk_chroot: str, group
     assert view.racks[TopicPartition("t", 8)] == ()
 
 
-async def test_a_function_that_does_not_want_them_costs_no_request(zk_chroot: str, group: str) -> None:
+async def test_a_function_that_uses_no_load_costs_no_request(zk_chroot: str, group: str) -> None:
     load = Asked(2.0)
     view = await view_of_owner(zk_chroot, group, load, Remembers())
     assert load.partitions == []
     assert view.load == view.racks == {}
 
 
-async def test_a_load_of_a_moment_ago_serves_the_next_round_of_the_same_rebalance() -> None:
+async def test_a_fresh_load_is_not_requested_again() -> None:
     load = Asked(2.0)
     around = GroupViewBuilder("g", StaticTopics({"t": 3, "u": 2}), load, fresh_s=60.0)
     function: Any = Remembers("load")

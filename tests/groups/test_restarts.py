@@ -85,7 +85,7 @@ def test_a_rolling_restart_moves_nothing_whoever_leads(seed: int) -> None:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_crash_is_waited_for_as_long_as_its_session_and_its_grace() -> None:
+def test_the_group_waits_for_a_crashed_member_for_its_session_and_grace() -> None:
     crash = "0 start w1\n0 start w2\n".replace("0 ", "0.000 ") + "   5.000 kill w2\n"
     found = run(crash + "  10.000 start w7\n", 20.0)  # its session ends between 8 and 10, its grace 3 s later
     assert [move for move in found.moves if float(move.split(":")[0]) > 4] == []
@@ -115,7 +115,7 @@ def test_a_second_process_of_an_instance_waits_until_the_first_one_is_gone() -> 
 
 
 @pytest.mark.usefixtures("quiet")
-def test_one_that_is_thawed_after_its_grace_acts_on_nothing_and_takes_its_place_again() -> None:
+def test_a_member_thawed_after_its_grace_acts_on_nothing_and_joins_again() -> None:
     """The simulation checks at each step that only one acts."""
     found = run("0.000 start w1\n0.000 start w2\n5.000 freeze w2 12.000\n", 30.0)
     assert set(found.ids("w1", "w2")) == found.document.owners.keys() == found.document.seats.keys()

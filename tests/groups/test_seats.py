@@ -73,7 +73,7 @@ def test_functions_see_the_same_ids_in_the_same_order_before_and_after() -> None
     assert list(view_ids(after, [plain, OTHER, NEW]).values()) == ["i-a", "i-c", plain]
 
 
-async def test_an_absent_member_is_given_nothing_new() -> None:
+async def test_an_absent_member_gets_no_further_partitions() -> None:
     """The function may assign it new partitions; it gets them only if no other member can have them."""
     document = take_seats(seated(m_1=P0, m_3=P1 | P2), {OTHER: info("c")}, {OTHER}, (), NOW)
 
@@ -101,7 +101,7 @@ class AllTo:
         return {"i-a": P0 | P1 | P2}
 
 
-async def test_no_order_gives_a_live_members_partitions_to_an_absent_one() -> None:
+async def test_no_order_gives_a_live_members_partitions_to_an_absent_member() -> None:
     """They would have no owner until it returns. A live member that is cordoned takes them."""
     members = {OTHER: info("c")}
     document = take_seats(seated(m_1=P0, m_3=P1 | P2), members, {OTHER}, (), NOW)

@@ -198,7 +198,7 @@ def a_lease_by_the_last_proof_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(EnsembleLease, "prove", prove)
 
 
-def test_a_proof_counts_as_far_as_the_leader_of_the_ensemble_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proof_counts_as_far_as_the_ensembles_leader_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     # the moment must be met to a few ms, which depends on the network's chance: some seeds meet it
     seeds = range(60, 70)
     assert [outcome(seed, DIES_WITH_THE_NEWS)[1] for seed in seeds] == [None] * len(seeds)
@@ -265,7 +265,7 @@ def test_a_claim_does_not_count_for_an_assignment_that_was_deleted_and_created_a
     assert any("both claim" in each or "may act" in each for each in found)
 
 
-def test_a_member_that_may_not_join_yet_looks_at_its_interval_after_each_lost_session() -> None:
+def test_a_member_that_may_not_join_yet_checks_at_its_interval() -> None:
     run = Simulation(1, faults_s=20.0, schedule=parse(["0.000 start w1"]))
     asked: list[float] = []
 
@@ -289,7 +289,7 @@ def test_a_member_that_may_not_join_yet_looks_at_its_interval_after_each_lost_se
 IN_QUIET = parse(["0.000 start w1", "0.000 start w2"])
 
 
-def test_nobody_pauses_while_nothing_is_wrong() -> None:
+def test_no_member_pauses_without_a_fault() -> None:
     """However the latency of the proofs varies."""
     for seed in range(5):
         run = Simulation(seed, faults_s=200.0, schedule=IN_QUIET)

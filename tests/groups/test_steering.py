@@ -67,7 +67,7 @@ def test_an_order_waits_for_members_that_do_not_know_it_and_names_them() -> None
     assert counting([freeze], MEMBERS, {freeze.id: state}) == ([freeze], {})
 
 
-def test_an_order_that_counts_goes_on_when_an_older_member_joins() -> None:
+def test_an_order_in_effect_stays_so_when_an_older_member_joins() -> None:
     freeze = order("freeze")
     members = {**MEMBERS, B: info("old", orders=())}
     assert counting([freeze], members, {freeze.id: OrderState("kept")}) == ([freeze], {})
@@ -177,7 +177,7 @@ def test_each_order_has_a_state(
     assert why in found.why
 
 
-def test_what_cannot_move_in_a_frozen_group_says_so() -> None:
+def test_the_state_of_an_order_names_a_freeze_that_delays_it() -> None:
     leaves = order("evacuate", arguments={"member": "one"})
     stays = {A: parts(0)}
     found = OrdersInForce(Orders(), [leaves, order("freeze")], {}).states(
@@ -211,7 +211,7 @@ def at(members: list[str]) -> dict[str, Partitions]:
 
 
 @given(places, places, st.integers(1, 5), st.sets(st.sampled_from([A, B, C]), min_size=1))
-def test_a_budget_divides_the_way_and_nothing_else(
+def test_a_budget_splits_the_moves_and_changes_nothing_else(
     before: list[str], after: list[str], most: int, alive: set[str]
 ) -> None:
     goal = {member: found for member, found in at([each if each in alive else min(alive) for each in after]).items()

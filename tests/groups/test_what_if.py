@@ -46,13 +46,13 @@ async def test_the_partitions_of_a_member_that_leaves_for_good_are_not_reserved(
     assert plan.failed_s is None
 
 
-async def test_those_of_one_that_fails_stand_still_for_its_session_and_its_grace() -> None:
+async def test_the_partitions_of_a_failed_member_stand_still_for_its_session_and_grace() -> None:
     plan = await plan_of(Scenario.of(group(), COUNTS).removing("two", failed=True), plain_view)
     assert len(plan.moves) == 3
     assert plan.failed_s == 70.0
 
 
-async def test_a_new_member_is_no_second_process_of_another_ones_instance() -> None:
+async def test_a_planned_member_has_an_instance_of_its_own() -> None:
     plan = await plan_of(Scenario.of(group(), COUNTS).adding("three"), plain_view)
     (joined,) = (each for each in plan.members if each.change == "joins")
     assert joined.partitions == (0, 2)

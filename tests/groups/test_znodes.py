@@ -116,7 +116,7 @@ def test_a_subscription_too_large_for_a_znode_is_refused() -> None:
         info.encode()
 
 
-def test_a_member_reads_of_a_document_what_is_about_itself() -> None:
+def test_a_member_decodes_only_its_own_entries() -> None:
     parts = {name: frozenset({TopicPartition("t", number)}) for number, name in enumerate("abc")}
     whole = AssignmentDocument(
         generation=3,

@@ -135,7 +135,7 @@ async def test_a_frozen_member_stops_before_its_successor_begins(bench: OneGroup
 
 
 @pytest.mark.parametrize("damage", ["rubbish", "deleted", "counted by another"])
-async def test_a_broken_assignment_is_written_anew_and_nothing_moves(bench: OneGroup, damage: str) -> None:
+async def test_a_broken_assignment_is_written_again_and_nothing_moves(bench: OneGroup, damage: str) -> None:
     async with bench.members("a", "b") as (a, b):
         moves, generation = bench.history.moves(), a.membership.generation
         async with bench.store() as store:
@@ -170,7 +170,7 @@ async def test_strange_znodes_among_the_members_are_ignored(bench: OneGroup) -> 
             await bench.settle(a, b)
 
 
-async def test_new_partitions_and_new_topics_are_shared_out(bench: OneGroup) -> None:
+async def test_new_partitions_and_topics_are_assigned(bench: OneGroup) -> None:
     bench.topics.counts = {"t": 4}
     async with bench.members("a", "b", subscribe=(), pattern="t", topic_poll_s=0.2) as (a, b):
         bench.topics.change(t=10)

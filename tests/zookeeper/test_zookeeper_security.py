@@ -33,19 +33,19 @@ def test_a_wrong_option_is_named(options: dict[str, Any], message: str) -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_with_credentials_what_we_create_is_the_creators_alone() -> None:
+def test_znodes_created_with_credentials_belong_to_their_creator_alone() -> None:
     assert check_options({"auth_data": DIGEST})["default_acl"] == CREATOR_ALL_ACL
     assert check_options({"auth_data": DIGEST, "default_acl": OPEN_ACL_UNSAFE})["default_acl"] == OPEN_ACL_UNSAFE
     assert check_options(None) == {}
 
 
-def test_a_certificate_must_name_the_host_unless_that_is_waived() -> None:
+def test_a_certificate_must_name_the_host_unless_the_check_is_off() -> None:
     assert check_options({"use_ssl": True})["check_hostname"] is True
     assert check_options({"use_ssl": True, "check_hostname": False})["check_hostname"] is False
     assert check_options({"use_ssl": True, "verify_certs": False})["check_hostname"] is False
 
 
-def test_kazoos_debug_log_shows_neither_password_nor_what_opens_a_session(caplog: pytest.LogCaptureFixture) -> None:
+def test_kazoos_debug_log_shows_no_password(caplog: pytest.LogCaptureFixture) -> None:
     hide_credentials()
     hide_credentials()
     with caplog.at_level(1), caplog.at_level(1, logger="kazoo"):  # the command line turns it off

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import traceback
 import warnings
@@ -22,6 +23,7 @@ from allocator.compat.group_config import ConsumerGroupConfig
 from allocator.core.consumer.membership_config import MembershipConfig
 from allocator.daemon.config import load
 from allocator.migrate.storage import OffsetStore
+from allocator.testing import FaultProxy
 
 Topics = Callable[..., str]
 
@@ -56,10 +58,15 @@ def shown(text: str) -> list[str]:
 
 async def session(secured: Secured, topic: str, group: str, mechanism: str) -> str:
     """A member joins, reads, commits, loses its connections, leaves; returns all that its objects say of themselves."""
+    with FaultProxy(int(secured.zookeeper.rpartition(":")[2])) as ensemble:
+        return await session_through(ensemble, secured, topic, group, mechanism)
+
+
+async def session_through(ensemble: FaultProxy, secured: Secured, topic: str, group: str, mechanism: str) -> str:
     consumer = Consumer(
         topic,
         brokers=secured.brokers("SASL_SSL"),
-        zookeeper=secured.zookeeper,
+        zookeeper=ensemble.address,
         group=group,
         security=secured.kafka("SASL_SSL", mechanism),
         membership=ZooKeeper(
@@ -69,13 +76,12 @@ async def session(secured: Secured, topic: str, group: str, mechanism: str) -> s
     async with consumer:
         assert await consumer.getone(30) is not None
         await consumer.commit()
-        zk = consumer._engine.membership._zk
-        zk._client._connection._socket.shutdown(2)  # it authenticates again
+        ensemble.reset()  # it authenticates again
         assert await consumer.getone(30) is not None
         znodes = await asyncio.to_thread(contents, secured, f"/allocator/{group}")
         assert len(znodes) > 5
-        client = consumer._engine.client
-        return "\n".join([*znodes, *map(repr, (consumer, zk, client, vars(consumer)))])
+        ours = [each for each in gc.get_objects() if str(type(each).__module__).startswith("allocator.")]
+        return "\n".join([*znodes, *map(repr, ours), repr(vars(consumer))])
 
 
 def contents(secured: Secured, path: str) -> list[str]:

@@ -14,7 +14,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kafka.protocol.broker_version_data import BrokerVersionData
@@ -44,7 +44,7 @@ class ConnectionSettings:
     client_id: str
     request_timeout_s: float
     receive_max_bytes: int
-    security: Mapping[str, Any]
+    security: Mapping[str, Any] = field(repr=False)
     tls: ssl.SSLContext | None
 
     @property

@@ -27,7 +27,12 @@ from kafka.protocol.metadata import (
     MetadataRequest,
     MetadataResponse,
 )
-from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
+from kafka.protocol.sasl import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
 
 REQUESTS = {
     r.API_KEY: r
@@ -69,6 +74,21 @@ HANG_UP = object()
 SILENT = object()
 
 Handler = Callable[[Any], Any]
+
+
+def sasl_handlers(
+    mechanism: str, authenticate: Callable[[Any], Mapping[str, Any]] = lambda request: {}
+) -> dict[int, Handler]:
+    """Handlers of a broker that takes one mechanism. `authenticate` returns the fields that it sets in a response."""
+
+    def shake(request: Any) -> Any:
+        return SaslHandshakeResponse(error_code=0, mechanisms=[mechanism], version=request.API_VERSION)
+
+    def respond(request: Any) -> Any:
+        fields = {"error_code": 0, "error_message": None, "auth_bytes": b"", "session_lifetime_ms": 0}
+        return SaslAuthenticateResponse(version=request.API_VERSION, **{**fields, **authenticate(request)})
+
+    return {17: shake, 36: respond}
 
 
 class FakeBroker:

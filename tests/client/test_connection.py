@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 from background import background
-from fake_broker import FakeBroker
+from fake_broker import FakeBroker, sasl_handlers
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse, FindCoordinatorRequest
-from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.connection import BrokerConnection, ConnectionSettings
@@ -105,19 +104,7 @@ async def test_a_pause_of_the_process_does_not_count_as_silence_of_the_broker() 
 
 
 async def test_an_authentication_is_renewed_before_it_expires_and_requests_wait() -> None:
-    def handshake(request: Any) -> Any:
-        return SaslHandshakeResponse(error_code=0, mechanisms=["PLAIN"], version=request.API_VERSION)
-
-    def authenticate(request: Any) -> Any:
-        return SaslAuthenticateResponse(
-            error_code=0,
-            error_message=None,
-            auth_bytes=b"",
-            session_lifetime_ms=1000,
-            version=request.API_VERSION,
-        )
-
-    broker = FakeBroker({17: handshake, 36: authenticate})
+    broker = FakeBroker(sasl_handlers("PLAIN", lambda request: {"session_lifetime_ms": 1000}))
     async with broker, KafkaClient(broker.address, security=SASL) as client:
         await client.send(1, find())
         begun, connections = broker.count(36), broker.connections
@@ -133,23 +120,16 @@ async def test_an_authentication_is_renewed_before_it_expires_and_requests_wait(
 async def test_a_request_times_out_while_the_broker_does_not_authenticate_again() -> None:
     """It was not sent, so the connection goes on when the broker answers."""
     again, go_on = asyncio.Event(), asyncio.Event()
+    handlers = sasl_handlers("PLAIN", lambda request: {"session_lifetime_ms": 0 if go_on.is_set() else 1000})
+    shake = handlers[17]
 
-    async def handshake(request: Any) -> Any:
+    async def shake_late(request: Any) -> Any:
         if broker.count(17) > 2 or broker.count(36) > 1:
             again.set()
             await go_on.wait()
-        return SaslHandshakeResponse(error_code=0, mechanisms=["PLAIN"], version=request.API_VERSION)
+        return shake(request)
 
-    def authenticate(request: Any) -> Any:
-        return SaslAuthenticateResponse(
-            error_code=0,
-            error_message=None,
-            auth_bytes=b"",
-            session_lifetime_ms=0 if go_on.is_set() else 1000,
-            version=request.API_VERSION,
-        )
-
-    broker = FakeBroker({17: handshake, 36: authenticate})
+    broker = FakeBroker({**handlers, 17: shake_late})
     async with broker, KafkaClient(broker.address, security=SASL) as client:
         await client.send(1, find())
         connections = broker.connections
@@ -167,22 +147,13 @@ async def test_a_request_times_out_while_the_broker_does_not_authenticate_again(
 async def test_a_refused_renewal_ends_the_connection_and_the_next_request_makes_another() -> None:
     refused = asyncio.Event()
 
-    def handshake(request: Any) -> Any:
-        return SaslHandshakeResponse(error_code=0, mechanisms=["PLAIN"], version=request.API_VERSION)
-
-    def authenticate(request: Any) -> Any:
+    def authenticate(request: Any) -> dict[str, Any]:
         refuse = broker.count(36) in (3, 4)  # the first two are of the bootstrap address and of broker 1
         if refuse:
             refused.set()
-        return SaslAuthenticateResponse(
-            error_code=58 if refuse else 0,
-            error_message="expired" if refuse else None,
-            auth_bytes=b"",
-            session_lifetime_ms=1000,
-            version=request.API_VERSION,
-        )
+        return {"error_code": 58 if refuse else 0, "session_lifetime_ms": 1000}
 
-    broker = FakeBroker({17: handshake, 36: authenticate})
+    broker = FakeBroker(sasl_handlers("PLAIN", authenticate))
     async with broker, KafkaClient(broker.address, security=SASL) as client:
         await client.send(1, find())
         before = broker.connections

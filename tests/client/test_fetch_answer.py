@@ -6,7 +6,7 @@ import uuid
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.protocol.consumer import FetchResponse
 
@@ -114,17 +114,6 @@ def test_a_damaged_answer_is_an_error_of_the_protocol_or_another_answer(
         assert f"v{version}" in str(error)
     else:
         assert sum(len(each.records) for each in found.parts) <= len(raw)
-
-
-@settings(max_examples=150)
-@given(st.binary(max_size=200), st.integers(0, NEWEST))
-@example(b"\0\0\0\0\0\0\0\0\x7f\xff\xff\xff", 1)
-@example(b"\0" * 9 + b"\xff" * 20, 12)
-def test_noise_is_an_error_of_the_protocol(noise: bytes, version: int) -> None:
-    try:
-        read_response(memoryview(noise), version)
-    except Undecodable:
-        return
 
 
 @pytest.mark.parametrize("version", [4, 12, 13])

@@ -101,14 +101,6 @@ def test_a_session_that_the_broker_ended_is_begun_anew() -> None:
     assert session.turn({A: want(1)}, 12).session == (0, 0)
 
 
-def test_the_epoch_begins_again_after_the_largest_number() -> None:
-    session = begun()
-    session._epoch = (1 << 31) - 1
-    assert session.turn({A: want()}, 12).session == (9, (1 << 31) - 1)
-    session.answered(granted())
-    assert session.turn({A: want()}, 12).session == (9, 1)
-
-
 def test_topics_go_by_id_once_all_have_one() -> None:
     session = begun(by_id=True)
     turn = session.turn({A: want(1, ONE), B: want(0, ONE)}, 18)

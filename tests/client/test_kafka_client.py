@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fake_broker import HANG_UP, SILENT, FakeBroker
 from kafka.protocol.admin import ListGroupsResponse
-from kafka.protocol.consumer import FetchRequest, OffsetFetchRequest, OffsetFetchResponse
+from kafka.protocol.consumer import FetchRequest, OffsetFetchResponse
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
 from allocator.core.client.client import KafkaClient
@@ -30,14 +30,19 @@ def find() -> Any:
 # -- connecting -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_wrong_address_is_named_within_the_timeout(unused_port: int) -> None:
+async def test_a_wrong_address_is_named_within_the_timeout_and_not_logged(
+    unused_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
     client = KafkaClient(f"127.0.0.1:{unused_port}")
     start = time.monotonic()
     with pytest.raises(BrokersUnavailable, match=f"127.0.0.1:{unused_port}.*[Rr]efused|Connect call failed") as caught:
         await client.connect(0.5)
     assert time.monotonic() - start < 30
     assert caught.value.retriable
-    await client.close()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+    async with FakeBroker(port=unused_port):
+        await client.connect(30)
+        await client.close()
 
 
 async def test_a_name_that_does_not_resolve_is_named() -> None:
@@ -48,7 +53,7 @@ async def test_a_name_that_does_not_resolve_is_named() -> None:
 
 async def test_a_broker_that_never_answers_is_named() -> None:
     async with FakeBroker(SILENT_BROKER) as broker:
-        with pytest.raises(BrokersUnavailable, match=f"{broker.address} .no answer"):
+        with pytest.raises(BrokersUnavailable, match=f"{broker.address} .no response"):
             await KafkaClient(broker.address).connect(1.5)
 
 
@@ -67,15 +72,6 @@ async def test_connecting_waits_for_a_broker_that_is_down(unused_port: int) -> N
     assert not connecting.done()
     async with FakeBroker(port=unused_port):
         await connecting
-        await client.close()
-
-
-async def test_connecting_again_after_a_failure_works(unused_port: int) -> None:
-    client = KafkaClient(f"127.0.0.1:{unused_port}")
-    with pytest.raises(BrokersUnavailable):
-        await client.connect(0.2)
-    async with FakeBroker(port=unused_port):
-        await client.connect(5)
         await client.close()
 
 
@@ -161,16 +157,13 @@ async def test_0_9_is_told_by_what_it_answers_instead(caplog: pytest.LogCaptureF
         assert broker.count(18) == 1, "a further connection does not disturb other clients of 0.9"
 
 
-async def test_0_8_is_recognized_though_that_takes_longer_than_an_attempt_to_connect(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_0_8_is_recognized_though_that_takes_longer_than_an_attempt_to_connect() -> None:
     """Connections that an impatient caller opened meanwhile fail, and do not undo it."""
-    monkeypatch.setattr("allocator.core.client.client.CONNECT_TIMEOUT_S", 0.5)
     broker = FakeBroker({10: lambda _: HANG_UP, 9: no_offsets}, versions=None)
     broker.delay_s = 0.4
     async with broker:
-        client = KafkaClient(broker.address)
-        await client.connect(60)
+        client = KafkaClient([broker.address] * 40)  # each address has its part of the time
+        await client.connect(20)
         assert client.broker_version == (0, 8, 1)
         await client.close()
 
@@ -196,12 +189,6 @@ async def test_an_upgraded_broker_is_asked_again(silent: bool, unused_port: int)
         await wait_until_async(modern, 30)
         assert client.api_version(FetchRequest) == 12
         await client.close()
-
-
-async def test_0_8_2_is_told_by_what_it_hangs_up_on() -> None:
-    async with FakeBroker(versions=None) as broker, KafkaClient(broker.address) as client:
-        assert client.broker_version == (0, 8, 2)
-        assert client.api_version(FindCoordinatorRequest) == 0
 
 
 async def test_0_8_1_is_told_by_what_it_hangs_up_on() -> None:
@@ -367,14 +354,6 @@ async def answered(client: KafkaClient) -> bool:
     return False
 
 
-async def test_an_unreachable_address_is_in_the_error_and_not_in_the_log(
-    unused_port: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    with pytest.raises(BrokersUnavailable, match=f"127.0.0.1:{unused_port}"):
-        await KafkaClient(f"127.0.0.1:{unused_port}").connect(0.5)
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
-
-
 async def test_a_cancelled_request_leaves_the_connection_to_the_others() -> None:
     gate = asyncio.Event()
 
@@ -398,12 +377,6 @@ async def test_a_cancelled_request_leaves_the_connection_to_the_others() -> None
             await first
 
 
-async def test_more_requests_than_kafka_python_allows_in_flight_are_all_answered() -> None:
-    async with FakeBroker() as broker, KafkaClient(broker.address) as client:
-        answers = await asyncio.gather(*(client.send(1, find()) for _ in range(200)))
-        assert all(a.error_code == 0 for a in answers)
-
-
 async def test_a_fetch_that_waits_holds_nothing_else_up() -> None:
     async with FakeBroker({1: lambda _: SILENT}) as broker, KafkaClient(broker.address) as client:
         request = FetchRequest(replica_id=-1, max_wait_ms=1, min_bytes=1, max_bytes=1, topics=[], max_version=12)
@@ -415,25 +388,18 @@ async def test_a_fetch_that_waits_holds_nothing_else_up() -> None:
         await fetching
 
 
-@pytest.mark.parametrize("version", [(0, 9), (0, 10)])
-async def test_a_request_that_0_9_lost_is_sent_again(version: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_that_0_9_lost_is_sent_again() -> None:
     """0.9 drops requests that it has read together with the ApiVersions of another client."""
-    monkeypatch.setattr("allocator.core.client.client.LOST_S", 0.05)
-    broker = kafka_0_9(no_groups) if version == (0, 9) else FakeBroker()
+    broker = kafka_0_9(no_groups)
     answer = broker.handlers[10]
 
     def lost(request: Any) -> Any:
         broker.handlers[10] = answer
         return SILENT
 
-    async with broker, KafkaClient(broker.address, request_timeout_s=3.0) as client:
+    async with broker, KafkaClient(broker.address) as client:
         broker.handlers[10] = lost
-        if version == (0, 9):
-            assert (await client.send(1, find(), 60.0)).error_code == 0
-        else:
-            with pytest.raises(BrokerError, match="timed out after") as caught:
-                await client.send(1, find(), 2.0)
-            assert caught.value.retriable
+        assert (await client.send(1, find(), 60.0)).error_code == 0
 
 
 async def test_no_connection_to_the_old_address_of_a_broker_is_left() -> None:
@@ -519,17 +485,3 @@ async def test_a_broker_in_back_off_says_until_when_and_why(unused_port: int) ->
                 break
         assert f"{unused_port}" in str(caught.value)
         assert caught.value.retriable
-
-
-async def test_offsets_may_be_asked_in_the_version_that_a_broker_has() -> None:
-    def answer(request: Any) -> Any:
-        return OffsetFetchResponse(topics=[], error_code=0, throttle_time_ms=0, version=request.API_VERSION)
-
-    broker = FakeBroker({9: answer}, versions={3: (0, 5), 9: (0, 3), 18: (0, 0)})
-    async with broker, KafkaClient(broker.address) as client:
-        assert client.api_version(OffsetFetchRequest) == 3
-        for _ in range(2):
-            assert client.api_version(OffsetFetchRequest(max_version=1)) == 1, "a request may bound its versions"
-            assert client.api_version(OffsetFetchRequest) == 3
-        response = await client.send(1, OffsetFetchRequest(group_id="g", topics=None, max_version=7))
-        assert response.API_VERSION == 3

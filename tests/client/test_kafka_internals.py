@@ -42,11 +42,6 @@ def test_old_versions_are_known(version: tuple[int, ...]) -> None:
         data.api_version(metadata.ApiVersionsRequest)
 
 
-@pytest.mark.parametrize(("version", "newest"), [((0, 8, 1), 0), ((0, 8, 2), 1), ((0, 9), 2)])
-def test_commits_go_to_zookeeper_only_where_kafka_cannot_keep_them(version: tuple[int, ...], newest: int) -> None:
-    assert BrokerVersionData(version).api_version(consumer.OffsetCommitRequest) == newest
-
-
 def test_a_request_may_limit_its_version() -> None:
     data = BrokerVersionData((4, 1))
     assert data.api_version(consumer.OffsetFetchRequest(max_version=7)) == 7
@@ -74,55 +69,3 @@ def test_requests_have_these_keys_and_versions_from_0(request_class: Any, key: i
     assert request_class.max_version >= newest
     for version in range(newest + 1):
         assert version == request_class[version]().API_VERSION
-
-
-@pytest.mark.parametrize(
-    ("request_class", "fields"),
-    [
-        (metadata.FindCoordinatorRequest, {"key"}),
-        (
-            metadata.MetadataRequest,
-            {
-                "topics",
-                "allow_auto_topic_creation",
-                "include_cluster_authorized_operations",
-                "include_topic_authorized_operations",
-            },
-        ),
-        (consumer.ListOffsetsRequest, {"replica_id", "isolation_level", "topics"}),
-        (
-            consumer.ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition,
-            {"partition_index", "current_leader_epoch", "timestamp", "max_num_offsets"},
-        ),
-        (
-            consumer.OffsetCommitRequest,
-            {
-                "group_id",
-                "generation_id_or_member_epoch",
-                "member_id",
-                "group_instance_id",
-                "retention_time_ms",
-                "topics",
-            },
-        ),
-        (
-            consumer.OffsetCommitRequest.OffsetCommitRequestTopic.OffsetCommitRequestPartition,
-            {
-                "partition_index",
-                "committed_offset",
-                "committed_leader_epoch",
-                "commit_timestamp",
-                "committed_metadata",
-            },
-        ),
-        (consumer.OffsetFetchRequest, {"group_id", "topics", "require_stable"}),
-        (consumer.OffsetFetchRequest.OffsetFetchRequestTopic, {"name", "partition_indexes"}),
-    ],
-)
-def test_requests_have_these_fields(request_class: Any, fields: set[str]) -> None:
-    assert fields <= request_class._struct.fields.keys()
-
-
-def test_all_topics_is_written_as_v0_wants_it() -> None:
-    request = metadata.MetadataRequest(topics=metadata.MetadataRequest.ALL_TOPICS, version=0)
-    assert request.encode() == b"\0\0\0\0"

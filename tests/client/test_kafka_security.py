@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
-
 import pytest
 
 from allocator.core.client.client import KafkaClient
@@ -42,25 +40,9 @@ def test_a_wrong_setting_is_named(settings: dict[str, str], message: str) -> Non
     assert "s3cret" not in str(caught.value)
 
 
-def test_every_key_of_kafka_pythons_that_concerns_security_is_accepted() -> None:
-    assert check_security(SASL) == SASL
-    assert check_security({"security_protocol": "SSL", "ssl_check_hostname": False})
-    assert check_security(None) == {}
-
-
 def test_a_certificate_that_cannot_be_read_is_named() -> None:
     with pytest.raises(ConfigError, match=r"/nowhere/ca\.pem"):
         tls_context({"security_protocol": "SSL", "ssl_cafile": "/nowhere/ca.pem"})
-
-
-def test_no_context_without_tls() -> None:
-    assert tls_context({}) is None
-    assert isinstance(tls_context({"security_protocol": "SSL"}), ssl.SSLContext)
-
-
-def test_a_client_does_not_show_its_password() -> None:
-    client = KafkaClient("h:9092", security=SASL)
-    assert "s3cret" not in repr(client) + str(client)
 
 
 @pytest.mark.parametrize(

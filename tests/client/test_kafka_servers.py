@@ -8,7 +8,6 @@ import time
 from typing import Any
 
 import pytest
-from kafka.protocol.metadata import FindCoordinatorRequest
 from racked import racked_brokers
 
 from allocator.core.client.client import KafkaClient
@@ -134,39 +133,6 @@ async def test_a_partition_that_does_not_exist_is_named(kafka_cluster: LocalClus
         asked = asyncio.create_task(list_offsets(client, {TopicPartition(topic, 1): LATEST}))
         await asyncio.to_thread(kafka_cluster.add_partitions, topic, 2)
         assert (await asked)[TopicPartition(topic, 1)].offset == 0  # type: ignore[union-attr]
-
-
-@pytest.mark.servers
-@pytest.mark.deadline(240)
-async def test_a_broker_that_is_down_at_start_is_waited_for() -> None:
-    cluster = LocalCluster()
-    await asyncio.to_thread(cluster.start)
-    try:
-        await asyncio.to_thread(cluster.brokers[0].stop)
-        client = KafkaClient(cluster.bootstrap)
-        connecting = asyncio.ensure_future(client.connect(120))
-        await asyncio.sleep(0.3)
-        assert not connecting.done()
-        await asyncio.to_thread(cluster.brokers[0].start)
-        await connecting
-        # and once more under way: killed and back
-        await asyncio.to_thread(cluster.brokers[0].kill)
-        with pytest.raises(BrokerError) as caught:
-            await client.send_any(FindCoordinatorRequest(key="g", max_version=3))
-        assert caught.value.retriable
-        await asyncio.to_thread(cluster.brokers[0].start)
-
-        async def answers() -> bool:
-            try:
-                await client.send_any(FindCoordinatorRequest(key="g", max_version=3))
-            except BrokerError:
-                return False
-            return True
-
-        await wait_until_async(answers, 60, interval_s=0.1)
-        await client.close()
-    finally:
-        await asyncio.to_thread(cluster.stop)
 
 
 @pytest.mark.deadline(180)

@@ -10,9 +10,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from fake_broker import FakeBroker
+from fake_broker import FakeBroker, sasl_handlers
 from kafka.protocol.metadata import FindCoordinatorRequest
-from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
 from allocator.core.client.client import KafkaClient
 from allocator.errors import BrokersUnavailable, MissingExtra
@@ -38,15 +37,11 @@ def no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def msk_broker(messages: list[bytes], tls: ssl.SSLContext) -> FakeBroker:
-    def handshake(request: Any) -> Any:
-        return SaslHandshakeResponse(error_code=0, mechanisms=["AWS_MSK_IAM"], version=request.API_VERSION)
-
-    def authenticate(request: Any) -> Any:
+    def authenticate(request: Any) -> dict[str, Any]:
         messages.append(bytes(request.auth_bytes))
-        fields = {"error_message": None, "session_lifetime_ms": 0, "version": request.API_VERSION}
-        return SaslAuthenticateResponse(error_code=0, auth_bytes=b'{"version":"2020_10_22"}', **fields)
+        return {"auth_bytes": b'{"version":"2020_10_22"}'}
 
-    broker = FakeBroker({17: handshake, 36: authenticate}, tls=tls)
+    broker = FakeBroker(sasl_handlers("AWS_MSK_IAM", authenticate), tls=tls)
     broker.host = "localhost"
     return broker
 

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
-from click.testing import CliRunner
 from confluent_kafka import Producer as RdKafkaProducer
 from joining import joined
-from mirroring import bare, contents
 from slow_doors import SlowDoors, slow_doors
 
 from allocator import Consumer
-from allocator.cli.commands import main
-from allocator.core.client.client import KafkaClient
-from allocator.migrate.mirror import Mirror
-from allocator.migrate.mirror_settings import MirrorSettings
-from allocator.producer.producer import Producer
 from allocator.testing import LocalCluster, ProducedRecord
 from allocator.testing.versions import NEWEST
 from allocator.types import TopicPartition
@@ -161,62 +153,3 @@ async def test_a_slow_broker_is_read_like_a_fast_one(
     assert {text.partition(" is Kafka ")[2].partition(":")[0] for text in old_ones(caplog)} == (
         {".".join(map(str, name))} if name else set()
     )
-
-
-@pytest.mark.parametrize("delay_s", [0.6, pytest.param(3.0, marks=pytest.mark.long)])
-async def test_what_is_written_read_and_mirrored_far_away_is_the_same(
-    filled: Filled,
-    delay_s: float,
-    kafka_cluster: LocalCluster,
-    zk_chroot: str,
-    unique_name: Callable[[], str],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """The producer, the command line, and a mirror on both sides."""
-    doors, name = filled.doors, unique_name()
-    doors.delay(0.0)
-    doors.cluster.create_topic(name, 2)
-    slow = doors.settings("plain")
-    headers = [("h", b"x"), ("none", None)] if filled.version >= (0, 11) else []
-    doors.delay(delay_s)
-    caplog.clear()
-    async with KafkaClient(slow["brokers"], security=slow["security"]) as client, Producer(client) as producer:
-        for n in range(40):
-            await producer.append(name, b"k", b"%d" % n, headers=headers, partition=n % 2, timestamp=1000 + n)
-        await producer.flush()
-    doors.delay(0.0)
-    async with consumer(name, **slow) as reader:
-        written = await read(reader, name)
-    assert {n: [row[4] for row in written[n]] for n in (0, 1)} == {
-        n: [b"%d" % i for i in range(n, 40, 2)] for n in (0, 1)
-    }
-    assert all(row[5] == headers for rows in written.values() for row in rows)
-    timed = filled.version >= (0, 10)
-    assert [row[1] for row in written[1]] == [1000 + n if timed else -1 for n in range(1, 40, 2)]
-
-    command = ["records", f"{filled.topic}:0", "--brokers", slow["brokers"], "--from", "earliest", "--lines"]
-    command += ["--limit", "500", "--isolation-level", "read_committed", "--timeout", "60"]
-    shown = []
-    for delay in (0.0, delay_s):
-        doors.delay(delay)
-        result = await asyncio.to_thread(CliRunner().invoke, main, command)
-        assert result.exit_code == 0, result.output
-        shown.append([json.loads(line) for line in result.stdout.splitlines()])
-    assert shown[0] == shown[1]
-    assert shown[0]
-
-    there, back = {"new": kafka_cluster.bootstrap, "old": slow["brokers"]}, f"{name}-back"
-    mirror = {"zookeeper": zk_chroot, "replication": 1, "old_zookeeper": doors.cluster.zookeeper}
-    await Mirror(MirrorSettings(**there, topics=[name], group=name, **mirror)).run(until_caught_up=True)
-    doors.delay(0.0)
-    assert bare(await contents(kafka_cluster, name)) == bare(await contents(doors.cluster, name))
-    if filled.version >= (0, 11):
-        await asyncio.to_thread(kafka_cluster.create_topic, back, 2)
-        produced = [ProducedRecord(b"k", b"%d" % n, n % 2, 1000 + n, headers) for n in range(100)]
-        await asyncio.to_thread(kafka_cluster.produce, back, produced)
-        doors.delay(delay_s)
-        here = {"old": kafka_cluster.bootstrap, "new": slow["brokers"]}
-        await Mirror(MirrorSettings(**here, topics=[back], group=back, **mirror)).run(until_caught_up=True)
-        doors.delay(0.0)
-        assert bare(await contents(doors.cluster, back)) == bare(await contents(kafka_cluster, back))
-        assert old_ones(caplog) == []

@@ -10,9 +10,8 @@ from joining import joined
 from secrets_and_doors import DIGEST_OPTIONS, PASSWORDS, Secured
 
 from allocator import Consumer
-from allocator.core.client.client import KafkaClient
 from allocator.core.zookeeper.client import ZooKeeperClient
-from allocator.errors import BrokersUnavailable, ConfigError, ZooKeeperUnavailable
+from allocator.errors import ConfigError
 
 Topics = Callable[..., str]
 
@@ -48,40 +47,6 @@ async def test_a_group_reads_and_commits(
     await asyncio.to_thread(secured.cluster.produce, topic, [b"more"])
     async with Consumer(topic, **joined(**settings)) as consumer:
         assert await read_all(consumer, 1) == [b"more"]
-
-
-async def test_a_wrong_password_is_told_at_once(secured: Secured) -> None:
-    for mechanism in PASSWORDS:
-        security = {**secured.kafka("SASL_SSL", mechanism), "sasl_plain_password": "wrong"}
-        with pytest.raises(BrokersUnavailable, match="credentials") as caught:
-            await KafkaClient(secured.brokers("SASL_SSL"), security=security).connect(20)
-        assert not caught.value.retriable
-
-
-async def test_a_broker_whose_authority_is_unknown_is_not_talked_to(secured: Secured) -> None:
-    security = {**secured.kafka("SASL_SSL"), "ssl_cafile": None}
-    with pytest.raises(BrokersUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
-        await KafkaClient(secured.brokers("SASL_SSL"), security=security).connect(1)
-
-
-async def test_zookeeper_whose_authority_is_unknown_is_not_talked_to(secured: Secured) -> None:
-    options = {**secured.zookeeper_options(), "ca": str(secured.certificates.certificate("client"))}
-    zk = ZooKeeperClient(secured.zookeeper, options=options)
-    with pytest.raises(ZooKeeperUnavailable, match=r"(?i)certificate"):
-        await zk.connect(2)
-
-
-async def test_zookeeper_over_tls_asks_for_our_certificate(secured: Secured) -> None:
-    options = {key: value for key, value in secured.zookeeper_options().items() if "certfile" not in key}
-    options = {key: value for key, value in options.items() if not key.startswith("key")}
-    zk = ZooKeeperClient(secured.zookeeper, options=options)
-    with pytest.raises(ZooKeeperUnavailable):
-        await zk.connect(2)
-
-
-async def test_plain_text_to_the_secure_port_ends_in_time(secured: Secured) -> None:
-    with pytest.raises(ZooKeeperUnavailable):
-        await ZooKeeperClient(secured.zookeeper).connect(2)
 
 
 async def test_files_that_cannot_be_read_are_named(secured: Secured) -> None:

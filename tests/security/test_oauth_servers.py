@@ -27,7 +27,6 @@ from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.errors import BrokersUnavailable, ConfigError
 from allocator.producer.producer import Producer
 from allocator.testing import LocalCluster, wait_until
-from allocator.testing.java import find_java
 from allocator.types import TopicPartition
 
 Topics = Callable[..., str]
@@ -297,28 +296,3 @@ def test_spark_plans_with_a_token_endpoint(secured: Secured, topic_factory: Topi
     with pytest.raises(ConfigError, match="https://host/path") as caught:
         Topic("h:1", topic, {**options, "kafka.sasl.oauthbearer.token.endpoint.url": f"https://u:{CLIENT_SECRET}@h"})
     assert not shown(str(caught.value))
-
-
-@pytest.mark.long
-@pytest.mark.deadline(600)
-async def test_spark_reads_with_a_provider_by_name(secured: Secured, topic_factory: Topics, tmp_path: Path) -> None:
-    pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4 needs Python 3.10 or newer")
-    import pyarrow.dataset as ds
-
-    topic = await asyncio.to_thread(topic_factory, 2, 1, None, secured.cluster)
-    await asyncio.to_thread(secured.cluster.produce, topic, [b"%d" % n for n in range(50)])
-    options = {
-        "kafka.security.protocol": "SASL_SSL",
-        "kafka.sasl.mechanism": "OAUTHBEARER",
-        "security.ssl_cafile": secured.certificates.ca,
-        "security.sasl_oauth_token_provider": "providers_under_test:Provider",
-    }
-    words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-    brokers = secured.brokers("SASL_SSL")
-    done = await asyncio.to_thread(
-        run, "archive", tmp_path / "archive", "--brokers", brokers, "--topic", topic, "--master", "local[1]", *words,
-        JAVA_HOME=find_java(oldest=17).home, PYTHONPATH=str(Path(__file__).parents[1] / "client"),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    table = ds.dataset(tmp_path / "archive", format="parquet", partitioning="hive").to_table(["value"])
-    assert sorted(map(int, table["value"].to_pylist())) == list(range(50))

@@ -11,18 +11,6 @@ from allocator.core.aio.backoff import Backoff
 SECONDS = st.floats(0.001, 3600)
 
 
-def test_each_pause_is_twice_as_long_up_to_the_maximum() -> None:
-    backoff = Backoff(0.1, 1.0)
-    assert [backoff.next() for _ in range(6)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
-    assert backoff.pauses == 6
-    backoff.reset()
-    assert [backoff.pauses, backoff.next(), backoff.next()] == [0, 0.1, 0.2]
-
-
-def test_the_first_pause_stays_zero() -> None:
-    assert [Backoff(0, 30).nth(number) for number in (1, 64, 65, 1000)] == [0, 0, 0, 0]
-
-
 @given(SECONDS, SECONDS, st.lists(st.booleans(), max_size=200))
 def test_pauses_start_at_the_first_double_and_stay_below_the_maximum(
     first_s: float, max_s: float, successes: list[bool]

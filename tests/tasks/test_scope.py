@@ -78,42 +78,6 @@ async def test_a_child_that_fails_is_heard_whatever_main_waits_for() -> None:
         await bounded(TaskGroup().run(for_ever(), child=fails(after=2)))
 
 
-async def test_a_child_that_main_started_is_heard_too() -> None:
-    scope = TaskGroup()
-
-    async def main() -> None:
-        scope.start(fails(after=2))
-        await for_ever()
-
-    with pytest.raises(Oops, match="child"):
-        await bounded(scope.run(main()))
-
-
-async def test_a_child_that_fails_while_main_ends_is_heard() -> None:
-    async def main() -> str:
-        return "done"
-
-    with pytest.raises(Oops, match="at its end"):
-        await bounded(TaskGroup().run(main(), child=fails_at_its_end("at its end")))
-
-
-@pytest.mark.parametrize("ahead", range(-3, 4))
-async def test_a_child_that_fails_as_main_returns_is_heard(ahead: int) -> None:
-    scope = TaskGroup()
-
-    async def main() -> None:
-        await ticks(10)
-
-    async def child() -> None:
-        try:
-            await ticks(10 + ahead)
-        finally:
-            raise Oops("child")
-
-    with pytest.raises(Oops, match="child"):
-        await bounded(scope.run(main(), child=child()))
-
-
 async def test_the_first_of_two_failures_is_raised_and_the_other_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(Oops, match="first"):
         await bounded(TaskGroup().run(for_ever(), one=fails(1, "first"), two=fails_at_its_end("second")))
@@ -122,25 +86,6 @@ async def test_the_first_of_two_failures_is_raised_and_the_other_is_logged(caplo
     assert "Oops('second')" in told.getMessage()
     assert "Oops('first')" in told.getMessage()
     assert told.exc_info is not None  # a bug in the library needs its traceback
-
-
-async def test_main_fails_and_a_child_fails() -> None:
-    """The first failure is raised."""
-    with pytest.raises(Oops, match="main"):
-        await bounded(TaskGroup().run(fails(1, "main"), child=fails_at_its_end("child")))
-    with pytest.raises(Oops, match="child"):
-        await bounded(TaskGroup().run(fails_at_its_end("main"), child=fails(1, "child")))
-
-
-async def test_one_error_that_two_tasks_raise_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    error = Oops("the same")
-
-    async def child() -> None:
-        raise error
-
-    with pytest.raises(Oops, match="the same"):
-        await bounded(TaskGroup().run(for_ever(), one=child(), two=child()))
-    assert not caplog.records
 
 
 async def test_a_child_started_after_a_failure_does_not_begin() -> None:
@@ -203,22 +148,6 @@ async def test_who_is_cancelled_hears_so_and_a_failure_is_logged(caplog: pytest.
     await asyncio.wait({running}, timeout=PATIENCE_S)
     assert running.cancelled()
     assert "Oops('child')" in caplog.text
-
-
-@pytest.mark.parametrize("at", range(8))
-async def test_a_cancellation_about_when_a_child_fails_is_not_lost(at: int) -> None:
-    """Either it comes too late, and the failure is raised, or it is what the caller gets; never a result."""
-
-    async def caller() -> None:
-        await TaskGroup().run(for_ever(), child=fails(after=4))
-
-    running = asyncio.ensure_future(caller())
-    await ticks(at)
-    late = running.done()
-    running.cancel()
-    await asyncio.wait({running}, timeout=PATIENCE_S)
-    assert running.cancelled() or (late and isinstance(running.exception(), Oops))
-    assert not others()
 
 
 async def test_nobody_is_left_behind_by_who_is_cancelled_twice() -> None:

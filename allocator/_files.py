@@ -1,4 +1,4 @@
-"""Writes files atomically, safely also in directories where other users may write."""
+"""Writes files atomically, even in directories where other users may write."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 
 from allocator.errors import ConfigError
 
-# O_EXCL: never write into another user's file or link, even if its name was guessed
+# O_EXCL: never writes into a file or link of another user who guessed the name
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def write_file(path: str | Path, data: str | bytes, *, mode: int | None = None, fresh: bool = False) -> None:
-    """Replaces the file `path` by `data` (text as UTF-8), and syncs it to the disk.
+    """Replaces the file `path` by `data`, and syncs it to the disk. Text is written as UTF-8.
 
-    After a failure the file is unchanged. A link at `path` is replaced, not followed. `mode`: the permission bits; by
-    default those of the replaced file, or of the umask for a new one. `fresh`: raises FileExistsError if `path` exists;
-    the check is atomic. Raises OSError, also if `path` is not a regular file.
+    After a failure the file is unchanged. A link at `path` is replaced, not followed. `mode` has the permission bits,
+    by default those of the replaced file, or of the umask. `fresh`: raises FileExistsError if `path` exists. Raises
+    OSError, also if `path` is not a regular file.
     """
     path = Path(path)
     content = data.encode() if isinstance(data, str) else data
@@ -56,7 +56,7 @@ def write_file(path: str | Path, data: str | bytes, *, mode: int | None = None, 
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replaces `path` atomically, and syncs it to the disk. Raises ConfigError with the path."""
+    """Replaces `path` like `write_file`. Raises ConfigError with the path."""
     try:
         write_file(path, json.dumps(value, indent=1) + "\n")
     except OSError as error:
@@ -70,7 +70,7 @@ def refuse_existing(path: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The parsed file. Raises ConfigError with the path."""
+    """Returns the parsed file. Raises ConfigError with the path."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:

@@ -1,7 +1,6 @@
 """All errors of the public API.
 
-The text of an error names the cause, the place and the remedy. `retriable`: the same call may succeed later without
-any change. `client/` makes them of broker responses.
+The text of an error names the cause, the place and the remedy. If `retriable` is True, the same call may succeed later.
 """
 
 from __future__ import annotations
@@ -80,18 +79,18 @@ class BadAssignment(AssignorError):
 
 
 class InconsistentAssignor(AssignorError):
-    """This member and the rest of its group have no allocator function in common."""
+    """This member and the rest of its group share no allocator function."""
 
 
 class InstanceIdInUse(AllocatorError):
-    """Another live member of the group has the same `instance_id`. This one gets no partitions until that one ends.
+    """Another live member of the group has the same `instance_id`. This member gets no partitions until that one ends.
 
-    With `group_protocol="consumer"` a process that was killed counts as live until its session has ended.
+    With `group_protocol="consumer"` a killed process counts as live until its session expires.
     """
 
 
 class ResourceLost(AllocatorError):
-    """A resource of an `Allocation` was lost while it was held: the session of the member ended."""
+    """A resource of an `Allocation` was lost because the session of the member ended."""
 
 
 class ZooKeeperUnavailable(AllocatorError):
@@ -119,7 +118,7 @@ class BrokerError(AllocatorError):
 
 
 class TopicAuthorizationFailed(BrokerError):
-    """The broker does not let this user read a topic."""
+    """This user may not read a topic."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(f"not authorised to read topic {topic!r}; grant this user READ and DESCRIBE on it", code=29)
@@ -145,10 +144,10 @@ class CommitFailed(AllocatorError):
 
 
 class Fenced(CommitFailed):
-    """Offsets were not committed because the group has removed this member, or has moved the partition.
+    """Offsets were not committed because the group has removed this member or moved the partition.
 
-    The new owner reads the uncommitted records again. Drop the records that you have read, and do not repeat the
-    commit. The member joins again by itself, and calls its listener with the lost and the new partitions.
+    The new owner reads the uncommitted records again. Drop the records that you have read, and do not retry the commit.
+    The member joins again by itself, and calls its listener with the lost and the new partitions.
     """
 
 
@@ -159,11 +158,11 @@ class SinkError(AllocatorError):
 
 
 class AlreadyStored(AllocatorError):
-    """Records are written to a sink again, or not in the order of the log."""
+    """Records were written to a sink twice, or not in the order of the log."""
 
     def __init__(self, partition: TopicPartition, offset: int, stored: int) -> None:
         super().__init__(
-            f"{partition.topic}:{partition.partition}: a write from offset {offset} on comes out of turn: the sink "
+            f"{partition.topic}:{partition.partition}: a write from offset {offset} on is out of order: the sink "
             f"is at offset {stored}. Write a partition's records in the order of the log; after a seek to a lower "
             "offset, call the sink's rewind() first"
         )
@@ -175,7 +174,7 @@ class AlreadyStored(AllocatorError):
 class NoOffsetsError(AllocatorError):
     """The coordinator does not return the committed offsets, or a partition has no start position.
 
-    `partitions`: the affected ones; empty for the whole group.
+    `partitions` has the affected partitions; it is empty if the whole group is affected.
     """
 
     partitions: frozenset[TopicPartition] = frozenset()
@@ -213,8 +212,8 @@ class OffsetOutOfRange(_AtOffset):
 class LogTruncated(OffsetOutOfRange):
     """After an unclean election the log differs from the records that were read before the position.
 
-    `divergent_offset`: the first offset that differs; the record there is new. None: the leader has no data from that
-    time, so only a reset helps.
+    `divergent_offset` is the first offset that differs. None: the leader has no data from that time, so seek to an end
+    of the log.
     """
 
     def __init__(self, topic: str, partition: int, offset: int, divergent_offset: int | None) -> None:
@@ -231,7 +230,7 @@ class LogTruncated(OffsetOutOfRange):
 
 
 class TopicRecreated(OffsetOutOfRange):
-    """The topic was deleted and created again, so the position belongs to the former topic."""
+    """The topic was deleted and created again, so the position belongs to the old topic."""
 
     def __init__(self, topic: str, partition: int, offset: int) -> None:
         super().__init__(
@@ -250,7 +249,7 @@ class RecordTooLarge(_AtOffset):
 class CorruptRecordError(_AtOffset):
     """A record batch cannot be decoded: wrong checksum, length or format.
 
-    `next_offset`: the start of the next record batch, None if unknown. Seek there to continue.
+    `next_offset` is the start of the next record batch, None if unknown. Seek there to continue.
     """
 
     def __init__(self, topic: str, partition: int, offset: int, why: str, *, next_offset: int | None = None) -> None:
@@ -260,7 +259,7 @@ class CorruptRecordError(_AtOffset):
 
 
 class DeserializationError(_AtOffset):
-    """The user's deserializer raised (its error is the `__cause__`). `part` is "key" or "value"."""
+    """The user's deserializer raised the `__cause__` of this error. `part` is "key" or "value"."""
 
     def __init__(self, topic: str, partition: int, offset: int, part: str, cause: BaseException) -> None:
         why = f"the {part} deserializer raised {shown(cause)}"
@@ -271,11 +270,11 @@ class DeserializationError(_AtOffset):
 
 
 class OrderRefused(AllocatorError):
-    """An order to a group that the group could not honour. Nothing was written."""
+    """An operator command that the group cannot follow. Nothing was written."""
 
 
 class NoSuchOrder(AllocatorError):
-    """The group has no order with that id. Nothing was withdrawn."""
+    """The group has no operator command with this id. Nothing was withdrawn."""
 
 
 class Closed(AllocatorError):
@@ -283,21 +282,21 @@ class Closed(AllocatorError):
 
 
 class GroupClosed(Closed):
-    """`ConsumerGroup.next` has no next generation, because the group is closed."""
+    """`ConsumerGroup.next` returns no generation, because the group is closed."""
 
 
 class GenerationEnded(AllocatorError):
-    """A generation has ended: the reason why its functions stop, or why a commit in it is refused.
+    """A generation has ended, so its functions stop and its commits are refused.
 
-    Functions find it in `Generation.ended`, and from Python 3.11 on as the argument of their `CancelledError`. Call
-    `ConsumerGroup.next` for the next generation. It, or another member, reads uncommitted records again.
+    Functions find this error in `Generation.ended`, and from Python 3.11 on as the argument of their `CancelledError`.
+    Call `ConsumerGroup.next` for the next generation. This or another member reads uncommitted records again.
     """
 
 
 class HandlerCutOff(AllocatorError):
-    """Calls of a handler had not ended when the time to drain was over. Their records are handled again.
+    """Calls of a handler did not end within `drain_timeout_s`. Their records are handled again.
 
-    `running`: the partitions whose calls run on, because nothing can end them but the end of the process.
+    `running` has the partitions whose calls continue, because only the end of the process can end them.
     """
 
     def __init__(
@@ -312,21 +311,21 @@ class HandlerCutOff(AllocatorError):
 
 
 class HandlerFailed(AllocatorError):
-    """A handler failed at a record after all retries. The record is not skipped: it is the next one to read."""
+    """A handler failed at a record after all retries. The record is the next one to read."""
 
     def __init__(
         self, handler: str, topic: str, partition: int, offset: int, attempts: int, error: BaseException
     ) -> None:
         tried = f"{attempts} times" if attempts > 1 else "once"
         self.what = f"handler {handler!r} failed {tried} at {topic}:{partition} offset {offset}: {shown(error)}"
-        """The message without its remedy."""
+        """The text of the error without the remedy."""
         super().__init__(f"{self.what}; correct it, or set a dead-letter topic for such records")
         self.topic = topic
         self.partition = partition
         self.offset = offset
 
 
-# tracebacks, Spark's messages and the span attribute `error.type` name the public path
+# tracebacks, Spark's messages and the span attribute `error.type` show the public path
 for _error in [value for value in globals().values() if isinstance(value, type)]:
     if _error.__module__ == __name__:
         _error.__module__ = "allocator.errors"

@@ -1,4 +1,4 @@
-"""Finds the class of a membership by its name. Packages outside core register theirs."""
+"""Registry of the membership classes by name. Packages outside core register their classes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _PLACES = {"zookeeper": f"{_CORE}:ZooKeeper", "fixed": f"{_CORE}:Fixed"}
 
 
 def register(name: str, place: str) -> None:
-    """Makes the class at `place` ("package.module:class") the membership `name`. It is imported on use."""
+    """Registers the class at `place` ("package.module:class") as membership `name`. It is imported on use."""
     _PLACES[name] = place
 
 
 def options_of(name: str) -> Any:
-    """Returns the class, a `MembershipOptions`. Raises KeyError for a name that nobody registered."""
+    """Returns the class, a `MembershipOptions`. Raises KeyError for a name that is not registered."""
     module, _, attribute = _PLACES[name].partition(":")
     return getattr(import_module(module), attribute)
 

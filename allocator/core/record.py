@@ -1,6 +1,6 @@
-"""One record, which decodes its attributes on first use: the compiled `Record` if it was built, else `PlainRecord`.
+"""`Record`, which decodes its attributes on first use: the compiled class if it was built, else `PlainRecord`.
 
-The environment variable `ALLOCATOR_PURE_PYTHON=1` disables the compiled one, here and in a build (setup.py).
+The environment variable `ALLOCATOR_PURE_PYTHON=1` disables the compiled class, here and in a build (setup.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FIELDS = attrgetter(
 
 
 class Source(Protocol):
-    """The columns of a record batch, from which a record decodes its attributes."""
+    """Columns of a record batch, from which its records decode their attributes."""
 
     topic: str
     partition: int
@@ -72,16 +72,15 @@ class _GivenValues:
 
 
 class PlainRecord:
-    """One record, under the attribute names of kafka-python's and aiokafka's `ConsumerRecord`.
+    """One record, with the attributes of kafka-python's and aiokafka's `ConsumerRecord`.
 
-    `timestamp` is milliseconds since the epoch, -1 without one; `timestamp_type` 0 is create time, 1 log-append
-    time, None in format v0; `headers` is a list of (str, bytes or None); `leader_epoch` is None before Kafka 0.11.
-    `fence` is `Consumer.fence` of the partition at the time of delivery, None for a record that no consumer delivered.
-    `serialized_key_size` and `serialized_value_size` are bytes on the wire, -1 for null; `checksum` is always None, as
-    single records have none since Kafka 0.11.
+    `timestamp` is in milliseconds since the epoch, -1 without one. `timestamp_type` is 0 for create time, 1 for
+    log-append time, None in format v0. `headers` is a list of (str, bytes or None). `leader_epoch` is None before Kafka
+    0.11. `fence` is the fencing token of the partition at delivery, None if no consumer delivered the record.
+    `serialized_key_size` and `serialized_value_size` are bytes on the wire, -1 for null. `checksum` is always None.
 
-    An attribute is decoded on first use, and cached. Until then the record keeps the bytes of the whole record batch
-    alive. So do not store a few records of many batches; store `record.value` or `copy.copy(record)`.
+    An attribute is decoded on first use and cached. The record keeps the bytes of its whole record batch alive. So to
+    store a few records of many batches, store `record.value` or `copy.copy(record)`.
     """
 
     __slots__ = ("_headers", "_key", "_known", "_row", "_source", "_value")
@@ -108,7 +107,7 @@ class PlainRecord:
 
     @classmethod
     def at(cls, source: Source, row: int) -> PlainRecord:
-        """A record of a batch. Caller: the decoder."""
+        """Returns a record of a batch. Called by the decoder."""
         record = cls.__new__(cls)
         record._source = source
         record._row = row
@@ -179,7 +178,7 @@ class PlainRecord:
         return None
 
     def deserialized(self, key: Any, value: Any) -> PlainRecord:
-        """Replaces the bytes of key and value by these. Caller: `Batch`, before the user gets the record."""
+        """Replaces key and value by deserialized ones. Called by `Batch` before delivery."""
         self._key, self._value = key, value
         self._known |= _KEY | _VALUE
         return self

@@ -1,7 +1,7 @@
-"""Types that all rooms share, and types of arguments.
+"""Shared types, and types of arguments.
 
 At run time `TopicPartition` and `OffsetAndMetadata` are kafka-python's classes, because methods of kafka-python accept
-no others. kafka-python has no type information, so type checkers see the NamedTuples that are declared here.
+no others. kafka-python has no type information, so type checkers see the NamedTuples declared here.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     import pyarrow
 
     class OffsetAndMetadata(NamedTuple):
-        """A committed offset, which is the next one to read, and what was committed with it."""
+        """A committed offset, the next one to read, with its metadata and leader epoch."""
 
         offset: int
         metadata: str = ""
         leader_epoch: int = -1
-        """-1 if it is unknown."""
+        """-1 if unknown."""
 
 else:
     from kafka.structs import OffsetAndMetadata
@@ -59,7 +59,7 @@ class OffsetAndTimestamp(NamedTuple):
 
     offset: int
     timestamp: int
-    """In milliseconds since the epoch; -1 if it is unknown."""
+    """Milliseconds since the epoch; -1 if unknown."""
     leader_epoch: Optional[int]
 
 
@@ -70,7 +70,7 @@ Assignment = Mapping[str, Partitions]
 """Member id -> its assigned partitions."""
 
 MembershipName = Literal["zookeeper", "kafka", "fixed", "kiel", "consumers", "pykafka"]
-"""The setting `membership`: what assigns partitions to the members of a group."""
+"""The setting `membership`: the protocol that assigns partitions to the members of a group."""
 
 GroupProtocol = Literal["classic", "consumer"]
 """The setting `group_protocol` of membership "kafka"."""
@@ -79,13 +79,13 @@ OffsetStorage = Literal["kafka", "zookeeper", "both"]
 """The setting `offsets`: where the committed offsets of a group are."""
 
 LoadSource = Literal["records", "bytes", "handler_s", "reported"]
-"""The setting `follow_load`: what the load of a partition is."""
+"""The setting `follow_load`: the measure of a partition's load."""
 
 OffsetReset = Literal["earliest", "latest", "none"]
 """The setting `auto_offset_reset`, which also takes a time in milliseconds since the epoch."""
 
 Ordering = Literal["partition", "key", "none"]
-"""The setting `ordering`: which records are handled one after the other."""
+"""The setting `ordering`: which records are handled in sequence."""
 
 Workers = Literal["threads", "processes"]
 """The setting `workers`: where plain handlers run."""
@@ -97,14 +97,15 @@ Assignors = Union[str, Callable[..., Any], Sequence[Union[str, Callable[..., Any
 """The setting `assignor`: a name, "package.module:function", a callable, or several in order of preference."""
 
 Deserializer = Optional[Callable[[bytes], Any]]
-"""Converts the bytes of a key or a value; not called for None."""
+"""Converts the bytes of a key or a value. Not called for None."""
 
 
 @runtime_checkable
 class LoadingDeserializer(Protocol):
-    """A deserializer that loads data first, such as schemas.
+    """A deserializer that needs further data, such as schemas.
 
-    A consumer awaits `load` of the data that `missing` returns for a batch, and then delivers the batch.
+    A consumer calls `missing` with the keys or values of a batch, awaits `load` of the result, and then delivers the
+    batch.
     """
 
     def __call__(self, data: bytes, /) -> Any: ...
@@ -121,21 +122,21 @@ PartitionLike = tuple[str, int]
 """A partition as an argument: a plain tuple (topic, number), or the `TopicPartition` of any client."""
 
 PartitionKey = TypeVar("PartitionKey", bound=PartitionLike)
-"""A `PartitionLike` as the key of a mapping. A type checker accepts any of its forms, and several in one mapping."""
+"""A `PartitionLike` as the key of a mapping, for type checkers."""
 
 Offset = Union[int, tuple[int], tuple[int, Optional[str]], tuple[int, Optional[str], Optional[int]]]
-"""The next record to read, as an argument: an int, the `OffsetAndMetadata` of any client, or a plain tuple (offset,
-metadata, leader epoch), of which the last two may be missing or None."""
+"""The next offset to read, as an argument: an int, the `OffsetAndMetadata` of any client, or a tuple (offset, metadata,
+leader epoch). The last two may be missing or None."""
 
 OnCommit = Callable[[Mapping[TopicPartition, OffsetAndMetadata], Optional[AllocatorError]], object]
-"""Called when a commit has ended, with its offsets, and with None or its error."""
+"""Called after a commit with its offsets, and with None or its error."""
 
 
 class Listener(Protocol):
-    """The methods of a listener. Listeners of kafka-python and aiokafka have them.
+    """A rebalance listener, like those of kafka-python and aiokafka.
 
-    They may be functions or coroutines. Optional methods: `on_partitions_lost`, for lost partitions, and
-    `on_records_lost`, for records that the log does not have any more.
+    Its methods may be functions or coroutines. Optional methods: `on_partitions_lost`, called with lost partitions, and
+    `on_records_lost`, called when the log has deleted records before they were read.
     """
 
     def on_partitions_assigned(self, partitions: Any, /) -> object: ...

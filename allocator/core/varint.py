@@ -1,5 +1,4 @@
-"""Numbers in as many bytes as they need, seven bits in each, the lowest first
-(https://protobuf.dev/programming-guides/encoding/#varints). Kafka's protocol has them since KIP-98."""
+"""Variable-length integers of Kafka's protocol (https://protobuf.dev/programming-guides/encoding/#varints)."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from collections.abc import Sequence
 
 
 def uvarint(value: int) -> bytes:
-    """`value` is not negative."""
+    """Encodes `value`, which must not be negative."""
     if value < 0x80:
         return bytes((value,))
     out = bytearray()
@@ -19,8 +18,10 @@ def uvarint(value: int) -> bytes:
 
 
 def read_uvarint(data: Sequence[int], at: int, most: int) -> tuple[int, int]:
-    """The value at `at`, and where the next one begins. Raises ValueError if it is of more than `most` bytes, and
-    IndexError if it is cut off."""
+    """Decodes the number at `at`. Returns it and the position after it.
+
+    Raises ValueError if it has more than `most` bytes, and IndexError if it is cut off.
+    """
     value = 0
     for shift in range(0, 7 * most, 7):
         byte = data[at]
@@ -32,5 +33,5 @@ def read_uvarint(data: Sequence[int], at: int, most: int) -> tuple[int, int]:
 
 
 def signed_varint(value: int) -> bytes:
-    """A number of 64 bits, zigzag encoded: short if it is near 0."""
+    """Encodes a number of 64 bits in zigzag form, which is short for numbers near 0."""
     return uvarint((value << 1) ^ (value >> 63))

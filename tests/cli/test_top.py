@@ -83,7 +83,7 @@ async def test_a_frame_json_and_a_terminal_show_a_group(
 
         code, out, _ = await run(group, "--once", *where[:-1], "127.0.0.1:1", "--timeout", "4")
         assert code == 1
-        assert "kafka does not answer: no Kafka broker answered" in out
+        assert "kafka does not answer: no Kafka broker responded" in out
 
         code, _, err = await run("another", "--once", *where)
         assert code == 1

@@ -143,6 +143,6 @@ def test_bytes_that_are_no_answer_are_refused(version: int, noise: bytes, cut: i
         try:
             read_response(memoryview(frame), version)
         except Undecodable as error:
-            assert f"OffsetCommit answer v{version}" in str(error)
+            assert f"OffsetCommit response v{version}" in str(error)
         else:
             assert frame is noise

@@ -255,7 +255,7 @@ def test_keys_outside_any_section_and_sections_that_are_none(files: Files) -> No
         ('["kafka1:9092", "[::1]:9093"]', "[]", "it is empty"),
         ('["kafka1:9092", "[::1]:9093"]', '"a:1,,b:1"', "it has an empty entry"),
         ('["kafka1:9092", "[::1]:9093"]', '["a:1", 5]', 'or a list of "host:port"; 5 is not an address'),
-        ('["orders", "returns"]', '["orders", "orders"]', "'orders' stands there twice"),
+        ('["orders", "returns"]', '["orders", "orders"]', "it has 'orders' twice"),
         ('["orders", "returns"]', '["no topic"]', "'no topic' is not a topic name"),
         ("zk1:2181,zk2:2181/chroot", "zk1:2181/", "a chroot must follow the '/'"),
         ("zk1:2181,zk2:2181/chroot", "zk 1:2181", "'zk 1:2181' is not an address"),
@@ -343,7 +343,7 @@ def test_a_pattern_that_the_leader_would_not_take_is_refused_where_there_is_one(
     [
         ('retry_topics = ["1m"]', "a dead-letter topic is needed"),
         ('retry_topics = ["1 min"]', "'1 min' is not a delay: write a whole number with s, m, h or d"),
-        ('retry_topics = ["1m", "1m"]', "'1m' stands there twice"),
+        ('retry_topics = ["1m", "1m"]', "it has '1m' twice"),
         ('retry_topics = ["1m"]\ndead_letter_topic = "d"\nmode = "batch"', "use mode record"),
         ('retry_topics = ["1m"]\ndead_letter_topic = "d"\nsink = "m:s"', "records in retry topics are overtaken"),
         ('retry_topics = ["1m"]\ndead_letter_topic = "billing.retry-1m"', "'billing.retry-1m' is a retry topic"),

@@ -164,7 +164,7 @@ async def test_records_out_of_turn_are_refused_and_a_rewind_lets_them_in(new_sto
     store = new_store()
     await begin(store, "a", 1)
     store.sink.write(batch(0, 5, 1), store.store)
-    with pytest.raises(AlreadyStored, match="from offset 3 on comes out of turn: the sink is at offset 5"):
+    with pytest.raises(AlreadyStored, match="from offset 3 on is out of order: the sink is at offset 5"):
         store.sink.write(batch(3, 9, 1), store.store)
     await store.sink.rewind(P, 3)
     assert store.sink.write(batch(3, 9, 1), store.store)

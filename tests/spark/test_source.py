@@ -211,4 +211,4 @@ def test_without_fail_on_data_loss_the_nearest_offsets_are_read(
 
 def test_brokers_that_are_not_there_are_named(spark: SparkSession) -> None:
     frame = spark.read.format("allocator").options(brokers="127.0.0.1:1", topics="t", timeout_s="1").load()
-    assert "no Kafka broker answered within 1 s: 127.0.0.1:1 (Connection refused)" in said(frame.collect)
+    assert "no Kafka broker responded within 1 s: 127.0.0.1:1 (Connection refused)" in said(frame.collect)

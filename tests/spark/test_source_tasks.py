@@ -219,7 +219,7 @@ def test_a_broker_that_is_away_is_waited_for_and_then_the_partition_is_named(
     ) as caught:
         list(batches)
     assert caught.value.retriable
-    with pytest.raises(NothingRead, match=f"{topic}:1 .*: no Kafka broker answered"):
+    with pytest.raises(NothingRead, match=f"{topic}:1 .*: no Kafka broker responded"):
         offsets(reading, Range(topic, 1, 0, 2000))
     patient = options(cluster, topic, timeout_s=90, fetch_bytes=65536)
     cluster.brokers[0].start()

@@ -1,4 +1,4 @@
-"""Tasks with an owner, waits, pauses between attempts, and clocks."""
+"""Tasks with an owner, timeouts, pauses between attempts, and clocks."""
 
 from __future__ import annotations
 

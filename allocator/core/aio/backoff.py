@@ -1,4 +1,4 @@
-"""Pauses between attempts that keep failing: each is longer than the one before, up to a maximum."""
+"""Growing pauses between failed attempts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Backoff:
-    """The seconds to wait before each new attempt.
+    """Pauses before each new attempt.
 
-    The first pause is `first_s`. Each further one is twice as long, but at most `max_s`. `jitter` bounds the
-    random number by which each pause is multiplied, so that processes do not retry in step.
+    The first pause is `first_s`. Each further one is twice as long, but at most `max_s`. Each pause is
+    multiplied by a random number between the two of `jitter`, so that processes do not retry at the same moment.
     """
 
     first_s: float
@@ -21,7 +21,7 @@ class Backoff:
     """Number of pauses since the last `reset`."""
 
     def nth(self, number: int) -> float:
-        """Returns the pause of this number, from 1, for a caller that counts its failures itself."""
+        """Returns the pause after `number` failures, for a caller that counts them."""
         pause_s: float = min(self.max_s, self.first_s * 2.0 ** min(number - 1, 64))
         return pause_s * random.uniform(*self.jitter)
 
@@ -31,5 +31,5 @@ class Backoff:
         return self.nth(self.pauses)
 
     def reset(self) -> None:
-        """Starts again with the first pause. Called when an attempt succeeds."""
+        """Starts again with the first pause. Call it when an attempt succeeds."""
         self.pauses = 0

@@ -8,20 +8,20 @@ from datetime import datetime, timezone
 
 
 def boot_clock() -> float:
-    """Monotonic seconds that also count while the machine sleeps, if the system has such a clock."""
+    """Returns monotonic seconds, which also count while the machine sleeps if the system has such a clock."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 
 
 def wall_ms() -> int:
-    """Milliseconds since the epoch, by the wall clock."""
+    """Returns the milliseconds since the epoch."""
     return time.time_ns() // 1_000_000
 
 
 def milliseconds(text: str) -> int:
-    """Milliseconds since the epoch, from a number or an ISO 8601 time with a zone.
+    """Parses milliseconds since the epoch, or an ISO 8601 time with a zone. Returns milliseconds since the epoch.
 
-    Raises ValueError for any other text, for a time without a zone and for one before 1970.
+    Raises ValueError, also for a time before 1970.
     """
     text = text.strip()
     if re.fullmatch(r"[0-9]{1,18}", text):

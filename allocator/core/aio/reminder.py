@@ -12,10 +12,11 @@ MOST_S = 3600.0
 
 
 class Reminder:
-    """One trouble that is met again and again, such as a commit that is refused.
+    """Logs one kind of warning that repeats, such as a refused commit.
 
-    `warn` logs at WARNING at once, and again if the text changes. The same text comes again after 10 s, then after
-    twice as long each time, up to an hour, with the number of repetitions; at DEBUG between. `over` ends the trouble.
+    `warn` logs at WARNING at once, and again if the text changes. It logs the same text again after 10 s and then at
+    intervals that double up to an hour, with the number of repetitions; in between it logs at DEBUG. Call `over` when
+    the cause is gone.
     """
 
     def __init__(self, log: logging.Logger) -> None:

@@ -16,17 +16,16 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-LATE_S = 0.05  # more: a shorter pause of the process makes a timeout; less: a busy event loop counts as a pause
-
-
+# Delay of a timer that counts as a pause of the process. Higher: short pauses cause timeouts; lower: a busy loop counts
+LATE_S = 0.05
 _in_callback: ContextVar[bool] = ContextVar("in_callback", default=False)
 
 
 class ClosesOnce:
-    """Closes an object once, although `close` may be called many times.
+    """Closes an object once, however often `close` is called.
 
-    A call while the first one runs waits until that one is done. A call by a callback of the user, or by a task that
-    it started, returns at once: the first call may wait for that callback.
+    A call while the first one runs waits for it. But a call by a callback of the user, or by a task that it started,
+    returns at once, since the first call may wait for that callback.
     """
 
     def __init__(self) -> None:
@@ -39,7 +38,7 @@ class ClosesOnce:
     @staticmethod
     @contextlib.contextmanager
     def callback() -> Iterator[None]:
-        """Marks what runs inside as a callback of the user, which a close may wait for."""
+        """Marks the code inside as a callback of the user."""
         token = _in_callback.set(True)
         try:
             yield
@@ -47,7 +46,7 @@ class ClosesOnce:
             _in_callback.reset(token)
 
     async def run(self, close: Callable[[], Awaitable[None]]) -> None:
-        """Awaits `close()` in the first call, whose end any further call waits for."""
+        """Awaits `close()` in the first call. Further calls wait for the first one."""
         if self._done is None:
             self._done = asyncio.get_running_loop().create_future()
             try:
@@ -61,7 +60,7 @@ class ClosesOnce:
 class BackgroundTasks:
     """The tasks of an object whose start() and close() may be called from different tasks.
 
-    `failed` is called with the error of each task that fails; a cancelled task has not failed.
+    Calls `failed` with the error of each task that fails. A cancelled task does not count as failed.
     """
 
     def __init__(self, failed: Callable[[BaseException], None]) -> None:
@@ -71,10 +70,7 @@ class BackgroundTasks:
         self._closed = False
 
     def start(self, coroutine: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
-        """Runs a coroutine as a task. During `close` it is cancelled before its first step.
-
-        Raises RuntimeError if nothing would end the task.
-        """
+        """Starts a task. During `close` it is cancelled before its first step. Raises RuntimeError after `close`."""
         if self._closed:
             coroutine.close()
             raise RuntimeError(f"{type(self).__name__}.start: the task would have no owner")
@@ -86,7 +82,7 @@ class BackgroundTasks:
         return task
 
     async def close(self) -> None:
-        """Cancels all tasks and returns when they have ended. A cancellation of the caller is raised after that."""
+        """Cancels all tasks and returns when they have ended, even if the caller is cancelled."""
         self._ending = True
         cancelled = False
         self._cancel()
@@ -95,7 +91,7 @@ class BackgroundTasks:
                 await asyncio.wait(tuple(self._tasks))
             except asyncio.CancelledError:
                 cancelled = True
-                self._cancel()  # also cancels the clean-up of the tasks
+                self._cancel()  # this cancels the clean-up of the tasks
         self._closed = True
         if cancelled:
             raise asyncio.CancelledError
@@ -112,14 +108,14 @@ class BackgroundTasks:
 
 
 class TaskGroup(BackgroundTasks):
-    """Tasks beside one main task: `await TaskGroup().run(main())`. For one run.
+    """Runs tasks beside one main task: `await TaskGroup().run(main())`. Call `run` once.
 
-    Guarantee: when `run` returns or raises, all tasks have ended. The first failure of any of them, main or not,
-    cancels the others and is raised by `run`, whatever main waits for at that time; further failures are logged. When
-    the caller of `run` is cancelled, it gets CancelledError, and the failures are logged.
+    When `run` returns or raises, all tasks have ended. The first failure of any task cancels the others, and `run`
+    raises it; further failures are logged. If the caller of `run` is cancelled, `run` raises CancelledError, and all
+    failures are logged.
 
-    Main is a task of its own and not the caller's: on Python 3.9 and 3.10 a task cannot tell a cancellation by its
-    group from one that came from outside at the same time. This way only the group cancels its tasks.
+    Main is a task of its own, because on Python 3.9 and 3.10 a task cannot distinguish a cancellation by its group from
+    one that comes from outside at the same time.
     """
 
     def __init__(self) -> None:
@@ -129,7 +125,7 @@ class TaskGroup(BackgroundTasks):
         self._first: asyncio.Future[None] | None = None
 
     async def run(self, main: Coroutine[Any, Any, T], **beside: Coroutine[Any, Any, Any]) -> T:
-        """Runs `main` to its end, and returns its result. `beside`: other tasks by name, cancelled at its end."""
+        """Runs `main` and returns its result. `beside` has other tasks by name, which are cancelled at its end."""
         if self._first is not None:
             for coroutine in (main, *beside.values()):
                 coroutine.close()
@@ -170,7 +166,7 @@ class TaskGroup(BackgroundTasks):
 
 
 async def first_of(*works: Coroutine[Any, Any, Any]) -> tuple[bool, ...]:
-    """Waits until the first coroutine has ended, cancels the others, and returns for each whether it had ended.
+    """Runs the coroutines until one ends, and cancels the others. Returns for each whether it ended by itself.
 
     Raises the error of a coroutine that failed.
     """
@@ -185,19 +181,18 @@ async def first_of(*works: Coroutine[Any, Any, Any]) -> tuple[bool, ...]:
 
 
 def warn_unclosed(owner: object, name: str) -> None:
-    """Warns that an object was not closed. For `__del__`, of objects that were started."""
+    """Warns, in `__del__`, that an object was started and not closed."""
     text = f"unclosed {type(owner).__name__} of group {name!r}: await its close(), or use `async with`"
     warnings.warn(text, ResourceWarning, stacklevel=3, source=owner)
 
 
 async def within(awaitable: Awaitable[T], timeout_s: float | None) -> T:
-    """The result of `awaitable`, or `asyncio.TimeoutError` after `timeout_s` seconds, with the awaitable ended.
+    """Returns the result of `awaitable`. Raises `asyncio.TimeoutError` after `timeout_s`, when the awaitable has ended.
 
-    If the process stands still, the awaitable gets that time in addition, at most `timeout_s` for each pause: it can
-    read a response that arrived meanwhile. So a pause of this process does not look like a server that is silent.
+    If the process is paused, the awaitable gets that time in addition, at most `timeout_s` for each pause, to read a
+    response that arrived meanwhile. Otherwise a pause of this process would look like a silent server.
 
-    Before Python 3.12, `asyncio.wait_for` loses a cancellation that arrives together with the result, so a cancelled
-    task would continue.
+    Before Python 3.12, `asyncio.wait_for` loses a cancellation that arrives together with the result.
     """
     work = asyncio.ensure_future(awaitable)
     if not await ends(work, timeout_s, despite_pauses=True):
@@ -206,10 +201,10 @@ async def within(awaitable: Awaitable[T], timeout_s: float | None) -> T:
 
 
 async def ends(work: asyncio.Future[Any], timeout_s: float | None = None, *, despite_pauses: bool = False) -> bool:
-    """Whether `work` ends within `timeout_s` seconds (None: no limit); cancels it if not, or with the caller.
+    """Returns whether `work` ends within `timeout_s` (None: no limit). Cancels it otherwise, and with the caller.
 
-    `work` has ended in any case when this returns or raises. Its result or error stays in it. `despite_pauses`: see
-    `within`.
+    `work` has always ended when this returns or raises, and keeps its result or error. `despite_pauses` adds pauses of
+    the process to the time, as `within` does.
     """
     cancelled: asyncio.CancelledError | None = None
     now, left_s = asyncio.get_running_loop().time, timeout_s
@@ -232,25 +227,25 @@ async def ends(work: asyncio.Future[Any], timeout_s: float | None = None, *, des
         except asyncio.CancelledError as error:
             cancelled = error
     if (cancelled is not None or not in_time) and not work.cancelled():
-        work.exception()  # marks it as retrieved: no caller will
+        work.exception()  # marks it as retrieved, since no caller will retrieve it
     if cancelled is not None:
         raise cancelled
     return in_time
 
 
 def settle(future: asyncio.Future[Any], result: Any, error: BaseException | None = None) -> None:
-    """Ends a future with `result` or `error`, unless it has ended. The error may stay unread without a warning."""
+    """Completes a future with `result` or `error`, unless it is done. asyncio does not warn of an unread error."""
     if future.done():
         return
     if error is None:
         future.set_result(result)
     else:
         future.set_exception(error)
-        future.exception()  # marks it as retrieved: the caller may be cancelled before it reads it
+        future.exception()  # marks it as retrieved, since its caller may have been cancelled
 
 
 async def wait_for_event(event: asyncio.Event, within_s: float | None) -> bool:
-    """Waits for an event up to `within_s` seconds (None: no limit). Returns whether it is set."""
+    """Waits up to `within_s` seconds (None: no limit) for an event. Returns whether it is set."""
     if not event.is_set():
         await ends(asyncio.ensure_future(event.wait()), within_s)
     return event.is_set()

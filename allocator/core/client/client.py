@@ -39,18 +39,18 @@ log = logging.getLogger(__name__)
 
 NEVER_CREATES_TOPICS = 4  # from this Metadata version on, a request can forbid automatic topic creation
 
-# less: a slow broker makes the client pass on to the next; more: a dead one holds up connecting
+# Higher: a dead broker delays connecting; lower: the client gives up a slow broker
 CONNECT_TIMEOUT_S = 10.0
-# 0.9 does not know ApiVersions. Where a client asks for it, the broker also drops the requests of other clients that it
-# has read at the same moment, without a response. Those that only read are sent again
+# A broker of 0.9 drops an ApiVersions request, and with it requests of other clients that it read at the same moment.
+# The client repeats those that change nothing.
 LOSES_REQUESTS = (0, 9)
 REPEATABLE = frozenset(
     each.API_KEY for each in (FindCoordinatorRequest, ListOffsetsRequest, MetadataRequest, OffsetFetchRequest)
 )
 CLOSED = "this Kafka client is closed; make a new one"
-LOST_S = 5.0  # more: a lost request costs more time; less: a slow broker gets requests twice
+LOST_S = 5.0  # Higher: a lost request costs more time; lower: a slow broker gets requests twice
 
-# an error code that ends the connecting at once -> what to do about it
+# a non-retriable connection error -> what to do about it
 REFUSALS: Final[Mapping[int | None, str]] = {
     ErrorCode.SASL_AUTHENTICATION_FAILED: "correct the credentials",
     ErrorCode.UNSUPPORTED_SASL_MECHANISM: "set sasl_mechanism to one of the broker's sasl.enabled.mechanisms",
@@ -59,17 +59,17 @@ REFUSALS: Final[Mapping[int | None, str]] = {
 
 
 class KafkaClient:
-    """One cluster: its brokers, topics and leaders, and a way to send a request to any of them.
+    """One cluster: its brokers, topics and leaders, and requests to any of them.
 
-    Guarantees: the client detects the version of each broker, including 0.8 and 0.9. Nothing blocks the loop: its
-    executor resolves names, and threads of their own call SASL mechanisms. A request is sent at most once; the caller
-    decides whether to repeat it. A metadata request never creates a topic.
+    The client detects the version of each broker, from 0.8 on. It never blocks the event loop: the loop's executor
+    resolves names, and SASL mechanisms run in threads. It sends a request at most once; the caller decides whether to
+    repeat it. A metadata request never creates a topic.
 
-    The constructor does no I/O. Use it from the loop that ran `connect`, and `close` it there, or use
+    The constructor does no I/O. Call `connect` and `close` in the same event loop, or use
     `async with KafkaClient(...)`.
 
-    `brokers` are bootstrap addresses ("a:9092,b:9092" or a list). `security` takes kafka-python's TLS, SASL and
-    proxy settings by their names (`kafka_security.KEYS`). Units are seconds and bytes.
+    `brokers` are bootstrap addresses: "a:9092,b:9092" or a list. `security` has TLS, SASL and proxy settings under
+    kafka-python's names (`security.KEYS`).
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class KafkaClient:
         *,
         client_id: str = "allocator",
         security: Mapping[str, Any] | None = None,
-        request_timeout_s: float = 30.0,  # more: a hung broker is noticed later; less: slow answers count as lost
-        metadata_max_age_s: float = 300.0,  # more: new partitions are seen later; less: more requests
+        request_timeout_s: float = 30.0,  # Higher: a hung broker is noticed later; lower: slow responses count as lost
+        metadata_max_age_s: float = 300.0,  # Higher: new partitions are noticed later; lower: more requests
         retry_backoff_s: float = 0.1,
-        receive_max_bytes: int = 1 << 28,  # a larger response ends its connection
+        receive_max_bytes: int = 1 << 28,  # a larger response closes its connection
     ) -> None:
         times = {"request_timeout_s": request_timeout_s, "metadata_max_age_s": metadata_max_age_s}
         sizes = {"retry_backoff_s": retry_backoff_s, "receive_max_bytes": receive_max_bytes}
@@ -94,7 +94,7 @@ class KafkaClient:
         self._client_id = client_id
         self._receive_max_bytes = int(receive_max_bytes)
         self.measures = Measures()
-        """The measures of the consumer that uses these connections. The client and its callers add to them."""
+        """Measures of the consumer that uses this client. The client and its callers add to them."""
         self.request_timeout_s = request_timeout_s
         self.retry_backoff_s = retry_backoff_s
         self._metadata = Metadata()
@@ -114,11 +114,11 @@ class KafkaClient:
     # -- start and close ------------------------------------------------------------------------------------------
 
     async def connect(self, timeout_s: float | None = 30.0) -> None:
-        """Reach any broker, find its version and read the metadata of the followed topics.
+        """Connects to any broker, detects its version and reads the metadata of the followed topics.
 
-        Also succeeds on a 0.8 or 0.9 cluster without topics, although such brokers appear in metadata only after the
-        first topic exists. Raises `BrokersUnavailable` naming each address and its last cause after `timeout_s` (None:
-        tries for ever), or at once when a broker refuses the credentials.
+        Succeeds on a 0.8 or 0.9 cluster without topics too, whose metadata lists no brokers yet. Raises
+        `BrokersUnavailable` with each address and its last error after `timeout_s` (None: never), or at once if a
+        broker refuses the credentials.
         """
         if self._closed:
             raise Closed(CLOSED)
@@ -137,7 +137,7 @@ class KafkaClient:
             await self._bootstrap(timeout_s)
         except BaseException:
             pool, self._pool = self._pool, None
-            if pool is not None:  # `close` has not closed it meanwhile
+            if pool is not None:  # None: `close` was called meanwhile
                 await pool.aclose()
             raise
         self._refresher.start()
@@ -148,19 +148,20 @@ class KafkaClient:
         while True:
             for n, broker in enumerate(self._addresses):
                 where, patience = f"{broker.host}:{broker.port}", CONNECT_TIMEOUT_S
-                if deadline is not None:  # an address that drops packets must leave time for the other addresses
+                if deadline is not None:  # leaves time for the other addresses if this one drops packets
                     patience = min(patience, max(0.1, deadline - time.monotonic()) / (len(self._addresses) - n))
                 left = None if deadline is None else max(0.1, deadline - time.monotonic())
                 try:
-                    # `patience` to connect, and then again for the response: a slow broker must be able to respond
+                    # at most `patience` for connecting, and as long again for the response
                     await within(self._ask_metadata(broker.node_id, None, patience), left)
                     self._live().adopt(broker.node_id)
                     return
                 except InBackoff:
-                    continue  # in back-off: its cause is already recorded
+                    continue  # `causes` already has the error of the last attempt
                 except (asyncio.TimeoutError, NoTimeLeft):
-                    # The last attempt may be short. The error of an earlier attempt is more useful.
-                    causes.setdefault(where, self._live().lacks(broker.node_id) or f"no answer within {patience:.1f} s")
+                    # the last attempt may be short, so the error of an earlier one is more useful
+                    lacks = self._live().lacks(broker.node_id)
+                    causes.setdefault(where, lacks or f"no response within {patience:.1f} s")
                 except RequestFailed as exc:
                     if exc.code in REFUSALS:
                         refused = BrokersUnavailable(f"{where}: {exc}; {REFUSALS[exc.code]}")
@@ -170,11 +171,11 @@ class KafkaClient:
                     log.debug("%s: %s", where, exc)
             remaining = None if deadline is None else deadline - time.monotonic()
             if remaining is not None and remaining <= 0:
-                raise BrokersUnavailable(f"no Kafka broker answered within {timeout_s:g} s: {self._tried(causes)}")
+                raise BrokersUnavailable(f"no Kafka broker responded within {timeout_s:g} s: {self._tried(causes)}")
             await asyncio.sleep(min(self.retry_backoff_s, remaining or self.retry_backoff_s))
 
     async def close(self) -> None:
-        """Close every connection. Pending requests fail with `Closed`. Idempotent."""
+        """Closes every connection. Pending requests fail with `Closed`. Idempotent."""
         self._closed = True
         await self._refresher.close()
         pool, self._pool = self._pool, None
@@ -192,12 +193,11 @@ class KafkaClient:
 
     @property
     def broker_version(self) -> tuple[int, ...]:
-        """The oldest version among the connected brokers, as precisely as their protocol shows: (0, 8, 2), (0, 9),
-        (3, 9), ...; () before the first one was reached."""
+        """Oldest version among the connected brokers, such as (0, 8, 2) or (3, 9); () before the first connection."""
         return self._pool.broker_version if self._pool is not None else ()
 
     def api_version(self, request_class: Any) -> int | None:
-        """The newest version of this request that client and broker both support; None if the broker lacks it."""
+        """Returns the newest version that client and broker both support; None if the broker lacks the request."""
         return self._live().api_version(request_class)
 
     @property
@@ -206,39 +206,38 @@ class KafkaClient:
 
     @property
     def metadata(self) -> Metadata:
-        """The current snapshot. New metadata replaces it; it never changes in place."""
+        """The current snapshot, which new metadata replaces."""
         return self._metadata
 
     def topics(self, internal: bool = False) -> frozenset[str]:
-        """Known topics; all topics of the cluster only after `follow_all`. Kafka's internal topics only with
-        `internal`."""
+        """Returns the known topics: all topics of the cluster only after `follow_all`. `internal` adds Kafka's own."""
         return frozenset(t for t, topic in self._metadata.topics.items() if internal or not topic.internal)
 
     def partitions(self, topic: str) -> tuple[int, ...] | None:
-        """Partition numbers, ascending; None if the topic is unknown."""
+        """Returns the partition numbers, ascending; None if the topic is unknown."""
         known = self._metadata.topics.get(topic)
         return None if known is None else tuple(known.partitions)
 
     def leader(self, tp: TopicPartition) -> int | None:
-        """Node id; None if the partition is unknown or without a leader."""
+        """Returns the node id; None if the partition is unknown or has no leader."""
         known = self._partition(tp)
         return None if known is None else known.leader
 
     def leader_epoch(self, tp: TopicPartition) -> int | None:
-        """None if unknown, or if the broker is older than 2.4: such brokers announce stale epochs (KAFKA-9212)."""
+        """Returns None if it is unknown, and before 2.4: such brokers announce stale epochs (KAFKA-9212)."""
         known = self._partition(tp)
         return None if known is None else known.leader_epoch
 
     def topic_id(self, topic: str) -> uuid.UUID | None:
-        """None if the topic is unknown, or the broker older than 2.8."""
+        """Returns None if the topic is unknown, and before 2.8."""
         known = self._metadata.topics.get(topic)
         return None if known is None else known.topic_id
 
     def racks(self, tp: TopicPartition) -> tuple[str | None, ...]:
-        """The racks in which a consumer can read `tp`, the leader's rack first; () if unknown.
+        """Returns the racks in which a consumer can read `tp`, the leader's rack first; () if `tp` is unknown.
 
-        From 2.4 on this includes the racks of the followers (KIP-392). Without a leader, the preferred replica comes
-        first.
+        From 2.4 on they include the racks of the followers (KIP-392). Without a leader, the preferred replica's rack
+        comes first.
         """
         known = self._partition(tp)
         if known is None:
@@ -254,28 +253,27 @@ class KafkaClient:
     # -- metadata -------------------------------------------------------------------------------------------------
 
     def follow(self, topics: Iterable[str]) -> None:
-        """Keep the metadata of these topics up to date, and of no others. An unknown topic is looked up at once, and
-        again until it exists."""
+        """Keeps the metadata of exactly these topics up to date. Requests an unknown topic until it exists."""
         self._followed = frozenset(topics)
         if not self._settled():
             self._refresher.poke()
 
     def follow_all(self) -> None:
-        """Keep every topic up to date (for regular-expression subscriptions)."""
+        """Keeps the metadata of all topics up to date."""
         self._followed = None
         self._refresher.poke()
 
     def follow_beside(self, topics: Iterable[str]) -> None:
-        """Add these topics to each metadata request. A topic that does not exist causes no request of its own."""
+        """Adds these topics to each metadata request. The client does not retry for a missing one."""
         self._beside = frozenset(topics)
 
     async def refresh(self, topics: Iterable[str] | None = None, *, max_age_s: float = 0.0) -> None:
-        """Read the metadata of the followed topics, and of `topics`, from a broker that answers.
+        """Reads the metadata of the followed topics and of `topics` from any broker.
 
-        The client sends the request after this call began. Concurrent callers share one request. Topics
-        that do not exist are not created and stay unknown. Raises `BrokersUnavailable` when no broker answers.
+        The request is sent after this call began; concurrent callers share it. It creates no topic. Raises
+        `BrokersUnavailable` if no broker responds.
 
-        With `max_age_s`, a response that is at most so many seconds old is enough, if it has all these topics.
+        With `max_age_s`, returns at once if the metadata is at most that old and has all these topics.
         """
         self._live()
         wanted = None if self._followed is None else self._followed.union(topics or ())
@@ -284,31 +282,30 @@ class KafkaClient:
         await self._refresher.refresh(topics)
 
     async def list_topics(self) -> frozenset[str]:
-        """Every topic that this user may see, except Kafka's internal ones. Does not change the followed topics.
+        """Returns every topic that this user may see, except Kafka's own. The followed topics stay the same.
 
         Raises `BrokerError`.
         """
         response = await self.send_any(_metadata_request(MetadataRequest.ALL_TOPICS))
         found = self._metadata.updated(response, complete=True)
-        # LEADER_NOT_AVAILABLE: the topic exists and elects its leaders. Brokers before 0.10 return it for their own
-        # topics as well.
+        # the topic exists and elects its leaders. Brokers before 0.10 return this code for their own topics as well
         new = {topic for topic, code in found.errors.items() if code == ErrorCode.LEADER_NOT_AVAILABLE}
         return frozenset((new - INTERNAL_TOPICS) | {name for name, topic in found.topics.items() if not topic.internal})
 
     def on_metadata(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` after each response that changed something. Returns a function that removes the callback."""
+        """Calls `callback` after each change of the metadata. Returns a function that removes the callback."""
         self._listeners.append(callback)
         return lambda: self._listeners.remove(callback) if callback in self._listeners else None
 
     def note_broker(self, node_id: int, host: str, port: int) -> None:
-        """Make a broker (a coordinator) that a response named reachable before metadata lists it."""
+        """Notes the address of a broker that a response named, such as a coordinator, until metadata lists it."""
         self._directory.note(Broker(node_id, host, port, None))
 
     def _settled(self) -> bool:
         return self._metadata.settled(self._followed)
 
     async def _fetch_metadata(self, topics: frozenset[str]) -> None:
-        """Caller: the refresher. Asks brokers one after the other until one answers."""
+        """Reads the metadata from one broker after the other until one responds. Called by the refresher."""
         pool = self._live()
         causes: dict[str, str] = {}
         for key in self._candidates():
@@ -322,8 +319,8 @@ class KafkaClient:
                 causes[f"{broker.host}:{broker.port}"] = str(exc)
             finally:
                 if self._directory.is_bootstrap(key) and self._metadata.brokers:
-                    pool.drop(key)  # a bootstrap connection is done: requests use node ids
-        raise BrokersUnavailable(f"no Kafka broker answers: {self._tried(causes)}")
+                    pool.drop(key)  # requests use the connections of node ids from now on
+        raise BrokersUnavailable(f"no Kafka broker responds: {self._tried(causes)}")
 
     def _tried(self, causes: Mapping[str, str]) -> str:
         return unreachable(causes, str(self.security.get("security_protocol", "PLAINTEXT")))
@@ -331,18 +328,18 @@ class KafkaClient:
     def _candidates(self) -> list[Any]:
         best = self._live().least_busy()
         known = [b.node_id for b in self._directory.brokers()]
-        # Bootstrap addresses come last: they find the cluster again after all brokers have moved.
+        # bootstrap addresses come last: they find the cluster after all brokers have moved
         keys = ([best] if best is not None else []) + known + [b.node_id for b in self._addresses]
         return list(dict.fromkeys(keys))
 
     async def _ask_metadata(self, key: Any, topics: Iterable[str] | None, timeout_s: float) -> None:
-        """One request to one broker; raises `RequestFailed`."""
+        """Reads the metadata from one broker. Raises `RequestFailed`."""
         await self._live().connected(key, time.monotonic() + timeout_s)
-        deadline = time.monotonic() + timeout_s  # anew: a slow broker may need most of the time to connect
+        deadline = time.monotonic() + timeout_s  # a slow broker may have needed most of the time to connect
         version = self.api_version(MetadataRequest)
         wanted = None if self._followed is None else self._followed.union(topics or (), self._beside)
-        # By name, an older broker creates a missing topic, if auto.create.topics.enable is set. A request for all
-        # topics creates none.
+        # An older broker with auto.create.topics.enable creates a missing topic that a request names. A request for
+        # all topics creates none.
         if wanted is None or version is None or version < NEVER_CREATES_TOPICS:
             names = MetadataRequest.ALL_TOPICS
         else:
@@ -355,7 +352,7 @@ class KafkaClient:
     def _apply(self, metadata: Metadata) -> None:
         before, self._metadata, self._answered = self._metadata, metadata, time.monotonic()
         for node_id in self._directory.replace(metadata.brokers):
-            log.info("broker %s listens at another address now", node_id)
+            log.info("the address of broker %s has changed", node_id)
             self._live().drop(node_id)
         if metadata == before:
             return
@@ -363,18 +360,16 @@ class KafkaClient:
             try:
                 callback()
             except Exception:
-                log.exception("a metadata listener failed")  # a failing callback must not keep the others from running
+                log.exception("a metadata listener failed")  # the other callbacks must run
 
     # -- requests -------------------------------------------------------------------------------------------------
 
     async def send(self, node_id: int, request: Any, timeout_s: float | None = None) -> Any:
-        """The broker's response to `request`; the caller reads its error codes.
+        """Returns the broker's response to `request`; the caller reads its error codes.
 
-        Connects first if necessary. Negotiates the version unless the request has one. Raises `BrokerError`. The error
-        is retriable if the connection failed or ended, or if no response came within `timeout_s` (default
-        `request_timeout_s`); a timeout also ends a connection that was silent for so long. It is not retriable if the
-        broker lacks the request.
-        If the caller is cancelled, the connection remains usable.
+        Connects first if necessary, and negotiates the version unless the request has one. Raises `BrokerError`, which
+        is retriable unless the broker lacks the request. `timeout_s` is `request_timeout_s` by default; a timeout also
+        closes a connection that was silent for so long. If the caller is cancelled, the connection remains usable.
         """
         deadline = time.monotonic() + (self.request_timeout_s if timeout_s is None else timeout_s)
         self._live()
@@ -390,10 +385,10 @@ class KafkaClient:
     def send_now(
         self, node_id: Any, request: Any, timeout_s: float, done: Callable[[Any, AllocatorError | None], None]
     ) -> bool:
-        """Like `send`, if the request can go out at once. Otherwise returns False, and the caller awaits `send`.
+        """Like `send` if the request can go out at once. Otherwise returns False, and the caller awaits `send`.
 
-        `done` gets the response, or the error that `send` would raise, as soon as it arrives: without a task and
-        without another loop iteration. It must not raise.
+        Calls `done` with the response, or with the error that `send` would raise, in the loop iteration in which it
+        arrives. `done` must not raise.
         """
         pool = self._live()
         connection = pool.ready(pool.key(node_id, request.API_KEY))
@@ -412,7 +407,7 @@ class KafkaClient:
         response: Any,
         error: RequestFailed | None,
     ) -> None:
-        """Caller: the connection."""
+        """Called by the connection."""
         done(response, None if error is None else self._error(error, node_id))
 
     def _error(self, error: RequestFailed, node_id: Any) -> AllocatorError:
@@ -431,8 +426,8 @@ class KafkaClient:
             await asyncio.sleep(min(deadline, connection.throttled_until) - time.monotonic())
             time_left(deadline)
         await connection.drained()
-        # A slow broker may need most of the time to connect. Its connection must outlive this request, or no request
-        # would ever be answered.
+        # A slow broker may need most of the time to connect. Its connection must outlive this request, or none would
+        # ever get a response.
         left_s = time_left(deadline)
         try:
             return await within(connection.ask(request, time.monotonic() + patience_s), left_s)
@@ -440,7 +435,7 @@ class KafkaClient:
             raise NoResponse(f"the request timed out after {left_s:.1f} s") from None
 
     async def send_any(self, request: Any, timeout_s: float | None = None) -> Any:
-        """Send to the least busy broker. If that broker is unreachable, send to the next one."""
+        """Sends to the least busy broker, or to the next one if that broker is unreachable."""
         deadline = time.monotonic() + (self.request_timeout_s if timeout_s is None else timeout_s)
         last: AllocatorError | None = None
         candidates = self._candidates()
@@ -448,7 +443,7 @@ class KafkaClient:
             remaining = deadline - time.monotonic()
             if last is not None and remaining <= 0:
                 break
-            # a broker that does not respond must leave time for the others
+            # leaves time for the others if this broker does not respond
             patience = min(remaining, max(CONNECT_TIMEOUT_S, remaining / (len(candidates) - n)))
             try:
                 return await self.send(key, request, patience)
@@ -460,23 +455,22 @@ class KafkaClient:
         raise last
 
     async def prepare(self, node_id: int, request_class: Any) -> None:
-        """Open the connection for such requests to this broker. If that fails, the first request raises the error."""
+        """Opens the connection for such requests to this broker. If that fails, the first request raises the error."""
         if self._pool is not None:
             deadline = time.monotonic() + self.request_timeout_s
             with contextlib.suppress(RequestFailed):
                 await self._pool.connected(self._pool.key(node_id, request_class.API_KEY), deadline)
 
     async def settled(self, request_class: Any) -> None:
-        """Returns when no such request is under way, including requests of cancelled callers."""
+        """Returns when no such request is in flight, including requests of cancelled callers."""
         responses = [] if self._pool is None else self._pool.under_way(request_class.API_KEY)
         if responses:
             await asyncio.wait(responses)
 
     def hang_up(self, node_id: int, request_class: Any) -> None:
-        """End the connection for such requests to this broker, with all requests under way on it.
+        """Closes the connection for such requests to this broker; the requests in flight on it fail.
 
-        Use it for a request that the broker holds back and that no caller needs any more: otherwise the next request
-        would wait behind it.
+        For a request that the broker holds back and that no caller needs any more: the next one would wait behind it.
         """
         if self._pool is not None:
             self._pool.close(self._pool.key(node_id, request_class.API_KEY))

@@ -12,7 +12,7 @@ from allocator.core.client.errors import ErrorCode, for_code
 
 ResourceKind = Literal["topic", "broker", "group"]
 RESOURCE_TYPES: Mapping[ResourceKind, int] = {"topic": 2, "broker": 4, "group": 32}
-SET_ON_TOPIC = 1  # source of a setting
+SET_ON_TOPIC = 1  # value of `config_source`
 
 
 async def describe_configs(
@@ -24,10 +24,10 @@ async def describe_configs(
     node: int | None = None,
     timeout_s: float | None = None,
 ) -> dict[str, dict[str, str]]:
-    """Name -> the values of `keys`; None: of all settings of the topic itself, without the defaults of the cluster.
+    """Returns name -> setting -> value. `keys` None: the settings of a topic that differ from the cluster's defaults.
 
-    Asks broker `node`, or any broker without a node. Raises BrokerError, also if the user lacks the right
-    DESCRIBE_CONFIGS on the cluster, the topic or the group.
+    `node` None: from any broker. Raises BrokerError, for example if the user lacks DESCRIBE_CONFIGS on the cluster, the
+    topic or the group.
     """
     resources = [
         DescribeConfigsRequest.DescribeConfigsResource(
@@ -47,7 +47,7 @@ async def describe_configs(
     for result in response.results:
         if result.error_code:
             error = for_code(result.error_code, f"settings of {kind} {result.resource_name!r}")
-            # a broker without a session with its ZooKeeper returns this code
+            # a broker that lost its ZooKeeper session returns this code
             error.retriable = error.retriable or result.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
             raise error
     return {

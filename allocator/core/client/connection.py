@@ -1,7 +1,6 @@
 """Opens a connection to a broker: socket and TLS by asyncio, the versions of the broker, SASL by kafka-python.
 
-asyncio resolves the name off the loop. Each wake-up reads once, into the buffer of `FrameProtocol`. So a busy broker
-cannot block the others, and a large response needs no joining of pieces.
+asyncio resolves the host name in a thread.
 """
 
 from __future__ import annotations
@@ -32,14 +31,15 @@ from allocator.core.text.quoting import os_cause, shown
 
 log = logging.getLogger(__name__)
 
-# Higher: connecting to 0.9 takes longer; lower: a slow newer broker gets more requests that it need not answer
+# Seconds without a response before the next probe for 0.9. Higher: connecting to 0.9 takes longer; lower: a slow newer
+# broker gets more probes
 SILENCE_S: Final = 0.5
 VERSION_0_9: Final = BrokerVersionData((0, 9))
 
 
 @dataclass(frozen=True)
 class ConnectionSettings:
-    """Settings of every connection of one client. `security` has kafka-python's names, as in `security`."""
+    """Settings of every connection of one client. `security` has kafka-python's names."""
 
     client_id: str
     request_timeout_s: float
@@ -53,11 +53,11 @@ class ConnectionSettings:
 
 
 class BrokerConnection(RequestStream):
-    """A `RequestStream` that connects, finds the versions of the broker, and authenticates.
+    """A `RequestStream` that connects, detects the versions of the broker, and authenticates.
 
-    `versions` are the API versions that the broker had before, if known. The connection finds them out anew, and gets
-    not ready if it expected a broker before 0.10 and a newer one answers. `ready` completes when the connection takes
-    requests, or with the error that prevented it. `on_end` is called once: with the error that ended the connection, or
+    `versions` are the API versions that the broker had before, if known. The connection detects them again. It fails if
+    they are those of a broker before 0.10 and a newer broker responds. `ready` completes when the connection takes
+    requests, or with the error that prevented it. The connection calls `on_end` once, with the error that ended it, or
     None after `close`.
     """
 
@@ -84,11 +84,11 @@ class BrokerConnection(RequestStream):
 
     @property
     def lacks(self) -> str:
-        """Why the connection is not ready yet, if a SASL mechanism has not made its next message."""
+        """Why the connection is not ready yet, while it waits for credentials; else ""."""
         return "" if self._sasl is None else self._sasl.lacks
 
     def open(self, timeout_s: float) -> None:
-        """Begins to connect; `ready` tells the result. Each step, up to a response, may take `timeout_s`."""
+        """Starts to connect, up to `ready`. Each step, such as one request, may take `timeout_s`."""
         self._task = asyncio.get_running_loop().create_task(self._run(timeout_s))
 
     async def _run(self, timeout_s: float) -> None:
@@ -99,15 +99,15 @@ class BrokerConnection(RequestStream):
             settle(self.ready, None)
             if self._sasl is not None:
                 await self._stay_authenticated(self._sasl, lifetime_s)
-        except Exception as exc:  # noqa: BLE001 - the caller that awaits `ready` gets it
+        except Exception as exc:  # noqa: BLE001 - `ready` raises it
             self.abort(self._as_failure(exc))
 
     def _as_failure(self, error: Exception) -> RequestFailed:
-        """`error` itself if it is a `RequestFailed`, or else a retriable one. No other error leaves a connection."""
+        """Returns `error` if it is a `RequestFailed`, else a retriable `RequestFailed` with its text."""
         if isinstance(error, RequestFailed):
             return error
         if isinstance(error, UnicodeError):
-            return ConnectionFailed(f"this is no valid host name: {shown(error)}")
+            return ConnectionFailed(f"not a valid host name: {shown(error)}")
         if not isinstance(error, OSError):
             log.error("%s: unexpected error", self.address, exc_info=error)
         return ConnectionFailed(os_cause(error) or shown(error))
@@ -130,7 +130,7 @@ class BrokerConnection(RequestStream):
             await asyncio.wait([self._task])
         await asyncio.shield(self.socket_closed)
 
-    # -- steps of opening -----------------------------------------------------------------------------------------
+    # -- opening --------------------------------------------------------------------------------------------------
 
     async def _connect(self, timeout_s: float) -> None:
         try:
@@ -138,7 +138,7 @@ class BrokerConnection(RequestStream):
         except asyncio.TimeoutError:
             raise ConnectionFailed(f"no connection within {timeout_s:.1f} s") from None
         except OSError as exc:
-            # asyncio's error has no text if the peer closes the connection during the TLS handshake
+            # asyncio's error has no text if the broker closes the connection during the TLS handshake
             ended = "the server ended the TLS handshake" if self._settings.tls else type(exc).__name__
             raise ConnectionFailed(os_cause(exc) or ended) from exc
 
@@ -154,19 +154,20 @@ class BrokerConnection(RequestStream):
             transport = await Proxy.of(proxy_url).connect(host, port)
             if tls is not None:
                 transport = await loop.start_tls(transport, asyncio.Protocol(), tls, server_hostname=name)
-            assert transport is not None  # only a transport that is closing has no TLS
+            assert transport is not None  # None is for a transport that is already closing
             transport.set_protocol(self)
             self.connection_made(transport)
         with contextlib.suppress(OSError, AttributeError):  # the connection works without it
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     async def _find_versions(self, timeout_s: float) -> None:
-        """Sets `versions` to those of the broker. Closes the connection if an old broker was expected and is none."""
+        """Sets `versions` to those of the broker. Raises `RequestFailed` if a broker before 0.10 was replaced."""
         if self.versions is not None and is_old(self.versions):
-            # not ApiVersions: 0.8 would close the connection, and 0.9 would lose requests of other clients
+            # ApiVersions makes 0.8 close the connection, and 0.9 drop requests of other clients. A newer broker closes
+            # the connection on this request
             await self._ask_skippable(AnyVersionRequest(), AnyVersionRequest, timeout_s)
             return
-        # a broker that answered ApiVersions before is not sent a request that it need not answer
+        # no probes for 0.9 if the broker responded to ApiVersions before
         known = self.versions
         behind = known_to_0_9 if known is None else None
         version = ApiVersionsRequest.max_version if known is None else known.api_version(ApiVersionsRequest)
@@ -189,9 +190,9 @@ class BrokerConnection(RequestStream):
         )
 
     async def _ask_skippable(self, request: Any, behind: Callable[[], Any] | None, timeout_s: float) -> Any:
-        """The response to `request`, or None if the broker answers a request behind it and not this one.
+        """Returns the response to `request`, or None if the broker responds to a later request instead.
 
-        While the broker is silent, requests that `behind` makes follow. Before SASL authentication none may.
+        While the broker is silent, sends further requests that `behind` creates. Brokers allow none before SASL.
         """
         response = self.send_own(request, timeout_s, skippable=True)
         pause_s = SILENCE_S
@@ -206,23 +207,22 @@ class BrokerConnection(RequestStream):
             return None
 
     async def _stay_authenticated(self, sasl: Sasl, lifetime_s: float) -> None:
-        """Authenticates again before each expiry (KIP-368). Other requests wait: only SASL requests may be under way
-        then.
+        """Authenticates again before each expiry (KIP-368), while other requests wait: the broker allows none then.
 
-        Requests go on until the credentials are there. While there are none, it tries again up to the expiry, after
-        which the broker closes the connection.
+        Requests continue until new credentials arrive. Without credentials it retries until the expiry, after which the
+        broker closes the connection.
         """
         timeout_s = self._settings.request_timeout_s
         try:
             while lifetime_s:
                 expires_at = time.monotonic() + lifetime_s
-                # connections that began together must not all authenticate again at the same moment
+                # connections that opened together must not all authenticate at the same moment
                 await asyncio.sleep(lifetime_s * random.uniform(0.85, 0.95))
                 begun = await sasl.begin_before(expires_at, timeout_s)
                 await self.hold()
                 lifetime_s = await sasl.authenticate(timeout_s, begun)
                 self.release()
         except Exception as exc:
-            if not self.closed:  # the next connection reports the error if it goes on
+            if not self.closed:
                 log.warning("%s: SASL re-authentication failed: %s", self.address, exc)
             raise

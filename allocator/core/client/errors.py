@@ -1,8 +1,7 @@
-"""The errors of brokers: the table of error codes with its reactions, and why a connection or a request failed.
+"""Error codes of brokers with the reactions to them, and the errors of connections and requests.
 
-`ErrorCode` has the codes of https://kafka.apache.org/protocol#protocol_error_codes. The reaction to a code is the
-table's, unless the request has another one: `COMMIT`, `OFFSET_FETCH`, `FETCH`. Those of group members are in
-`allocator.protocols.reactions`.
+`ErrorCode` has the codes of https://kafka.apache.org/protocol#protocol_error_codes. `COMMIT`, `OFFSET_FETCH` and
+`FETCH` have other reactions for one kind of request, and `allocator.protocols.reactions` has those of group members.
 """
 
 from __future__ import annotations
@@ -19,27 +18,27 @@ from allocator.core.types import TopicPartition
 
 
 class Reaction(enum.Enum):
-    """The next step after an error code."""
+    """The next step of the client after an error code."""
 
     DONE = "the same as success"
-    RETRY = "ask again after the back-off"
-    REFRESH = "read the metadata, as the leader may be another one, and ask again after the back-off"
-    REFIND = "find the coordinator again, and ask again after the back-off"
-    FAIL = "tell the caller; a retry does not help"
+    RETRY = "retry after the back-off"
+    REFRESH = "read the metadata, since the leader may have changed, and retry after the back-off"
+    REFIND = "find the coordinator again, and retry after the back-off"
+    FAIL = "raise; a retry does not help"
 
-    CHECK_TOPIC = "retry while the cluster has the partition; without it nothing is or can be committed"
-    DROP_METADATA = "retry at once without the metadata, which is too large"
+    CHECK_TOPIC = "retry while the cluster has the partition"
+    DROP_METADATA = "retry at once without the metadata of the commit, which is too large"
 
-    VALIDATE = "read the metadata, and compare the position with the log of the new leader before the next fetch"
-    RESET = "find a new position by the reset strategy, or raise OffsetOutOfRange if it is 'none'"
-    RAISE = "tell the consumer once, and retry now and then, as an operator may remove the cause"
+    VALIDATE = "read the metadata, and compare the position with the new leader's log before the next fetch"
+    RESET = "reset the position by auto_offset_reset, or raise OffsetOutOfRange if it is 'none'"
+    RAISE = "raise in the consumer once, and retry now and then: an operator may remove the cause"
 
 
 RETRY, REFRESH, REFIND, FAIL = Reaction.RETRY, Reaction.REFRESH, Reaction.REFIND, Reaction.FAIL
 
 
 class ErrorCode(enum.IntEnum):
-    """An error code of Kafka's protocol under Kafka's name, with the usual reaction and what the code means."""
+    """An error code under Kafka's name, with the usual reaction and what it means to the user."""
 
     reaction: Reaction
     meaning: str
@@ -57,9 +56,8 @@ class ErrorCode(enum.IntEnum):
     UNKNOWN_SERVER_ERROR = -1, FAIL, "the broker's log has the cause"
     NONE = 0, Reaction.DONE
     OFFSET_OUT_OF_RANGE = 1, FAIL, "the log does not have this offset"
-    # Java's clients repeat a batch that was refused with this code. Old brokers also give it for a record that they
-    # never take
-    CORRUPT_MESSAGE = 2, FAIL, "damaged on the way, or a record that the topic never takes, as one without a key"
+    # Java's clients repeat such a batch. Old brokers also return the code for a record that they never accept
+    CORRUPT_MESSAGE = 2, FAIL, "damaged in transit, or a record that the topic never accepts, such as one without a key"
     UNKNOWN_TOPIC_OR_PARTITION = 3, REFRESH, "the broker does not have it, or this user may not see it"
     LEADER_NOT_AVAILABLE = 5, REFRESH, "its replicas elect a leader"
     NOT_LEADER_OR_FOLLOWER = 6, REFRESH, "another broker leads the partition"
@@ -120,7 +118,7 @@ class ErrorCode(enum.IntEnum):
     GROUP_MAX_SIZE_REACHED = 81, FAIL, "the group has as many members as the broker allows (group.max.size)"
     FENCED_INSTANCE_ID = 82, FAIL, "another process has this instance id"
     GROUP_SUBSCRIBED_TO_TOPIC = 86, FAIL, "members of the group read the topic"
-    INVALID_RECORD = 87, FAIL, "the topic does not take this record, as one without a key if it is compacted"
+    INVALID_RECORD = 87, FAIL, "the topic refuses this record, for example one without a key if it is compacted"
     UNSTABLE_OFFSET_COMMIT = 88, RETRY, "an open transaction may still commit an offset"
     THROTTLING_QUOTA_EXCEEDED = 89, RETRY
     PRODUCER_FENCED = 90, FAIL, "another producer has taken over this transactional id"
@@ -134,14 +132,14 @@ class ErrorCode(enum.IntEnum):
     INVALID_REGULAR_EXPRESSION = 128, FAIL, "the broker cannot read the pattern"
 
 
-# int -> member: cheaper than `ErrorCode(code)`, and a newer broker may send a code that is not in the table
+# int -> member: faster than `ErrorCode(code)`, which raises for unknown codes
 BY_CODE: Final = {int(code): code for code in ErrorCode}
 
 T = TypeVar("T")
 
 COMMIT: Final[Mapping[int, Reaction]] = {
     ErrorCode.UNKNOWN_SERVER_ERROR: RETRY,  # 0.8.1, if ZooKeeper did not accept the write
-    # the coordinator does not know the partition yet, or it was deleted
+    # the coordinator does not know the partition yet, or the topic was deleted
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: Reaction.CHECK_TOPIC,
     ErrorCode.OFFSET_METADATA_TOO_LARGE: Reaction.DROP_METADATA,
     ErrorCode.INVALID_COMMIT_OFFSET_SIZE: Reaction.DROP_METADATA,
@@ -149,14 +147,14 @@ COMMIT: Final[Mapping[int, Reaction]] = {
 
 OFFSET_FETCH: Final[Mapping[int, Reaction]] = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: Reaction.CHECK_TOPIC,
-    # a member learns from its next heartbeat that it was removed, that its group was deleted, or its new epoch
+    # the next heartbeat tells the member that it was removed, that its group was deleted, or its new epoch
     ErrorCode.UNKNOWN_MEMBER_ID: RETRY,
     ErrorCode.GROUP_ID_NOT_FOUND: RETRY,
     ErrorCode.STALE_MEMBER_EPOCH: RETRY,
 }
 
 FETCH: Final[Mapping[int, Reaction]] = {
-    ErrorCode.UNKNOWN_SERVER_ERROR: RETRY,  # seen while a broker starts or stops
+    ErrorCode.UNKNOWN_SERVER_ERROR: RETRY,  # occurs while a broker starts or stops
     ErrorCode.OFFSET_OUT_OF_RANGE: Reaction.RESET,
     ErrorCode.BROKER_NOT_AVAILABLE: REFRESH,
     ErrorCode.TOPIC_AUTHORIZATION_FAILED: Reaction.RAISE,
@@ -165,7 +163,7 @@ FETCH: Final[Mapping[int, Reaction]] = {
 
 
 def reaction_to(code: int, special: Mapping[int, T]) -> Union[Reaction, T]:
-    """The reaction to `code`: that of `special`, or else the usual one. Codes of no table fail."""
+    """Returns the reaction to `code`: the one in `special`, else the usual one, else FAIL."""
     found = special.get(code)
     if found is not None:
         return found
@@ -174,13 +172,13 @@ def reaction_to(code: int, special: Mapping[int, T]) -> Union[Reaction, T]:
 
 
 def for_code(code: int, what: str) -> BrokerError:
-    """The error for the error code `code` of a response about `what` (a partition, a group)."""
+    """Returns the error for `code` in a response about `what`, such as "orders:3"."""
     failed = refused(code)
     return BrokerError(f"{what}: {failed}", code=code, retriable=failed.retriable)
 
 
 def error_of(code: int, tp: TopicPartition, offset: int) -> AllocatorError:
-    """The error that the consumer raises for `code`."""
+    """Returns the error that the consumer raises for `code` at one offset."""
     if code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
         return TopicAuthorizationFailed(tp.topic)
     if code == ErrorCode.CORRUPT_MESSAGE:
@@ -192,48 +190,47 @@ def error_of(code: int, tp: TopicPartition, offset: int) -> AllocatorError:
 
 
 class RequestFailed(Exception):
-    """Why a connection or a request failed. Connections raise nothing else, and `KafkaClient` makes a `BrokerError` of
-    it that names the broker."""
+    """Why a connection or a request failed. `KafkaClient` converts it to a `BrokerError` that names the broker."""
 
     retriable = True
     code: int | None = None
 
 
 class ConnectionFailed(RequestFailed):
-    """There is no connection, or it ended."""
+    """The connection could not be opened, or it closed."""
 
 
 class InBackoff(RequestFailed):
-    """The connection failed a moment ago; the next attempt comes later."""
+    """The last attempt to connect failed, and the back-off is not over."""
 
 
 class NoTimeLeft(RequestFailed):
-    """The deadline passed before the request went out."""
+    """The deadline passed before the request was sent."""
 
 
 class NoResponse(RequestFailed):
-    """The broker has not responded in time."""
+    """The broker did not respond in time."""
 
 
 class WrongResponse(RequestFailed):
-    """The response belongs to another request."""
+    """The response has the correlation id of another request."""
 
 
 class Undecodable(RequestFailed):
-    """The bytes are not of this protocol, or a value does not fit into it."""
+    """A response does not decode, or a request cannot be encoded."""
 
     retriable = False
 
 
 class Unsupported(RequestFailed):
-    """The broker lacks the request, or the versions of it that this client knows."""
+    """The broker lacks the request, or has no version of it that this client knows."""
 
     retriable = False
     code = ErrorCode.UNSUPPORTED_VERSION.value
 
 
 def refused(code: int, why: str = "") -> RequestFailed:
-    """The broker refused a request with this code. `why`: the cause, if it is known better than by the code."""
+    """Returns the error for a request that the broker refused with `code`. `why` replaces the meaning of the code."""
     known, other = BY_CODE.get(code), kafka_errors.get(code)
     name = f"error {code}, which this client does not know"
     if known is not None:
@@ -247,13 +244,13 @@ def refused(code: int, why: str = "") -> RequestFailed:
 
 
 def broker_error(failed: RequestFailed, where: str) -> BrokerError:
-    """The error that `send` raises for `failed`, which happened at `where` (a broker, an address)."""
+    """Returns the error that `send` raises for `failed` at `where`, a broker."""
     return BrokerError(f"{where}: {failed}", code=failed.code, retriable=failed.retriable)
 
 
-# (cause of a failed connection, whether TLS was used (None: either), what to do). The first match counts.
+# (pattern of the cause, whether TLS is used (None: either), what to do) of a failed connection. The first match counts.
 REMEDIES: Final = (
-    ("no credentials for", None, "The client repeats this; nothing is wrong with the address of the broker."),
+    ("no credentials for", None, "The client retries; the address of the broker is right."),
     ("CERTIFICATE_VERIFY_FAILED.*([Hh]ostname|IP address) mismatch", True, "Use a host name that the certificate has."),
     ("certificate has expired", True, "Renew the broker's certificate; if it is new, correct this machine's clock."),
     ("certificate is not yet valid", True, "Correct this machine's clock, or the broker's certificate."),
@@ -277,7 +274,7 @@ REMEDIES: Final = (
         "Check that this is a Kafka broker's port for {protocol} (security_protocol), and is not just starting.",
     ),
     (
-        "answer|timed out after|decode",
+        "response|timed out after|decode",
         None,
         "Check that this is the address of a Kafka broker, and its port for {protocol} (security_protocol).",
     ),
@@ -286,7 +283,7 @@ REMEDIES: Final = (
 
 
 def unreachable(causes: Mapping[str, str], protocol: str) -> str:
-    """Each address with its cause, and what to do. `protocol` is the security protocol that was used."""
+    """Returns each address with its cause, and what to do. `protocol` is the value of `security_protocol`."""
     remedies = dict.fromkeys(_remedy(cause, protocol.endswith("SSL")) for cause in causes.values())
     tried = ", ".join(f"{address} ({cause})" for address, cause in causes.items())
     return f"{tried}. {' '.join(remedies).format(protocol=protocol)}"

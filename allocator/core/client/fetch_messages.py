@@ -1,8 +1,8 @@
-"""Reads Fetch responses from the received frame (https://kafka.apache.org/protocol#The_Messages_Fetch).
+"""Fetch requests, responses and sessions, v0 to v18 (https://kafka.apache.org/protocol#The_Messages_Fetch).
 
-kafka-python's decoder copies a frame four times and makes an object for each partition. At hundreds of megabytes a
-second this takes most of a consumer's time. This decoder reads the frame in its receive buffer and copies the records
-of each partition once. So the buffer is free for the next response.
+kafka-python's decoder copies a frame four times and creates an object for each partition. At hundreds of megabytes per
+second this takes most of a consumer's time. This decoder reads the receive buffer and copies the records of each
+partition once, so the buffer is free for the next response.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _FLEXIBLE: Final = 12
 _BY_ID: Final = 13
 _ERROR_AND_SESSION: Final = struct.Struct(">hi")
 _ABORTED: Final = struct.Struct(">qq")
-# v5 with the compact count of aborted transactions (0: null, 1: none) and the preferred replica
+# all fields of `_PART[5]`, the compact count of aborted transactions (0: null, 1: none), the preferred replica
 _NONE_ABORTED: Final = struct.Struct(">ihqqqBi")
 # partition, error, high watermark; then last stable offset (v4) and log start offset (v5)
 _PART: Final = {0: struct.Struct(">ihq"), 4: struct.Struct(">ihqq"), 5: struct.Struct(">ihqqq")}
 
 
 class FetchedPartition(NamedTuple):
-    """One partition of a response, with the topic's name, or from v13 on the 16 bytes of its id.
+    """One partition of a response. `topic` is a name, or from v13 on the 16 bytes of an id.
 
-    `aborted` has (producer id, first offset) of each aborted transaction. -1 means that this version has no such field.
+    `aborted` has (producer id, first offset) of each aborted transaction. A field that this version lacks is -1.
     """
 
     topic: Union[str, bytes]
@@ -63,15 +63,14 @@ class FetchAnswer(NamedTuple):
 
 
 def read_response(frame: memoryview, version: int) -> tuple[int, FetchAnswer]:
-    """The correlation id and the response in `frame` (without its length). The caller may reuse the frame afterwards.
+    """Returns the correlation id and the response in `frame`, which begins after its length.
 
-    Raises `Undecodable` if the frame does not decode. Never allocates more memory than the frame
-    has.
+    Copies everything, so the caller may reuse the frame. Raises `Undecodable`, before it allocates more than the frame.
     """
     try:
         return _FetchReader(frame, version).answer()
     except (struct.error, IndexError, ValueError) as error:
-        raise Undecodable(f"a Fetch answer v{version} of {len(frame)} bytes that does not decode: {error}") from error
+        raise Undecodable(f"a Fetch response v{version} of {len(frame)} bytes does not decode: {error}") from error
 
 
 class _FetchReader(AnswerReader):
@@ -97,7 +96,7 @@ class _FetchReader(AnswerReader):
         stable = replica = -1
         aborted: list[tuple[int, int]] = []
         if version >= _FLEXIBLE:
-            # reads the usual case in one step; other cases are read field by field from the start
+            # decodes the usual case in one step
             partition, code, high, stable, _, count, replica = _NONE_ABORTED.unpack_from(self.frame, self.pos)
             if count <= 1:
                 self.pos += _NONE_ABORTED.size
@@ -118,7 +117,7 @@ class _FetchReader(AnswerReader):
         return FetchedPartition(topic, partition, code, high, stable, replica, aborted, self.records())
 
     def records(self) -> bytes:
-        """The records of a partition, and what ends it."""
+        """Reads the last fields of a partition: records and tags."""
         size = self.count()
         records = bytes(self.taken(size)) if size else b""
         self.tags()
@@ -133,11 +132,11 @@ class _FetchReader(AnswerReader):
 # -- requests -------------------------------------------------------------------------------------------------------
 
 
-# from this version on, a response has an upper bound, but a larger single record still comes (KIP-74)
+# from this version on, `max_bytes` bounds a response, unless its first record is larger (KIP-74)
 BOUNDED: Final = 3
 # from this version on, brokers remember the requested partitions (KIP-227)
 SESSIONS: Final = 7
-# the newest version that names topics; later ones use topic ids (KIP-516)
+# the newest version with topic names; later ones have topic ids (KIP-516)
 BY_NAME: Final = 12
 
 _LIMITS: Final = struct.Struct(">ii")  # wait, least bytes
@@ -148,11 +147,11 @@ _ASKED: Final = {
     9: struct.Struct(">iiqqi"),  # adds the leader epoch, after the partition
     12: struct.Struct(">iiqiqiB"),  # adds the epoch of a follower's last record, after the offset, and tagged fields
 }
-_CONSUMER: Final = -1  # replaces a replica's id, epoch and offset
+_CONSUMER: Final = -1  # in fields that only replicas fill
 
 
 class Wanted(NamedTuple):
-    """The request for one partition. An unknown `leader_epoch` is -1, an unknown `topic_id` None."""
+    """One partition of a request. -1 is an unknown `leader_epoch`."""
 
     offset: int
     size: int
@@ -164,9 +163,8 @@ class Wanted(NamedTuple):
 class FetchRequest(OwnRequest):
     """Requests the partitions `asked`; the broker fills the response in this order.
 
-    `session` is the (id, epoch) of a `FetchSession`; the partitions `forgotten` leave the session. kafka-python's
-    encoder makes an object for each partition and compiles itself at first use. That takes a third of the time of a
-    consumer with few records.
+    `session` is the (id, epoch) of a `FetchSession`, from which the partitions `forgotten` are removed. kafka-python's
+    encoder creates an object for each partition, which takes a third of the time of a consumer with few records.
     """
 
     API_KEY = 1
@@ -185,7 +183,7 @@ class FetchRequest(OwnRequest):
         return f"<FetchRequest v{self.API_VERSION} of {len(self.asked)} partitions, session {self.session}>"
 
     def encode(self, *, framed: bool, header: bool) -> bytearray:
-        assert framed and header and self.header is not None  # noqa: PT018 - the one way in which it is sent
+        assert framed and header and self.header is not None  # noqa: PT018 - how a connection calls it
         version = self.header.request_api_version
         out = RequestWriter(self.header, flexible=version >= _FLEXIBLE)
         if version < 15:
@@ -243,7 +241,6 @@ def _write_topic(out: RequestWriter, topic: str, wanted: Wanted, version: int) -
 
 # -- sessions -------------------------------------------------------------------------------------------------------
 
-
 NO_SESSION: Final = (0, -1)
 _NEW, _FIRST = 0, 1
 _LAST: Final = (1 << 31) - 1
@@ -257,7 +254,7 @@ SESSION_ERRORS: Final = frozenset(
 
 
 class Turn(NamedTuple):
-    """One fetch request: the partitions to add or change, and the (session, epoch) to use."""
+    """The contents of the next request of a session: `asked` adds or changes partitions, `forgotten` removes them."""
 
     session: tuple[int, int]
     asked: Mapping[TopicPartition, Wanted]
@@ -266,11 +263,10 @@ class Turn(NamedTuple):
 
 
 class FetchSession:
-    """The state of a fetch session with one broker. One request at a time: `turn`, then `answered` or `lost`.
+    """A fetch session with one broker (KIP-227). Call `turn`, then `answered` or `lost`, for one request at a time.
 
-    Guarantee: after the broker forgot, evicted or refused the session, the next request names every partition again, in
-    a new session. If a broker grants no session, each request names every partition. The broker sends nothing for
-    partitions that are not wanted.
+    After the broker dropped or refused the session, the next request names every partition, in a new session. If a
+    broker grants no session, each request names every partition.
     """
 
     def __init__(self) -> None:
@@ -281,9 +277,9 @@ class FetchSession:
         self._names: dict[bytes, str] = {}
 
     def turn(self, wanted: Mapping[TopicPartition, Wanted], version: int) -> Turn:
-        """The next request for exactly the partitions `wanted`, for a broker that speaks `version`. Keeps `wanted`."""
+        """Returns the next request for exactly the partitions `wanted`. `version` is the broker's. Keeps `wanted`."""
         known = self._known
-        # idle partitions are the same objects as in the last turn
+        # idle partitions have the same object as in the last turn
         changed = {tp: each for tp, each in wanted.items() if known.get(tp) is not each and known.get(tp) != each}
         moved = bool(changed) or len(known) != len(wanted)
         if moved:
@@ -295,7 +291,7 @@ class FetchSession:
         if version < SESSIONS:
             return Turn(NO_SESSION, wanted, {}, self._newest)
         if by_id != self._by_id:
-            self.lost()  # a session names topics either by name or by id
+            self.lost()  # a session has either names or ids of topics
             self._by_id = by_id
         self._known = wanted
         if self._epoch == _NEW:
@@ -303,30 +299,30 @@ class FetchSession:
         forgotten = {
             tp: each
             for tp, each in (known.items() if moved else ())
-            # a topic that was deleted and created again is another topic
+            # a topic that was deleted and created again has another id
             if tp not in wanted or (by_id and wanted[tp].topic_id != each.topic_id)
         }
         return Turn((self._id, self._epoch), changed, forgotten, self._newest)
 
     def answered(self, answer: FetchAnswer) -> bool:
-        """Whether the response has data. False if the broker refused the session: then send the request again."""
+        """Returns whether the response has data. False: the broker refused the session, so repeat the request."""
         if answer.error_code:
             self.lost()
             if answer.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND:
-                self._id = 0  # no session to close
+                self._id = 0  # the broker has no session to close
             return answer.error_code not in SESSION_ERRORS
         self._id = answer.session_id
-        # 0: the broker grants no session, or ended this one
+        # 0: the broker granted no session, or dropped this one
         self._epoch = _NEW if self._id == 0 else _FIRST if self._epoch in (_NEW, _LAST) else self._epoch + 1
         return True
 
     def lost(self) -> None:
-        """The last request may not have reached the broker. The next one closes the session and begins another."""
+        """Notes that the last request may not have reached the broker. The next one replaces the session."""
         self._epoch = _NEW
         self._known = {}
 
     def parts(self, parts: Iterable[FetchedPartition]) -> Iterator[tuple[TopicPartition, FetchedPartition]]:
-        """The response by partition, without topics that the last request did not want."""
+        """Yields the parts of the response, without topics that the last request did not have."""
         for part in parts:
             name = self._names.get(part.topic) if isinstance(part.topic, bytes) else part.topic
             if name is not None:

@@ -1,4 +1,4 @@
-"""Receives the bytes of a connection in place and cuts them into frames."""
+"""Receives the bytes of a connection in place, and decodes responses."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any, Final
 from allocator.core.client import fetch_messages, offset_commit
 from allocator.core.client.errors import Undecodable, WrongResponse
 
-# api key -> reader of its responses; kafka-python reads all other responses
+# API key -> decoder of its responses; kafka-python decodes all others
 READERS: Final = {1: fetch_messages.read_response, offset_commit.API_KEY: offset_commit.read_response}
 _LENGTH: Final = struct.Struct(">i")
-# bytes of the buffer that an idle connection keeps
+# minimum bytes of the buffer
 _SMALL: Final = 1 << 16
 
 
 class FrameProtocol(asyncio.BufferedProtocol):
-    """The receiving half of a connection: bytes arrive in place, and `frame_received` gets each whole frame.
+    """The receiving half of a connection. Calls `frame_received` with each whole frame.
 
-    Guarantee: the length of a frame is checked before memory is allocated for it. The next frame uses the same buffer,
-    and the buffer shrinks again when frames are small.
+    Checks the length of a frame, at most `receive_max_bytes`, before it allocates memory. The next frame reuses the
+    buffer, which shrinks again when frames are small. Each wake-up of the loop reads once, so that a busy broker does
+    not block the others.
 
-    `receive_max_bytes` bounds a frame. `frame_received` may raise: `stream_failed` gets that error, and
-    `Undecodable` for a frame below 0 or above that bound.
+    Calls `stream_failed` with `Undecodable` for a wrong length, and with any error that `frame_received` raises.
     """
 
     def __init__(self, receive_max_bytes: int) -> None:
@@ -34,11 +34,11 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self._filled = 0
 
     def frame_received(self, frame: memoryview) -> bool:
-        """Read `frame`, which is valid during this call only. Returns whether to go on with the next one."""
+        """Handles `frame`, which is valid during this call only. Returns whether to continue with the next one."""
         raise NotImplementedError
 
     def stream_failed(self, error: Exception) -> None:
-        """Called when the stream cannot be read any further."""
+        """Handles an error after which the stream cannot be read any further."""
         raise NotImplementedError
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -52,7 +52,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
             self.stream_failed(error)
 
     def _cut(self, count: int) -> None:
-        """Passes on each complete frame, after `count` bytes were written to the buffer."""
+        """Handles each complete frame, after `count` bytes were written to the buffer."""
         buffer = self._buffer
         self._filled += count
         pos = 0
@@ -71,8 +71,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self._keep(pos, size)
 
     def _keep(self, pos: int, size: int) -> None:
-        """Moves the received part of an incomplete frame of `size` bytes to the front of a buffer in which the frame
-        fits."""
+        """Moves the received part of an incomplete frame to the front of a buffer that fits its `size`."""
         left = self._filled - pos
         wanted = max(_SMALL, size)
         if len(self._buffer) < wanted or (len(self._buffer) > 8 * wanted and left < _LENGTH.size):
@@ -84,16 +83,16 @@ class FrameProtocol(asyncio.BufferedProtocol):
 
 
 def correlation_id(frame: memoryview) -> int:
-    """The id of the request that `frame` responds to; -1 if the frame is too short to have one."""
+    """Returns the id of the request that `frame` responds to; -1 if the frame is too short."""
     return int.from_bytes(frame[:4], "big", signed=True) if len(frame) >= 4 else -1
 
 
 def read_response(header: Any, frame: memoryview) -> Any:
-    """Decodes `frame`, the response to the request with `header`. Frequent responses have their own readers.
+    """Decodes `frame`, the response to the request with `header`.
 
-    Raises `WrongResponse` if the frame responds to another request.
+    Raises `WrongResponse` if the frame responds to another request, and `Undecodable`.
     """
-    read = READERS.get(getattr(header, "request_api_key", -1))  # the tokens of SASL v0 have no header
+    read = READERS.get(getattr(header, "request_api_key", -1))  # SASL v0 sends tokens without a header
     if read is not None:
         found, response = read(frame, header.request_api_version)
     else:
@@ -115,9 +114,9 @@ def _decoded(response_class: Any, data: io.BytesIO) -> Any:
 
 
 def _not_kafka(start: bytes, length: int, most: int) -> str:
-    """Explains a response with an impossible length: it shows that another protocol uses the port."""
+    """Explains a frame of an impossible length: the port speaks another protocol."""
     if start[:2] == b"\x15\x03":
-        return "it answers in TLS"
+        return "it responds in TLS"
     if start == b"HTTP":
-        return "it answers in HTTP"
-    return f"it answers with a frame of {length} bytes, where 0 to {most} are possible"
+        return "it responds in HTTP"
+    return f"it responds with a frame of {length} bytes, where 0 to {most} are possible"

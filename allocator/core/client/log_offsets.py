@@ -1,7 +1,7 @@
 """Reads the first and last offsets of partitions, the offset at a time, and the end of a leader epoch.
 
-Protocol: the ListOffsets API, v0 (Kafka 0.8) to v9, and the OffsetForLeaderEpoch API, v3 (Kafka 2.3) and v4, both sent
-to the leader of each partition.
+Sends ListOffsets, v0 (Kafka 0.8) to v9, and OffsetForLeaderEpoch, v3 (Kafka 2.3) and v4, to the leader of each
+partition.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["EARLIEST", "LATEST", "EpochEnd", "OffsetAndTimestamp", "ends_of_epoc
 EARLIEST = -2
 LATEST = -1
 MAX_VERSION = 9  # newer versions add queries that this module does not use
-# more: finds a topic created a moment ago; less: reports a mistyped name sooner
+# Higher: finds a topic that was created a moment ago; lower: reports a mistyped name sooner
 MISSING_PATIENCE_S = 5.0
 
 Found = dict[TopicPartition, Optional[OffsetAndTimestamp]]
@@ -41,15 +41,14 @@ async def list_offsets(
     isolation_level: str = DEFAULT["isolation_level"],
     timeout_s: float = 30.0,
 ) -> Found:
-    """The offset of each partition at "earliest", at "latest" (the next to be written), or at a time in epoch ms.
+    """Returns the offset of each partition at "earliest", "latest" (the next to be written) or a time in epoch ms.
 
-    For a time, the result is the offset of the first record at or after it, or None without one. Before 0.10.1 brokers
-    know only the times of their log segments: the answer is then the start of a segment at or before that record, with
-    timestamp -1. With "read_committed", "latest" is the last stable offset (from 0.11 on).
+    At a time, it is the offset of the first record that is not older, or None without one. Brokers before 0.10.1 know
+    only the times of log segments: the offset is then the start of a segment at or before that record, with timestamp
+    -1. With "read_committed", "latest" is the last stable offset (from 0.11 on).
 
-    Leaders that moved are looked up again until `timeout_s` is over. Raises `TopicNotFound`, or `BrokerError` naming
-    a partition and the cause; the result has all partitions, or the call raises. A topic or partition that the brokers
-    do not know is looked up again for 5 s, as it may just have been created.
+    Retries for `timeout_s` while leaders move, and for 5 s if the brokers lack a topic or partition, which may be new.
+    Raises `TopicNotFound`, or `BrokerError` with a partition and the cause.
     """
     started = time.monotonic()
     found: Found = {}
@@ -106,7 +105,7 @@ def _why_leaderless(client: KafkaClient, tp: TopicPartition) -> BrokerError:
 async def _ask(
     client: KafkaClient, leader: int, at: Mapping[TopicPartition, int], isolation_level: str, timeout_s: float
 ) -> dict[TopicPartition, Union[OffsetAndTimestamp, BrokerError, None]]:
-    """The offsets from one leader, or for each partition the error."""
+    """Returns the offset or the error of each partition from one leader."""
     topics: dict[str, list[Any]] = defaultdict(list)
     request = ListOffsetsRequest
     for tp, when in at.items():
@@ -154,20 +153,22 @@ def _current_epoch(client: KafkaClient, tp: TopicPartition) -> int:
 
 
 def _left_out(tp: TopicPartition) -> BrokerError:
-    return BrokerError(f"{tp.topic}:{tp.partition}: left out of the answer", retriable=True)
+    return BrokerError(f"{tp.topic}:{tp.partition} is missing in the response", retriable=True)
 
 
 # -- OffsetForLeaderEpoch (KIP-320) -----------------------------------------------------------------------------------
 
-# older versions need rights on the cluster, which consumers do not have
+# older versions need rights on the cluster, which consumers lack
 FOR_CONSUMERS: Final = 3
 _Topic: Final = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
 _Partition: Final = _Topic.OffsetForLeaderPartition
 
 
 class EpochEnd(NamedTuple):
-    """The last epoch in the log that is not above the requested one, and the offset after its last record; -1 and -1 if
-    there is none."""
+    """The last epoch in the log that is not above the requested one, and the offset after its last record.
+
+    -1 and -1 if there is none.
+    """
 
     epoch: int
     offset: int
@@ -181,7 +182,7 @@ def is_supported(client: KafkaClient) -> bool:
 async def ends_of_epochs(
     client: KafkaClient, leader: int, epochs: Mapping[TopicPartition, int], *, timeout_s: float
 ) -> dict[TopicPartition, Union[EpochEnd, BrokerError]]:
-    """For each partition the leader's response about an epoch, or the error. Raises `BrokerError`, `Closed`."""
+    """Returns the end of an epoch or the error for each partition. Raises `BrokerError`, `Closed`."""
     topics: dict[str, list[Any]] = defaultdict(list)
     for tp, epoch in epochs.items():
         current = _current_epoch(client, tp)

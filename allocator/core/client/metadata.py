@@ -1,4 +1,4 @@
-"""The metadata of the cluster: a value that each response replaces. No I/O.
+"""The metadata of the cluster: a snapshot that each response replaces, and when to read it.
 
 Protocol: the Metadata API (https://kafka.apache.org/protocol#The_Messages_Metadata), v0 to v13.
 """
@@ -19,15 +19,13 @@ from allocator.core.errors import AllocatorError, Closed
 
 log = logging.getLogger(__name__)
 
-NO_ID = uuid.UUID(int=0)  # sent by brokers that are set to a protocol version before 2.8
-
-
-# answers before v1 do not say which topics are internal
+NO_ID = uuid.UUID(int=0)  # sent by brokers that are configured for a protocol version before 2.8
+# responses before v1 do not mark internal topics
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
 
 
 class Broker(NamedTuple):
-    """A broker as it announces itself. Field order is kafka-python's."""
+    """A broker and its address, with the fields in kafka-python's order."""
 
     node_id: Any
     host: str
@@ -37,7 +35,7 @@ class Broker(NamedTuple):
 
 class PartitionMetadata(NamedTuple):
     leader: int | None  # None: being elected
-    leader_epoch: int | None  # None: this broker version does not report it reliably
+    leader_epoch: int | None  # None: brokers of this version do not report it reliably
     replicas: tuple[int, ...]
 
 
@@ -49,7 +47,7 @@ class TopicMetadata(NamedTuple):
 
 @dataclass(frozen=True)
 class Metadata:
-    """A snapshot. `errors` holds Kafka's error code for each requested topic without a description."""
+    """A snapshot. `errors` has the error code of each requested topic that no broker could describe."""
 
     brokers: Mapping[int, Broker] = field(default_factory=dict)
     topics: Mapping[str, TopicMetadata] = field(default_factory=dict)
@@ -60,8 +58,7 @@ class Metadata:
     """Whether the last response described all topics."""
 
     def updated(self, response: Any, *, complete: bool) -> Metadata:
-        """This snapshot with `response` applied. `complete`: the response describes all topics, so missing topics are
-        deleted."""
+        """Returns this snapshot updated by `response`. `complete`: it describes all topics, so others were deleted."""
         brokers = {b.node_id: Broker(b.node_id, b.host, b.port, b.rack) for b in response.brokers}
         topics = {} if complete else dict(self.topics)
         errors = {} if complete else dict(self.errors)
@@ -72,7 +69,7 @@ class Metadata:
                 continue
             errors[answer.name] = answer.error_code
             if answer.error_code == ErrorCode.LEADER_NOT_AVAILABLE and answer.name in self.topics:
-                # the topic exists, but the broker cannot describe it now
+                # the topic still exists
                 topics[answer.name] = self.topics[answer.name]
             else:
                 topics.pop(answer.name, None)
@@ -93,21 +90,18 @@ class Metadata:
         partitions = {}
         for p in sorted(answer.partitions, key=lambda p: int(p.partition_index)):
             leader = p.leader_id if p.leader_id >= 0 else None
-            # Brokers before 2.4 announce stale epochs (KAFKA-9212). A client that uses them is fenced.
+            # brokers before 2.4 announce stale epochs (KAFKA-9212), and fence a client that uses them
             epoch = p.leader_epoch if version >= 9 and p.leader_epoch >= 0 else None
             new = PartitionMetadata(leader, epoch, tuple(p.replica_nodes))
             old = before.partitions.get(p.partition_index) if same_topic and before is not None else None
             if old is not None and old.leader_epoch is not None and epoch is not None and epoch < old.leader_epoch:
-                new = old  # a stale response: the broker does not know the latest election
+                new = old  # the broker does not know the latest election yet
             partitions[p.partition_index] = new
         internal = answer.is_internal if version >= 1 else answer.name in INTERNAL_TOPICS
         return TopicMetadata(partitions, internal, topic_id)
 
     def settled(self, wanted: frozenset[str] | None) -> bool:
-        """False if another request soon may find more: there is no broker yet, or a topic or a leader is missing.
-
-        `wanted` None means every topic.
-        """
+        """Returns whether there are brokers, and all `wanted` topics with all leaders. None: all topics."""
         if not self.brokers or (wanted is None and not self.complete):
             return False
         names = self.topics.keys() if wanted is None else wanted
@@ -117,17 +111,13 @@ class Metadata:
         )
 
 
-# -- kafka_refresh ----------
-# When metadata is read: on demand, when it is old, and soon again while it is incomplete.
-
-
-# While a topic or a leader is missing, the wait doubles from the retry back-off up to this value. more: a new topic is
-# found later; less: more requests for a topic that never appears
+# Maximum pause between requests while a topic or a leader is missing. Higher: a new topic is found later; lower: more
+# requests for a topic that never appears
 INCOMPLETE_MAX_S = 2.0
 
 
 class _RefreshRound:
-    """One request, and its waiting callers."""
+    """One request and the callers that wait for it."""
 
     def __init__(self) -> None:
         self.topics: set[str] = set()
@@ -135,10 +125,9 @@ class _RefreshRound:
 
 
 class Refresher:
-    """Runs `fetch` in rounds, one at a time, in a task of its own.
+    """Runs `fetch` in its own task: on demand, at least every `max_age_s`, and soon again until `settled()`.
 
-    Guarantee: each `refresh` gets the result of a round that began after the call. Calls that wait for the same round
-    share it. So no caller gets a response that was already under way.
+    Each `refresh` gets the result of a `fetch` that started after the call. Concurrent calls share it.
     """
 
     def __init__(
@@ -160,7 +149,7 @@ class Refresher:
     def start(self) -> None:
         self._demand = asyncio.Event()
         if self._next is not None:
-            self._demand.set()  # a call came before the client was connected
+            self._demand.set()  # `refresh` was called before
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def refresh(self, topics: Iterable[str] | None) -> None:
@@ -171,7 +160,7 @@ class Refresher:
         await asyncio.shield(waiting.done)
 
     def poke(self) -> None:
-        """Requests a refresh without waiting. Caller: connections, when one is lost."""
+        """Requests a refresh without waiting for it. Called when a connection is lost."""
         if self._demand is not None and not self._closed:
             self._open_round()
 
@@ -205,19 +194,19 @@ class Refresher:
                 settle(current.done, None, Closed("this Kafka client was closed"))
                 raise
             except Exception as exc:
-                # An error that is no AllocatorError is a bug here: the waiting callers get it, and the rounds go on.
+                # any other error is a bug: the callers get it, and the next round runs
                 trace = None if isinstance(exc, AllocatorError) else exc
                 log.log(logging.DEBUG if failing else logging.WARNING, "metadata: %s", exc, exc_info=trace)
                 failing = True
                 settle(current.done, None, exc)
-                # limits callers that retry at once to one request in this time
+                # limits callers that retry at once
                 await asyncio.sleep(self._retry_backoff_s)
             else:
                 failing = False
                 settle(current.done, None)
 
     async def close(self) -> None:
-        """Ends the task. Waiting callers get `Closed`. Idempotent."""
+        """Ends the task. Waiting calls of `refresh` raise `Closed`. Idempotent."""
         self._closed = True
         task, self._task = self._task, None
         if task is not None:

@@ -1,7 +1,6 @@
-"""Credentials of SASL OAUTHBEARER and AWS_MSK_IAM: turns the settings into what kafka-python's mechanisms need.
+"""Token providers of SASL OAUTHBEARER: an object, a name `package.module:factory`, or a token endpoint.
 
-A token provider is an object, a name `package.module:factory`, or a token endpoint. One process shares the provider of
-a name and of an endpoint among all its clients.
+All clients of a process share the provider of a name, and that of an endpoint.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from allocator.core.text.quoting import plain, shown
 log = logging.getLogger(__name__)
 
 ENDPOINT_TIMEOUT_S: Final = 10.0  # higher: waits for a slower endpoint; lower: a broker is retried sooner
-TURN_S: Final = 60.0  # wait for the call of another client
+TURN_S: Final = 60.0  # maximum wait for the call of another client
 MAX_BYTES: Final = 1 << 20  # bytes of one response
-RENEWED_AFTER: Final = 0.8  # share of a token's lifetime. A connection authenticates again after at least 0.85 of it
+RENEWED_AFTER: Final = 0.8  # share of a token's lifetime; connections authenticate again later, after 0.85 of it
 SOURCE_OF_AWS: Final = "botocore (credentials and region: AWS_* variables, ~/.aws, or the role of the machine)"
 TOKEN: Final = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # RFC 6750, section 2.1
 
 
 def check_token_endpoint(text: str) -> None:
-    """Raises ValueError for a URL to which a secret must not be sent. The error quotes nothing of the URL."""
+    """Raises ValueError, without the URL, if it is no URL to which a secret may be sent."""
     try:
         parts = urlsplit(text)
         host, port = parts.hostname or "", parts.port
@@ -57,7 +56,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def with_credentials(security: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns checked settings with a `TokenProvider` in place of the settings of OAUTHBEARER.
+    """Returns checked settings, with a `TokenProvider` instead of the settings of OAUTHBEARER.
 
     Imports the module of a provider and calls its factory. Raises ConfigError and MissingExtra.
     """
@@ -98,11 +97,11 @@ def _of_endpoint(endpoint: str, client_id: str, client_secret: str, scope: str |
 
 
 class TokenError(Exception):
-    """No token, with a text for people."""
+    """The provider returned no token. The text says why."""
 
 
 class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]
-    """Calls a provider, one call at a time, and checks its tokens. `str()` of it names the provider."""
+    """Calls a provider, one call at a time, and checks its tokens. `str()` returns the provider's name."""
 
     def __init__(self, provider: Any, name: str) -> None:
         if not callable(getattr(provider, "token", None)):
@@ -138,10 +137,10 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]
 
 
 class ClientCredentials:
-    """Tokens of an OAuth 2.0 endpoint by the client credentials grant (RFC 6749, section 4.4).
+    """Requests tokens from an OAuth 2.0 endpoint by the client credentials grant (RFC 6749, section 4.4).
 
-    Keeps a token and renews it after 80 % of its lifetime. If the endpoint fails then, the token serves until it
-    expires. A token without `expires_in` serves once. `token` blocks for a bounded time; TLS is verified.
+    Keeps a token and renews it after 80 % of its lifetime. If the endpoint fails then, it returns the old token until
+    that expires. A token without `expires_in` is returned once. `token` blocks for at most `ENDPOINT_TIMEOUT_S`.
     """
 
     def __init__(self, endpoint: str, client_id: str, client_secret: str, scope: str | None) -> None:
@@ -152,7 +151,7 @@ class ClientCredentials:
         self._renew_at = self._expires_at = 0.0
 
     def token(self) -> str:
-        # the time of the wall clock: it goes on while the machine is suspended
+        # the wall clock, which also counts while the machine is suspended
         if self._token is not None and time.time() < self._renew_at:
             return self._token
         try:
@@ -174,7 +173,7 @@ class ClientCredentials:
         try:
             response = asyncio.run(self._ask())
         except Exception as error:  # noqa: BLE001 - OSError, and tornado's errors without a response
-            raise TokenError(self._masked(f"no answer: {shown(error)}")) from None
+            raise TokenError(self._masked(f"no response: {shown(error)}")) from None
         try:
             body = json.loads(response.body or b"null")
         except ValueError:
@@ -182,21 +181,21 @@ class ClientCredentials:
         answer = body if isinstance(body, dict) else {}
         token, kind, lifetime = answer.get("access_token"), answer.get("token_type", "Bearer"), answer.get("expires_in")
         if response.code != 200:
-            # RFC 6749, section 5.2. The response may quote the request
+            # RFC 6749, section 5.2; the response may quote the request
             said = [str(answer[name])[:200] for name in ("error", "error_description") if answer.get(name)]
-            raise TokenError(self._masked(": ".join([f"it answers {response.code}", *(said or [response.reason])])))
+            raise TokenError(self._masked(": ".join([f"it responds {response.code}", *(said or [response.reason])])))
         if not isinstance(token, str) or not TOKEN.fullmatch(token) or str(kind).lower() != "bearer":
-            raise TokenError("its answer has no access_token of token_type Bearer")
+            raise TokenError("its response has no access_token of token_type Bearer")
         try:
             lifetime_s = 0.0 if lifetime is None else max(0.0, float(lifetime))
         except (TypeError, ValueError):
-            raise TokenError("its answer has an expires_in that is not a number of seconds") from None
+            raise TokenError("its response has an expires_in that is not a number of seconds") from None
         self._token = token
         self._renew_at, self._expires_at = asked_at + RENEWED_AFTER * lifetime_s, asked_at + lifetime_s
         return token
 
     async def _ask(self) -> Any:
-        from tornado.httpclient import AsyncHTTPClient, HTTPRequest  # few processes need it
+        from tornado.httpclient import AsyncHTTPClient, HTTPRequest  # takes time, and few processes need it
 
         name, secret = self._client
         request = HTTPRequest(

@@ -1,7 +1,7 @@
 """OffsetCommit on the wire, v0 to v9 (https://kafka.apache.org/protocol#The_Messages_OffsetCommit).
 
-A service may commit after each record. kafka-python makes an object for each partition of the request and of the
-response. That takes longer than the rest of the commit in this client.
+A service may commit after each record. kafka-python creates an object for each partition of the request and of the
+response, which takes longer than the rest of a commit.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class OffsetCommit(OwnRequest):
         return f"<OffsetCommit v{self.API_VERSION} of {len(self.offsets)} partitions for {self.group!r}>"
 
     def encode(self, *, framed: bool, header: bool) -> bytearray:
-        assert framed and header and self.header is not None  # noqa: PT018 - the one way in which it is sent
+        assert framed and header and self.header is not None  # noqa: PT018 - how a connection calls it
         version = self.header.request_api_version
         out = RequestWriter(self.header, flexible=version >= _FLEXIBLE)
         out.text(self.group)
@@ -94,15 +94,15 @@ class OffsetCommitAnswer(NamedTuple):
     API_VERSION: int
     throttle_time_ms: int
     results: list[tuple[TopicPartition, int]]
-    """The error code of each partition."""
+    """Partitions and their error codes."""
 
 
 def _codes(reader: AnswerReader) -> list[tuple[int, int]]:
-    """Partition numbers and error codes of one topic."""
+    """Reads the partition numbers and error codes of one topic."""
     count = reader.count()
     size = _RESULT.size + reader.flexible
     start, end = reader.pos, reader.pos + count * size
-    # tagged fields may follow each structure; brokers send none so far
+    # brokers may send tagged fields after each result, but do not so far
     if not reader.flexible or not any(reader.frame[start + _RESULT.size : end : size]):
         chunk = reader.taken(count * size)
         return [
@@ -118,7 +118,7 @@ def _codes(reader: AnswerReader) -> list[tuple[int, int]]:
 
 
 def read_response(frame: memoryview, version: int) -> tuple[int, OffsetCommitAnswer]:
-    """The correlation id and the answer in `frame` (without its length). Raises `Undecodable`."""
+    """Returns the correlation id and the response in `frame`, which begins after its length. Raises `Undecodable`."""
     try:
         reader = AnswerReader(frame, version, flexible=version >= _FLEXIBLE)
         correlation_id = reader.header()
@@ -131,6 +131,6 @@ def read_response(frame: memoryview, version: int) -> tuple[int, OffsetCommitAns
         reader.tags()
     except (struct.error, IndexError, ValueError) as error:
         raise Undecodable(
-            f"an OffsetCommit answer v{version} of {len(frame)} bytes that does not decode: {error}"
+            f"an OffsetCommit response v{version} of {len(frame)} bytes does not decode: {error}"
         ) from error
     return correlation_id, OffsetCommitAnswer(version, throttle, results)

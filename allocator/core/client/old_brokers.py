@@ -1,11 +1,11 @@
-"""Recognizes brokers before 0.10, which do not know ApiVersions, by evidence that no delay can produce.
+"""Recognizes brokers before 0.10, which lack ApiVersions, by responses that no newer broker gives.
 
-- A broker before 0.10 ignores the version of a ListOffsets request. So it answers `AnyVersionRequest`, whose version no
-  broker has; a newer broker closes the connection.
-- 0.9 leaves out ApiVersions and answers the next request on the same connection. A newer broker answers in order.
-- 0.8 closes the connection on a request that it does not know.
+- A broker before 0.10 ignores the version of a ListOffsets request. So it responds to `AnyVersionRequest`, whose
+  version no broker has; a newer broker closes the connection.
+- 0.9 ignores ApiVersions and responds to the next request on the same connection. A newer broker responds in order.
+- 0.8 closes the connection on a request that it lacks.
 
-Silence and a closed connection prove nothing: a broker may be slow, or stop at that moment.
+Silence and a closed connection prove nothing: a broker may be slow or stopping.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TRIES: Final = 2
 
 
 def is_old(versions: BrokerVersionData) -> bool:
-    """Whether a broker with these versions does not know ApiVersions."""
+    """Returns whether a broker with these versions lacks ApiVersions."""
     return bool(versions.broker_version < HAS_API_VERSIONS)
 
 
@@ -48,23 +48,23 @@ class AnyVersionRequest:
 
     def encode(self, framed: bool, header: bool) -> bytearray:
         data = bytearray(self._request.encode(framed=framed, header=header))
-        struct.pack_into(">h", data, 6, NO_VERSION)  # behind the length of the frame and the API key
+        struct.pack_into(">h", data, 6, NO_VERSION)  # after the length of the frame and the API key
         return data
 
 
 def known_to_0_9() -> Any:
-    """A request that every broker from 0.9 on answers at once."""
+    """Returns a request to which every broker from 0.9 on responds at once."""
     return ListGroupsRequest[0]()
 
 
 async def version_of_0_8(answers: Callable[[Any], Awaitable[bool]]) -> tuple[int, ...]:
-    """The version of a broker of 0.8: (0, 8, 2), (0, 8, 1) or (0, 8, 0).
+    """Returns the version of a broker of 0.8: (0, 8, 2), (0, 8, 1) or (0, 8, 0).
 
-    `answers(request)` sends a request on a connection that has just proved that its broker is older than 0.10. Returns
-    False if the broker closes the connection, and raises an error without that proof.
+    `answers(request)` opens a connection, which fails unless the broker is older than 0.10, and sends a request on it.
+    It returns False if the broker closes the connection.
     """
     probes: tuple[tuple[tuple[int, ...], Any, tuple[Any, ...]], ...] = (
-        # makes 0.8.2 create its offsets topic, as the first consumer does
+        # 0.8.2 then creates its offsets topic, as for its first consumer
         ((0, 8, 2), FindCoordinatorRequest[0], (GROUP,)),
         ((0, 8, 1), OffsetFetchRequest[0], (GROUP, [])),
     )

@@ -1,4 +1,4 @@
-"""Connections to the brokers of a cluster: broker addresses, one connection per key, back-off, versions."""
+"""Connections to the brokers of a cluster, their addresses, back-off and versions."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ CONNECT_TIMES: Final = Backoff(CONNECT_S, 30.0, jitter=(0.8, 1.2))
 BACKOFF: Final = Backoff(0.05, 1.0, jitter=(0.8, 1.2))  # higher: a restarted broker stays unused for longer
 MAX_IDLE_S: Final = 540.0  # brokers close idle connections after ten minutes
 
-# A broker answers the requests of one connection in order. So requests that it may hold back have a connection of their
-# own; otherwise a commit would wait for a fetch.
+# A broker responds to the requests of one connection in order. So requests that it may hold back have their own
+# connection; otherwise a commit would wait for a fetch.
 FETCH, FIND_COORDINATOR, JOIN_GROUP, SYNC_GROUP = 1, 10, 11, 14
 LANES: Final = {FETCH: "fetch", JOIN_GROUP: "join", SYNC_GROUP: "join"}
 
 
 def parse_addresses(brokers: str | Sequence[str]) -> tuple[Broker, ...]:
-    """Bootstrap addresses under the ids "bootstrap-0", .... Raises `ConfigError` naming the address at fault."""
+    """Returns the bootstrap addresses, with the ids "bootstrap-0", .... Raises `ConfigError` with the wrong address."""
     texts = brokers.split(",") if isinstance(brokers, str) else list(brokers)
     found: list[Broker] = []
     for text in texts:
@@ -61,9 +61,7 @@ def parse_addresses(brokers: str | Sequence[str]) -> tuple[Broker, ...]:
 class Directory:
     """Where each broker listens.
 
-    A key is a node id, the id of a bootstrap address, or (lane, node id or bootstrap id) for a further connection to
-    the same broker. Brokers answer the requests of one connection in order, so a request that they may hold back (a
-    fetch, a join) needs its own connection.
+    A key is a node id, the id of a bootstrap address, or (lane, key) for a further connection to the same broker.
     """
 
     def __init__(self, bootstrap: Sequence[Broker]) -> None:
@@ -72,14 +70,14 @@ class Directory:
         self._noted: dict[int, Broker] = {}
 
     def replace(self, brokers: Mapping[int, Broker]) -> list[int]:
-        """Caller: the client, on new metadata. Returns the nodes whose address changed."""
+        """Called when metadata is refreshed. Returns the nodes whose address changed."""
         moved = [n for n, b in self._brokers.items() if n in brokers and brokers[n][1:3] != b[1:3]]
         self._brokers = dict(brokers)
         self._noted = {n: b for n, b in self._noted.items() if n not in brokers}
         return moved
 
     def note(self, broker: Broker) -> None:
-        """Keeps a broker that another response named (a coordinator), until metadata lists it."""
+        """Keeps the address of a broker, such as a coordinator, until metadata lists it."""
         if broker.node_id not in self._brokers:
             self._noted[broker.node_id] = broker
 
@@ -97,7 +95,7 @@ class Directory:
 
 
 class _Failures(NamedTuple):
-    """Why the last attempts to connect failed."""
+    """The failed attempts to connect since the last success."""
 
     times: int
     retry_at: float
@@ -111,12 +109,12 @@ class ConnectionPool:
         self.directory = directory
         self.settings = settings
         self.versions: BrokerVersionData | None = None
-        """The versions of the oldest broker to which a connection is open, or was open last."""
+        """Versions of the oldest connected broker, or of the last one."""
         self._on_loss = on_loss
         self._connections: dict[Hashable, BrokerConnection] = {}
         self._all: set[BrokerConnection] = set()  # all connections, including those that are closing
         self._failures: dict[Hashable, _Failures] = {}
-        # What the last connection to an address found. The next one checks it; a failure to connect drops it
+        # versions at an address, by the last connection. The next connection checks them; a failed one drops them
         self._seen: dict[tuple[str, int], BrokerVersionData] = {}
         self._warned: set[tuple[tuple[str, int], tuple[int, ...]]] = set()
         self._recognizing: dict[tuple[str, int], asyncio.Task[bool]] = {}
@@ -129,12 +127,11 @@ class ConnectionPool:
 
     @property
     def broker_version(self) -> tuple[int, ...]:
-        """The oldest version among the connected brokers; () before the first one was reached."""
+        """Oldest version among the connected brokers; () before the first connection."""
         return tuple(self.versions.broker_version) if self.versions is not None else ()
 
     def api_version(self, request_class: Any) -> int | None:
-        """The newest version of this request that client and broker both support; None without one, or before a broker
-        was reached."""
+        """Returns the newest version that client and broker both support; None without one, or before a connection."""
         try:
             return None if self.versions is None else negotiated(self.versions, request_class)
         except Unsupported:
@@ -152,9 +149,9 @@ class ConnectionPool:
             )
 
     async def _recognize(self, broker: Broker) -> bool:
-        """Whether a broker that closed a connection on ApiVersions is one of 0.8. Then later connections expect that.
+        """Returns whether a broker that closed a connection on ApiVersions is one of 0.8, and notes its version.
 
-        Independent of the callers that wait for it, since a slow broker may need more time than each of them has.
+        Runs in its own task, since a slow broker may need more time than the callers that wait for it have.
         """
         try:
             version = await version_of_0_8(partial(self._answers, broker))
@@ -165,7 +162,7 @@ class ConnectionPool:
         return True
 
     async def _answers(self, broker: Broker, request: Any) -> bool:
-        """Whether `broker`, which must be older than 0.10, answers `request`, whose version is set."""
+        """Returns whether `broker`, which must be older than 0.10, responds to `request`, whose version is set."""
         connection = self._create(broker, BrokerVersionData((0, 8, 0)), lambda connection, error: None)
         try:
             connection.open(CONNECT_S)
@@ -173,7 +170,7 @@ class ConnectionPool:
             try:
                 await connection.ask(request, time.monotonic() + CONNECT_S)
             except WrongResponse:
-                return True  # 0.8.2 answers the first FindCoordinator with correlation id 0
+                return True  # 0.8.2 responds to the first FindCoordinator with correlation id 0
             except ConnectionFailed:
                 return False
             return True
@@ -183,31 +180,31 @@ class ConnectionPool:
     # -- connections ----------------------------------------------------------------------------------------------
 
     def key(self, broker_id: Any, api_key: int) -> Any:
-        """The key of the connection for requests of this kind to this broker."""
+        """Returns the key of the connection for requests of this kind to this broker."""
         lane = LANES.get(api_key)
         if api_key == FIND_COORDINATOR and self.broker_version < (0, 9):
-            lane = "find"  # 0.8.2 answers it with a wrong correlation id, which ends the connection
+            lane = "find"  # 0.8.2 responds with a wrong correlation id, which closes the connection
         return broker_id if lane is None else (lane, broker_id)
 
     def ready(self, key: Hashable) -> BrokerConnection | None:
-        """The connection for `key` if it can take a request at once, otherwise None."""
+        """Returns the connection for `key` if it takes a request at once, else None."""
         found = self._connections.get(key)
         return found if found is not None and found.connected and found.takes_requests else None
 
     def lacks(self, key: Hashable) -> str:
-        """What keeps the connection for `key` from being ready, if that is known to be on this side."""
+        """Returns why the connection for `key` still waits for credentials; else ""."""
         found = self._connections.get(key)
         return "" if found is None else found.lacks
 
     async def connected(self, key: Hashable, deadline: float) -> BrokerConnection:
-        """The connection for `key`, ready for requests. Detects an old broker on the way.
+        """Returns the connection for `key` when it is ready. Detects a broker of 0.8 first if necessary.
 
         Raises `RequestFailed`. `deadline` is on the clock of `time.monotonic()`.
         """
         connection = self.get(key)
         while not connection.connected:
             try:
-                # despite pauses of this process: it may be late where the broker is not
+                # `within` does not count pauses of this process
                 await within(asyncio.shield(connection.ready), time_left(deadline))
             except asyncio.TimeoutError:
                 raise NoTimeLeft(connection.lacks or "no time left") from None
@@ -223,7 +220,7 @@ class ConnectionPool:
         return connection
 
     def get(self, key: Hashable) -> BrokerConnection:
-        """The connection for `key`, which may still be connecting. Raises `InBackoff` during the back-off."""
+        """Returns the connection for `key`, which may still be connecting. Raises `InBackoff` during the back-off."""
         delay = self._delay(key)
         if delay > 0:
             raise InBackoff(f"next attempt in {delay:.1f} s after: {self._failures[key].error}")
@@ -240,11 +237,7 @@ class ConnectionPool:
         return connection
 
     def adopt(self, key: Hashable) -> None:
-        """Keep the connection of a bootstrap address as the connection of the broker that metadata lists at this
-        address.
-
-        This saves the first request to that broker a connection and an ApiVersions request.
-        """
+        """Uses the connection of a bootstrap address for the broker that metadata lists at this address."""
         connection, address = self._connections.get(key), self.directory.broker_metadata(key)
         for broker in self.directory.brokers():
             if connection is not None and address is not None and broker[1:3] == address[1:3]:
@@ -291,13 +284,13 @@ class ConnectionPool:
         self._on_loss()
 
     def _doubt(self, connection: BrokerConnection, error: Exception) -> None:
-        """Drops what this connection expected of its broker, which may have been replaced."""
+        """Forgets the versions at the address of a failed connection, since the broker may have been replaced."""
         where = connection.broker[1:3]
         if connection.versions is not None:
             if self._seen.get(where) is connection.versions:
                 del self._seen[where]
             return
-        plain = self.settings.tls is None and not self.settings.sasl_enabled  # brokers of 0.8 know neither
+        plain = self.settings.tls is None and not self.settings.sasl_enabled  # 0.8 has neither
         # the broker hung up on ApiVersions: it is of version 0.8, or it is stopping
         hung_up = connection.unheard and isinstance(error, ConnectionFailed)
         if hung_up and plain and where not in self._seen and where not in self._recognizing:
@@ -308,7 +301,7 @@ class ConnectionPool:
         times = self._times_failed(key) + 1
         self._failures[key] = _Failures(times, time.monotonic() + BACKOFF.nth(times), error)
         broker_id = _broker_id(key)
-        # the exception of `connect` already contains the error of a bootstrap address
+        # the exception of `connect` has the errors of bootstrap addresses
         if broker_id not in self._away and not self.directory.is_bootstrap(broker_id):
             self._away.add(broker_id)
             log.warning("Kafka broker %s at %s is away: %s; trying again", broker_id, address, error)
@@ -323,8 +316,7 @@ class ConnectionPool:
         self._failures.pop(key, None)
 
     def least_busy(self) -> Any:
-        """The broker with the fewest requests under way that is neither throttled nor in back-off; None if there is
-        none."""
+        """Returns the broker with the fewest requests in flight, without those that throttle or are in back-off."""
         known = [broker.node_id for broker in self.directory.brokers()]
         random.shuffle(known)
         best, fewest = None, float("inf")
@@ -332,18 +324,18 @@ class ConnectionPool:
             connection = self._connections.get(key)
             if self._delay(key) > 0 or (connection is not None and connection.throttled_until > time.monotonic()):
                 continue
-            # an open idle connection comes before one that has to connect
+            # an idle connection comes before one that has to be opened
             busy = 0.5 if connection is None or not connection.connected else float(connection.in_flight)
             if busy < fewest:
                 best, fewest = key, busy
         return best
 
     def under_way(self, api_key: int) -> list[asyncio.Future[None]]:
-        """Like `BrokerConnection.under_way`, for all connections of the pool."""
+        """Returns futures that complete when the requests of this kind have ended, on all connections."""
         return [response for each in self._connections.values() for response in each.under_way(api_key)]
 
     def close(self, key: Hashable) -> None:
-        """Closes this connection, if it exists."""
+        """Closes this connection if it exists."""
         if key in self._connections:
             self._connections[key].close()
 
@@ -368,21 +360,21 @@ class ConnectionPool:
         closing = list(self._all)
         for connection in closing:
             connection.abort(None)
-        with contextlib.suppress(asyncio.TimeoutError):  # some TLS peers never answer the closing handshake
+        with contextlib.suppress(asyncio.TimeoutError):  # some TLS peers never close their side
             await within(asyncio.gather(*(connection.ended() for connection in closing)), 1.0)
         if self._recognizing:  # they end with their connections
             await asyncio.wait(tuple(self._recognizing.values()))
 
 
 def _broker_id(key: Any) -> Any:
-    """The node id, or the id of the bootstrap address, in a key of any number of lanes."""
+    """Returns the node id, or the id of the bootstrap address, in a key."""
     while isinstance(key, tuple):
         key = key[1]
     return key
 
 
 def time_left(deadline: float) -> float:
-    """Seconds until `deadline`, more than 0. Raises `NoTimeLeft` if it has passed."""
+    """Returns the seconds until `deadline`. Raises `NoTimeLeft` if it has passed."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise NoTimeLeft("no time left")

@@ -32,8 +32,10 @@ Reader = asyncio.StreamReader
 
 
 class Proxy(NamedTuple):
-    """A proxy on the way to all brokers. With "http" and "socks5h" the proxy resolves their names, with "socks5" this
-    process does."""
+    """A proxy for the connections to all brokers.
+
+    With "http" and "socks5h" the proxy resolves host names, with "socks5" this process does.
+    """
 
     scheme: str
     host: str
@@ -41,7 +43,7 @@ class Proxy(NamedTuple):
     user: Optional[str] = None
     password: str = ""
 
-    def __str__(self) -> str:  # without the password
+    def __str__(self) -> str:  # for errors, so without the password
         return f"proxy {self.scheme}://{self.host}:{self.port}"
 
     @classmethod
@@ -50,7 +52,7 @@ class Proxy(NamedTuple):
         try:
             parts = urlsplit(str(url))
             scheme, host, port = parts.scheme, parts.hostname, parts.port
-        except ValueError:  # its text has the URL, which may have a password
+        except ValueError:  # its text quotes the URL, which may have a password
             scheme, host, port = "", None, None
         if scheme not in SCHEMES or not host or not port:
             shown = f" of the scheme {scheme!r}" if scheme and scheme not in SCHEMES else ""
@@ -60,7 +62,7 @@ class Proxy(NamedTuple):
         return cls(scheme, host, port, user, unquote(parts.password or ""))
 
     async def connect(self, host: str, port: int) -> asyncio.Transport:
-        """A transport whose other end is the broker. Raises OSError, and ConnectionFailed if the proxy refuses."""
+        """Returns a transport to the broker. Raises OSError, and ConnectionFailed if the proxy refuses."""
         targets = [host]
         if self.scheme == "socks5":
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -76,7 +78,7 @@ class Proxy(NamedTuple):
         reader = asyncio.StreamReader(LONGEST_RESPONSE)
         protocol = asyncio.StreamReaderProtocol(reader)
         try:
-            # no StreamWriter: it would close the connection when it is garbage-collected
+            # not open_connection: a StreamWriter closes the connection when it is garbage-collected
             transport, _ = await asyncio.get_running_loop().create_connection(lambda: protocol, self.host, self.port)
             try:
                 await (self._http_connect if self.scheme == "http" else self._socks)(reader, transport, host, port)
@@ -98,7 +100,7 @@ class Proxy(NamedTuple):
             login = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
             lines.append(f"Proxy-Authorization: Basic {login}")
         transport.write("\r\n".join([*lines, "", ""]).encode())
-        # nothing follows the head: the broker is silent until it gets a request
+        # nothing comes after the head, since a broker sends nothing before it gets a request
         status = (await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")[0].decode("latin-1")
         if status.split()[1:2] != ["200"]:
             raise self._error(f"does not connect to {target}: {status[:100]!r}")
@@ -117,20 +119,20 @@ class Proxy(NamedTuple):
             if (await reader.readexactly(2))[1]:
                 raise self._error("refuses the user or the password")
         elif method != NO_LOGIN:
-            raise self._error("wants a login" if self.user is None else "takes no login with a user and a password")
+            raise self._error("needs a login" if self.user is None else "takes no login with a user and a password")
         transport.write(b"\x05\x01\0" + _address(host) + struct.pack(">H", port))
         _, code, _, kind = await reader.readexactly(4)
         if code:
             raise self._error(f"does not connect to {host}:{port}: {REFUSALS.get(code, f'error {code}')}")
         size = {1: 4, 4: 16}.get(kind) or (await reader.readexactly(1))[0]
-        await reader.readexactly(size + 2)  # the address and the port of the proxy's end
+        await reader.readexactly(size + 2)  # address and port of the proxy's own socket
 
     def _error(self, what: str) -> Exception:
         return ConnectionFailed(f"{self} {what}")
 
 
 def _address(host: str) -> bytes:
-    """A host as SOCKS 5 encodes it: 1 an IPv4 address, 3 a name, 4 an IPv6 address."""
+    """Encodes a host for SOCKS 5. Type 1 is an IPv4 address, 3 a name, 4 an IPv6 address."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

@@ -32,13 +32,13 @@ class RequestHeader(NamedTuple):
 
 
 class OwnRequest:
-    """A request that this library encodes itself, with the methods of kafka-python's requests that a connection calls.
+    """A request with its own encoder, and with the methods of kafka-python's requests that a connection calls.
 
-    Its version is negotiated between `min_version` and `max_version`, which a request may narrow.
+    The version is negotiated between `min_version` and `max_version`, which a request may narrow.
     """
 
     API_KEY: ClassVar[int]
-    API_VERSION: int | None = None  # set once the broker is known
+    API_VERSION: int | None = None  # None until it is negotiated
     min_version: int = 0
     max_version: int
     header: RequestHeader | None = None
@@ -49,10 +49,7 @@ class OwnRequest:
 
 
 def negotiated(versions: BrokerVersionData, request: Any) -> int:
-    """The newest version of a request, or of a class of requests, that the broker has.
-
-    Raises `Unsupported`.
-    """
+    """Returns the newest version of a request, or of its class, that the broker has. Raises `Unsupported`."""
     kind = request if isinstance(request, type) else type(request)
     if issubclass(kind, OwnRequest):
         oldest, newest = versions.api_versions.get(kind.API_KEY, (0, -1))
@@ -67,7 +64,7 @@ def negotiated(versions: BrokerVersionData, request: Any) -> int:
 
 
 def by_topic(partitions: Mapping[TopicPartition, T]) -> dict[str, list[tuple[int, T]]]:
-    """Topic -> the numbers of its partitions with their values."""
+    """Returns topic -> (partition number, value) pairs."""
     topics: dict[str, list[tuple[int, T]]] = {}
     for (topic, number), value in partitions.items():
         topics.setdefault(topic, []).append((number, value))
@@ -75,10 +72,10 @@ def by_topic(partitions: Mapping[TopicPartition, T]) -> dict[str, list[tuple[int
 
 
 class RequestWriter:
-    """Appends to `data`, which begins with the header. In a flexible version lengths and counts are compact, and tagged
-    fields may follow each structure (KIP-482); this writer writes none.
+    """Appends to `data`, which begins with the header.
 
-    Raises `Undecodable` for a text that is too long.
+    In a flexible version lengths and counts are compact, and tagged fields may follow each structure (KIP-482); this
+    writer writes no tags. Raises `Undecodable` for a text that is too long.
     """
 
     def __init__(self, header: RequestHeader, *, flexible: bool) -> None:
@@ -87,10 +84,10 @@ class RequestWriter:
         client_id = header.client_id.encode()
         self.data = bytearray(_FRAME)
         self.data += _HEADER.pack(header.request_api_key, header.request_api_version, header.correlation_id)
-        self.data += _INT16.pack(len(client_id)) + client_id + self.no_tags  # this text is not compact in any version
+        self.data += _INT16.pack(len(client_id)) + client_id + self.no_tags  # this text is compact in no version
 
     def framed(self) -> bytearray:
-        """The request with its length in front."""
+        """Returns the request with its length in front."""
         INT32.pack_into(self.data, 0, len(self.data) - INT32.size)
         return self.data
 
@@ -98,7 +95,7 @@ class RequestWriter:
         self.data += self.encoded(value)
 
     def encoded(self, value: str | None) -> bytes:
-        """The encoded text, for callers that write the same text many times."""
+        """Returns the encoded text, for callers that write it many times."""
         if value is None:
             return b"\0" if self.flexible else b"\xff\xff"
         data = value.encode()
@@ -106,7 +103,7 @@ class RequestWriter:
             return uvarint(len(data) + 1) + data
         if len(data) > _LONGEST:
             raise Undecodable(
-                f"a text of {len(data)} bytes ({value[:20]!r}...) where this broker's protocol ends at {_LONGEST}"
+                f"a text of {len(data)} bytes ({value[:20]!r}...); this broker's protocol allows {_LONGEST}"
             )
         return _INT16.pack(len(data)) + data
 

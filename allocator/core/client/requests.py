@@ -35,11 +35,11 @@ Done = Callable[[Any, Optional[RequestFailed]], None]
 
 
 class SkippedRequest(RequestFailed):
-    """The broker answered a later request and not this one."""
+    """The broker responded to a later request instead of this one."""
 
 
 class _Pending:
-    """A request that waits for its response, or to be sent. A broker of 0.9 may leave out a `skippable` one."""
+    """A request that waits for its response, or to be sent. A broker of 0.9 may ignore a `skippable` one."""
 
     __slots__ = ("correlation_id", "deadline", "done", "ended", "request", "sent_at", "skippable")
 
@@ -53,7 +53,7 @@ class _Pending:
         self.ended: asyncio.Future[None] | None = None
 
     def until_end(self) -> asyncio.Future[None]:
-        """Returns a future that ends with the request, for waiters other than the sender; do not cancel it."""
+        """Returns a future that completes when the request has ended. Do not cancel it."""
         if self.ended is None:
             self.ended = asyncio.get_running_loop().create_future()
         return self.ended
@@ -66,9 +66,9 @@ def _end(pending: _Pending, response: Any, error: RequestFailed | None = None) -
 
 
 class RequestStream(FrameProtocol):
-    """Requests to one broker over one socket. The responses come in the order of the requests.
+    """Requests to one broker over one socket. The broker responds in the order of the requests.
 
-    asyncio calls `connection_made` when the socket is open; no request can be sent before. `BrokerConnection` opens it.
+    `BrokerConnection` opens the socket. No request can be sent before.
     """
 
     def __init__(self, broker: Broker, client_id: str, receive_max_bytes: int) -> None:
@@ -79,13 +79,13 @@ class RequestStream(FrameProtocol):
         self.closed = False
         self.last_activity = time.monotonic()
         self.throttled_until = 0.0
-        """The broker reads nothing from this client before this time (KIP-219), on the clock of `time.monotonic()`."""
+        """Time until which the broker reads nothing from this client (KIP-219), on the clock of `time.monotonic()`."""
         self._client_id = client_id
         self._transport: asyncio.Transport | None = None
         self._correlation_id = 0
         self._in_flight: deque[_Pending] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0  # at most the earliest deadline
+        self._timer_at = 0.0  # not after the earliest deadline
         self._holding = False
         self._held: list[_Pending] = []
         self._writable = asyncio.Event()  # cleared while asyncio buffers more unsent bytes than its high-water mark
@@ -103,12 +103,12 @@ class RequestStream(FrameProtocol):
 
     @property
     def unheard(self) -> bool:
-        """Whether requests were sent and no byte has come back."""
+        """Whether requests were sent and no byte was received."""
         return self._correlation_id > 0 and self.received_bytes == 0
 
     @property
     def takes_requests(self) -> bool:
-        """Whether a request can go out at once: the broker does not throttle, and the socket is not full."""
+        """Whether a request can be sent at once: the broker does not throttle, and the socket is not full."""
         return self._may_write and self.throttled_until <= time.monotonic()
 
     @property
@@ -116,27 +116,27 @@ class RequestStream(FrameProtocol):
         return self._writable.is_set() and not self._writers
 
     def under_way(self, api_key: int) -> list[asyncio.Future[None]]:
-        """Futures of the requests of this kind without a response."""
+        """Returns futures that complete when the requests of this kind have ended."""
         requests = (*self._in_flight, *self._held)
-        # the tokens of SASL v0 are requests without an API key
+        # SASL v0 sends tokens without an API key
         return [each.until_end() for each in requests if getattr(each.request, "API_KEY", None) == api_key]
 
     # -- sending --------------------------------------------------------------------------------------------------
 
     async def ask(self, request: Any, deadline: float) -> Any:
-        """The response to `request`. If the caller is cancelled, the request stays under way.
+        """Returns the response to `request`. If the caller is cancelled, the request stays in flight.
 
-        Raises `RequestFailed`. Without a response by `deadline` the connection ends, since later responses come
-        after this one.
+        Raises `RequestFailed`. Without a response by `deadline` the connection closes, since later responses would
+        come after this one.
         """
         response: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.send_request(request, deadline, partial(settle, response))
         return await response
 
     def send_request(self, request: Any, deadline: float, done: Done) -> None:
-        """Like `ask`, but calls `done` as soon as the response arrives, without another loop iteration.
+        """Like `ask`, but calls `done` in the loop iteration in which the response arrives.
 
-        Raises `RequestFailed` if the request cannot be sent; then it does not call `done`.
+        Raises `RequestFailed` if the request cannot be sent; `done` is not called then.
         """
         if self.closed:
             raise ConnectionFailed("connection closed")
@@ -148,9 +148,9 @@ class RequestStream(FrameProtocol):
             self._send(pending)
 
     def send_own(self, request: Any, timeout_s: float, *, skippable: bool = False) -> asyncio.Future[Any]:
-        """Sends a request of the connection itself, also while `hold` keeps others back. Returns the response's future.
+        """Sends a request of the connection itself, even while `hold` keeps others back. Returns a future response.
 
-        A `skippable` request fails with `SkippedRequest` if the broker responds to the next one instead.
+        A `skippable` request fails with `SkippedRequest` if the broker responds to a later one instead.
         """
         response: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._send(_Pending(request, time.monotonic() + timeout_s, partial(settle, response), skippable))
@@ -161,7 +161,7 @@ class RequestStream(FrameProtocol):
         if self._transport is None:
             raise ConnectionFailed("not connected")
         if request.API_VERSION is None:
-            assert self.versions is not None  # known before the first request without a version goes out
+            assert self.versions is not None  # requests before version detection have their own
             request.API_VERSION = negotiated(self.versions, request)
         now = time.monotonic()
         if pending.deadline <= now:
@@ -173,7 +173,7 @@ class RequestStream(FrameProtocol):
         self.last_activity = pending.sent_at = now
         self._in_flight.append(pending)
         self._check_at(pending.deadline)
-        if log.isEnabledFor(logging.DEBUG):  # never log the content: with SASL it is the password
+        if log.isEnabledFor(logging.DEBUG):  # without the content, which is the password in a SASL request
             what = f"{type(request).__name__} v{request.API_VERSION}"
             log.debug("%s: request %d: %s", self.address, self._correlation_id, what)
         self._transport.write(data)
@@ -181,8 +181,8 @@ class RequestStream(FrameProtocol):
     async def drained(self) -> None:
         """Waits while the socket is full, and while earlier callers wait.
 
-        Without the queue, a caller that comes just after the buffer drained would overtake the waiting ones. Brokers
-        refuse out-of-order batches of a producer.
+        Otherwise a caller could overtake the waiting ones just after the buffer drained. Brokers refuse batches of a
+        producer that arrive out of order.
         """
         if self._may_write:
             return
@@ -194,7 +194,7 @@ class RequestStream(FrameProtocol):
             self._writers -= 1
 
     async def hold(self) -> None:
-        """Keeps further requests back until `release`. Returns when none is under way."""
+        """Keeps further requests back until `release`. Returns when the requests in flight have ended."""
         self._holding = True
         under_way = [pending.until_end() for pending in self._in_flight]
         if under_way:
@@ -213,7 +213,7 @@ class RequestStream(FrameProtocol):
     # -- deadlines ------------------------------------------------------------------------------------------------
 
     def _check_at(self, deadline: float) -> None:
-        """One timer serves all requests. Most responses arrive long before their deadline and do not touch it."""
+        """Sets the one timer of all requests. Most responses arrive before it fires, and do not cancel it."""
         if self._timer is not None:
             if deadline >= self._timer_at:
                 return
@@ -228,7 +228,7 @@ class RequestStream(FrameProtocol):
         if late_s <= LATE_S:
             expired = [pending for pending in self._held if pending.deadline <= now]
             self._held = [pending for pending in self._held if pending.deadline > now]
-            for pending in expired:  # none of them was sent, so the connection remains usable
+            for pending in expired:  # they were not sent, so the connection remains usable
                 _end(pending, None, NoTimeLeft("the connection is authenticating again"))
         waiting = (*self._in_flight, *self._held)
         if not waiting or self.closed:
@@ -237,7 +237,7 @@ class RequestStream(FrameProtocol):
         waited_s = first.deadline - first.sent_at
         if first.deadline > now:
             self._check_at(first.deadline)
-        elif late_s > LATE_S:  # the process was paused: the response may have arrived but is not read yet
+        elif late_s > LATE_S:  # the process was paused: the response may wait in the socket
             self._check_at(now + min(late_s, waited_s))
         else:
             self.abort(NoResponse(f"the request timed out after {waited_s:.1f} s"))
@@ -276,7 +276,7 @@ class RequestStream(FrameProtocol):
     # -- the socket -----------------------------------------------------------------------------------------------
 
     def abort(self, error: RequestFailed | None) -> None:
-        """Closes the socket at once; every request under way fails with `error`."""
+        """Closes the socket at once. Every request fails with `error`."""
         if self._transport is not None:
             self._transport.abort()
         else:
@@ -284,7 +284,7 @@ class RequestStream(FrameProtocol):
         self._finish(error)
 
     def _finish(self, error: RequestFailed | None) -> None:
-        """Fails every request. Called once or more."""
+        """Fails every request."""
         self.closed = True
         if self._timer is not None:
             self._timer.cancel()

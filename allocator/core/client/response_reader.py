@@ -13,9 +13,9 @@ _LONGEST: Final = 5  # maximum bytes of a compact length
 
 
 class AnswerReader:
-    """Reads a frame (without its length) from front to back. In a flexible version lengths and counts are compact, and
-    tagged fields may follow each structure (KIP-482).
+    """Reads a frame, without its length, from front to back.
 
+    In a flexible version lengths and counts are compact, and tagged fields may follow each structure (KIP-482).
     Raises `struct.error`, `IndexError` or `ValueError` if the bytes do not decode.
     """
 
@@ -36,12 +36,12 @@ class AnswerReader:
         return str(self.taken(size), "utf-8")
 
     def count(self) -> int:
-        """A count or a length; null is 0."""
+        """Reads a count or a length; null is 0."""
         count: int = self.uvarint() - 1 if self.flexible else self.unpack(INT32)[0]
         return max(0, count)
 
     def tags(self) -> None:
-        """Skips tagged fields: this client needs none of them."""
+        """Skips tagged fields, of which this client needs none."""
         if not self.flexible:
             return
         if self.frame[self.pos] == 0:  # the usual case: no tagged fields

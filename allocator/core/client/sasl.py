@@ -1,4 +1,4 @@
-"""Authentication of one connection by SASL. The mechanisms are kafka-python's."""
+"""Authenticates a connection by SASL, with kafka-python's mechanisms."""
 
 from __future__ import annotations
 
@@ -29,10 +29,7 @@ Begun = tuple[Any, bytes]
 
 
 class Sasl:
-    """Authenticates a connection to `host`.
-
-    `ask` sends a request of the connection and returns the response, within so many seconds.
-    """
+    """Authenticates a connection to `host`. `ask(request, timeout_s)` sends a request and returns the response."""
 
     def __init__(
         self,
@@ -49,12 +46,12 @@ class Sasl:
         credentials = self._name if source is None else f"{self._name} from {source}"
         self._lacking = f"no credentials for {credentials}"
         self.lacks = ""
-        """Why the connection is not ready yet, while a mechanism makes its next message."""
+        """Why the connection is not ready yet, while it waits for credentials; else ""."""
 
     async def authenticate(self, timeout_s: float, begun: Begun | None = None) -> float:
-        """Authenticates, with `begun` if it exists already. Returns the lifetime in seconds; 0: without end.
+        """Authenticates, and returns the seconds until the authentication expires; 0: never.
 
-        Raises `RequestFailed`.
+        `begun` is the result of `begin_before`. Raises `RequestFailed`.
         """
         handshake = await self._ask(SaslHandshakeRequest(mechanism=self._name, max_version=1), timeout_s)
         if handshake.error_code:
@@ -65,7 +62,7 @@ class Sasl:
                 f"the broker does not support the SASL mechanism {self._name}; it supports {handshake.mechanisms}",
             )
         mechanism, first = begun or (self._mechanism(), None)
-        framed = handshake.API_VERSION >= 1  # with version 0, the tokens have no request around them
+        framed = handshake.API_VERSION >= 1  # in v0, tokens are sent without a request header
         lifetime_ms = 0
         while not mechanism.is_done():
             token, first = await self._message(mechanism, timeout_s) if first is None else first, None
@@ -78,7 +75,7 @@ class Sasl:
             if framed:
                 lifetime_ms = response.session_lifetime_ms or 0
             elif mechanism.is_done():
-                break  # the broker closes GSSAPI's exchange with an empty token
+                break  # the last token of GSSAPI is empty
             try:
                 mechanism.receive(response.auth_bytes)
             except ValueError as exc:
@@ -90,7 +87,7 @@ class Sasl:
         return max(SHORTEST_LIFETIME_S, lifetime_ms / 1000) if lifetime_ms > 0 else 0.0
 
     async def begin_before(self, expires_at: float, timeout_s: float) -> Begun:
-        """A mechanism and its first message. Raises the last error once `expires_at` has passed."""
+        """Returns a mechanism and its first message. Retries until shortly before `expires_at`."""
         level = logging.WARNING
         while True:
             left_s = max(SHORTEST_LIFETIME_S, expires_at - time.monotonic())
@@ -107,7 +104,7 @@ class Sasl:
     def _mechanism(self) -> Any:
         settings = {"sasl_kerberos_service_name": "kafka", **self._security}
         if self._name == "PLAIN":
-            # otherwise asyncio's SSL code warns for each connection; `warn_of_clear_text` already warned once
+            # kafka-python would warn of clear text for each connection; `warn_of_clear_text` warned once
             settings.pop("security_protocol", None)
         try:
             return get_sasl_mechanism(self._name)(host=self._host, **settings)
@@ -117,7 +114,7 @@ class Sasl:
             raise failed from exc
 
     async def _message(self, mechanism: Any, timeout_s: float) -> bytes:
-        """The next message to the broker. Its maker may block, or fail: a token provider asks a server of its own."""
+        """Returns the next message to the broker, created in a thread: a token provider may block or fail."""
         loop = asyncio.get_running_loop()
         made: asyncio.Future[bytes] = loop.create_future()
 
@@ -128,11 +125,11 @@ class Sasl:
             except Exception as exc:  # noqa: BLE001 - the user's provider
                 why = exc if isinstance(exc, TokenError) else shown(exc)
                 error = ConnectionFailed(f"{self._lacking}: {why}")
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(settle, made, result, error)
 
         self.lacks = f"{self._lacking} yet"
-        # a daemon: a provider that hangs must not keep the process from its end
+        # a daemon thread, so that a provider that hangs does not keep the process alive
         threading.Thread(target=make, name="allocator-sasl", daemon=True).start()
         try:
             message = await within(made, timeout_s)

@@ -1,4 +1,4 @@
-"""TLS and SASL settings under kafka-python's names: checked before the first connection, never logged."""
+"""Checks TLS and SASL settings before the first connection, and never logs them."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
 
 def check_security(settings: Mapping[str, Any] | None, *, load: bool = False) -> dict[str, Any]:
-    """A checked copy of `settings`. Raises `ConfigError` with the wrong key and, for a typo, the nearest valid key.
+    """Returns a checked copy of `settings`. Raises `ConfigError`.
 
-    `load`: also loads the TLS files and the token provider, and drops them.
+    `load`: also checks that the TLS files and the token provider can be loaded.
     """
     checked = dict(settings or {})
     for key in checked:
@@ -57,7 +57,7 @@ def check_security(settings: Mapping[str, Any] | None, *, load: bool = False) ->
         raise ConfigError(f"security: security_protocol {protocol} needs sasl_mechanism")
     if checked.get("proxy_url") is not None:
         Proxy.of(checked["proxy_url"])
-    # an incomplete TLS or SASL configuration would silently connect in clear text
+    # without this check, an incomplete configuration would silently connect in clear text
     unused = [k for k in checked if k.startswith("sasl_") and not protocol.startswith("SASL")]
     unused += [k for k in checked if k.startswith("ssl_") and not protocol.endswith("SSL")]
     if unused:
@@ -79,7 +79,7 @@ def _nearest(wrong: str, valid: Sequence[str]) -> str:
 
 
 def mechanism_faults(settings: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yields settings that OAUTHBEARER or AWS_MSK_IAM lacks or refuses, or that have no effect: names, and why."""
+    """Yields the names of settings that do not fit the SASL mechanism, and why."""
     mechanism, provider, endpoint = "sasl_mechanism", "sasl_oauth_token_provider", "sasl_oauth_token_endpoint"
     given = {name for name, value in settings.items() if value is not None}
     if endpoint in given:
@@ -104,7 +104,7 @@ def mechanism_faults(settings: Mapping[str, Any]) -> Iterator[tuple[tuple[str, .
 
 
 def tls_context(settings: Mapping[str, Any]) -> ssl.SSLContext | None:
-    """The TLS context for these settings; None for plain text. Reads certificate files; raises `ConfigError`."""
+    """Returns the TLS context, None without TLS. Reads certificate files. Raises `ConfigError`."""
     if not settings.get("security_protocol", "PLAINTEXT").endswith("SSL"):
         return None
     try:
@@ -124,7 +124,7 @@ def _load_context(settings: Mapping[str, Any]) -> ssl.SSLContext:
     else:
         context.load_default_certs()
     if settings.get("ssl_certfile"):
-        # empty, because without a password OpenSSL would prompt on the terminal
+        # "" and not None, for which OpenSSL would prompt on the terminal
         context.load_cert_chain(
             settings["ssl_certfile"], settings.get("ssl_keyfile"), settings.get("ssl_password") or ""
         )
@@ -135,7 +135,7 @@ def _load_context(settings: Mapping[str, Any]) -> ssl.SSLContext:
 
 
 def warn_of_clear_text(settings: Mapping[str, Any]) -> None:
-    """Log a warning if SASL sends the password in clear text."""
+    """Logs a warning if SASL sends a password or token in clear text."""
     mechanism = settings.get("sasl_mechanism")
     if settings.get("security_protocol") == "SASL_PLAINTEXT" and mechanism in ("PLAIN", "OAUTHBEARER"):
         log.warning(

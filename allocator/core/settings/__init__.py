@@ -1,4 +1,4 @@
-"""The settings: each declared once with its type, range, default and meaning, and the rules for names and addresses."""
+"""The settings, each declared once, and the rules for names and addresses."""
 
 from __future__ import annotations
 

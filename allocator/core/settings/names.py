@@ -1,4 +1,4 @@
-"""The rules for names and addresses. Each raises a ConfigError that quotes the wrong text."""
+"""Checks names and addresses. Each function raises a ConfigError that quotes the wrong text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from allocator.core.errors import ConfigError, GroupNameError
 KAFKA_PORT: Final = 9092
 ZOOKEEPER_PORT: Final = 2181
 _GROUP_NAME: Final = re.compile(r"[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]{1,249}\Z")
-"""A group name has to be a valid znode name. The pattern matches "." and ".." too; `check_group` refuses them."""
+"""Valid znode names, and "." and "..", which `check_group` refuses."""
 
 _TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _SCHEMES: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")  # as in the addresses that brokers advertise
@@ -22,10 +22,9 @@ _IPV6: Final = re.compile(r"[0-9a-fA-F.]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*(?:%\w+)?"
 
 
 def check_topic(name: Any) -> None:
-    """The rule of the brokers (Kafka's `Topic.validate`).
+    """Checks a topic name by the rule of the brokers. Otherwise a wrong name would look like a missing topic.
 
-    Without this check, a wrong name would look like a missing topic. Raises `TypeError` for a name that is not a
-    string.
+    Raises `TypeError` if the name is not a string.
     """
     if not isinstance(name, str):
         raise TypeError(f"a topic name must be a string, not {name!r}")
@@ -36,7 +35,7 @@ def check_topic(name: Any) -> None:
 
 
 def check_group(name: Any) -> None:
-    """For groups in ZooKeeper, where the name is a znode. Kafka allows any name. Raises `GroupNameError`."""
+    """Checks the name of a group in ZooKeeper, which has to be a znode name. Raises `GroupNameError`."""
     if not isinstance(name, str) or not _GROUP_NAME.match(name) or name in (".", ".."):
         raise GroupNameError(
             f"group name {name!r} cannot be a znode: it must have 1 to 249 characters, no '/', no control character, "
@@ -45,7 +44,7 @@ def check_group(name: Any) -> None:
 
 
 def check_pattern_syntax(pattern: str) -> None:
-    """Python's syntax. A pattern that a leader matches must also follow RE2's."""
+    """Checks a pattern by Python's syntax. A pattern that a leader matches must also follow RE2's."""
     try:
         re.compile(pattern)
     except re.error as error:
@@ -53,7 +52,7 @@ def check_pattern_syntax(pattern: str) -> None:
 
 
 def parse_address(text: Any, port: int = KAFKA_PORT) -> tuple[str, int]:
-    """(host, port) of "host", "host:port", "[IPv6]:port" or "SCHEME://host:port"; `port` if the text has none."""
+    """Parses "host", "host:port", "[IPv6]:port" or "SCHEME://host:port". Returns (host, port), by default `port`."""
     address = text.strip() if isinstance(text, str) else ""
     if _IPV6.fullmatch(address):
         return address, port
@@ -66,7 +65,7 @@ def parse_address(text: Any, port: int = KAFKA_PORT) -> tuple[str, int]:
 
 
 def parse_ensemble(text: Any) -> tuple[str, str]:
-    """(servers, chroot) of "host:port,host:port/chroot"; the chroot begins with "/", or is empty."""
+    """Parses "host:port,host:port/chroot". Returns (servers, chroot); the chroot begins with "/" or is empty."""
     if not isinstance(text, str) or not text:
         raise ConfigError(f"ZooKeeper hosts must be 'host:port[,host:port...][/chroot]', not {text!r}")
     servers, slash, chroot = text.partition("/")

@@ -1,4 +1,4 @@
-"""Names the right argument to those who use another client's word for it, such as `bootstrap_servers`."""
+"""Finds the argument that is meant by the name that another client has for it, such as `bootstrap_servers`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# what kafka-python, aiokafka and confluent-kafka (with dots) call an argument -> what it is called here. The first
-# that a class has counts
+# name in kafka-python, aiokafka or confluent-kafka (which has dots) -> names here; the first that a class has counts
 SPELLINGS = {
     "assignors": ("assignor",),
     "bootstrap_server": ("brokers",),
@@ -44,11 +43,11 @@ SPELLINGS = {
 _IN_SECURITY = ("security_protocol", "sasl_", "ssl_")  # beginnings of the keys of `security`
 
 HOLDERS: dict[str, Callable[[str], str]] = {}
-"""Argument -> a function that says which of the objects it takes have an argument of a name; "" if none has."""
+"""Argument -> a function that names those objects for it that have an argument of a given name; "" if none has."""
 
 
 def names_arguments(kind: type[T]) -> type[T]:
-    """A class decorator: an unknown keyword argument raises a TypeError that names the right one."""
+    """Decorates a class so that an unknown keyword argument raises a TypeError with the right name."""
     init: Any = kind.__init__
     parameters = inspect.signature(init).parameters.values()
     known = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD][1:]
@@ -60,14 +59,14 @@ def names_arguments(kind: type[T]) -> type[T]:
         if others_too:
             hints = {name: hint for name, hint in hints.items() if hint}
         if hints:
-            raise TypeError(_told(kind.__name__, hints, known))
+            raise TypeError(_message(kind.__name__, hints, known))
         init(self, *arguments, **given)
 
     kind.__init__ = checked  # type: ignore[assignment, method-assign]
     return kind
 
 
-def _told(kind: str, hints: Mapping[str, str], known: Collection[str]) -> str:
+def _message(kind: str, hints: Mapping[str, str], known: Collection[str]) -> str:
     parts = []
     for name, hint in hints.items():
         near = difflib.get_close_matches(name, known, 1)
@@ -83,8 +82,8 @@ def _hint(name: str, known: Collection[str]) -> str:
     words = SPELLINGS.get(plain, (plain, re.sub("_ms$", "_s", plain)))
     right = next((each for each in words if each in known), "")
     if not right:
-        told = (HOLDERS[each](word) for each in known if each in HOLDERS for word in words)
-        return next(filter(None, told), "")
+        found = (HOLDERS[each](word) for each in known if each in HOLDERS for word in words)
+        return next(filter(None, found), "")
     if plain.endswith("_ms") and right.endswith("_s"):
         right += ", in seconds"
     elif plain == "enable_auto_commit" and right == "auto_commit_interval_s":

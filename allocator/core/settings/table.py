@@ -1,8 +1,8 @@
-"""Every setting of a consumer, declared once: its type, range, default, meaning, and where it applies.
+"""Every setting of a consumer, declared once with its type, range, default and meaning.
 
-`SETTINGS` is the table. `Consumer`, `ConsumerGroupConfig`, `GroupedConsumer`, the daemon's file and environment, the
-options of Spark and docs/reference/settings.md take kinds, defaults and texts from it. A setting that one entrance has
-alone (the daemon's handlers, Spark's offsets) is a field made by `setting` in the section of that entrance.
+`Consumer`, `ConsumerGroupConfig`, `GroupedConsumer`, the daemon's file and environment, the options of Spark and
+docs/reference/settings.md take them from `SETTINGS`. A setting of only one of these is a dataclass field there,
+declared with `setting`.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from allocator.core.types import (
 MASK: Final = "***"
 REQUIRED: Final[Any] = dataclasses.MISSING
 Check = Callable[[str], object]
-"""Raises ValueError that says what is wrong with the text."""
+"""Raises a ValueError with the reason if the text is wrong."""
 
 
 # -- kinds of values ---------------------------------------------------------------------------------------------------
 
 
 class SettingKind(Protocol):
-    """The values that a setting takes."""
+    """The type and range of a setting."""
 
     @property
     def allowed(self) -> str:
         """The allowed values, as a phrase after "must be"."""
 
     def read(self, value: Any) -> Any:
-        """Returns the typed value. Raises ValueError, with a text if there is more to say than `allowed`."""
+        """Returns the typed value. Raises ValueError, with a text if it adds something to `allowed`."""
 
     def parse(self, text: str) -> Any:
         """Parses the text of an environment variable or of a Spark option. Raises ValueError."""
@@ -54,7 +54,7 @@ class SettingKind(Protocol):
 
 @dataclass(frozen=True)
 class Text(SettingKind):
-    """A text that is not empty: one of `choices`, or one that `check` accepts."""
+    """A non-empty text: one of `choices`, or one that `check` accepts."""
 
     choices: tuple[str, ...] = ()
     check: Check | None = None
@@ -74,7 +74,7 @@ class Text(SettingKind):
 
 @dataclass(frozen=True)
 class Texts(SettingKind):
-    """A list of texts; one text with commas stands for its parts."""
+    """A list of texts, or one text with commas between them."""
 
     what: str = "a list of texts"
     check: Check | None = None
@@ -89,11 +89,11 @@ class Texts(SettingKind):
         items = self.items(value)
         repeated = sorted({item for item in items if items.count(item) > 1})
         if repeated:
-            raise ValueError(f"{repeated[0]!r} stands there twice")
+            raise ValueError(f"it has {repeated[0]!r} twice")
         return items
 
     def items(self, value: Collection[Any]) -> tuple[str, ...]:
-        """The texts in `value`, each checked."""
+        """Returns the texts in `value`, each checked."""
         items = tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else tuple(value)
         if not items or "" in items:
             raise ValueError("it has an empty entry" if items else "it is empty")
@@ -123,7 +123,7 @@ class Number(SettingKind):
     low: float = 0.0
     high: float = math.inf
     above: bool = False
-    """`low` itself is not allowed."""
+    """Whether `low` itself is not allowed."""
     unit: str = "seconds"
 
     @property
@@ -182,7 +182,7 @@ class Flag(SettingKind):
 
 @dataclass(frozen=True)
 class Table(SettingKind):
-    """A mapping with the setting names of another library, which checks its content."""
+    """A mapping of settings of another library, which checks them."""
 
     allowed: str = "a dict"
 
@@ -222,7 +222,7 @@ class Setting:
     kind: SettingKind
     default: Any
     text: str
-    """The meaning, for the docs: what it is, and the effect of a larger and of a smaller value."""
+    """The meaning, for the docs."""
     optional: bool = False
     """Whether None is allowed although it is not the default."""
     secret: bool = False
@@ -231,7 +231,7 @@ class Setting:
         return self.optional or self.default is None
 
     def read(self, value: Any) -> Any:
-        """Returns the typed value. Raises ValueError with the text after "name = value: "."""
+        """Returns the typed value. Raises ValueError."""
         return self._checked(lambda: self.kind.read(value))
 
     def parse(self, text: str) -> Any:
@@ -243,7 +243,7 @@ class Setting:
             return read()
         except ValueError as error:
             said = str(error)
-            # `int("x")` and `float("x")` say nothing that `allowed` does not say better
+            # the texts of `int("x")` and `float("x")` add nothing to `allowed`
             more = said and not self.secret and not re.match(r"invalid literal|could not convert", said)
             raise ValueError(f"must be {self.kind.allowed}" + (f"; {said}" if more else "")) from None
 
@@ -276,7 +276,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     "membership": Setting(
         Text(get_args(MembershipName)),
         "zookeeper",
-        "What assigns partitions. `zookeeper`: this project's protocol, on any cluster. `kafka`: Kafka's group "
+        "Protocol that assigns partitions. `zookeeper`: this project's own, on any cluster. `kafka`: Kafka's group "
         "protocol (brokers from 0.9), also beside other clients with the same assignor. `fixed`: all partitions of the "
         "topics, or chosen ones. `kiel`, `consumers`, `pykafka`: a group with members of kiel 0.9.3, of Kafka's client "
         "of 0.8, or of pykafka's BalancedConsumer.",
@@ -427,17 +427,17 @@ DEFAULT: Final[Mapping[str, Any]] = {name: each.default for name, each in SETTIN
 
 
 def setting(kind: SettingKind, default: Any, text: str, *, secret: bool = False) -> Any:
-    """A field of a section. With the default REQUIRED it must be given; None means "not used".
+    """Declares a dataclass field as a setting. The default REQUIRED means that it must be given, None "not used".
 
-    A secret is left out of `repr`, and masked in faults and in `--check`.
+    A secret is not in `repr`, and masked in errors and in `--check`.
     """
     return _field(Setting(kind, default, text, secret=secret))
 
 
 def shared(name: str, *, text: str = "", required: bool = True, table: Mapping[str, Setting] = SETTINGS) -> Any:
-    """A field of a section with the meaning of a setting in `table`; `text` adds the differences in that section.
+    """Declares a dataclass field as a setting of `table`. `text` is added to its meaning.
 
-    `required` False: the default is None if the table has none.
+    `required` False: the default is None instead of REQUIRED.
     """
     declared = table[name]
     default = None if declared.default is REQUIRED and not required else declared.default
@@ -452,13 +452,13 @@ def _field(declared: Setting) -> Any:
 
 
 class Faults:
-    """All faults, collected."""
+    """Collects the errors of all settings."""
 
     def __init__(self, source: str) -> None:
         self.source = source
         self.lines: list[str] = []
         self.keys: set[str] = set()
-        """The faulty settings. Checks of several settings ignore them."""
+        """The wrong settings, which checks of several settings skip."""
 
     def add(self, key: str, what: str, *, where: str = "") -> None:
         self.keys.add(key)
@@ -476,11 +476,10 @@ _IN_PYTHON: Final = ("topics", "assignor")
 def keyword_faults(
     given: Mapping[str, Any], own: Mapping[str, Setting] | None = None, /, **kinds: SettingKind
 ) -> dict[str, str]:
-    """Name -> "session_timeout_s = 10000: must be ..." for each keyword argument at fault.
+    """Returns name -> "session_timeout_s = 10000: must be ..." for each wrong keyword argument.
 
-    `own`: the settings of the caller, in addition to the table. `kinds` are those of arguments that are no settings;
-    None is left alone. So are other names, and topics and assignors, which Python takes in more forms than a file. An
-    empty text stands for None.
+    `own` has settings of the caller in addition to the table, and `kinds` the kinds of arguments that are no settings.
+    An empty text stands for None. Skips other names, and topics and assignors, which have more forms in Python.
     """
     table = {**SETTINGS, **{name: Setting(kind, None, "") for name, kind in kinds.items()}, **(own or {})}
     faults = {}
@@ -498,7 +497,7 @@ def keyword_faults(
 
 
 def check_keywords(given: Mapping[str, Any], **kinds: SettingKind) -> None:
-    """Raises ConfigError that lists the `keyword_faults`."""
+    """Raises a ConfigError with the `keyword_faults`."""
     faults = keyword_faults(given, **kinds)
     if faults:
         raise ConfigError("; ".join(faults.values()))

@@ -13,15 +13,16 @@ from allocator.core.errors import AllocatorError, ConfigError
 def find(
     target: str, what: str, error: type[AllocatorError] = ConfigError, *, here: bool = False, call: bool = False
 ) -> Any:
-    """The object with the name `target`. `here`: also search modules in the current directory. `call`: see `to_call`.
+    """Returns the object with the name `target`.
 
-    Raises `error`, with a text that begins with `what`, if the name is malformed or not found.
+    `here`: also searches the current directory for modules. `call`: calls `to_call` with the object. Raises `error`,
+    whose text begins with `what`.
     """
     module_name, _, path = target.partition(":")
     if not module_name or not path:
         raise error(f"{what}: write 'package.module:function'")
     if here and "" not in sys.path and "." not in sys.path:
-        sys.path.insert(0, "")  # `python -m` has this entry, a console script does not
+        sys.path.insert(0, "")  # `python -m` adds this entry, a console script does not
     try:
         found: Any = import_module(module_name)
     except (Exception, SystemExit) as cause:  # an import runs the module's code
@@ -37,7 +38,7 @@ def find(
 
 
 def to_call(found: Any, what: str, error: type[AllocatorError] = ConfigError) -> Any:
-    """`found`, or an instance if it is a class. Raises `error` if it is not callable."""
+    """Returns `found`, or an instance of it if it is a class. Raises `error` if that is not callable."""
     if isinstance(found, type):
         try:
             found = found()

@@ -1,4 +1,4 @@
-"""Figures and spans of a running consumer. Both cost nothing until something reads them."""
+"""Measures and tracing spans of a running consumer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Durations and counts of a consumer, for metrics. No I/O, no dependency."""
+"""Durations and counts of a consumer, for metrics."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from allocator.core.types import TopicPartition
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 
-SAMPLE_S = 30.0  # length of a sample, as in Kafka's own clients; averages and rates cover the last two
+SAMPLE_S = 30.0  # length of a sample, as in Kafka's clients; averages and rates cover the last two samples
 
 
 class Measure:
-    """Durations of one kind of operation, in seconds."""
+    """Counts one kind of operation, and measures its duration."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.count = 0
-        """Since the start, like `total_s`."""
+        """Number since the start, like `total_s`."""
         self.total_s = 0.0
         self._clock = clock
         self._began = clock()
@@ -37,7 +37,7 @@ class Measure:
 
     @property
     def avg_s(self) -> float:
-        """Average of the last 30 to 60 seconds, 0 without an event; `max_s` and `rate` likewise."""
+        """Average duration in the last 30 to 60 seconds, 0 without an operation. `max_s` and `rate` cover them too."""
         self._turn()
         count = self._now[0] + self._before[0]
         return (self._now[1] + self._before[1]) / count if count else 0.0
@@ -49,9 +49,9 @@ class Measure:
 
     @property
     def rate(self) -> float:
-        """Events per second."""
+        """Operations per second."""
         self._turn()
-        # otherwise one event in a sample that has just begun would look like many per second
+        # without `SAMPLE_S`, one operation in a sample that has just begun would look like many per second
         return (self._now[0] + self._before[0]) / (SAMPLE_S + self._clock() - self._began)
 
     def _turn(self) -> None:
@@ -63,14 +63,14 @@ class Measure:
 
 
 class Effort:
-    """The cost of the offsets of each partition: bytes, or seconds of the handler."""
+    """Cost of the offsets of each partition: bytes, or seconds in the handler."""
 
     def __init__(self) -> None:
         self.by_partition: dict[TopicPartition, tuple[int, float]] = {}
-        """(number of offsets, their cost), since the first offset of the partition."""
+        """(number of offsets, their cost) of each partition."""
 
     def add(self, partition: TopicPartition, offsets: int, amount: float) -> None:
-        """Adds the cost of some offsets; 0 offsets if a call failed."""
+        """Adds the cost of some offsets. A failed call counts 0 offsets."""
         before = self.by_partition.get(partition, (0, 0.0))
         self.by_partition[partition] = (before[0] + offsets, before[1] + amount)
 
@@ -105,26 +105,26 @@ class Measures:
     records_delayed: int = 0
     """Records that were written to a retry topic."""
     due_ms: dict[TopicPartition, int] = field(default_factory=dict)
-    """When the first record that a retry topic's partition holds back is due, in milliseconds since the epoch."""
+    """When the next record of each partition of a retry topic is due, in milliseconds since the epoch."""
     records_not_repeated: int = 0
-    """Records that were done before a restart or a move, and were not handled again."""
+    """Records that were handled before a restart or a move, and not handled again."""
     windows_narrowed: int = 0
-    """How often a partition got no new records because what is done would not fit into a commit."""
+    """How often a partition got no new records because its handled offsets would not fit into a commit."""
     done_sets_cut: int = 0
-    """Commits that could not name all records that are done beyond their offset."""
+    """Number of commits that could not list all records handled beyond their offset."""
     fetched: Effort | None = None
     """Bytes of records as the broker sends them, compressed; None: not measured."""
     handled: Effort | None = None
-    """Handler seconds for the records that are done; None: not measured."""
+    """Seconds in the handler; None: not measured."""
     spans: Callable[[str, Mapping[str, Any]], AbstractContextManager[Any]] | None = None
     """Starts the span of a "fetch", "commit" or "rebalance"; None: tracing is off."""
 
     def trace(self, group: str | None, client_id: str) -> None:
-        """From now on requests and rebalances have spans, if the process has a tracer provider."""
+        """Starts to trace requests and rebalances, if the process has a tracer provider."""
         self.spans = spans_of(group, client_id)
 
     def span(self, what: str, **about: Any) -> AbstractContextManager[Any]:
-        """Traces a request or rebalance. Single records have no spans."""
+        """Returns a context manager that traces a request or rebalance."""
         return _NOTHING if self.spans is None else self.spans(what, about)
 
     @property

@@ -1,9 +1,9 @@
 """Creates OpenTelemetry spans of fetches, handler calls, commits and rebalances.
 
-There is no setting: a consumer creates spans if the process has a tracer provider when it starts, for example from
-`opentelemetry-instrument` or OpenTelemetry's SDK (`zk-partition-allocator[otel]`). Without one, the cost is a
-comparison with None for each request, and nothing for each record; this module does not import OpenTelemetry then.
-Names and attributes follow its conventions for messaging; other attributes are `allocator.*`.
+A consumer creates spans if the process has a tracer provider when it starts, for example from
+`opentelemetry-instrument` or OpenTelemetry's SDK (`zk-partition-allocator[otel]`). Otherwise this module does not
+import OpenTelemetry, and tracing costs nothing for each record. Names and attributes follow OpenTelemetry's conventions
+for messaging; other attributes are `allocator.*`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any, Optional
 
 from allocator.core.text.quoting import text_of
 
-OPERATIONS = {"fetch": "receive", "commit": "settle"}  # names in the conventions
-# a commit belongs to the span of its caller; the others run in the background, so the current span does not matter
+OPERATIONS = {"fetch": "receive", "commit": "settle"}  # kind of span -> `messaging.operation.type`
+# kinds of span without a parent; the span of a commit is a child of its caller's span
 BACKGROUND = frozenset({"fetch", "rebalance"})
-LINKED = 128  # records of a batch; OpenTelemetry's SDK keeps no more links of a span
+LINKED = 128  # records of a batch that its span links to, as OpenTelemetry's SDK keeps no more
 Begin = Callable[[str, Mapping[str, Any]], AbstractContextManager[Any]]
 
 
 def spans_of(group: str | None, client_id: str) -> Optional[Begin]:
-    """Returns a function that starts spans of one consumer, from kind and attributes; None: tracing is off."""
+    """Returns a function that starts a span of the consumer from its kind and attributes; None: tracing is off."""
     tracer = _tracer()
     if tracer is None:
         return None
@@ -45,12 +45,11 @@ def spans_of(group: str | None, client_id: str) -> Optional[Begin]:
 
 
 def handling(group: str | None = None) -> Optional[Callable[[Any], AbstractContextManager[Any]]]:
-    """Returns a function that begins a span `process <topic>` around the work on a record or a batch; None: tracing is
-    off.
+    """Returns a function that starts a span `process <topic>` for a record or a batch; None: tracing is off.
 
-    Spans of the block are its children. The span of a record is a child of its producer's span, if the headers name one
-    (W3C Trace Context, as OpenTelemetry producers write it); the span of a batch has no parent, and links to the spans
-    of the producers of its first records. An exception of the block is recorded and raised.
+    The span of a record is a child of its producer's span, if the headers name one (W3C Trace Context, as OpenTelemetry
+    producers write it). The span of a batch has no parent, and links to the producers' spans of its first records. An
+    exception of the block is recorded and raised.
     """
     tracer = _tracer()
     return None if tracer is None else partial(_process, tracer, group)
@@ -73,7 +72,7 @@ def _process(tracer: Any, group: str | None, argument: Any) -> AbstractContextMa
     else:
         attributes["messaging.kafka.offset"] = argument.base_offset
         attributes["messaging.batch.message_count"] = len(argument)
-        # raw headers: a deserializer may raise, and its error must reach the handler
+        # raw: a deserializer may raise, and the handler must get that error
         records = argument.raw() if hasattr(argument, "raw") else argument
         links = list(_producers(islice(records, LINKED), context))
     return _span(tracer, f"process {argument.topic}", context, trace.SpanKind.CONSUMER, attributes, links)
@@ -84,7 +83,7 @@ def _span(
     tracer: Any, name: str, context: Any, kind: Any, attributes: Mapping[str, Any], links: Sequence[Any] = ()
 ) -> Iterator[Any]:
     trace = sys.modules["opentelemetry.trace"]
-    # the SDK would let an error whose `__str__` fails replace the one that the caller waits for
+    # if `__str__` of the error fails, the SDK would raise that failure instead of the error
     ours = {"record_exception": False, "set_status_on_exception": False}
     with tracer.start_as_current_span(name, context, kind, attributes, links, **ours) as span:
         try:
@@ -99,7 +98,7 @@ def _span(
 
 
 def _producers(records: Iterable[Any], context: Any) -> Iterator[Any]:
-    """A link for each record whose headers name a span."""
+    """Yields a link for each record whose headers name a span."""
     trace = sys.modules["opentelemetry.trace"]
     for record in records:
         if record.headers:
@@ -109,7 +108,7 @@ def _producers(records: Iterable[Any], context: Any) -> Iterator[Any]:
 
 
 def _written_in(headers: Sequence[tuple[str, Optional[bytes]]], context: Any) -> Any:
-    """The trace context in the headers."""
+    """Returns the trace context in the headers."""
     from opentelemetry import propagate
 
     carrier = {name: value.decode("latin-1") for name, value in headers if value is not None}
@@ -117,7 +116,7 @@ def _written_in(headers: Sequence[tuple[str, Optional[bytes]]], context: Any) ->
 
 
 def _tracer() -> Any:
-    """None if the process has no tracer provider."""
+    """Returns None if the process has no tracer provider."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return None

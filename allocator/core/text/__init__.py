@@ -1,4 +1,4 @@
-"""Text of other programs: quoted in logs, errors and tables or escaped in HTML; and what an OS error means."""
+"""Quotes foreign text in logs, errors, tables and HTML, and explains errors of the operating system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of objects for notebooks (`_repr_html_`). Every text is escaped."""
+"""HTML tables for notebooks (`_repr_html_`). Every text is escaped."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ TEXT = 120  # characters of a cell
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]], count: int, *notes: str) -> str:
-    """Returns the notes, the first 20 of `count` rows, and how many more there are.
-
-    None is an unknown value. Numbers stand on the right.
-    """
+    """Returns the notes and a table with the first 20 of `count` rows. None is shown as "unknown"."""
     lines = ["".join(f"<th>{_escaped(head)}</th>" for head in heads)]
     lines += ["".join(map(_cell, row)) for row in islice(rows, SHOWN)]
     above = "".join(f"<p>{_escaped(note)}</p>" for note in notes)

@@ -1,4 +1,4 @@
-"""Names the limit of the operating system or the container that an error comes from, and how to raise it."""
+"""Explains which limit of the operating system or container caused an error, and how to raise it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OF_ERRNO = {
     errno.ENOSPC: "no space left on the device{place}: free some, or write elsewhere",
     errno.EDQUOT: "the disk quota is used up{place}: free some space, or write elsewhere",
 }
-# how Python words a failed allocation that is no MemoryError: in the dynamic linker, and within an import
+# texts of errors other than MemoryError after a failed allocation: from the dynamic linker, and within an import
 _OF_TEXT = {
     "failed to map segment": _MEMORY,
     "annot allocate memory": _MEMORY,
@@ -26,7 +26,7 @@ _OF_TEXT = {
 
 
 def limit_reached(error: BaseException) -> str | None:
-    """Returns which limit `error` comes from and what to do, in one line; None if it has another cause."""
+    """Returns which limit caused `error` and what to do, in one line; None if it has another cause."""
     if isinstance(error, MemoryError):
         return _MEMORY
     if isinstance(error, OSError) and error.errno in _OF_ERRNO:

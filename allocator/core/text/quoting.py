@@ -1,10 +1,9 @@
-"""Quotes data of other programs in logs, errors and tables: znodes, broker responses, records, web requests.
+"""Quotes foreign data in logs, errors and tables: znodes, broker responses, records, web requests.
 
-Control characters in such a value could forge a log line or control a terminal, and a value of 60 MB would be copied
-into every place that shows the error. So each value passes through a function of this module first.
+Control characters could forge a log line or control a terminal, and a value of 60 MB would be copied into each log
+line. So each value passes through a function of this module first.
 
-A string may also hold lone surrogates (JSON can spell them, file names and errors carry them), which UTF-8 cannot
-encode. `utf8` is the one place that encodes such text.
+A string may have lone surrogates, from JSON or file names, which UTF-8 cannot encode. `utf8` encodes such text.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _SHORT.maxstring = _SHORT.maxother = SHOWN
 
 
 def plain(text: str, *, lines: bool = False) -> str:
-    """The text with control characters as escapes. `lines`: keep line feeds."""
+    """Returns the text with control characters as escapes. `lines`: keeps line feeds."""
 
     def spelt(found: re.Match[str]) -> str:
         return found[0] if lines and found[0] == "\n" else found[0].encode("unicode_escape").decode()
@@ -35,12 +34,12 @@ def plain(text: str, *, lines: bool = False) -> str:
 
 
 def utf8(text: str) -> bytes:
-    """Returns the text as UTF-8, with lone surrogates as escapes. Within JSON these stand for the same text."""
+    """Returns the text as UTF-8, with lone surrogates as escapes, which JSON reads as the same text."""
     return text.encode("utf-8", "backslashreplace")
 
 
 def text_of(error: BaseException) -> str:
-    """Returns the text of an error. If the user's class raises instead, returns a text that says so."""
+    """Returns the text of an error, also if the `__str__` of a user's class raises."""
     try:
         return str(error)
     except Exception as raised:  # noqa: BLE001 - whatever the user's class raises
@@ -55,18 +54,15 @@ def _repr_of(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """The value for an error or a log line: one line of at most SHOWN characters, SHOWN_ERROR for an exception.
-
-    Cuts text and bytes before it quotes them, so that a large value takes no longer.
-    """
+    """Returns the value in one line of at most SHOWN characters, SHOWN_ERROR for an exception."""
     if isinstance(value, BaseException):
-        # the repr of a UnicodeError holds the whole input
+        # the repr of a UnicodeError has the whole input
         text = plain(
             f"{type(value).__name__}({text_of(value)})" if isinstance(value, UnicodeError) else _repr_of(value)
         )
         return text if len(text) <= SHOWN_ERROR else text[: SHOWN_ERROR - 3] + "..."
     if isinstance(value, (str, bytes, bytearray)):
-        text = repr(value[:SHOWN])
+        text = repr(value[:SHOWN])  # cut first: quoting a large value takes time
         if len(value) > SHOWN:
             text = text[: SHOWN - 3] + "..."
     else:
@@ -81,10 +77,10 @@ def some_of(names: Sequence[str], most: int = 5) -> str:
 
 
 def os_cause(error: BaseException) -> str:
-    """The reason why a connection failed, in the words of the operating system: "Connection refused".
+    """Returns why a connection failed, in the words of the operating system: "Connection refused".
 
-    asyncio writes "[Errno 111] Connect call failed ('127.0.0.1', 9092)", once for each address of the host.
+    asyncio's text is "[Errno 111] Connect call failed ('127.0.0.1', 9092)", once for each address of the host.
     """
     causes = {os.strerror(int(number)) for number in re.findall(r"\[Errno (\d+)\]", str(error))}
-    # a failed name lookup has a negative number, which `strerror` does not know
+    # a failed name lookup has a negative number, which `strerror` lacks
     return ", ".join(sorted(causes)) or re.sub(r"^\[Errno -?\d+\] ", "", str(error))

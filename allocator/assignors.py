@@ -1,4 +1,4 @@
-"""Functions that divide the partitions of a group among its members, and what is needed to write one."""
+"""Assignors, the functions that assign a group's partitions to its members, and the types for your own assignors."""
 
 from allocator.core.assignors import (
     Assignor,

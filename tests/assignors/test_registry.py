@@ -150,9 +150,9 @@ def test_extra_parameters_with_defaults_do_not_change_the_signature() -> None:
         ("functions:", "write 'package.module:function'"),
         ("functions:number", "is int, not callable"),
         ("functions:too_late", "is a coroutine"),
-        ("functions:three", "asks for (a: 'Any', b: 'Any', c: 'Any')"),
+        ("functions:three", "takes (a: 'Any', b: 'Any', c: 'Any')"),
         ("functions:Needy", "cannot be called without arguments"),
-        ("functions:Impostor", "calls itself 'naive', which is built in"),
+        ("functions:Impostor", "has the name 'naive', which is built in"),
         (7, "is a name, 'package.module:function' or a callable, not 7"),
     ],
 )

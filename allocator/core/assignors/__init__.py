@@ -1,11 +1,11 @@
-"""Assignors: pure functions that assign partitions to members, without I/O.
+"""Assignors: pure functions that assign partitions to members.
 
-In: a `GroupView` (members, their subscriptions, the number of partitions of each topic, what each member holds now).
-Out: a validated mapping of member id to partitions. Touches nothing; imports no other room.
+In: a `GroupView` with the members, their subscriptions, the partition counts and the current owners. Out: a validated
+mapping of member id to partitions. No I/O.
 
-`registry` finds an assignor by name. `basic`, `sticky` and `load` have the built-in ones; `problem` and `flow`
-compute the even ones: `flow` how many partitions each member gets, `problem` which. `validate` checks every result, and
-`constraints` applies the orders of an operator to it.
+`registry` finds an assignor by name. `basic`, `sticky` and `load` are the built-in assignors. The even ones use `flow`,
+which computes how many partitions each member gets, and `problem`, which computes which ones. `validate` checks every
+result. `constraints` applies operator commands to it.
 """
 
 from __future__ import annotations

@@ -16,20 +16,21 @@ T = TypeVar("T")
 
 
 def range_share(items: Sequence[T], members: int, index: int) -> Sequence[T]:
-    """Returns the consecutive items of member `index`; the first members get one more."""
+    """Returns the run of consecutive items for member `index`. If `items` do not divide evenly, the first members get
+    one more."""
     each, more = divmod(len(items), members)
     begin = index * each + min(index, more)
     return items[begin : begin + each + (index < more)]
 
 
 class _Naive(BuiltIn):
-    """Round robin over members: even counts, no regard for what members hold.
+    """Round robin over the members, with even counts. Ignores the current owners.
 
-    Members are ordered by name (the oldest first among equal names), partitions by the text "topic:id" (`t:10` comes
-    before `t:2`). If all members subscribe to the same topics, the result is exactly that of kiel's
-    `naive_allocator`. If subscriptions differ, each topic is divided among its own subscribers, the topics with the
-    fewest subscribers first, and each partition goes to the subscriber with the fewest so far. Counts of members with
-    equal subscriptions differ by at most one.
+    Members are ordered by name, and the oldest comes first among equal names. Partitions are ordered by the text
+    "topic:id", so `t:10` comes before `t:2`. If all members subscribe to the same topics, the result equals that of
+    kiel's `naive_allocator`. Otherwise, each topic is divided among its own subscribers, the topics with the fewest
+    subscribers first. Each partition goes to the subscriber with the fewest partitions so far. The counts of members
+    with equal subscriptions differ by at most one.
 
     Weight and rack are ignored. Cost: O(partitions x log(partitions)).
     """
@@ -51,14 +52,14 @@ class _Naive(BuiltIn):
 
 
 class _RoundRobin(BuiltIn):
-    """Partitions in order of topic and id, one to each member in Kafka's order (`Member.order`).
+    """Round robin over the members in Kafka's order (`Member.order`), with the partitions in order of topic and id.
 
-    If all members subscribe to the same topics, the result is exactly that of Kafka's own `roundrobin`.
+    If all members subscribe to the same topics, the result equals that of Kafka's own `roundrobin`.
 
-    Guarantee: no chain of hand-overs between members makes the counts more even; with equal subscriptions they differ
-    by at most one. If subscriptions differ, Kafka's function skips members and leaves counts uneven. This one computes
-    first how many partitions each member gets, and then divides each set of topics with the same subscribers. No KIP.
-    What members hold, weight and rack are ignored: a member that joins or leaves may move nearly everything.
+    Guarantee: no chain of moves between members makes the counts more even; with equal subscriptions they differ by at
+    most one. If subscriptions differ, Kafka's function skips members and leaves the counts uneven. This assignor first
+    computes how many partitions each member gets, and then divides each set of topics with the same subscribers. No
+    KIP. Current owners, weight and rack are ignored: a member that joins or leaves may move nearly all partitions.
 
     Cost: as `sticky`.
     """
@@ -70,15 +71,16 @@ class _RoundRobin(BuiltIn):
 
 
 class _Range(BuiltIn):
-    """Each topic cut into consecutive runs, one for each subscriber in Kafka's order (`Member.order`); as
-    Kafka's own `range`.
+    """Splits each topic into consecutive runs, one for each subscriber in Kafka's order (`Member.order`).
 
-    Guarantee: within a topic counts differ by at most one, and the first members have the larger runs. Topics with
-    the same subscribers and the same number of partitions are cut alike: partition 7 of each goes to the same member,
-    as joins of such topics require. No KIP (Kafka's first assignor; for the racks of KIP-881 use `rack-aware`).
+    The result equals that of Kafka's own `range`.
 
-    Not guaranteed: even counts over several topics, since the larger runs go to the same members each time; nor that
-    a partition stays where it is. Weight and rack are ignored.
+    Guarantee: within a topic, the counts differ by at most one, and the first members get the larger runs. Topics with
+    the same subscribers and the same number of partitions are split identically: partition 7 of each goes to the same
+    member, as joins of such topics require. No KIP (Kafka's first assignor; for the racks of KIP-881 use `rack-aware`).
+
+    Not guaranteed: even counts over several topics, because the larger runs go to the same members each time. Nor that
+    a partition stays with its owner. Weight and rack are ignored.
 
     Cost: O(partitions + topics x subscribers).
     """

@@ -1,4 +1,4 @@
-"""Chooses the allocator function of a group whose members offer different ones."""
+"""Chooses the assignor of a group whose members offer different ones."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from allocator.core.errors import InconsistentAssignor
 
 
 def choose(offers: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, dict[str, str]]:
-    """Returns the function that the group uses, and the members that do not offer it.
+    """Returns the name of the group's assignor, and the refused members: member id -> reason.
 
-    `offers`: (member id, names in order of preference), in join order. Members are added in join order. A member
-    without a name in common with all earlier ones is refused (member id -> reason), so that a new member with another
-    configuration never changes the function of the older ones. The name is the one that the oldest member prefers among
-    those all share.
+    `offers`: pairs of member id and assignor names in order of preference, in join order. A member that shares no name
+    with all earlier members is refused. So a new member with another configuration never changes the assignor of the
+    older members. Of the names that all other members share, the oldest member's preferred one is chosen.
 
-    Raises InconsistentAssignor when no member offers anything.
+    Raises InconsistentAssignor if no member offers an assignor.
     """
     common: list[str] = []
     oldest = ""

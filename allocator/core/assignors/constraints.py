@@ -1,4 +1,4 @@
-"""Applies an operator's constraints to the result of any allocator function, with as few other changes as possible."""
+"""Applies the constraints of an operator to the result of any assignor, with as few other changes as possible."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from allocator.core.assignors.types import Assignor, GroupView, Member
 from allocator.core.assignors.validate import compute
 from allocator.core.types import Partitions, TopicPartition
 
-ROUNDS = 4  # computations after the first one, until the result is stable; almost always one is enough
+ROUNDS = 4  # most computations after the first one until the result is stable; one is nearly always enough
 
 
 @dataclass(frozen=True)
@@ -20,15 +20,15 @@ class Constraints:
     """Constraints that any assignment must satisfy. Members are ids of live members."""
 
     cordoned: frozenset[str] = frozenset()
-    """Members that keep their partitions and get no others, except in place of a swapped member."""
+    """Members that keep their partitions and get no others, unless they replace a swapped member."""
     absent: frozenset[str] = frozenset()
-    """The cordoned members without a session: a partition of a live member would wait for their return."""
+    """The cordoned members without a session. A partition that moved to one of them would wait for its return."""
     evacuated: frozenset[str] = frozenset()
-    """Members that give up all their partitions."""
+    """Members that lose all their partitions."""
     swapped: Mapping[str, str] = field(default_factory=dict)
     """Member -> the member that replaces it."""
     allowed: Mapping[TopicPartition, frozenset[str]] = field(default_factory=dict)
-    """For each restricted partition, the members that may own it. Every member may own a partition without an entry."""
+    """Partition -> the members that may own it. Every member may own a partition without an entry."""
     canaries: Mapping[str, int] = field(default_factory=dict)
     """Member -> the exact number of its partitions."""
     frozen: bool = False
@@ -38,7 +38,8 @@ class Constraints:
         return self != Constraints()
 
     def renamed(self, ids: Mapping[str, str]) -> Constraints:
-        """Returns the constraints with other member ids: old id -> new id, for every member named here."""
+        """Returns the constraints with other member ids. `ids`: old id -> new id, for every member in the
+        constraints."""
         return replace(
             self,
             cordoned=frozenset(ids[member] for member in self.cordoned),
@@ -56,31 +57,32 @@ def steer(
     constraints: Constraints,
     held: Mapping[str, Collection[TopicPartition]] | None = None,
 ) -> dict[str, Partitions]:
-    """The assignment of `assignor` under `constraints`, one entry for each member of the view.
+    """Returns the assignment of `assignor` under `constraints`, with an entry for each member of the view.
 
-    Evacuated members, canaries, cordoned members without partitions and members that take another's place are left out
-    of the function's view, so the others are as even as the function makes them. The place of a swapped member is that
-    of its successor. Then cordoned members keep what they have, and each partition that the function puts where it may
-    not be goes to its present owner if it may stay there, else to the member that has the fewest for its share. Members
-    that now have more partitions than the function gave them pass others on to members that have fewer, those first
-    that move anyway. Nothing else differs from the function's result.
+    The assignor does not see evacuated members, canaries, cordoned members without partitions, and members that replace
+    a swapped member. So it makes the counts of the other members even. The replacement of a swapped member gets the
+    partitions of that member. Then cordoned members keep their partitions. If the assignor gives a partition to a
+    member that may not own it, the partition stays with its owner if allowed. Otherwise it goes to the member that has
+    the fewest partitions in proportion to its share. Members that now have more partitions than the assignor gave them
+    pass some on to members with fewer, preferably partitions that move anyway. The rest of the assignor's result is
+    unchanged.
 
-    Guarantee: each partition of a subscribed topic has one owner that subscribes to it, unless the function leaves it
-    out. Every constraint is kept where a subscriber is left that keeps it. Where none is left, a partition goes against
-    `allowed` before it goes to a cordoned member, and there before it stays with an evacuated one. An absent member
-    gets a partition only if nobody else can have it. `frozen` comes before all others. If the counts of the function
-    differ by at most one, those of the members without constraints do so too. Computed again from itself, the result is
-    the same, if the function comes to rest within ROUNDS computations.
+    Guarantee: each partition of a subscribed topic has one owner that subscribes to it, unless the assignor omits it.
+    Every constraint holds for a partition if a subscriber exists that satisfies it. If not, constraints give way in
+    this order: `allowed`, then `cordoned`, then `evacuated`. An absent member gets a partition only if no other member
+    can own it. `frozen` takes precedence over all others. If the assignor's counts differ by at most one, so do those
+    of the members without constraints. Computed again from its own result, the result is the same, if the assignor
+    settles within ROUNDS computations.
 
-    `held`: what each member has, or gets as soon as it is free; `view.owned` if None. Raises what `compute` raises.
-    Cost: O(partitions), and for restricted partitions one look at each member.
+    `held`: the partitions that each member owns, or gets as soon as they are free; `view.owned` if None. Raises what
+    `compute` raises. Cost: O(partitions), and for each restricted partition O(members).
     """
     if not constraints:
         return compute(assignor, view)
     steering = _Steering(view, constraints, view.owned if held is None else held)
     first = found = steering.result(assignor)
     for _ in range(ROUNDS if steering.differs else 0):
-        # ties that fall otherwise once partitions have moved would move some more at the next change of the group
+        # after these moves, ties may be resolved differently; that would move more partitions at the next change
         before, found = found, _Steering(replace(view, owned=found), constraints, found).result(assignor)
         if found == before:
             return found
@@ -88,7 +90,8 @@ def steer(
 
 
 class _Steering:
-    """One computation. `owner` is the result so far, `share` the number of partitions that the function gave."""
+    """One computation. `_owner` is the result so far; `_share` is the assignor's count of partitions for each
+    member."""
 
     def __init__(
         self, view: GroupView, constraints: Constraints, held: Mapping[str, Collection[TopicPartition]]
@@ -115,7 +118,7 @@ class _Steering:
                 self._subscribers[topic] = ids
                 self._anywhere[topic] = ids.difference(left, self._cordoned, constraints.canaries)
         self.differs = constraints.frozen or bool(constraints.canaries or constraints.swapped)
-        """Whether the constraints changed the function's result."""
+        """Whether the constraints changed the assignor's result."""
         self._owner: dict[TopicPartition, str] = {}
         self._count: Counter[str] = Counter()
         self._share: Counter[str] = Counter()
@@ -130,7 +133,7 @@ class _Steering:
                 if holder is not None and (self._rules.frozen or self._canary_keeps(holder, partition, canary_has)):
                     self._give(partition, holder)
                 elif partition not in chosen and self._subscribers[topic] & self._asked:
-                    continue  # the function assigns it to no member
+                    continue  # the assignor omits the partition
                 elif holder in self._cordoned and holder in self._may_have(partition):
                     self._give(partition, holder)
                     self.differs = self.differs or chosen.get(partition) != holder
@@ -155,13 +158,13 @@ class _Steering:
     # -- the function --------------------------------------------------------------------------------------------
 
     def _by_function(self, assignor: Assignor) -> dict[TopicPartition, str]:
-        """Returns partition -> member as the function assigns it to the members that take part; sets `_asked`
-        and `_share`."""
+        """Returns the assignor's result as partition -> member. Sets `_asked`, the members that the assignor sees, and
+        `_share`."""
         rules = self._rules
         swapped = self._swapped
         substitutes = frozenset(swapped.values())
         evacuated = rules.evacuated - swapped.keys()
-        # a cordoned member without partitions gets none, so the function's result must not depend on it
+        # a cordoned member without partitions gets none, so the assignor's result must not depend on it
         idle = self._cordoned.difference(self._holder.values(), swapped)
         members: tuple[Member, ...] = ()
         for absent in (
@@ -189,8 +192,7 @@ class _Steering:
     # -- where a partition may be --------------------------------------------------------------------------------
 
     def _may_have(self, partition: TopicPartition) -> frozenset[str]:
-        """Returns the members that may have the partition; never empty. The constraint checked first has the
-        highest priority."""
+        """Returns the members that may own the partition; never empty. The first non-empty choice counts."""
         rules, everyone = self._rules, self._subscribers[partition.topic]
         only, holder = rules.allowed.get(partition), self._holder.get(partition)
         if only is None:
@@ -221,10 +223,10 @@ class _Steering:
         return (self._count[member] + 1) / max(self._share[member], 1), self._count[member], member
 
     def _goals(self) -> dict[str, int]:
-        """Returns the goal of each member: its number of partitions.
+        """Returns member -> the number of partitions that it should have.
 
-        The goal of a cordoned member is the number that it has. The goal of another is the number that the function
-        gives, changed in proportion if other members have fewer or more than the function gave them.
+        A cordoned member keeps its number. Another member gets the assignor's number, changed in proportion if canaries
+        or cordoned members have more or fewer partitions than the assignor gave them.
         """
         able = self._asked.union(self._rules.swapped.values()) - self._leaving
         goals = {member: self._share[member] for member in able}
@@ -235,13 +237,13 @@ class _Steering:
         held = Counter(self._holder.values())
         open_to = able - self._cordoned
         step = 1 if extra > 0 else -1
-        # counts that differ by one are an equal share, rounded
+        # counts that differ by one are equal shares, rounded
         shares = {member: max(self._share[member], 1) for member in open_to}
         if shares and max(self._share[each] for each in open_to) - min(self._share[each] for each in open_to) <= 1:
             shares = dict.fromkeys(shares, 1)
 
         def turn(member: str) -> tuple[float, int, int, str]:
-            """Returns the member whose number changes next; a member that has more partitions already keeps more."""
+            """Returns the sort key of a member: the lowest one changes its number next."""
             full = (goals[member] + (step > 0)) / shares[member]
             return step * full, step * goals[member], -step * held[member], member
 
@@ -263,7 +265,7 @@ class _Steering:
         over = self._partitions_of({member for member, number in missing.items() if number < 0} if short else ())
         for member, partitions in over.items():
             holders = {p: self._holder.get(p) for p in partitions}
-            # first back to a member that is short, then those that move anyway
+            # first the partitions that return to a member which misses some, then those that move anyway
             for partition in sorted(partitions, key=lambda p: (holders[p] == member, holders[p] not in short)):
                 if self._count[member] <= goals[member] or not short:
                     break
@@ -287,14 +289,14 @@ class _Steering:
     # -- canaries ------------------------------------------------------------------------------------------------
 
     def _canary_keeps(self, holder: str, partition: TopicPartition, has: Counter[str]) -> bool:
-        """Whether the holder is a canary that needs this partition for its number."""
+        """Returns whether the holder is a canary that needs this partition to reach its number."""
         if holder not in self._canaries or not self._canary_may_have(holder, partition):
             return False
         has[holder] += 1
         return has[holder] <= self._rules.canaries[holder]
 
     def _fill_canaries(self, goals: Mapping[str, int]) -> None:
-        """Gives canaries their missing partitions, from the members that exceed their goal the most."""
+        """Moves partitions to the canaries that miss some, from the members that exceed their goal the most."""
         missing = {each: self._rules.canaries[each] - self._count[each] for each in sorted(self._canaries)}
         missing = {each: number for each, number in missing.items() if number > 0 and each not in self._cordoned}
         of = self._partitions_of(goals.keys() if missing else ())
@@ -316,5 +318,5 @@ class _Steering:
 
     def _canary_may_have(self, canary: str, partition: TopicPartition) -> bool:
         only = self._rules.allowed.get(partition)
-        # a partition that is pinned to other members stays there
+        # a partition that is pinned to other members stays with them
         return canary in self._subscribers[partition.topic] and (only is None or canary in only)

@@ -1,8 +1,8 @@
-"""Computes how many partitions of each kind each member gets: counts are balanced first, then the cost is minimal.
+"""Computes how many partitions of each kind each member gets. The counts are balanced first, then the cost is minimal.
 
-Partitions that the same members may take and that cost them the same are one *kind*; within a kind only numbers
-matter. So the problem is a flow from kinds to members with one edge for each pair, however many partitions there are.
-`apportion` computes the ideal counts of members that can be level, `settle` the flow towards them.
+Partitions that the same members may own and that cost them the same form one *kind*. Within a kind only numbers matter.
+So the problem is a flow from kinds to members, with one edge for each pair, however many partitions there are.
+`apportion` computes the ideal counts of the members, and `settle` computes the flow towards these.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ _FAR = 1 << 60  # longer than any path
 
 
 def apportion(total: int, weights: Sequence[float]) -> tuple[list[int], list[int], int]:
-    """Whole numbers in proportion to weights: they add up to `total`, and the sum of n*n/weight is the least possible.
+    """Divides `total` in proportion to weights, with the least possible sum of n*n/weight.
 
-    That is rounding to the nearest (Webster's method): with equal weights the numbers differ by at most one, and a
-    larger total never makes any number smaller. Returns the numbers, the indices that tie for the rest, and how many
-    of these get one more.
+    Returns the numbers, the indices that tie for the rest, and how many of these get one more. This is rounding to the
+    nearest (Webster's method): with equal weights the numbers differ by at most one, and a larger total never makes a
+    number smaller.
     """
     if not total or not weights:
         return [0] * len(weights), [], total
-    # rounded at a price that is certainly too low for `total`; the rest follows one by one
+    # rounds at a level that is certainly too low for `total`, and adds the rest one by one
     price = max(0.0, (total - len(weights)) / sum(weights))
     numbers = [max(0, int(price * weight + 0.5) - 1) for weight in weights]
     hands = [((2 * n + 1) / weight, index) for index, (n, weight) in enumerate(zip(numbers, weights))]
@@ -47,42 +47,44 @@ def apportion(total: int, weights: Sequence[float]) -> tuple[list[int], list[int
 
 
 class FlowKind(NamedTuple):
-    """A set of partitions that are alike."""
+    """A set of interchangeable partitions."""
 
     members: Sequence[int]
     """Indices of the members that may get partitions of this kind."""
     size: int
     own: Sequence[int]
-    """Number of these partitions that each of `members` has now; at most `size` in total."""
+    """The number of these partitions that each of `members` owns now; at most `size` in total."""
     costs: Sequence[int] | None = None
-    """Cost of one partition of this kind at each of `members`, also at the member that has it now. None: no costs."""
+    """The cost of one partition at each of `members`, the current owner included. None: no costs."""
 
 
 def settle(weights: Sequence[float], kinds: Sequence[FlowKind], move: int = 1) -> list[list[int]]:
-    """How many of each kind each of its members gets, in the shape of `FlowKind.own`.
+    """Returns how many partitions of each kind each of its members gets, in the shape of `FlowKind.own`.
 
-    Guarantee: of all complete assignments, one with the least sum of n*n/weight over the members' totals n: no chain
-    of hand-overs, however long, makes the counts more even. Of those, one of least cost, where a partition costs
-    `FlowKind.costs` and `move` more if it goes to a member that did not have it.
+    Guarantee: the result has the least possible sum of n*n/weight over the members' totals n, so no chain of moves,
+    however long, makes the counts more even. Of all such results, it has the least cost. A partition costs
+    `FlowKind.costs`, and `move` more at a member that does not own it now.
 
-    Cost: a few passes over the edges (pairs of kind and member) for each distance that partitions must travel and for
-    each level of load that subscriptions force apart; memory about 100 bytes an edge.
+    Cost: a few passes over the edges (pairs of kind and member) for each distance that partitions travel, and for each
+    level of load that subscriptions force apart. Memory: about 100 bytes for each edge.
     """
     return _Flow(weights, kinds, move).run()
 
 
 class _Flow:
-    """Successive shortest paths, all paths of one length at a time, inside blocks of members that can be level.
+    """Solves the flow by successive shortest paths, all paths of one length at a time, block by block.
 
-    A block's ideal is `apportion` of its total. If the flow cannot reach it, some members stay above it, and no member
-    outside the nodes that they reach can relieve them. The two sides are then solved separately (the decomposition of
-    separable convex resource allocation, Fujishige 1980, Groenevelt 1991).
+    A block is a set of members whose counts may become equal. Its ideal is `apportion` of its total. If the flow cannot
+    reach the ideal, some members stay above it, and only the nodes that they reach can relieve them. Then the nodes on
+    either side are solved separately (the decomposition of separable convex resource allocation, Fujishige 1980,
+    Groenevelt 1991).
 
-    Nodes: members, then kinds, then `slots`, which holds the units that tied members may have beyond their ideal.
-    `adjacent` has all edges of a kind, and of a member those in which it had units at some time: each search walks
-    them all, and most members have partitions of few of the kinds that they may take.
-    An edge's unit costs `base` while the member has no more of the kind than now, `base + move` beyond. `price` are
-    the potentials that make every remaining arc's reduced cost non-negative.
+    The nodes are the members, then the kinds, then `slots`, which has the units that tied members may get beyond their
+    ideal. `adjacent` has all edges of a kind. Of a member, it has the edges that carried units at some time, because
+    each search walks all of them, and most members get partitions of few kinds.
+
+    A unit on an edge costs `base` up to the number that the member owns now, and `base + move` beyond. `price` has the
+    potentials that keep the reduced cost of every arc non-negative.
     """
 
     def __init__(self, weights: Sequence[float], kinds: Sequence[FlowKind], move: int) -> None:
@@ -106,7 +108,7 @@ class _Flow:
         self.count = [0] * len(self.member)
         self.load = [0] * first
         self.price = [0] * (self.slots + 1)
-        self.need = [0] * first  # below zero: missing units; above zero: units to give away
+        self.need = [0] * first  # below zero: missing units; above zero: excess units
         self.open = 0  # free slots
         self.tied: list[int] = []
         self.takes = [False] * first  # whether a tied member has a slot
@@ -129,7 +131,7 @@ class _Flow:
         return [list(islice(done, len(kind.members))) for kind in self.kinds]
 
     def _begin(self, index: int) -> None:
-        """Puts each partition of a kind at its cheapest member, whatever the load: a valid start of the flow."""
+        """Starts with each partition of a kind at its cheapest member, whatever the load. That is a valid flow."""
         kind = self.kinds[index]
         edges = self.adjacent[self.first + index]
         least = min(kind.costs or (0,)) + self.move
@@ -144,7 +146,7 @@ class _Flow:
             self._pour([edge for edge in edges if self.base[edge] + self.move == least], left)
 
     def _pour(self, edges: list[int], units: int) -> None:
-        """Spreads units of a kind so that the lowest loads rise to one level."""
+        """Spreads units of a kind over edges so that the lowest loads rise to one level."""
         load, weights = self.load, self.weights
         order = sorted((load[self.member[edge]] / weights[self.member[edge]], edge) for edge in edges)
         level = loads = breadth = 0.0
@@ -172,7 +174,7 @@ class _Flow:
     # -- one block -----------------------------------------------------------------------------------------------
 
     def _level(self, members: list[int], kinds: list[int]) -> list[tuple[list[int], list[int]]]:
-        """Moves a block to its ideal, or until it splits. Returns the parts."""
+        """Moves units within a block until it reaches its ideal, or splits. Returns the parts after a split."""
         total = sum(self.load[member] for member in members)
         ideal, tied, self.open = apportion(total, [self.weights[member] for member in members])
         for member, wanted in zip(members, ideal):
@@ -221,8 +223,8 @@ class _Flow:
         return [(member, 0, -1 - member) for member in self.tied if self.takes[member]]
 
     def _shorten(self, nodes: list[int], sources: list[int]) -> bool:
-        """Runs Dijkstra's algorithm from all sources to the nearest sink, and updates the prices. Returns False if no
-        sink can be reached."""
+        """Runs Dijkstra's algorithm from all sources to the nearest sink, and updates the prices. Returns False if the
+        sources reach no sink."""
         price = self.price
         far = [_FAR] * (self.slots + 1)
         buckets: dict[int, list[int]] = {0: sources[:]}
@@ -274,15 +276,16 @@ class _Flow:
         return found
 
     def _ways(self, node: int) -> Iterator[tuple[int, int]]:
-        """Yields each arc of reduced cost 0 to the next layer, for as long as it leads on: (next node, edge)."""
+        """Yields the arcs of reduced cost 0 to the next layer: (next node, edge). Repeats an arc as long as it is
+        open."""
         hops, at = self.hops, self.price[node]
         for to, cost, edge in self._arcs(node):
-            # a unit that passed may have used up the arc, or what its kind cost
+            # the last unit may have filled the arc, or raised its cost
             while hops[to] == hops[node] + 1 and at + cost == self.price[to] and self._carries(node, edge, cost):
                 yield to, edge
 
     def _carries(self, node: int, edge: int, cost: int) -> bool:
-        """Whether an arc still carries a unit at this cost."""
+        """Returns whether an arc can carry another unit at this cost."""
         if edge < 0:
             return not self.takes[node] if node < self.first else self.takes[-edge - 1]
         left = self.count[edge] - self.own[edge] if node < self.first else self.own[edge] - self.count[edge]
@@ -302,7 +305,7 @@ class _Flow:
                 nodes.append(to)
                 arcs.append(edge)
             elif len(nodes) > 1:
-                self.hops[node] = -2  # no arc leads on from here within these layers
+                self.hops[node] = -2  # no open arc leads from this node to the next layer
                 nodes.pop()
                 arcs.pop()
             else:
@@ -336,8 +339,8 @@ class _Flow:
         return True
 
     def _split(self, members: list[int], kinds: list[int], sources: list[int]) -> list[tuple[list[int], list[int]]]:
-        """Splits a block: the nodes that the overfull members can reach, and the rest. Nothing flows between
-        the two."""
+        """Splits a block into the nodes that the overfull members reach, and the rest. No unit flows between the
+        two."""
         reached = [False] * (self.slots + 1)
         for source in sources:
             reached[source] = True
@@ -347,7 +350,7 @@ class _Flow:
                 if not reached[to]:
                     reached[to] = True
                     queue.append(to)
-        # kinds above are held and wanted above only; those below are wanted above as well, in vain
+        # no unit flows between the parts any more, so a search need not walk the edges between them
         for node in (*members, *kinds):
             other = self.member if node >= self.first else self.kind
             self.adjacent[node] = [edge for edge in self.adjacent[node] if reached[other[edge]] == reached[node]]

@@ -1,4 +1,4 @@
-"""Adapts allocator functions written for kiel: `function(members, partitions)`."""
+"""Adapts functions with kiel's signature, `function(members, partitions)`, to assignors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from allocator.core.types import TopicPartition
 
 
 def naive_allocator(members: Iterable[str], partitions: Iterable[str]) -> dict[str, dict[str, list[int]]]:
-    """Round robin in kiel's signature, for code that calls or wraps its default function.
+    """Assigns in turn, with kiel's signature, for code that calls or wraps kiel's default function.
 
-    Returns nested defaultdicts, as kiel does. Members that get nothing are absent; without members the mapping is
-    empty. As an assignor, use "naive".
+    Returns nested defaultdicts, as kiel does: member -> topic -> partition ids. Members that get nothing are absent.
+    To name this function as an assignor, use "naive".
     """
     mapping: defaultdict[str, dict[str, list[int]]] = defaultdict(partial(defaultdict, list))
     for member, partition in zip(cycle(members), partitions):
@@ -29,11 +29,11 @@ def naive_allocator(members: Iterable[str], partitions: Iterable[str]) -> dict[s
 
 @dataclass(frozen=True)
 class KielAssignor:
-    """Calls a function of kiel's signature with the arguments that kiel would have passed.
+    """Calls a function of kiel's signature with the arguments that kiel would pass.
 
-    Guarantee: both lists are sorted as text. Members are the names that users gave them, as in kiel, or their
-    ids when two members share a name. Called once for each set of topics that the same members subscribe to,
-    because such a function knows of no subscriptions: one call in all when everyone subscribes alike.
+    Guarantee: both lists are sorted as text. Members are given by their client ids, as in kiel, or by their member ids
+    if two members share a client id. Such a function knows no subscriptions, so it is called once for each set of
+    topics with the same subscribers.
     """
 
     name: str
@@ -49,13 +49,13 @@ class KielAssignor:
             for label, of_topics in _items(self.function(sorted(ids), partitions), "members"):
                 for topic, numbers in _items(of_topics, f"topics of {label!r}"):
                     found = [TopicPartition(topic, number) for number in numbers]
-                    if found:  # reading a key of a defaultdict creates an empty entry
-                        # an unknown label passes through, because the validation reports it
+                    if found:  # the function may have created empty entries by reading a defaultdict
+                        # keeps an unknown label, which the validation reports
                         given.setdefault(ids.get(label, label), []).extend(found)
         return given
 
 
 def _items(value: Any, what: str) -> Iterable[tuple[Any, Any]]:
     if not isinstance(value, Mapping):
-        raise BadAssignment(f"kiel's signature asks for a mapping of {what}, not {type(value).__name__}")
+        raise BadAssignment(f"a function of kiel's signature returns a mapping of {what}, not {type(value).__name__}")
     return value.items()

@@ -1,11 +1,11 @@
-"""Computes which partitions move when some members have much more load than others. Pure.
+"""Computes which partitions move if some members have much more load than others. No I/O, no state.
 
 In: the owner of each partition, the known loads, the members with their weights, and the constraints of an operator.
-Out: the moves. The caller passes the partitions that moved lately and must rest; this module stores nothing.
+Out: the moves. The caller passes the partitions that moved lately and must not move again yet.
 
-The idea is that of Slicer (Adya et al., OSDI 2016) and of Cruise Control's distribution goals: few moves, each of which
-makes the busiest member less busy, a budget of moves, and a margin between the imbalance that starts moves and the one
-that ends them.
+The approach is that of Slicer (Adya et al., OSDI 2016) and of Cruise Control's distribution goals: few moves, each of
+which relieves the busiest member, and a budget of moves. The imbalance that starts moves is larger than the imbalance
+at which they end.
 """
 
 from __future__ import annotations
@@ -22,16 +22,20 @@ from allocator.core.assignors.problem import AssignmentProblem
 from allocator.core.assignors.types import BuiltIn, GroupView, Member
 from allocator.core.types import NO_PARTITIONS, Assignment, Partitions, TopicPartition
 
-MARGIN = 0.5  # share of the tolerance at which moves end. more: moves begin again sooner; less: more moves at a time
-# share of the fair load below which a member takes partitions. more: a member whose load falls takes some; less: a new
-# member may wait
+MARGIN = (
+    0.5  # fraction of the tolerance at which moves end. Higher: moves begin again sooner; lower: more moves at a time
+)
+# fraction of its share below which a member takes partitions. Higher: a member whose load falls takes some; lower: a
+# new member may wait
 LOW = 0.5
-SPARE = 0.9  # share of the fair load that a member keeps when it gives to one with too little
-IDLE = 0.02  # least load of a partition, as a share of the mean: otherwise all idle ones could end up with one member
-# least load that is worth a move, as a share of a partition's mean. more: small partitions stay; less: useless moves
+SPARE = 0.9  # fraction of its share that a member keeps when it gives partitions to a member below LOW
+# least load of a partition, as a fraction of the mean: otherwise one member could get all idle partitions
+IDLE = 0.02
+# least load that is worth a move, as a fraction of the mean of the partitions. Higher: small partitions stay; lower:
+# moves that change little
 WORTH = 0.1
-GAIN = 0.5  # share of the tolerance by which a move must relieve the busier member if neither gets even
-LARGEST = 1e30  # largest load, so that sums stay finite
+GAIN = 0.5  # fraction of the tolerance by which a move must relieve the busier member if neither member becomes even
+LARGEST = 1e30  # largest load that counts, so that sums stay finite
 
 Loads = Mapping[TopicPartition, float]
 
@@ -41,18 +45,18 @@ class MemberLoads(NamedTuple):
 
     by_member: dict[str, float]
     mean: float
-    """Mean over the members, per unit of weight."""
+    """The mean over the members, per unit of weight."""
     max_over_mean: Optional[float]
-    """The load of the busiest member per unit of weight, divided by `mean`; 1.0 if all have their share. None without
-    any load."""
+    """The load of the busiest member per unit of weight, divided by `mean`: 1.0 if all members have their share. None
+    if there is no load."""
     unknown: int
-    """Number of partitions with an unknown load. Each counts as the mean of the others."""
+    """The number of partitions with an unknown load. Each counts as the mean of the others."""
 
     @classmethod
     def of(
         cls, owners: Mapping[str, Collection[TopicPartition]], loads: Loads, weights: Mapping[str, float] | None = None
     ) -> MemberLoads:
-        """Returns the load of each member of `owners`, and how even the loads are; for lists, the page and metrics.
+        """Returns the load of each member of `owners`. Lists of groups, the page and metrics show it.
 
         `weights`: relative capacity, 1.0 for a member without an entry. A partition without a load counts as the mean
         of the others.
@@ -70,7 +74,7 @@ class MemberLoads(NamedTuple):
 
 
 class LoadMove(NamedTuple):
-    """One partition that moves, and its load."""
+    """The move of one partition, with its load."""
 
     partition: TopicPartition
     source: str
@@ -104,12 +108,12 @@ def _clean(load: float) -> float:
 class LoadAssignor(BuiltIn):
     """Keeps each partition with its owner, and assigns the others to the member with the least load for its weight.
 
-    `GroupView.load` is what members report (`follow_load`). The leader then applies `balance` to the result, which
-    makes the loads even. Without any load each partition counts the same. Racks are ignored.
+    `GroupView.load` has the loads that members report (`follow_load`). The leader applies `balance` to the result,
+    which makes the loads even. If no load is known, all partitions count the same. Racks are ignored.
 
-    Guarantee: no partition leaves a member that subscribes to its topic. Partitions without an owner are placed the
-    heaviest first, so among equal members that start with nothing, the busiest has at most 4/3 of the least possible
-    (Graham 1969).
+    Guarantee: no partition leaves a member that subscribes to its topic. Partitions without an owner are assigned in
+    order of falling load. So if all members are equal and own nothing, the busiest one gets at most 4/3 of the least
+    possible load (Graham 1969).
 
     Cost: O(partitions x log(partitions)).
     """
@@ -134,7 +138,7 @@ class LoadAssignor(BuiltIn):
             heapify(heap)
             free += [(-amounts[p], p, heap) for p in each.partitions if p not in problem.holder]
         for _, partition, heap in sorted(free):
-            # the entry is out of date, because the member got a partition of another class
+            # such an entry is outdated, because the member got a partition of another class
             while heap[0][0] != level[heap[0][1]]:
                 heapreplace(heap, (level[heap[0][1]], heap[0][1]))
             member = heap[0][1]
@@ -164,25 +168,26 @@ def balance(
     most: int | None = None,
     newcomers: Collection[str] | None = None,
 ) -> list[LoadMove]:
-    """The moves that make the members' loads even enough; none if they are.
+    """Returns the moves that make the members' loads even enough; none if they already are.
 
-    A share is the mean load per unit of weight, times a member's weight. Two things move partitions:
+    A member's share is the mean load per unit of weight, times the member's weight. Two rules move partitions:
 
-    - A member with more than `tolerance` times its share (or times its heaviest partition, if that is more than the
-      share, since a partition cannot be split) gives away until it has at most the middle between 1 and `tolerance`.
-    - A member with less than half of its share takes up to its share. A member that holds partitions of unknown load
-      takes nothing so while other loads are known.
+    - A member with more than `tolerance` times its share gives partitions away, until it has at most the middle between
+      1 and `tolerance` times its share. If its heaviest partition exceeds the share, that load counts instead, because
+      a partition cannot be split.
+    - A member with less than half of its share takes partitions, up to its share. A member that owns partitions of
+      unknown load takes none by this rule while other loads are known.
 
-    If `newcomers` are given, only these members take, and only the second rule applies.
+    If `newcomers` are given, only these members take partitions, and only the second rule applies.
 
-    Guarantee: after each move neither of its two members has more for its weight than the source had before, so the
-    load of the busiest member never grows. Equal arguments give equal moves. At most `most` moves (None:
-    any number), the busiest member first. A partition that is `resting`, and one that may not be elsewhere, stays. With
-    `frozen` nothing moves. Members that an order evacuates, swaps or holds back (canaries) take no part, and a
-    cordoned one only gives.
+    Guarantee: after each move, neither of the two members has more load for its weight than the source had before. So
+    the load of the busiest member never grows. Equal arguments return equal moves. There are at most `most` moves
+    (None: no limit), those of the busiest members first. Partitions in `resting` stay, and so do partitions that other
+    members may not own. With `frozen`, nothing moves. Evacuated members, swapped members, their replacements and
+    canaries take no part. A cordoned member only gives.
 
-    Not guaranteed: the most even assignment, which is NP-hard to find; the remaining partitions of a member may all be
-    too heavy for any other.
+    Not guaranteed: the most even assignment, which is NP-hard to find. All remaining partitions of a member may be too
+    heavy for any other member.
 
     Cost: O(partitions x log(partitions) + moves x (members + partitions of a member)).
     """
@@ -197,7 +202,7 @@ def balance(
 
 
 class _Balance:
-    """One computation of moves. `load` is the load of each member after the moves so far."""
+    """One computation of moves. `load`: member -> its load after the moves so far."""
 
     def __init__(
         self,
@@ -243,9 +248,9 @@ class _Balance:
     # -- too little ----------------------------------------------------------------------------------------------
 
     def fill(self, among: Collection[str] | None) -> None:
-        """Moves partitions from the busiest members to those with less than half of their share.
+        """Moves partitions from the busiest members to members with less than LOW of their share.
 
-        If `among` is given, only these members take.
+        If `among` is given, only these members take partitions.
         """
         if not self._amount:
             return
@@ -264,9 +269,9 @@ class _Balance:
                     heappush(donors, (-self._level(donor), donor))
 
     def _smallest_gain(self, donor: str, member: str) -> TopicPartition | None:
-        """Returns the lightest partition that leaves the donor with at least the load that `member` then has.
+        """Returns the lightest partition whose move leaves the donor with at least the load that `member` then has.
 
-        With fewer partitions than members, or a few heavy ones, no partition fits into a share.
+        If there are fewer partitions than members, or a few heavy partitions, no partition fits into a share.
         """
         weight, other = self._members[donor].weight, self._members[member].weight
         for amount, partition in self._movable[donor]:
@@ -279,7 +284,7 @@ class _Balance:
     # -- too much ------------------------------------------------------------------------------------------------
 
     def shed(self) -> None:
-        """Moves partitions from members above the tolerance to the members with the most room."""
+        """Moves partitions from members above the tolerance to the members with the least load for their share."""
         busy = [(-self._level(each), each) for each in self._members if self._over(each)]
         heapify(busy)
         while busy and not self._spent():
@@ -293,11 +298,11 @@ class _Balance:
             partition, taker = found
             self._move(partition, donor, taker)
             heappush(busy, (-self._level(donor), donor))
-            if self._over(taker):  # it still has less than the donor had, and may pass on lighter partitions
+            if self._over(taker):  # the taker has less than the donor had, and may pass on lighter partitions
                 heappush(busy, (-self._level(taker), taker))
 
     def _bound(self, member: str) -> float:
-        """The load that the tolerance applies to: the share, or the heaviest partition if that is more."""
+        """Returns the load that the tolerance applies to: the share, or the heaviest partition if that is more."""
         return max(self._share[member], self._heaviest[member])
 
     def _over(self, member: str) -> bool:
@@ -312,7 +317,7 @@ class _Balance:
             found = self._one_enough(donor, taker, excess, -lack) or self._largest(donor, taker, min(excess, -lack))
             if found is not None:
                 return found, taker
-        # neither member becomes even by the move, but the busier of the two gets less busy
+        # the move makes neither member even, but relieves the busier one
         gain = (self._tolerance - 1) * GAIN
         by_level = sorted((self._level(each), each) for each in self._takers if each != donor)
         for level, taker in by_level:
@@ -325,7 +330,7 @@ class _Balance:
     # -- single moves --------------------------------------------------------------------------------------------
 
     def _one_enough(self, donor: str, taker: str, excess: float, room: float) -> TopicPartition | None:
-        """Returns the lightest partition that removes the whole excess and fits into the room."""
+        """Returns the lightest partition that covers the whole excess and has at most the load `room`."""
         entries = self._movable[donor]
         for place in range(bisect_left(entries, (excess,)), len(entries)):
             amount, partition = entries[place]
@@ -336,7 +341,7 @@ class _Balance:
         return None
 
     def _largest(self, donor: str, taker: str, room: float) -> TopicPartition | None:
-        """Returns the heaviest partition that fits into the room."""
+        """Returns the heaviest partition with at most the load `room`."""
         entries = self._movable[donor]
         for place in range(bisect_right(entries, (room, _LAST)) - 1, -1, -1):
             amount, partition = entries[place]
@@ -359,9 +364,9 @@ class _Balance:
         del entries[bisect_left(entries, (amount, partition))]
         self.load[donor] -= amount
         self.load[taker] += amount
-        # the taker keeps it: a partition moves once in a decision
+        # the taker keeps the partition, because a partition moves once in a decision
         self._heaviest[taker] = max(self._heaviest[taker], amount)
-        # a bound that is too high only ends the moves sooner; the exact one, for the donor, would need a search
+        # the donor's heaviest partition is not updated: a bound that is too high only ends the moves sooner
         self.moves.append(LoadMove(partition, donor, taker, amount))
 
 

@@ -1,7 +1,7 @@
 """Computes an assignment in two steps: how many partitions of each class a member gets, then which ones.
 
-`flow.settle` computes the counts; `AssignmentProblem` prepares its input from a `GroupView` and turns counts into
-partitions.
+`flow.settle` computes the counts. `AssignmentProblem` prepares the input of `settle` from a `GroupView`, and turns the
+counts into partitions.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from allocator.core.assignors.flow import FlowKind, settle
 from allocator.core.assignors.types import GroupView
 from allocator.core.types import Assignment, TopicPartition
 
-BLOCK = 4  # shorter runs of consecutive ids save too little space in a znode
+BLOCK = 4  # least length of a run of consecutive ids; shorter runs save too little space in a znode
 
 Cost = Callable[[Optional[str], Any], int]
 """(rack of a member, kind of a partition) -> the cost of assigning the partition to the member"""
 
 
 def topic_partitions(view: GroupView, topics: Iterable[str]) -> list[TopicPartition]:
-    """Returns all partitions of these topics, in the order of `topics` and of ids."""
+    """Returns all partitions of these topics, in the order of `topics` and of their ids."""
     return [TopicPartition(topic, number) for topic in topics for number in range(view.partitions[topic])]
 
 
 class PartitionClass(NamedTuple):
-    """Partitions that the same members subscribe to and that are alike to each of these members."""
+    """Partitions with the same subscribers, to each of which they are interchangeable."""
 
     members: list[int]
     """Indices into `AssignmentProblem.members`."""
     kind: object
     partitions: list[TopicPartition]
-    """In order of topic and id."""
+    """The partitions, in order of topic and id."""
 
 
 class AssignmentProblem:
-    """The members and partitions of a view, in an order that does not depend on how the view is written.
+    """The members and partitions of a view, in an order that does not depend on the order in the view.
 
     Members are in Kafka's order (`Member.order`), topics are sorted by name. If two members claim a partition, the
     first one is its holder.
@@ -53,7 +53,7 @@ class AssignmentProblem:
             for members, topics in replace(view, members=self.members).classes()
         ]
         self.holder: dict[TopicPartition, int] = {}
-        """Partition -> index of the member that has it and may keep it."""
+        """Partition -> index of the member that owns it and may keep it."""
         for number, member in enumerate(self.members):
             for partition in view.owned.get(member.id, ()):
                 topic, each = partition
@@ -61,7 +61,7 @@ class AssignmentProblem:
                     self.holder.setdefault(partition, number)
 
     def split(self, kind: Callable[[TopicPartition], object]) -> None:
-        """Separate partitions that are not alike to their subscribers, for example by rack."""
+        """Splits each class by `kind`, for example by the racks of the replicas."""
         whole, self.classes = self.classes, []
         for members, _, partitions in whole:
             alike: defaultdict[object, list[TopicPartition]] = defaultdict(list)
@@ -72,10 +72,10 @@ class AssignmentProblem:
     def solve(
         self, *, weights: Sequence[float] | None = None, cost: Cost | None = None, move: int = 1, blocks: bool = True
     ) -> Assignment:
-        """The most even assignment of least cost; `flow.settle` defines both.
+        """Returns the most even assignment of least cost; `flow.settle` defines both.
 
-        `weights` are in the order of `members`, equal if None. A member keeps the first partitions of a class that it
-        has. `blocks` assigns the others in runs of consecutive ids, which take less room in a znode.
+        `weights` are in the order of `members`, and equal if None. A member keeps the first partitions of a class that
+        it owns. With `blocks`, the others are assigned in runs of consecutive ids, which take less space in a znode.
         """
         racks = [member.rack for member in self.members]
         kinds = []
@@ -111,7 +111,7 @@ class AssignmentProblem:
 def _spread(
     free: list[TopicPartition], missing: list[tuple[int, int]], assigned: list[list[TopicPartition]], blocks: bool
 ) -> None:
-    """Spread each topic over the members that miss partitions, given as (count, member)."""
+    """Spreads each topic over the members that miss partitions. `missing`: pairs of count and member."""
     missing.sort(key=lambda each: (-each[0], each[1]))
     while missing:
         most, least = missing[0][0], missing[-1][0]
@@ -123,7 +123,7 @@ def _spread(
 
 
 def _divide(partitions: list[TopicPartition], ways: int, blocks: bool) -> list[list[TopicPartition]]:
-    """Divides the partitions equally; if the number does not divide, the first ones get one more."""
+    """Divides the partitions into `ways` parts. If they do not divide evenly, the first parts get one more."""
     parts: list[list[TopicPartition]] = [[] for _ in range(ways)]
     rest = partitions
     if blocks and len(partitions) >= ways * BLOCK:

@@ -1,4 +1,4 @@
-"""Finds an assignor by name, by text or by entry point, or adapts a callable."""
+"""Finds an assignor by its name, its import path or its entry point, or adapts a callable."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ AssignorSpec = Union[str, Assignor, Callable[..., Any]]
 
 _ALL: tuple[Assignor, ...] = (naive, range_, roundrobin, sticky, cooperative_sticky, weighted, rack_aware)
 _BUILT_IN: Mapping[str, Assignor] = {each.name: each for each in _ALL}
-# the setting `follow_load` selects these; they are no valid value of `assignor`
+# the setting `follow_load` selects these; users do not name them in `assignor`
 _BY_LOAD: Mapping[str, Assignor] = {each.name: each for each in map(LoadAssignor, get_args(LoadSource))}
 
 
 @dataclass(frozen=True)
 class _Named:
-    """A user's function with the signature of this library, and its name."""
+    """Gives a user's function the name under which members agree on it."""
 
     name: str
     function: Callable[[GroupView], Mapping[str, Iterable[PartitionLike]]]
@@ -46,26 +46,26 @@ class _Named:
 
 
 def built_in(name: str) -> Assignor | None:
-    """Returns the assignor of this package with that name, or None. Imports nothing else."""
+    """Returns the assignor of this package with that name, or None. Imports no other packages."""
     return _BUILT_IN.get(name) or _BY_LOAD.get(name)
 
 
 def known_names() -> list[str]:
-    """Returns the built-in names and those that installed packages add (entry points `allocator.assignors`)."""
+    """Returns the names of the built-in assignors and of those in the entry points `allocator.assignors`, sorted."""
     return sorted({*_BUILT_IN, *_entry_points()})
 
 
 def resolve(spec: AssignorSpec) -> Assignor:
-    """The allocator function that `spec` names.
+    """Returns the assignor that `spec` names.
 
-    `spec` is, tried in this order: a built-in name; the name of an entry point in the group
-    `allocator.assignors`; "package.module:function"; or the callable itself. A callable takes one positional
-    argument (a `GroupView`) or two, kiel's (members, partitions); a class is called without arguments first.
+    `spec` is, in this order: the name of a built-in assignor; the name of an entry point in the group
+    `allocator.assignors`; "package.module:function"; or the callable itself. A callable takes one positional argument
+    (a `GroupView`) or kiel's two (members, partitions). A class is first called without arguments.
 
-    Members agree on a name: that of the built-in or the entry point, or the attribute `name` of the callable, or
-    "module:qualname". So a function and a text that names it agree.
+    Members agree on the name of an assignor: the name of the built-in assignor or of the entry point, or else the
+    attribute `name` of the callable, or else "module:qualname". So a function and the text that names it agree.
 
-    Raises AssignorError, which names `spec` and the functions that exist.
+    Raises AssignorError, which names `spec` and the known assignors.
     """
     if isinstance(spec, str):
         return _by_text(spec)
@@ -75,10 +75,9 @@ def resolve(spec: AssignorSpec) -> Assignor:
 
 
 def of_kiel(function: Callable[..., Any]) -> Assignor:
-    """Returns an assignor for kiel's argument `partition_allocator`: a callable with two arguments gets two.
+    """Returns an assignor for kiel's argument `partition_allocator`.
 
-    A callable whose signature does not tell the number, such as `lambda *a: ...`, gets two as well. Raises
-    AssignorError.
+    If the callable accepts two arguments, as `lambda *a: ...` does, it is called with kiel's two. Raises AssignorError.
     """
     if isinstance(function, type):
         return resolve(function)
@@ -86,7 +85,7 @@ def of_kiel(function: Callable[..., Any]) -> Assignor:
         inspect.signature(function).bind("members", "partitions")
     except TypeError:
         return resolve(function)
-    except ValueError:  # it has no signature, as some functions written in C
+    except ValueError:  # some functions written in C have no signature
         pass
     return _adapt(function, None, of_kiel=True)
 
@@ -99,7 +98,7 @@ def _by_text(spec: str) -> Assignor:
     if spec in points:
         try:
             target = points[spec].load()
-        except (Exception, SystemExit) as error:  # importing runs the package's own code
+        except (Exception, SystemExit) as error:  # the import runs the code of the package
             raise AssignorError(
                 f"allocator function {spec!r}: entry point {points[spec].value!r} does not load: {error!r}"
             ) from error
@@ -111,29 +110,30 @@ def _by_text(spec: str) -> Assignor:
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise AssignorError(
         f"no allocator function {spec!r}{hint}; known: {', '.join(known)}; "
-        "one of your own is written 'package.module:function'"
+        "write your own function as 'package.module:function'"
     )
 
 
 def _adapt(target: Any, spec: str | None, *, forced: bool = False, of_kiel: bool = False) -> Assignor:
-    """`target` as an Assignor; `spec` is the text that led to it, `forced` makes it the name.
+    """Returns `target` as an Assignor.
 
-    `of_kiel`: it takes (members, partitions), whatever its signature says.
+    `spec` is the text that named it; `forced` makes that text the name of the assignor. `of_kiel`: `target` takes
+    (members, partitions), whatever its signature is.
     """
     shown = repr(spec) if spec is not None else repr(target)
     target = to_call(target, f"allocator function {shown}", AssignorError)
     if target is naive_allocator:
-        return naive  # one function with two signatures: members that name either of them agree
+        return naive  # the same function with two signatures: members that name either one agree
     own: Assignor = target
     if any(own is each for each in (*_BUILT_IN.values(), *_BY_LOAD.values())):
         return own
     name = spec if forced and spec is not None else _name(target, spec)
     if built_in(name) is not None:
         raise AssignorError(
-            f"allocator function {shown} calls itself {name!r}, which is built in; give it another name"
+            f"allocator function {shown} has the name {name!r}, which is built in; give it another name"
         )
     if inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None)):  # noqa: B004
-        raise AssignorError(f"allocator function {shown} is a coroutine; it must be a plain function of its arguments")
+        raise AssignorError(f"allocator function {shown} is a coroutine; it must be a plain function")
     asked = getattr(target, "wants", ())
     if isinstance(asked, str) or not isinstance(asked, Iterable) or not WANTABLE.issuperset(asked):
         raise AssignorError(
@@ -158,7 +158,7 @@ def _positional(target: Callable[..., Any], shown: str) -> int:
     if len(required) == len(positional) and len(positional) in (1, 2):
         return len(positional)
     raise AssignorError(
-        f"allocator function {shown} asks for ({', '.join(map(str, parameters))}); "
+        f"allocator function {shown} takes ({', '.join(map(str, parameters))}); "
         "it must take one argument (the GroupView) or two (members, partitions)"
     )
 
@@ -174,7 +174,7 @@ def _name(target: Any, spec: str | None) -> str:
         inner = type(inner)
     module, qualname = inner.__module__, inner.__qualname__
     if spec is not None and (inner is not target or _lookup(module, qualname) is not target):
-        return spec  # a lambda, a partial or an instance has no name of its own, so the text that led to it is its name
+        return spec  # a lambda, a partial or an instance has no name, so the text that named it is its name
     return f"{module}:{qualname}"
 
 

@@ -1,6 +1,7 @@
-"""Even counts with as few moves as possible: `sticky`, `cooperative-sticky`, `weighted` and `rack-aware`.
+"""The assignors with even counts and as few moves as possible: `sticky`, `cooperative-sticky`, `weighted`,
+`rack-aware`.
 
-`first_step` adapts such an assignment to Kafka's own group protocol.
+`first_step` adapts their assignments to Kafka's own group protocol.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ from allocator.core.assignors.types import BuiltIn, GroupView
 from allocator.core.errors import AssignorError
 from allocator.core.types import Assignment, TopicPartition
 
-# with more pairs of member and class, exchanging partitions to place them near their leaders takes minutes
+# most pairs of member and class with which `rack-aware` places partitions near their leaders; more would take minutes
 PAIRS = 50_000
 
 
 class _Sticky(BuiltIn):
-    """Balanced first, sticky second (KIP-54; the membership knows what a member holds, not the user data).
+    """Balanced first, sticky second (KIP-54). The owners come from the membership, not from user data.
 
-    Guarantee: no chain of hand-overs between members, however long, makes the counts more even. So counts differ by
-    at most one among members that share subscriptions, and by more only where subscriptions force it. Of all such
-    assignments it is one in which the fewest partitions leave a member that may keep them: exactly the minimum,
-    whether subscriptions are equal or not. The result depends on the view alone, not on the order it is written in.
+    Guarantee: no chain of moves between members, however long, makes the counts more even. So the counts of members
+    with equal subscriptions differ by at most one, and others differ by more only if the subscriptions force it. Of all
+    such assignments, the result is one in which the fewest partitions leave a member that may keep them. This is the
+    exact minimum, whether subscriptions are equal or not. The result does not depend on the order in the view.
 
-    Partitions without an owner are spread topic by topic over the members that need some. Weight and rack are ignored.
+    Partitions without an owner are spread topic by topic over the members that miss some. Weight and rack are ignored.
 
-    Cost: O(partitions) to read and write, and a flow over pairs of member and set of topics with the same
-    subscribers: one pair for each member if all subscribe alike.
+    Cost: O(partitions), and a flow over pairs of member and set of topics with the same subscribers. If all members
+    subscribe to the same topics, that is one pair for each member.
     """
 
     name = "sticky"
@@ -44,24 +45,25 @@ class _CooperativeSticky(_Sticky):
     """The assignment of `sticky`, which members reach without stopping the partitions that they keep (KIP-429).
 
     Guarantee and cost: those of `sticky`. Ownership through ZooKeeper is cooperative with every assignor: a partition
-    starts at its new owner once the old one has released it, and the others never pause. Kafka's own protocol has no
-    such order, so there the leader sends `first_step` of this assignment.
+    starts at its new owner after the old owner has released it, and other partitions never stop. Kafka's own protocol
+    has no such order of steps, so there the leader sends `first_step` of this assignment.
     """
 
     name = "cooperative-sticky"
 
 
 class _Weighted(BuiltIn):
-    """`sticky` with capacities: a member of weight 2 should have twice the partitions of a member of weight 1.
+    """`sticky` with capacities: a member of weight 2 should get twice the partitions of a member of weight 1.
 
-    Guarantee: the sum of count * count / weight over the members is the least possible, so no chain of hand-overs
-    brings counts closer to the weights. With equal subscriptions that is rounding to the nearest (Webster's method:
-    unbiased between large and small members, and more partitions never take one from a member); with equal weights
-    it is the assignment of `sticky`. Among the best, the fewest partitions move: the exact minimum. No KIP. Rack is
-    ignored.
+    Guarantee: the sum of count * count / weight over the members is the least possible, so no chain of moves brings the
+    counts closer to the weights. With equal subscriptions, that is rounding to the nearest (Webster's method). It
+    prefers neither large nor small members, and with more partitions no member gets fewer. With equal weights, the
+    result is that of `sticky`. Of the best assignments, the result is one with the fewest moves, the exact minimum. No
+    KIP. Rack is ignored.
 
-    Not guaranteed: that each count is its exact share rounded up or down. No rule that never takes partitions away
-    because a member left can guarantee that; rounding to the nearest breaks it least often.
+    Not guaranteed: that each count is the member's exact share, rounded up or down. A rule that never takes partitions
+    from the remaining members when a member leaves cannot guarantee that. Rounding to the nearest violates it least
+    often.
 
     Raises AssignorError for a weight that is not a positive number. Cost: as `sticky`.
     """
@@ -75,7 +77,7 @@ class _Weighted(BuiltIn):
                     f"member {member.id!r} ({member.name!r}) has weight {member.weight!r}; it must be a positive number"
                 )
         problem = AssignmentProblem(view)
-        # the decimal text, not the binary float: 0.1 is to 0.3 exactly as 1 is to 3, and ties are ties
+        # uses the decimal text, not the binary float: so the ratio of 0.1 to 0.3 is exactly 1 to 3, and ties stay ties
         exact = [Fraction(repr(float(member.weight))) for member in problem.members]
         common = lcm(*(weight.denominator for weight in exact))
         return problem.solve(weights=[int(weight * common) for weight in exact])
@@ -84,18 +86,18 @@ class _Weighted(BuiltIn):
 class _RackAware(BuiltIn):
     """`sticky` that reads across racks as little as even counts allow (KIP-881, KIP-392).
 
-    Guarantee, each among the best of those before: no chain of hand-overs makes the counts more even; the fewest
-    partitions have no replica in their member's rack; the fewest move; the most are with their leader's rack. Each is
-    the exact optimum. So a new leader moves nothing as long as a replica stays nearby, but partitions do move when
-    that saves reading across racks. The last is left out where subscriptions times arrangements of racks are more than
-    50 000 (as with a thousand members that all subscribe to other topics).
+    Guarantee, in order of priority: no chain of moves makes the counts more even; the fewest partitions have no replica
+    in their member's rack; the fewest partitions move; the most partitions are in their leader's rack. Each is the
+    exact optimum. So a new leader moves nothing as long as a replica is in the member's rack, but partitions move if
+    that saves reads across racks. The last goal is dropped if the number of subscriptions times the number of rack
+    combinations exceeds 50 000, for example with a thousand members that all subscribe to different topics.
 
-    `GroupView.racks` says where replicas are. If consumers cannot read from followers (brokers before 2.4), it
-    should name the leader's rack alone. A partition without an entry has no replica in any rack, and a member without
-    a rack reads everything across racks. Without `racks`, or if no member names its rack, this is `sticky`. Weight is
-    ignored.
+    `GroupView.racks` has the racks of the replicas. If consumers cannot read from followers (brokers before 2.4), it
+    should have only the leader's rack. A partition without an entry has no replica in any rack, and a member without a
+    rack reads everything across racks. Without `racks`, or if no member has a rack, the result is that of `sticky`.
+    Weight is ignored.
 
-    Cost: as `sticky`, and one lookup for each partition; the flow is over pairs of member and set of partitions with
+    Cost: as `sticky`, and one lookup for each partition. The flow is over pairs of member and set of partitions with
     the same subscribers and the same racks.
     """
 
@@ -113,11 +115,12 @@ class _RackAware(BuiltIn):
 
         @cache
         def nearby(replicas: tuple[str | None, ...]) -> tuple[str | None, frozenset[str]]:
-            """(rack of the leader, racks of the replicas); racks without a member make no difference."""
+            """Returns (rack of the leader, racks of the replicas), without racks that have no member."""
             leader = replicas[0] if by_leader and replicas[0] in known else None
             return leader, frozenset(rack for rack in replicas if rack is not None and rack in known)
 
-        # a chain or ring of hand-overs has fewer steps than this, so each cost outweighs any number of the next lower
+        # a chain or cycle of moves has fewer steps than this, so one unit of a cost outweighs all of the next lower
+        # cost
         steps = 2 * (len(view.members) + sum(view.partitions.values()) + 1)
         move, remote = steps, steps * steps
 
@@ -140,20 +143,20 @@ rack_aware = _RackAware()
 def first_step(
     owned: Mapping[str, Iterable[TopicPartition]], target: Mapping[str, Iterable[TopicPartition]]
 ) -> dict[str, frozenset[TopicPartition]]:
-    """What a leader may send at once on the way from `owned` to `target` under Kafka's protocol (KIP-429).
+    """Returns the assignment that a leader may send first on the way from `owned` to `target` (KIP-429).
 
-    Guarantee: a partition that another member of `target` still holds is left out, so that no member starts a
-    partition that another has not stopped; all else is as in `target`. The former owner sees that it lost the
-    partition, releases it and joins again; the next rebalance reaches the target. So a second rebalance is needed if
-    and only if this differs from `target`. Members that are not in `target` have left and hold nothing. A partition
-    that two members claim is given to neither.
+    Guarantee: the result equals `target` without the partitions that another member of `target` still owns. So no
+    member starts a partition that another member has not stopped. The former owner notices that it lost the partition,
+    releases it and joins again; the next rebalance reaches the target. A second rebalance is necessary if and only if
+    the result differs from `target`. Members that are not in `target` have left and own nothing. If two members claim a
+    partition, neither gets it.
 
     Cost: O(partitions), in time and memory.
     """
     holders: dict[TopicPartition, str | None] = {}
     for member in target:
         for partition in owned.get(member, ()):
-            # two members claim it: one claim is out of date, but nothing here shows which
+            # one of the two claims is outdated, but the leader cannot know which
             holders[partition] = None if partition in holders else member
     return {
         member: frozenset(partition for partition in partitions if holders.get(partition, member) == member)

@@ -1,4 +1,4 @@
-"""The input of an assignor, `GroupView`, and the protocol that it implements."""
+"""The input of an assignor, `GroupView`, and the protocol of an assignor."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from allocator.core.text.html import table
 from allocator.core.types import PartitionLike, TopicPartition
 
 WANTABLE = frozenset({"racks", "load"})
-"""Fields of `GroupView` that cost requests to Kafka. They are filled for an assignor that wants them, and
-empty otherwise."""
+"""The fields of `GroupView` that cost requests to Kafka. They are empty for an assignor that does not want them."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """One live member of the group, with the data that it gave when it joined."""
+    """One live member of the group, with the data that it sent when it joined."""
 
     id: str
-    """Unique in the group, given by the membership."""
+    """Unique in the group; the membership assigns it."""
     name: str
     """The client id. Two members may share one."""
     topics: frozenset[str]
-    """Its subscribed topics, with patterns resolved."""
+    """The subscribed topics. The topics that a pattern matches are included."""
     weight: float = 1.0
-    """Relative capacity: a member with 2.0 should get twice the partitions of one with 1.0. Functions may ignore it."""
+    """Relative capacity: a member with 2.0 should get twice the partitions of a member with 1.0. Assignors may ignore
+    it."""
     rack: str | None = None
     host: str = ""
     instance_id: str | None = None
-    """Its `group.instance.id`, for a static member of a Kafka group (KIP-345)."""
+    """The `group.instance.id` of a static member of a Kafka group (KIP-345)."""
 
     @property
     def order(self) -> tuple[bool, str, str]:
-        """Sort key of Kafka's `range` and `roundrobin`: static members first, by instance id; the others by id.
+        """The sort key of Kafka's `range` and `roundrobin`: static members first, by instance id; the others by id.
 
-        A static member keeps its place over a restart, which gives it a new member id.
+        So a static member keeps its position when it restarts and gets a new member id.
         """
         return self.instance_id is None, self.instance_id or "", self.id
 
@@ -54,20 +54,20 @@ class GroupView:
     """The only input of an assignor."""
 
     members: tuple[Member, ...]
-    """In join order, the oldest first."""
+    """The members in join order, the oldest first."""
     partitions: Mapping[str, int]
-    """Topic -> number of partitions. A topic that does not exist (yet) is absent."""
+    """Topic -> number of partitions. Topics that do not exist (yet) are absent."""
     owned: Mapping[str, frozenset[TopicPartition]] = field(default_factory=dict)
-    """Member id -> the partitions that it holds now; for assignors that move as few as possible."""
+    """Member id -> the partitions that it owns now. For assignors that move few partitions."""
     racks: Mapping[TopicPartition, tuple[str | None, ...]] = field(default_factory=dict)
-    """Partition -> the racks of its replicas, the leader's first, None where a broker names none. Where consumers
-    cannot read from followers (brokers before 2.4, KIP-392), the leader's alone. Partitions may be absent."""
+    """Partition -> the racks of its replicas, the leader's first; None for a broker without a rack. Only the leader's
+    if consumers cannot read from followers (brokers before 2.4, KIP-392). Partitions may be absent."""
     load: Mapping[TopicPartition, float] = field(default_factory=dict)
-    """Partition -> its amount of work, in any one unit: bytes or records behind, or bytes a second. Partitions may
-    be absent."""
+    """Partition -> its load, all in one unit: lag in bytes or records, or bytes per second. Partitions may be
+    absent."""
 
     def _repr_html_(self) -> str:
-        """For notebooks: the topics, and the members with what they hold."""
+        """Returns a table of the topics and one of the members, for notebooks."""
         topics = sorted(self.partitions.items())
         members = [
             [m.name, m.host, m.rack or "", m.weight, ", ".join(sorted(m.topics)), len(self.owned.get(m.id, ()))]
@@ -77,10 +77,10 @@ class GroupView:
         return table(("topic", "partitions"), topics, len(topics)) + table(heads, members, len(members))
 
     def classes(self) -> list[SubscriberClass]:
-        """The subscribed topics that exist, grouped by their subscribers.
+        """Returns the subscribed topics that exist, grouped by their subscribers.
 
-        Members keep the order of `members`, topics are sorted, and the classes go by their first topic, so
-        that equal views give equal results. Topics without a subscriber are left out.
+        Members are in the order of `members`, topics are sorted, and classes are sorted by their first topic, so equal
+        views return equal results. Topics without a subscriber are omitted.
         """
         alike: dict[frozenset[str], list[int]] = {}
         for place, member in enumerate(self.members):
@@ -105,12 +105,12 @@ class GroupView:
 class Assignor(Protocol):
     """An allocator function with the name under which members agree on it.
 
-    Returns member id -> partitions: every partition of every subscribed topic to exactly one member that
-    subscribes to it; members that get nothing may be absent. It must be a plain function of the view: the
-    leader alone calls it, and any member may be the next leader.
+    It returns member id -> partitions, with every partition of every subscribed topic at exactly one member that
+    subscribes to the topic. Members that get nothing may be absent. The result must depend on the view alone: only the
+    leader calls the function, and any member may be the next leader.
 
     A function that reads `GroupView.racks` or `GroupView.load` has an attribute `wants`, a collection of "racks" and
-    "load"; without it they are empty.
+    "load". Without it, these fields are empty.
     """
 
     @property
@@ -120,7 +120,7 @@ class Assignor(Protocol):
 
 
 class BuiltIn:
-    """Base of the assignors of this package, which show their name in the REPL and in logs."""
+    """Base class of the built-in assignors, which appear in the REPL and in logs by their name."""
 
     name: str
 
@@ -129,5 +129,5 @@ class BuiltIn:
 
 
 def wants(assignor: Any) -> frozenset[str]:
-    """Returns the fields of `WANTABLE` that an assignor needs."""
+    """Returns the fields of `WANTABLE` that an assignor wants."""
     return frozenset(getattr(assignor, "wants", ()))

@@ -1,4 +1,4 @@
-"""The checks that every assignment passes before the group sees it."""
+"""Calls an assignor, and validates its result before the group gets it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ _Faults = defaultdict[str, list[str]]
 
 
 def compute(assignor: Assignor, view: GroupView) -> dict[str, frozenset[TopicPartition]]:
-    """Call an allocator function and validate its result.
+    """Calls an assignor, and returns its validated result.
 
-    A function of kiel's signature may leave partitions out (see `left_out`), as it may in kiel.
+    A function of kiel's signature may omit partitions (see `left_out`), as in kiel. The assignor cannot change the
+    view.
 
-    The function cannot change the view, and its result is compared with the view that the caller passed.
-
-    Raises AssignorError if the function itself raises, BadAssignment if its result is not an assignment;
-    both name the function. Passes on KeyboardInterrupt.
+    Raises AssignorError if the assignor raises, and BadAssignment if its result is not an assignment. Both name the
+    assignor. Passes on KeyboardInterrupt.
     """
     try:
         result = assignor(_read_only(view))
@@ -69,12 +68,12 @@ def left_out(view: GroupView, assignment: Mapping[str, Collection[TopicPartition
 def validate(
     view: GroupView, result: Mapping[str, Iterable[PartitionLike]], *, complete: bool = True
 ) -> dict[str, frozenset[TopicPartition]]:
-    """Checks an assignment, and returns it as one set for each member.
+    """Validates an assignment, and returns it with one set for each member.
 
-    Guarantee: every partition of every topic that some member subscribes to is in exactly one set (in at most one
-    unless `complete`), and that member subscribes to the topic. Pairs of (topic, partition) count as TopicPartition.
+    Guarantee: every partition of every subscribed topic is in exactly one set (in at most one unless `complete`), and
+    the member of that set subscribes to the topic. Pairs of (topic, partition) count as TopicPartition.
 
-    Raises BadAssignment, naming each kind of fault with its count and the first few offenders.
+    Raises BadAssignment, which has each kind of fault with its count and the first few cases.
     """
     if not isinstance(result, Mapping):
         raise BadAssignment(f"returned {type(result).__name__}, not a mapping of member id to partitions")

@@ -15,41 +15,18 @@ ONE, TWO = TopicPartition("t", 1), TopicPartition("t", 2)
 THEIRS = aiokafka.TopicPartition("t", 1)
 
 
-@pytest.mark.parametrize(
-    ("given", "means"),
-    [
-        ((), ()),
-        (("a",), ("a",)),
-        (("a", "b"), ("a", "b")),
-        ((["a", "b"],), ("a", "b")),
-        ((("a", "b"),), ("a", "b")),
-        (({"a"},), ("a",)),
-        ((iter(["a"]),), ("a",)),
-        (([],), ()),
-    ],
-)
-def test_topics_come_one_by_one_or_in_a_collection(given: tuple[Any, ...], means: tuple[str, ...]) -> None:
-    assert as_topics(given) == means
+@pytest.mark.parametrize("given", [("a", "b"), (["a", "b"],), (("a", "b"),), (iter(["a", "b"]),)])
+def test_topics_come_one_by_one_or_in_a_collection(given: tuple[Any, ...]) -> None:
+    assert as_topics(given) == ("a", "b")
+    assert as_topics(()) == as_topics(([],)) == ()
 
 
 @pytest.mark.parametrize(
-    ("given", "means"),
-    [
-        ((), ()),
-        ((ONE, TWO), (ONE, TWO)),
-        (([ONE, TWO],), (ONE, TWO)),
-        ((frozenset({ONE}),), (ONE,)),
-        (((ONE, TWO),), (ONE, TWO)),
-        ((THEIRS,), (ONE,)),
-        (({THEIRS},), (ONE,)),
-        ((("t", 1),), (ONE,)),
-        ((ONE, THEIRS, ("t", 1)), (ONE,)),
-        ((TWO, ONE), (TWO, ONE)),
-    ],
+    "given", [(ONE, TWO), ([ONE, TWO],), ((ONE, TWO),), ([THEIRS], TWO), (("t", 1), TWO), (ONE, THEIRS, ("t", 1), TWO)]
 )
-def test_partitions_are_those_of_any_client(given: tuple[Any, ...], means: tuple[TopicPartition, ...]) -> None:
+def test_partitions_are_those_of_any_client(given: tuple[Any, ...]) -> None:
     found = as_partitions(given)
-    assert found == means
+    assert found == (ONE, TWO)
     assert all(isinstance(each, TopicPartition) for each in found)
 
 
@@ -63,22 +40,18 @@ def test_what_is_no_partition_is_named(given: Any) -> None:
     ("given", "means"),
     [
         (5, (5, "", -1)),
-        (OffsetAndMetadata(5, "mine", 3), (5, "mine", 3)),
         (OffsetAndMetadata(5, None, None), (5, "", -1)),
         (aiokafka.structs.OffsetAndMetadata(5, "mine"), (5, "mine", -1)),
-        ((5,), (5, "", -1)),
         ((5, None), (5, "", -1)),
         ((5, "mine", 3), (5, "mine", 3)),
     ],
 )
 def test_offsets_are_those_of_any_client(given: Any, means: tuple[int, str, int]) -> None:
-    found = as_offset(given)
-    assert isinstance(found, OffsetAndMetadata)
-    assert found == means
+    assert isinstance(as_offset(given), OffsetAndMetadata)
     assert as_offsets({THEIRS: given}) == {ONE: means}
 
 
-@pytest.mark.parametrize("given", [True, "5", None, 5.0, (), ("5",), (5, b"mine"), (5, "mine", "3"), (1, "", 2, 3)])
+@pytest.mark.parametrize("given", [True, "5", None, (), (5, b"mine"), (5, "mine", "3"), (1, "", 2, 3)])
 def test_what_is_no_offset_is_named(given: Any) -> None:
     with pytest.raises(TypeError, match="an offset is an int"):
         as_offset(given)

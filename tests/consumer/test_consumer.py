@@ -14,6 +14,7 @@ import aiokafka
 import pytest
 from joining import joined
 from racked import racked_brokers
+from real_service import Service, owns, read
 from stored import stored_offset
 
 from allocator import Consumer, GroupedConsumer, Kafka, RebalanceListener, TopicPartition, ZooKeeper
@@ -32,31 +33,10 @@ from allocator.operate.switching import SwitchingConsumer
 from allocator.testing import FaultProxy, LocalCluster, wait_until_async
 
 
-class Setting:
-    """One topic, one group, and the settings that make consumers of them."""
-
-    def __init__(
-        self, cluster: LocalCluster, topic: str, group: str, partitions: int, membership: str = "zookeeper"
-    ) -> None:
-        self.cluster, self.topic, self.group = cluster, topic, group
-        self.membership = membership
-        self.partitions = [TopicPartition(topic, number) for number in range(partitions)]
-
-    def consumer(self, **options: Any) -> Consumer:
-        settings: dict[str, Any] = {
-            "brokers": self.cluster.bootstrap,
-            "zookeeper": self.cluster.zookeeper + "/" + self.group,
-            "group": self.group,
-            "membership": self.membership,
-            "session_timeout_s": 15.0,  # long enough for a loaded machine
-            "heartbeat_interval_s": 0.3,
-            "max_wait_s": 0.1,
-        }
-        settings.update(options)
-        return Consumer(self.topic, **joined(**settings))
+class Setting(Service):
+    """Also has what stands between a consumer and ZooKeeper."""
 
     def proxy(self) -> FaultProxy:
-        """A proxy in front of ZooKeeper."""
         return FaultProxy(int(self.cluster.zookeeper.rpartition(":")[2]))
 
     def through(self, proxy: FaultProxy) -> str:
@@ -71,11 +51,6 @@ class Setting:
         finally:
             await client.close()
 
-    async def produce(self, count: int, first: int = 0) -> None:
-        """Produces b"0", b"1", ... to the partitions in turn."""
-        records = [(None, b"%d" % n, n % len(self.partitions)) for n in range(first, first + count)]
-        await in_thread(lambda: self.cluster.produce(self.topic, records))
-
 
 async def in_thread(work: Callable[[], Any]) -> Any:
     return await asyncio.get_running_loop().run_in_executor(None, work)
@@ -85,31 +60,14 @@ async def in_thread(work: Callable[[], Any]) -> Any:
 def setting(
     request: pytest.FixtureRequest, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> Setting:
-    return Setting(kafka_cluster, topic_factory(4), group, 4, request.param)
+    return Setting(kafka_cluster, topic_factory(4), group, request.param)
 
 
 through_zookeeper = pytest.mark.parametrize("setting", ["zookeeper"], indirect=True)
 
 
-async def read(consumer: Consumer, count: int, seen: list[int] | None = None, timeout_s: float = 20.0) -> list[int]:
-    """Values of the next batches, at least `count`."""
-    values: list[int] = [] if seen is None else seen
-    end = time.monotonic() + timeout_s
-    while len(values) < count and time.monotonic() < end:
-        batch = await consumer.getbatch(0.5)
-        if batch is not None:
-            values += [int(record.value) for record in batch]
-    return values
-
-
-async def owns(consumer: Consumer, count: int) -> None:
-    await wait_until_async(
-        lambda: len(consumer.assignment()) == count, 30, lambda: f"{count} of {consumer.assignment()}"
-    )
-
-
 async def test_everything_is_delivered_in_order_and_committed(setting: Setting) -> None:
-    await setting.produce(1000)
+    await setting.produce(0, 1000)
     by_partition = defaultdict(list)
     async with setting.consumer() as consumer:
         count = 0
@@ -140,7 +98,7 @@ async def test_everything_is_delivered_in_order_and_committed(setting: Setting) 
 
 async def test_what_was_not_asked_past_is_not_committed(setting: Setting) -> None:
     """A consumer that crashes in a batch has not committed it."""
-    await setting.produce(100)
+    await setting.produce(0, 100)
     with contextlib.suppress(ZeroDivisionError):
         async with setting.consumer() as consumer:
             await consumer.getbatch(30)
@@ -153,7 +111,7 @@ async def test_what_was_not_asked_past_is_not_committed(setting: Setting) -> Non
 
 
 async def test_a_partition_moves_only_when_the_batch_in_hand_is_done(setting: Setting) -> None:
-    await setting.produce(400)
+    await setting.produce(0, 400)
     async with setting.consumer() as first:
         await owns(first, 4)  # not 2 of them, on the way there
         batch = await first.getbatch(30)
@@ -175,7 +133,7 @@ async def test_a_partition_moves_only_when_the_batch_in_hand_is_done(setting: Se
 
 
 async def test_getone_and_getmany_leave_nothing_out(setting: Setting) -> None:
-    await setting.produce(300)
+    await setting.produce(0, 300)
     values = []
     async with setting.consumer() as consumer:
         for _ in range(50):
@@ -195,7 +153,7 @@ async def test_getone_and_getmany_leave_nothing_out(setting: Setting) -> None:
 
 
 async def test_seek_and_pause_lose_nothing(setting: Setting) -> None:
-    await setting.produce(400)
+    await setting.produce(0, 400)
     async with setting.consumer() as consumer:
         record = await consumer.getone(30)
         assert record is not None
@@ -233,7 +191,7 @@ class Recording(RebalanceListener):
 
 
 async def test_listeners_hear_of_moves_and_may_commit_in_them(setting: Setting) -> None:
-    await setting.produce(400)
+    await setting.produce(0, 400)
     heard = Recording()
     async with setting.consumer(auto_commit_interval_s=None, listener=heard) as first:
         await read(first, 400)
@@ -254,7 +212,7 @@ async def test_listeners_hear_of_moves_and_may_commit_in_them(setting: Setting) 
 
 
 async def test_a_listener_that_raises_or_asks_for_positions_stops_nothing(setting: Setting) -> None:
-    await setting.produce(40)
+    await setting.produce(0, 40)
     positions: list[int] = []
 
     class Awkward(RebalanceListener):
@@ -269,11 +227,11 @@ async def test_a_listener_that_raises_or_asks_for_positions_stops_nothing(settin
 
 
 async def test_where_to_begin_without_a_commit(setting: Setting) -> None:
-    await setting.produce(40)
+    await setting.produce(0, 40)
     async with setting.consumer(auto_offset_reset="latest") as consumer:
         await owns(consumer, 4)
         assert [await consumer.position(partition) for partition in setting.partitions] == [10] * 4
-        await setting.produce(4, first=40)
+        await setting.produce(40, 44)
         assert sorted(await read(consumer, 4)) == [40, 41, 42, 43]
     setting.group += "-none"
     async with setting.consumer(auto_offset_reset="none") as consumer:
@@ -357,7 +315,7 @@ def test_a_wrong_setting_is_named_before_anything_is_touched(settings: dict[str,
 
 
 async def test_closing_from_another_task_waits_for_the_reader(setting: Setting) -> None:
-    await setting.produce(4)
+    await setting.produce(0, 4)
     may_go_on, taken = asyncio.Event(), asyncio.Event()
     ended = []
 
@@ -380,12 +338,12 @@ async def test_closing_from_another_task_waits_for_the_reader(setting: Setting) 
 
 
 async def test_a_topic_that_comes_later_is_waited_for(kafka_cluster: LocalCluster, group: str) -> None:
-    setting = Setting(kafka_cluster, f"{group}-later", group, 2)
+    setting = Setting(kafka_cluster, f"{group}-later", group, partitions=2)
     consumer = setting.consumer()
     async with consumer:
         assert await consumer.getbatch(0.3) is None
         await in_thread(lambda: kafka_cluster.create_topic(setting.topic, 2))
-        await setting.produce(10)
+        await setting.produce(0, 10)
         await client_of(consumer).refresh()  # the default interval is long
         assert sorted(await read(consumer, 10)) == list(range(10))
 
@@ -406,8 +364,8 @@ async def test_a_broker_that_is_down_at_start_is_waited_for(
     cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str], group: str
 ) -> None:
     async with own_cluster(cluster_factory, kafka="3.9.1", heap="385m") as cluster:
-        setting = Setting(cluster, topic_factory(2, cluster=cluster), group, 2)
-        await setting.produce(10)
+        setting = Setting(cluster, topic_factory(2, cluster=cluster), group, partitions=2)
+        await setting.produce(0, 10)
         await in_thread(cluster.brokers[0].kill)
         consumer = setting.consumer()
         starting = asyncio.ensure_future(consumer.start())
@@ -425,7 +383,7 @@ async def test_zookeeper_killed_and_restarted_under_load(
 ) -> None:
     """Two consumers pause and continue. They lose no record, repeat none and move no partition."""
     async with own_cluster(cluster_factory, kafka="3.9.1", heap="385m") as cluster:
-        setting = Setting(cluster, topic_factory(4, cluster=cluster), group, 4)
+        setting = Setting(cluster, topic_factory(4, cluster=cluster), group)
         seen: list[int] = []
         stop = asyncio.Event()
 
@@ -438,12 +396,12 @@ async def test_zookeeper_killed_and_restarted_under_load(
             await owns(a, 2)
             await owns(b, 2)
             workers = [asyncio.ensure_future(work(consumer)) for consumer in (a, b)]
-            await setting.produce(1000)
+            await setting.produce(0, 1000)
             generation = a.generation
             await in_thread(cluster.zookeepers[0].kill)
             await asyncio.sleep(1.0)
             await in_thread(cluster.zookeepers[0].start)
-            await setting.produce(1000, first=1000)
+            await setting.produce(1000, 2000)
             await wait_until_async(lambda: len(seen) >= 2000, 40, lambda: f"2000 records, not {len(seen)}")
             stop.set()
             await asyncio.gather(*workers)
@@ -456,13 +414,13 @@ async def test_a_broker_of_three_killed_under_load(
     cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str], group: str
 ) -> None:
     cluster = await in_thread(lambda: racked_brokers(cluster_factory))
-    setting = Setting(cluster, topic_factory(6, replication=3, cluster=cluster), group, 6)
-    await setting.produce(3000)
+    setting = Setting(cluster, topic_factory(6, replication=3, cluster=cluster), group, partitions=6)
+    await setting.produce(0, 3000)
     async with setting.consumer(auto_commit_interval_s=0.2) as consumer:
         seen = await read(consumer, 500)
         victim = await in_thread(lambda: cluster.leader(setting.topic, 0))
         await in_thread(victim.kill)
-        await setting.produce(3000, first=3000)
+        await setting.produce(3000, 6000)
         await read(consumer, 6000, seen, timeout_s=60)
         assert sorted(set(seen)) == list(range(6000))
         assert len(seen) == 6000, "records came twice"
@@ -475,7 +433,7 @@ async def test_a_broker_of_three_killed_under_load(
 
 @through_zookeeper
 async def test_after_a_lost_session_nothing_is_committed(setting: Setting) -> None:
-    await setting.produce(40)
+    await setting.produce(0, 40)
     heard = Recording()
     own = {"session_timeout_s": 4.0, "listener": heard, "auto_commit_interval_s": 60.0}
     async with setting.proxy() as proxy, setting.consumer(**own, zookeeper=setting.through(proxy)) as consumer:
@@ -488,7 +446,7 @@ async def test_after_a_lost_session_nothing_is_committed(setting: Setting) -> No
         with pytest.raises(CommitFailed, match="not confirmed that this member still owns") as refusal:
             await consumer.commit({partition: 10})
         assert refusal.value.retriable
-        await setting.produce(4, first=40)
+        await setting.produce(40, 44)
         assert await consumer.getbatch(0.5) is None, "a record was delivered without a valid lease"
         async with setting.consumer(session_timeout_s=4.0) as heir:
             await owns(heir, 4)
@@ -504,7 +462,7 @@ async def test_after_a_lost_session_nothing_is_committed(setting: Setting) -> No
 
 @through_zookeeper
 async def test_the_reader_of_several_closes_them_together(setting: Setting) -> None:
-    await setting.produce(40)
+    await setting.produce(0, 40)
     where = {"brokers": setting.cluster.bootstrap, "zookeeper": setting.cluster.zookeeper + "/" + setting.group}
     plain = setting.consumer()
     switching = SwitchingConsumer(setting.topic, **joined(group=setting.group + "-switching", **where))
@@ -524,7 +482,7 @@ async def test_the_reader_of_several_closes_them_together(setting: Setting) -> N
 @through_zookeeper
 async def test_the_reader_may_close_while_another_task_closes(setting: Setting) -> None:
     """The first close waits for the reader, which does not request more records."""
-    await setting.produce(40)
+    await setting.produce(0, 40)
     for consumer in (
         setting.consumer(),
         SwitchingConsumer(
@@ -568,14 +526,14 @@ async def test_a_listener_of_another_client_survives_a_loss(setting: Setting) ->
         await wait_until_async(lambda: len(heard.calls) == 3, 60, "the loss and the return")
         assert heard.calls == ["assigned", "revoked", "assigned"]
         assert consumer.member_id != member
-        await setting.produce(8)
+        await setting.produce(0, 8)
         assert len(await read(consumer, 8)) == 8
     assert heard.calls[3:] == ["revoked"]
 
 
 @through_zookeeper
 async def test_closing_does_not_wait_for_a_zookeeper_that_is_gone(setting: Setting) -> None:
-    await setting.produce(40)
+    await setting.produce(0, 40)
     heard = Recording()
     async with setting.proxy() as proxy:
         own = {"session_timeout_s": 2.0, "listener": heard, "zookeeper": setting.through(proxy)}
@@ -592,7 +550,7 @@ async def test_closing_does_not_wait_for_a_zookeeper_that_is_gone(setting: Setti
 async def test_who_commits_by_hand_goes_on_from_what_was_committed(setting: Setting) -> None:
     """With manual commits, a new request does not mean that the records are done: they may still be in the user's
     queues."""
-    await setting.produce(40)
+    await setting.produce(0, 40)
     async with setting.consumer(auto_commit_interval_s=None) as consumer:
         assert len(await read(consumer, 40)) == 40
         assert await consumer.getbatch(0) is None

@@ -114,33 +114,6 @@ async def test_a_function_that_passes_on_the_end_it_heard_of_has_not_failed() ->
     assert bench.generation.failure is None
 
 
-async def test_a_function_started_after_the_end_begins_and_is_told() -> None:
-    generation = Bench().generation
-    generation.end("a rebalance")
-    await generation.over()
-    seen: list[Any] = []
-
-    async def late(mine: Generation) -> None:
-        seen.append(mine.done)
-        await forever()
-
-    task = generation.start(late)
-    await asyncio.wait({task})
-    assert task.cancelled()
-    assert seen == [True]
-    await generation.over()  # the generation is still over
-
-
-async def test_ending_twice_keeps_the_first_reason_and_over_may_be_awaited_by_several() -> None:
-    bench = Bench()
-    bench.generation.start(forever)
-    bench.generation.end("a rebalance")
-    bench.generation.end("closing")
-    await asyncio.gather(bench.generation.over(), bench.generation.over())
-    assert str(bench.generation.ended) == "generation 5 of group 'g' has ended: a rebalance"
-    assert "over" in repr(bench.generation)
-
-
 async def test_a_commit_carries_topic_partition_and_offset_and_may_go_back(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     with caplog.at_level(logging.DEBUG, "allocator.compat.generation"):
@@ -218,3 +191,20 @@ async def test_a_refused_commit_ends_nothing_and_what_ended_the_membership_is_to
     with pytest.raises(GenerationEnded):
         await bench.generation.commit({"t": {0: 8}})
     assert bench.offsets.calls == []
+
+
+async def test_a_function_started_after_the_end_begins_and_is_told() -> None:
+    generation = Bench().generation
+    generation.end("a rebalance")
+    await generation.over()
+    seen: list[Any] = []
+
+    async def late(mine: Generation) -> None:
+        seen.append(mine.done)
+        await forever()
+
+    task = generation.start(late)
+    await asyncio.wait({task})
+    assert task.cancelled()
+    assert seen == [True]
+    await generation.over()  # the generation is still over

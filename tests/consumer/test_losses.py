@@ -7,14 +7,13 @@ import logging
 import re
 import uuid
 from collections.abc import Callable
-from typing import Any
 
 import pytest
-from joining import joined
 from kafka import KafkaAdminClient, KafkaConsumer
 from kafka.structs import OffsetAndMetadata
+from real_service import Service, read
 
-from allocator import Consumer, GroupedConsumer, RebalanceListener, RecordsLost, TopicPartition
+from allocator import GroupedConsumer, RebalanceListener, RecordsLost
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.errors import TopicRecreated
@@ -29,32 +28,12 @@ class Told(RebalanceListener):
         self.losses.append(loss)
 
 
-class Setting:
-    """One topic with one partition, one group."""
+class Setting(Service):
+    """One topic with one partition."""
 
     def __init__(self, cluster: LocalCluster, topic: str, group: str) -> None:
-        self.cluster, self.topic, self.group = cluster, topic, group
-        self.partition = TopicPartition(topic, 0)
-
-    def consumer(self, **options: Any) -> Consumer:
-        return Consumer(
-            self.topic,
-            **joined(
-                **{
-                    "brokers": self.cluster.bootstrap,
-                    "zookeeper": f"{self.cluster.zookeeper}/{self.group}",
-                    "group": self.group,
-                    "session_timeout_s": 15.0,
-                    "heartbeat_interval_s": 0.3,
-                    "max_wait_s": 0.1,
-                    **options,
-                }
-            ),
-        )
-
-    async def produce(self, values: range) -> None:
-        records = [b"%d" % value for value in values]
-        await asyncio.to_thread(self.cluster.produce, self.topic, records)
+        super().__init__(cluster, topic, group, partitions=1)
+        (self.partition,) = self.partitions
 
     async def delete_before(self, offset: int) -> None:
         def delete() -> None:
@@ -80,17 +59,8 @@ def setting(kafka_cluster: LocalCluster, topic_factory: Callable[..., str], grou
     return Setting(kafka_cluster, topic_factory(1), group)
 
 
-async def read(consumer: Consumer, count: int) -> list[int]:
-    values: list[int] = []
-    while len(values) < count:
-        batch = await consumer.getbatch(30)
-        assert batch is not None, f"{len(values)} of {count} values"
-        values += [int(record.value) for record in batch]
-    return values
-
-
 async def test_records_that_retention_took_are_told(setting: Setting, caplog: pytest.LogCaptureFixture) -> None:
-    await setting.produce(range(100))
+    await setting.produce(0, 100)
     async with setting.consumer() as consumer:
         await read(consumer, 100)
         await consumer.commit({setting.partition: 10})
@@ -111,13 +81,13 @@ async def test_records_that_retention_took_are_told(setting: Setting, caplog: py
 async def test_a_topic_made_anew_under_a_running_consumer_is_read_from_its_beginning(
     setting: Setting, membership: str
 ) -> None:
-    await setting.produce(range(50))
+    await setting.produce(0, 50)
     told = Told()
     async with setting.consumer(listener=told, auto_commit_interval_s=0.2, membership=membership) as consumer:
         assert await read(consumer, 50) == list(range(50))
         reading = asyncio.ensure_future(read(consumer, 80))
         await setting.recreate()
-        await setting.produce(range(1000, 1080))  # more than were read of the old one
+        await setting.produce(1000, 1080)  # more than were read of the old one
         assert await reading == list(range(1000, 1080))
         assert [(loss.recreated, loss.position, loss.count) for loss in told.losses] == [(True, 50, 0)]
         await consumer.commit()
@@ -127,14 +97,14 @@ async def test_a_topic_made_anew_under_a_running_consumer_is_read_from_its_begin
 
 
 async def test_an_offset_that_was_committed_to_the_old_topic_skips_nothing_of_the_new_one(setting: Setting) -> None:
-    await setting.produce(range(50))
+    await setting.produce(0, 50)
     async with setting.consumer() as consumer:
         await read(consumer, 50)
         await consumer.commit()
     async with KafkaClient(setting.cluster.bootstrap) as client:
         old = (await GroupOffsets(client, setting.group).fetch([setting.partition]))[setting.partition]
     await setting.recreate()
-    await setting.produce(range(1000, 1080))
+    await setting.produce(1000, 1080)
     async with KafkaClient(setting.cluster.bootstrap) as client:
         # brokers forget the offsets of a topic that is deleted, but a member may commit once more before it knows
         await GroupOffsets(client, setting.group).commit({setting.partition: old})
@@ -153,7 +123,7 @@ async def test_an_offset_that_was_committed_to_the_old_topic_skips_nothing_of_th
 
 async def test_an_offset_that_was_copied_from_another_cluster_stands_for_itself(setting: Setting) -> None:
     """MirrorMaker copies offsets with their metadata, in which members store the topic's id."""
-    await setting.produce(range(50))
+    await setting.produce(0, 50)
     async with setting.consumer() as consumer:
         await read(consumer, 50)
         await consumer.commit()
@@ -183,14 +153,14 @@ async def test_a_service_of_kiels_hears_of_lost_values_too(setting: Setting) -> 
         def on_records_lost(self, loss: RecordsLost) -> None:
             losses.append(loss)
 
-    await setting.produce(range(20))
+    await setting.produce(0, 20)
     consumer = Service([setting.cluster.bootstrap], setting.group, [setting.cluster.zookeeper], max_wait_time=100)
     await consumer.connect()
     values: list[int] = []
     while len(values) < 20:
         values += await consumer.consume(setting.topic) or ()
     await setting.recreate()
-    await setting.produce(range(1000, 1030))
+    await setting.produce(1000, 1030)
     while len(values) < 50:
         values += await consumer.consume(setting.topic) or ()
     await consumer.close()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from joining import joined
+from real_service import Service, owns, read
 
 from allocator import Consumer, OffsetAndMetadata, RebalanceListener, TopicPartition
 from allocator.core.consumer import client_of
@@ -22,33 +22,6 @@ GROUPS = ["zookeeper", "kafka"]
 
 async def in_thread(work: Callable[[], Any]) -> Any:
     return await asyncio.get_running_loop().run_in_executor(None, work)
-
-
-class Service:
-    """The same code for each membership."""
-
-    def __init__(self, cluster: LocalCluster, topic: str, group: str, membership: str = "zookeeper") -> None:
-        self.cluster, self.topic, self.group, self.membership = cluster, topic, group, membership
-        self.partitions = [TopicPartition(topic, number) for number in range(4)]
-
-    def consumer(self, *topics: str, **options: Any) -> Consumer:
-        settings: dict[str, Any] = {
-            "brokers": self.cluster.bootstrap,
-            "zookeeper": f"{self.cluster.zookeeper}/{self.group}",
-            "group": self.group,
-            "membership": self.membership,
-            "session_timeout_s": 15.0,
-            "heartbeat_interval_s": 0.3,
-            "max_wait_s": 0.1,
-        }
-        settings.update(options)
-        if settings.get("pattern") is None and not settings.get("partitions"):
-            topics = topics or (self.topic,)
-        return Consumer(*topics, **joined(**settings))
-
-    async def produce(self, first: int, end: int, topic: str | None = None) -> None:
-        records = [(None, b"%d" % n, n % 4) for n in range(first, end)]
-        await in_thread(lambda: self.cluster.produce(topic or self.topic, records))
 
 
 @pytest.fixture
@@ -74,19 +47,6 @@ class Heard(RebalanceListener):
 
     def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
         self.calls.append(("lost", partitions))
-
-
-async def read(consumer: Consumer, count: int, timeout_s: float = 20.0) -> list[int]:
-    values: list[int] = []
-    end = time.monotonic() + timeout_s
-    while len(values) < count and time.monotonic() < end:
-        batch = await consumer.getbatch(0.2)
-        values += [int(record.value) for record in batch or ()]
-    return values
-
-
-async def owns(consumer: Consumer, count: int) -> None:
-    await wait_until_async(lambda: len(consumer.assignment()) == count, 30, f"{count} partitions")
 
 
 async def test_a_service_moves_by_one_setting_and_goes_on_where_it_was(service: Service) -> None:

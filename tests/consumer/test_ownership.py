@@ -162,16 +162,6 @@ async def test_a_look_up_of_an_earlier_ownership_sets_no_position(early: bool) -
         await wait_until_async(lambda: position(state) == 50, 30, "the position")
 
 
-async def test_offsets_are_not_looked_up_before_the_former_owner_has_released() -> None:
-    offsets = Offsets(7)
-    owner = ownership(SubscriptionState("earliest"), offsets)
-    async with background() as tasks:
-        owner.start(tasks)
-        owner.expect(frozenset({PARTITION}), False)
-        await asyncio.sleep(0)
-        assert offsets.asked == 0
-
-
 async def test_what_does_not_pass_is_told_once_and_asked_again_when_it_was_heard() -> None:
     refused = NoOffsetsError("not authorised")
     state, offsets = SubscriptionState("earliest"), Offsets(refused, refused, 7)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from joining import joined
+from real_service import Service
 
 from allocator import Consumer, RebalanceListener, TopicPartition
 from allocator.errors import CommitFailed, NotOwned
@@ -111,39 +111,24 @@ class Asked(RebalanceListener):
         return set().union(*(found for each, _, found in self.told if each == what))
 
 
-class Moves:
+class Moves(Service):
     """A topic of two partitions with records, and the members of one group."""
 
     def __init__(self, cluster: LocalCluster, topic: str, group: str, membership: str) -> None:
-        self.cluster, self.topic, self.group, self.membership = cluster, topic, group, membership
-        self.partitions = {TopicPartition(topic, number) for number in range(2)}
+        super().__init__(cluster, topic, group, membership, 2)
+        self.every = set(self.partitions)
+        if membership == "fixed":
+            self.topics = ()
 
-    def consumer(self, **options: Any) -> tuple[Consumer, Asked]:
-        settings = {
-            "brokers": self.cluster.bootstrap,
-            "zookeeper": f"{self.cluster.zookeeper}/{self.group}",
-            "group": self.group,
-            "membership": self.membership,
-            "session_timeout_s": 15.0,
-            "heartbeat_interval_s": 0.3,
-            "settle_s": 0.3,
-            "max_wait_s": 0.1,
-            "auto_commit_interval_s": 600.0,
-            **options,
-        }
+    def asked(self, **options: Any) -> tuple[Consumer, Asked]:
         asked = Asked()
-        topics = () if self.membership == "fixed" else (self.topic,)
-        asked.consumer = Consumer(*topics, **joined(**settings), listener=asked)
+        asked.consumer = self.consumer(listener=asked, settle_s=0.3, **{"auto_commit_interval_s": 600.0, **options})
         return asked.consumer, asked
-
-    async def produce(self) -> None:
-        records = [(None, b"%d" % n, n % 2) for n in range(200)]
-        await asyncio.to_thread(self.cluster.produce, self.topic, records)
 
     def take_all(self, consumer: Consumer) -> None:
         """Assigns both partitions by hand, where no group does."""
         if self.membership == "fixed":
-            consumer.assign(self.partitions)
+            consumer.assign(self.every)
 
     async def all_are(self, wanted: Standing, consumer: Consumer, partitions: Iterable[TopicPartition]) -> None:
         for partition in partitions:
@@ -183,9 +168,9 @@ async def in_hand(consumer: Consumer, partitions: set[TopicPartition]) -> None:
 
 @each(*MEMBERSHIPS)
 async def test_all_views_agree_at_each_step_of_a_move(moves: Moves) -> None:
-    await moves.produce()
-    (one, asked), (two, asked_too) = moves.consumer(), moves.consumer()
-    every = moves.partitions
+    await moves.produce(0, 200)
+    (one, asked), (two, asked_too) = moves.asked(), moves.asked()
+    every = moves.every
     async with one:
         moves.take_all(one)
         await holds(one, every)
@@ -234,9 +219,9 @@ async def test_all_views_agree_at_each_step_of_a_move(moves: Moves) -> None:
 
 @each(*MEMBERSHIPS)
 async def test_all_views_agree_while_a_handler_keeps_a_partition(moves: Moves) -> None:
-    await moves.produce()
-    (one, asked), (two, _) = moves.consumer(auto_commit_interval_s=None), moves.consumer()
-    every, go_on, began = moves.partitions, asyncio.Event(), set()
+    await moves.produce(0, 200)
+    (one, asked), (two, _) = moves.asked(auto_commit_interval_s=None), moves.asked()
+    every, go_on, began = moves.every, asyncio.Event(), set()
 
     async def handle(record: Any) -> None:
         began.add((record.topic, record.partition))
@@ -267,9 +252,9 @@ async def test_all_views_agree_while_a_handler_keeps_a_partition(moves: Moves) -
 
 @each(*GROUPS)
 async def test_all_views_agree_after_a_loss_and_a_return(moves: Moves) -> None:
-    await moves.produce()
-    one, asked = moves.consumer(max_poll_interval_s=1.5)
-    every = moves.partitions
+    await moves.produce(0, 200)
+    one, asked = moves.asked(max_poll_interval_s=1.5)
+    every = moves.every
     async with one:
         await in_hand(one, every)
         stale = {partition: one.fence(partition) for partition in every}

@@ -14,8 +14,8 @@ from typing import Any
 import aiokafka
 import aiokafka.structs
 import pytest
-from joining import joined
 from kafka.errors import IllegalStateError
+from real_service import Service
 from stored import stored_offset
 
 from allocator import Consumer, OffsetAndMetadata, TopicPartition
@@ -26,40 +26,19 @@ from allocator.testing import LocalCluster, wait_until_async
 START = 1_700_000_000_000  # of the records' timestamps, in milliseconds
 
 
-async def in_thread(work: Callable[[], Any]) -> Any:
-    return await asyncio.get_running_loop().run_in_executor(None, work)
-
-
-class Service:
-    """A topic of two partitions with the values 0 to 19, the even ones in partition 0."""
+class ByHand(Service):
+    """Two partitions with the values 0 to 19, the even ones in partition 0. Consumers name no topic by default."""
 
     def __init__(self, cluster: LocalCluster, topic: str, group: str) -> None:
-        self.cluster, self.topic, self.group = cluster, topic, group
-        self.zero, self.one = TopicPartition(topic, 0), TopicPartition(topic, 1)
-
-    def consumer(self, *topics: Any, membership: Any = "fixed", **options: Any) -> Consumer:
-        settings: dict[str, Any] = {
-            "brokers": self.cluster.bootstrap,
-            "zookeeper": f"{self.cluster.zookeeper}/{self.group}",
-            "group": self.group,
-            "session_timeout_s": 6.0,
-            "heartbeat_interval_s": 0.3,
-            "max_wait_s": 0.1,
-        }
-        return Consumer(*topics, **joined(membership=membership, **{**settings, **options}))
-
-    def fill(self, first: int, end: int) -> None:
-        self.cluster.produce(self.topic, [(None, b"%d" % n, n % 2) for n in range(first, end)])
-
-    async def produce(self, first: int, end: int) -> None:
-        await in_thread(lambda: self.fill(first, end))
+        super().__init__(cluster, topic, group, "fixed", 2)
+        self.zero, self.one = self.partitions
+        self.topics = ()
+        self.fill(0, 20)
 
 
 @pytest.fixture
-def service(kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str) -> Service:
-    made = Service(kafka_cluster, topic_factory(2), group)
-    made.fill(0, 20)
-    return made
+def service(kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str) -> ByHand:
+    return ByHand(kafka_cluster, topic_factory(2), group)
 
 
 async def values(consumer: Consumer, count: int, timeout_s: float = 30.0) -> list[int]:
@@ -74,7 +53,7 @@ async def values(consumer: Consumer, count: int, timeout_s: float = 30.0) -> lis
 # -- partitions by hand --------------------------------------------------------------------------------------------
 
 
-async def test_assigned_partitions_can_be_sought_at_once(service: Service) -> None:
+async def test_assigned_partitions_can_be_sought_at_once(service: ByHand) -> None:
     async with service.consumer(group=None) as consumer:
         assert consumer.assignment() == frozenset()
         consumer.assign([service.zero])
@@ -98,7 +77,7 @@ async def test_assigned_partitions_can_be_sought_at_once(service: Service) -> No
         assert await values(consumer, 1) == [25]
 
 
-async def test_a_partition_that_does_not_exist_is_reported_until_it_does(service: Service) -> None:
+async def test_a_partition_that_does_not_exist_is_reported_until_it_does(service: ByHand) -> None:
     """Right after the start the metadata of the topic is not known yet."""
     missing = TopicPartition(service.topic, 5)
     async with service.consumer(group=None) as consumer:
@@ -119,7 +98,7 @@ async def test_a_partition_that_does_not_exist_is_reported_until_it_does(service
 
 
 @pytest.mark.parametrize("membership", ["fixed", "zookeeper", "kafka"])
-async def test_a_partition_without_a_position_is_reported_until_it_is_sought(service: Service, membership: Any) -> None:
+async def test_a_partition_without_a_position_is_reported_until_it_is_sought(service: ByHand, membership: Any) -> None:
     topics = () if membership == "fixed" else (service.topic,)
     async with service.consumer(*topics, membership=membership, auto_offset_reset="none") as consumer:
         if membership == "fixed":
@@ -160,7 +139,7 @@ async def values_past(consumer: Consumer, count: int, error: type[Exception]) ->
 
 
 @pytest.mark.parametrize("in_hand", [False, True])
-async def test_a_choice_ends_the_delivery_of_what_it_leaves_out_at_once(service: Service, in_hand: bool) -> None:
+async def test_a_choice_ends_the_delivery_of_what_it_leaves_out_at_once(service: ByHand, in_hand: bool) -> None:
     """The records of both partitions are fetched already, and perhaps some of a batch are delivered."""
     other = f"{service.topic}-other"
     async with service.consumer() as consumer:
@@ -191,7 +170,7 @@ async def test_a_choice_ends_the_delivery_of_what_it_leaves_out_at_once(service:
         assert await consumer.getmany(0) == {}
 
 
-async def test_a_partition_given_up_and_taken_back_while_it_is_in_hand_begins_anew(service: Service) -> None:
+async def test_a_partition_given_up_and_taken_back_while_it_is_in_hand_begins_anew(service: ByHand) -> None:
     async with service.consumer() as consumer:
         for turn in range(2):
             consumer.assign([service.zero])
@@ -225,7 +204,7 @@ async def released(consumer: Consumer, partition: TopicPartition) -> bool:
     return False
 
 
-async def test_assigned_before_the_start_with_a_group_the_next_one_goes_on_where_it_was(service: Service) -> None:
+async def test_assigned_before_the_start_with_a_group_the_next_one_goes_on_where_it_was(service: ByHand) -> None:
     first = service.consumer()
     first.assign([("no-such-topic", 0)])
     first.assign([aiokafka.TopicPartition(service.topic, 0)])
@@ -240,7 +219,7 @@ async def test_assigned_before_the_start_with_a_group_the_next_one_goes_on_where
         assert await values(again, 1) == [20]
 
 
-async def test_by_hand_and_by_subscription_exclude_each_other(service: Service) -> None:
+async def test_by_hand_and_by_subscription_exclude_each_other(service: ByHand) -> None:
     async with service.consumer() as consumer:
         with pytest.raises(IllegalState, match="nothing is subscribed or assigned"):
             await consumer.getone(0)
@@ -277,7 +256,7 @@ async def test_by_hand_and_by_subscription_exclude_each_other(service: Service) 
 # -- positions ------------------------------------------------------------------------------------------------------
 
 
-async def test_seeks_to_the_ends_and_to_what_is_committed(service: Service) -> None:
+async def test_seeks_to_the_ends_and_to_what_is_committed(service: ByHand) -> None:
     async with service.consumer(auto_commit_interval_s=None) as consumer:
         consumer.assign([service.zero, service.one])
         await consumer.seek_to_end()
@@ -314,7 +293,7 @@ async def test_seeks_to_the_ends_and_to_what_is_committed(service: Service) -> N
         assert await new.position(service.zero) == 3
 
 
-async def test_a_listener_may_seek_what_a_group_has_just_assigned(service: Service) -> None:
+async def test_a_listener_may_seek_what_a_group_has_just_assigned(service: ByHand) -> None:
     """Starts at one end of the log, ignoring commits: a frequent question of users of both clients."""
 
     class FromTheEnd(aiokafka.ConsumerRebalanceListener):  # type: ignore[misc]
@@ -337,9 +316,9 @@ async def test_a_listener_may_seek_what_a_group_has_just_assigned(service: Servi
 
 
 async def test_where_partitions_begin_and_end_and_stood_at_a_time(
-    service: Service, topic_factory: Callable[..., str]
+    service: ByHand, topic_factory: Callable[..., str]
 ) -> None:
-    timed = await in_thread(lambda: topic_factory(2))
+    timed = await asyncio.to_thread(topic_factory, 2)
     zero, one = TopicPartition(timed, 0), TopicPartition(timed, 1)
     records = [(None, b"%d" % n, 0, START + 100 * n) for n in range(3)]
     producer = aiokafka.AIOKafkaProducer(bootstrap_servers=service.cluster.bootstrap)
@@ -365,9 +344,9 @@ async def test_where_partitions_begin_and_end_and_stood_at_a_time(
             await consumer.beginning_offsets([("no-such-topic", 0)])
 
 
-async def test_the_cluster_tells_of_topics_that_are_not_subscribed(service: Service, group: str) -> None:
+async def test_the_cluster_tells_of_topics_that_are_not_subscribed(service: ByHand, group: str) -> None:
     other = f"{service.topic}-other"
-    await in_thread(lambda: service.cluster.create_topic(other, partitions=3))
+    await asyncio.to_thread(service.cluster.create_topic, other, partitions=3)
     async with service.consumer(service.topic) as consumer:
         topics = await consumer.topics()
         assert {service.topic, other} <= topics
@@ -385,7 +364,7 @@ async def test_the_cluster_tells_of_topics_that_are_not_subscribed(service: Serv
 # -- subscriptions --------------------------------------------------------------------------------------------------
 
 
-async def test_a_member_of_kiels_cannot_be_without_topics(service: Service) -> None:
+async def test_a_member_of_kiels_cannot_be_without_topics(service: ByHand) -> None:
     """Kiel's members would assign partitions to it, and nobody would read them."""
     with pytest.raises(ConfigError, match="nobody would read those"):
         service.consumer(membership="kiel")
@@ -397,7 +376,7 @@ async def test_a_member_of_kiels_cannot_be_without_topics(service: Service) -> N
 
 @pytest.mark.parametrize("membership", ["zookeeper", "kafka", "fixed", "consumers", "pykafka"])
 async def test_a_member_that_unsubscribes_gives_all_to_the_others_and_may_come_back(
-    service: Service, membership: str
+    service: ByHand, membership: str
 ) -> None:
     heard: list[tuple[str, int]] = []
 
@@ -433,38 +412,11 @@ async def test_a_member_that_unsubscribes_gives_all_to_the_others_and_may_come_b
         assert heard[2:] == [("assigned", 2)]
 
 
-@pytest.mark.parametrize("membership", ["zookeeper", "kafka"])
-async def test_a_member_without_topics_ends_at_any_moment(service: Service, membership: str) -> None:
-    consumer = service.consumer(membership=membership)
-    async with consumer:
-        consumer.subscribe(service.topic, f"{service.topic}-2")
-        assert consumer.subscription() == {service.topic, f"{service.topic}-2"}
-        await asyncio.sleep(0)
-        consumer.unsubscribe()
-    await consumer.stop()
-    with pytest.raises(Closed):
-        await consumer.getone(0)
-    async with service.consumer(membership=membership) as idle:
-        assert idle.assignment() == frozenset()
-
-
-async def test_pauses_take_collections(service: Service) -> None:
-    async with service.consumer(service.topic) as consumer:
-        consumer.pause(consumer.assignment())
-        assert consumer.paused() == consumer.assignment() == {service.zero, service.one}
-        assert await consumer.getone(0.3) is None
-        consumer.resume([(service.topic, 1)])
-        assert consumer.paused() == {service.zero}
-        assert await values(consumer, 10) == list(range(1, 20, 2))
-        consumer.resume(service.zero, service.one)
-        assert len(await values(consumer, 10)) == 10
-
-
 # -- committed metadata ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("membership", ["zookeeper", "kafka", "fixed"])
-async def test_committed_metadata_is_what_the_user_wrote(service: Service, membership: str) -> None:
+async def test_committed_metadata_is_what_the_user_wrote(service: ByHand, membership: str) -> None:
     async with service.consumer(service.topic, membership=membership, auto_commit_interval_s=None) as consumer:
         assert len(await values(consumer, 20)) == 20
         assert await consumer.committed(service.zero) is None
@@ -491,7 +443,7 @@ async def test_committed_metadata_is_what_the_user_wrote(service: Service, membe
         assert committed[:2] == (10, "")
 
 
-async def test_a_commit_without_metadata_still_says_of_which_topic_it_is(service: Service) -> None:
+async def test_a_commit_without_metadata_still_says_of_which_topic_it_is(service: ByHand) -> None:
     """By the id in the coordinator a later member knows a topic that was deleted and created again."""
     async with service.consumer(service.topic) as consumer:
         assert len(await values(consumer, 20)) == 20

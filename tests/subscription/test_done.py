@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import uuid
 
 import pytest
@@ -11,8 +10,7 @@ from hypothesis import strategies as st
 
 from allocator.core.subscription.done import DoneSet, done_of, joined, with_done
 from allocator.core.subscription.loss import as_committed, as_read, as_written, stamped, topic_of
-from allocator.handlers.window import fingerprint
-from allocator.types import OffsetAndMetadata, Record
+from allocator.types import OffsetAndMetadata
 
 STAMP = "generation 7 member m-0123456789abcdef-0000000003"
 TOPIC = "5485844e-5edd-4919-bab6-04574d0e6f4c"
@@ -59,11 +57,6 @@ def test_what_does_not_fit_is_left_out_from_the_end(done: DoneSet, limit: int) -
         assert found.runs == done.runs[: len(found.runs)]
 
 
-@given(st.binary(max_size=80), st.integers(0, 100))
-def test_other_bytes_are_no_done_set(data: bytes, offset: int) -> None:
-    assert DoneSet.decoded(data.hex(), offset) is None
-
-
 @given(sets, st.data())
 def test_a_damaged_text_is_not_believed(done: DoneSet, data: st.DataObject) -> None:
     text, _ = done.encoded(10**7)
@@ -92,17 +85,6 @@ def test_a_record_of_a_later_leader_epoch_was_not_done() -> None:
     assert not done.has(11, 4)
 
 
-@pytest.mark.parametrize("scattered", [False, True])
-def test_the_shorter_of_both_forms_is_taken(scattered: bool) -> None:
-    rng = random.Random(1)
-    offsets = {n for n in range(1, 8001) if (rng.random() < 0.5 if scattered else n % 4000)}
-    done = done_set(0, offsets)
-    assert done is not None
-    text, _ = done.encoded(10**6)
-    # a bit for each offset, or two numbers for each run
-    assert len(text) < (8000 / 8 * 4 / 3 + 40 if scattered else 40)
-
-
 @given(st.integers(0, 50), st.sets(st.integers(1, 60), min_size=1), st.sets(st.integers(1, 60), min_size=1))
 def test_two_members_together_have_done_what_either_has(base: int, one: set[int], other: set[int]) -> None:
     one, other = {base + each for each in one}, {base + each for each in other}
@@ -129,22 +111,6 @@ def test_what_was_done_on_another_cluster_counts_on_that_one_alone(topic: str) -
     assert as_read(sent, "elsewhere") == STAMP
     assert as_read(as_committed(metadata, None), None) == metadata  # brokers before 0.10.1 have no id
     assert as_committed("a user has done it", "here") == as_read("a user has done it@there", "here")[:18]
-
-
-def test_a_fingerprint_tells_records_apart() -> None:
-    def record(**other: object) -> Record:
-        usual = {"topic": "t", "partition": 0, "offset": 1, "timestamp": 5, "timestamp_type": 0, "headers": []}
-        return Record(**{**usual, **other})  # type: ignore[arg-type]
-
-    marks = [
-        fingerprint(record(key=b"k", value=b"v")),
-        fingerprint(record(key=b"k", value=b"w")),
-        fingerprint(record(key=None, value=b"v")),
-        fingerprint(record(key=b"k", value=None)),
-        fingerprint(record(key=b"k", value=b"v", timestamp=6)),
-    ]
-    assert len(set(marks)) == len(marks)
-    assert 0 not in marks
 
 
 @pytest.mark.parametrize(

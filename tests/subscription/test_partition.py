@@ -124,39 +124,12 @@ def test_a_newer_leader_closes_the_gate_once(state: TopicPartitionState, clock: 
     assert state.maybe_validate_position(6)
 
 
-def test_what_cannot_be_compared_is_read_on(state: TopicPartitionState) -> None:
-    assert not state.maybe_validate_position(5), "no position"
-    assert not state.request_position_validation()
-    state.seek(OffsetAndMetadata(50, "", -1))
-    assert not state.maybe_validate_position(5), "a position of unknown epoch"
-    assert not state.request_position_validation()
-    assert state.is_fetchable()
-    state.position = AT_50
-    assert not state.maybe_validate_position(5), "that leader was there when the position was adopted"
-    for unknown in (None, -1):
-        assert not state.maybe_validate_position(unknown)
-    state.reset(EARLIEST)
-    assert not state.maybe_validate_position(9)
-    assert not state.request_position_validation()
-    assert state.awaiting_reset
-
-
 def test_a_fenced_epoch_demands_validation_and_keeps_the_replica(state: TopicPartitionState, clock: Clock) -> None:
     state.seek(AT_50)
     state.update_preferred_read_replica(3, clock.now + 60)
     assert state.request_position_validation()
     assert state.awaiting_validation
     assert state.preferred_read_replica() == 3
-
-
-def test_validation_voids_what_was_read_ahead_of_it(state: TopicPartitionState) -> None:
-    state.seek(AT_50)
-    before = state.epoch
-    state.maybe_validate_position(5)
-    during = state.epoch
-    assert during != before, "what was read ahead may be past the point where the log was cut"
-    state.complete_validation()
-    assert state.epoch == during
 
 
 # -- preferred read replica

@@ -1,0 +1,66 @@
+"""A topic, a group, and consumers of them, on real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from joining import joined
+
+from allocator import Consumer, TopicPartition
+from allocator.testing import LocalCluster, wait_until_async
+
+__all__ = ["Service", "owns", "read"]
+
+
+class Service:
+    """The same code for each membership."""
+
+    def __init__(
+        self, cluster: LocalCluster, topic: str, group: str, membership: str = "zookeeper", partitions: int = 4
+    ) -> None:
+        self.cluster, self.topic, self.group, self.membership = cluster, topic, group, membership
+        self.partitions = [TopicPartition(topic, number) for number in range(partitions)]
+        self.topics: tuple[str, ...] = (topic,)
+        """Those of a consumer that names none."""
+
+    def consumer(self, *topics: Any, **options: Any) -> Consumer:
+        """A consumer of `topics`, or of `self.topics` unless it chooses by a pattern or partitions."""
+        settings: dict[str, Any] = {
+            "brokers": self.cluster.bootstrap,
+            "zookeeper": f"{self.cluster.zookeeper}/{self.group}",
+            "group": self.group,
+            "membership": self.membership,
+            "session_timeout_s": 15.0,  # long enough for a loaded machine
+            "heartbeat_interval_s": 0.3,
+            "max_wait_s": 0.1,
+            **options,
+        }
+        if settings.get("pattern") is None and not settings.get("partitions"):
+            topics = topics or self.topics
+        return Consumer(*topics, **joined(**settings))
+
+    def fill(self, first: int, end: int, topic: str | None = None) -> None:
+        """Produces the values b"first" to b"end - 1" to the partitions in turn."""
+        records = [(None, b"%d" % n, n % len(self.partitions)) for n in range(first, end)]
+        self.cluster.produce(topic or self.topic, records)
+
+    async def produce(self, first: int, end: int, topic: str | None = None) -> None:
+        await asyncio.to_thread(self.fill, first, end, topic)
+
+
+async def read(consumer: Consumer, count: int, seen: list[int] | None = None, timeout_s: float = 30.0) -> list[int]:
+    """Values of the next batches, at least `count` unless the time runs out."""
+    values: list[int] = [] if seen is None else seen
+    end = time.monotonic() + timeout_s
+    while len(values) < count and time.monotonic() < end:
+        batch = await consumer.getbatch(0.2)
+        values += [int(record.value) for record in batch or ()]
+    return values
+
+
+async def owns(consumer: Consumer, count: int) -> None:
+    await wait_until_async(
+        lambda: len(consumer.assignment()) == count, 30, lambda: f"{count} of {consumer.assignment()}"
+    )

@@ -1,8 +1,7 @@
-"""The subscription, the assignment, and the position of each partition.
+"""The partitions that a member owns, and the position, pause and epoch of each.
 
-In: the consumer's choices (topics, pattern, partitions, seeks, pauses), the membership's assignments, and the offsets
-of logs from fetch. Out: the partitions that fetch may read with their positions, and the listeners to call in a
-rebalance. Touches nothing: no lock, no I/O, no task; the rooms meet here.
+The membership changes the owned partitions, the consumer seeks and pauses, and `fetch` finds offsets and reads by this
+state. Nothing here has a lock, does I/O or starts a task.
 """
 
 from __future__ import annotations

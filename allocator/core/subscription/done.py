@@ -15,12 +15,12 @@ from allocator.core.varint import read_uvarint, uvarint
 
 Run = tuple[int, int]
 
-# after the text that a member adds to its commits, so that older versions see nothing but that text
+# the set follows the text that a member adds to its commits, so older versions still find that text
 _IN_METADATA: Final = re.compile(r"generation \d+ member .* done ([A-Za-z0-9_-]+)(?: topic \S+)?", re.DOTALL)
 _RUNS, _BITMAP = 1, 2
 _MARK_BYTES: Final = 4
 _CHECKSUM_BYTES: Final = 4
-_MOST: Final = 10  # bytes of a number
+_MOST: Final = 10  # longest encoded number, in bytes
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class DoneSet:
     runs: tuple[Run, ...]
     """(first, end) of each range of done offsets: ascending, with gaps between them, above `base`."""
     epoch: int = -1
-    """The highest leader epoch of the records in the runs; -1: unknown (before Kafka 0.11)."""
+    """The highest leader epoch of the records in the runs; -1 if unknown (before Kafka 0.11)."""
     mark: int = 0
-    """`fingerprint` of the record at `base`; 0: not known."""
+    """`fingerprint` of the record at `base`; 0 if unknown."""
 
     @property
     def end(self) -> int:
-        """The offset after the last done one."""
+        """The offset after the last done record."""
         return self.runs[-1][1] if self.runs else self.base
 
     def has(self, offset: int, epoch: int | None) -> bool:
@@ -53,9 +53,9 @@ class DoneSet:
         return place >= 0 and offset < self.runs[place][1]
 
     def encoded(self, limit: int) -> tuple[str, bool]:
-        """Text of at most `limit` characters, and whether it has all runs. Omits the last runs if the limit is too low.
+        """Returns text of at most `limit` characters, and whether it has all runs.
 
-        Returns "" if no run fits.
+        Omits the last runs if the limit is too low. The text is "" if no run fits.
         """
         runs = self.runs
         while runs:
@@ -77,7 +77,7 @@ class DoneSet:
 
     @classmethod
     def decoded(cls, text: str, base: int) -> DoneSet | None:
-        """The reverse of `encoded`. Returns None for other text, and for a set of another base."""
+        """Decodes the text of `encoded`. Returns None for other text, and for a set of another base."""
         try:
             data = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
             found = cls._read(data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:])
@@ -100,7 +100,7 @@ class DoneSet:
 
 
 def done_of(metadata: str | None, offset: int) -> DoneSet | None:
-    """The set in the metadata of a commit of `offset`; None without one."""
+    """Returns the set in the metadata of a commit of `offset`; None if there is none."""
     if not metadata or " done " not in metadata:
         return None
     found = _IN_METADATA.fullmatch(metadata)
@@ -108,12 +108,12 @@ def done_of(metadata: str | None, offset: int) -> DoneSet | None:
 
 
 def with_done(stamp: str, text: str) -> str:
-    """The metadata of a commit: the member's `stamp` and an encoded set."""
+    """Returns the metadata of a commit: the member's `stamp` and an encoded set."""
     return f"{stamp} done {text}" if text else stamp
 
 
 def joined(one: DoneSet | None, other: DoneSet | None) -> DoneSet | None:
-    """The union of two sets with the same base. Returns the first if they belong to different logs."""
+    """Returns the union of two sets with the same base, or the first set if they belong to different logs."""
     if one is None or other is None:
         return one or other
     if one.base != other.base or (one.mark and other.mark and one.mark != other.mark):
@@ -128,7 +128,7 @@ def joined(one: DoneSet | None, other: DoneSet | None) -> DoneSet | None:
 
 
 def _steps(base: int, runs: Sequence[Run]) -> Iterator[int]:
-    """Alternating lengths: not done, done, not done, ..."""
+    """Yields the lengths of alternating ranges: not done, done, not done, ..."""
     at = base
     for first, end in runs:
         yield first - at
@@ -148,7 +148,7 @@ def _runs_of_steps(base: int, data: bytes) -> Iterator[Run]:
 
 
 def _bitmap(base: int, runs: Sequence[Run]) -> bytes:
-    """The lowest bit of the first byte is `base`."""
+    """Returns one bit for each offset; the lowest bit of the first byte is `base`."""
     bits = 0
     for first, end in runs:
         bits |= ((1 << (end - first)) - 1) << (first - base)

@@ -1,7 +1,4 @@
-"""Rebalance listeners: the base class for users, and the other objects that are accepted.
-
-`core/consumer/ownership.py` calls them.
-"""
+"""Rebalance listeners: the base class for users, and the check of listeners of other classes."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from allocator.core.types import Partitions, TopicPartition
 
 
 class RebalanceEvent(enum.Enum):
-    """The changes of partitions; each value is the name of the listener's method."""
+    """The changes of an assignment. Each value names the listener's method."""
 
     REVOKED = "on_partitions_revoked"
     ASSIGNED = "on_partitions_assigned"
@@ -22,39 +19,40 @@ class RebalanceEvent(enum.Enum):
 
 
 class RebalanceListener:
-    """Override what you need; each method may be a plain one or a coroutine.
+    """Receives the changes of a consumer's assignment. Override the methods you need, as functions or coroutines.
 
-    They run on the loop that keeps the membership alive: if a plain method blocks for longer than the session timeout,
-    the member loses its membership. An exception is logged and the rebalance continues, because the group cannot wait
-    for one member's bug.
+    The methods run on the event loop that keeps the membership alive. A method that blocks for longer than the session
+    timeout costs the member its partitions. An exception is logged, and the rebalance continues.
 
-    Guarantee: before any member's `on_partitions_assigned` gets a partition, the `on_partitions_revoked` of the member
-    that had it has returned, so the new owner finds what the old one stored. After a crash or an eviction the old
-    owner could not be asked.
+    Guarantee: before `on_partitions_assigned` of the new owner is called for a partition, `on_partitions_revoked` of
+    the old owner has returned, so the new owner finds what the old one stored. This does not hold if the old owner
+    crashed or was removed from the group.
     """
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> object:
-        """The member owns these partitions now. Nothing of them is delivered before this returns. It may call
-        `seek`."""
+        """Called when the member owns these partitions. May call `seek`.
+
+        None of their records is delivered before this method returns.
+        """
 
     def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> object:
-        """The member will release these partitions, because of a rebalance or because the consumer closes.
+        """Called before the member releases these partitions, in a rebalance or when the consumer closes.
 
-        The consumer delivers no more records of them. The member owns them until this method returns: finish the work
-        on their records, and commit.
+        The consumer delivers no more of their records. The member owns the partitions until this method returns, so it
+        may finish its work and commit.
         """
 
     def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> object:
-        """The member has lost these partitions: the session expired, or the group removed this member.
+        """Called instead of `on_partitions_revoked` when the partitions are lost; calls that method by default.
 
-        Nothing of them can be committed any more. Called instead of `on_partitions_revoked`; by default calls it.
+        The session has expired, or the group has removed this member. Commits of these partitions fail.
         """
         return self.on_partitions_revoked(partitions)
 
     def on_records_lost(self, loss: RecordsLost) -> object:
-        """The log no longer has the position of a partition, and `auto_offset_reset` has found another one.
+        """Called when the log no longer has the position of a partition, and `auto_offset_reset` has set another one.
 
-        Nothing more is delivered before this returns. It may call `seek`.
+        May call `seek`. No record is delivered before this method returns.
         """
 
 
@@ -73,9 +71,9 @@ def check_listener(listener: Any) -> None:
 
 
 def callback_of(listener: Any, event: RebalanceEvent) -> Callable[[Partitions], Any] | None:
-    """Returns the method to call, and to await if it returns an awaitable; None without a listener.
+    """Returns the listener's method for `event`; None without a listener.
 
-    For a listener without `on_partitions_lost`, such as aiokafka's, returns `on_partitions_revoked`.
+    Listeners of other clients have no `on_partitions_lost`; for these it returns `on_partitions_revoked`.
     """
     if listener is None:
         return None

@@ -1,4 +1,7 @@
-"""Lost records, and the topic id in the metadata of a commit: it shows that a topic was created again."""
+"""Lost records, the text that members add to the metadata of commits, and errors that are also kafka-python's.
+
+The text has the id of the topic, so a later member detects that a topic was deleted and created again.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ _STAMP_OF_CLUSTER: Final = re.compile(rf"(?:^| )topic {_UUID}@(\S+)$")
 
 @dataclass(frozen=True)
 class RecordsLost:
-    """A reset, because the log no longer has the position of the consumer."""
+    """A reset of one partition, because its log no longer has the position."""
 
     partition: TopicPartition
     position: int
@@ -35,12 +38,13 @@ class RecordsLost:
     resumed_at: int
     """The offset where reading continues, by `auto_offset_reset` or at the end of a truncated log."""
     first: Optional[int]
-    """The first skipped offset; None: no offset of the present log. Records that the log had before may be lost too."""
+    """The first skipped offset; None if the present log has none. Records of an earlier log may be lost even so."""
     last: Optional[int]
     """The last skipped offset."""
     why: str
     recreated: bool = False
-    """The topic was deleted and created again: `position` is an offset of the old topic, the others of the new one."""
+    """Whether the topic was deleted and created again. Then `position` belongs to the old topic, the other offsets to
+    the new one."""
 
     @property
     def count(self) -> int:
@@ -56,44 +60,44 @@ class RecordsLost:
 
 
 def stamped(text: str, topic_id: Any) -> str:
-    """The metadata of a commit with the id of its topic; unchanged if `topic_id` is None (unknown)."""
+    """Returns the metadata of a commit with the id of its topic. None (unknown) leaves it unchanged."""
     return text if topic_id is None else f"{text} topic {topic_id}".lstrip()
 
 
 def topic_of(metadata: str | None) -> uuid.UUID | None:
-    """The topic id in the metadata of a commit; None if there is none."""
+    """Returns the topic id in the metadata of a commit; None if there is none."""
     found = _STAMP.search(metadata) if metadata else None
     return None if found is None else uuid.UUID(found[1])
 
 
 class Committed(OffsetAndMetadata):
-    """A committed offset with the user's metadata. The text that members add is parsed into attributes."""
+    """A committed offset with the user's metadata. Its attributes hold the text that members add."""
 
     topic_id: Optional[uuid.UUID] = None
     done: Optional[DoneSet] = None
-    """The records beyond the offset that are done."""
+    """The done records beyond the offset."""
     member: Optional[str] = None
-    """The id of the member of this library that committed it, if its user gave no metadata."""
+    """The id of the member that committed the offset; None for other clients, and if the user gave metadata."""
 
     def __repr__(self) -> str:
         return repr(OffsetAndMetadata(*self))
 
 
 class Listed(OffsetAndMetadata):
-    """An offset that ListOffsets found, with the leader epoch that the broker returned for it.
+    """An offset that ListOffsets returned, with its leader epoch.
 
-    No record before it has a later epoch, so a comparison with the log is right. But records from it on may have an
-    earlier one: the end of the log has the leader's epoch, also while an older transaction is open.
+    No record before the offset has a later epoch, so the position can be compared with the log. The record just before
+    it may have an earlier one, because for the end of the log the broker returns the epoch of the leader.
     """
 
 
 def listed(found: OffsetAndTimestamp) -> Listed:
-    """The position at an offset that ListOffsets found."""
+    """Returns the position at an offset that ListOffsets returned."""
     return Listed(found.offset, "", -1 if found.leader_epoch is None else found.leader_epoch)
 
 
 def as_written(committed: OffsetAndMetadata) -> Committed:
-    """The offset with the metadata that the user gave, without the text that members add."""
+    """Returns the offset with the user's metadata. Moves the text that members add into attributes."""
     metadata = _STAMP.sub("", committed.metadata or "")
     stamp = _MEMBER_STAMP.fullmatch(metadata)
     found = Committed(committed.offset, metadata if stamp is None else "", committed.leader_epoch)
@@ -104,15 +108,15 @@ def as_written(committed: OffsetAndMetadata) -> Committed:
 
 
 def topic_of_offset(offset: OffsetAndMetadata) -> uuid.UUID | None:
-    """The id of the topic that an offset belongs to; None if unknown."""
+    """Returns the id of the topic that an offset belongs to; None if unknown."""
     return offset.topic_id if isinstance(offset, Committed) else topic_of(offset.metadata)
 
 
 def as_committed(metadata: str, cluster: str | None) -> str:
-    """The metadata for a commit to `cluster` (its id).
+    """Returns the metadata for a commit to the cluster with the id `cluster`.
 
-    A topic id and done records count only in their own cluster. MirrorMaker copies committed offsets to other clusters
-    together with their metadata.
+    The cluster's id is added to a topic id and to done records, because both are valid in that cluster only, and
+    MirrorMaker copies committed offsets with their metadata.
     """
     done = _DONE.fullmatch(metadata) if cluster is not None and " done " in metadata else None
     if done is not None:
@@ -121,7 +125,7 @@ def as_committed(metadata: str, cluster: str | None) -> str:
 
 
 def as_read(metadata: str, cluster: str | None) -> str:
-    """The reverse of `as_committed`, without the parts that belong to another cluster."""
+    """Reverses `as_committed`, and removes the parts that belong to another cluster."""
     done = _DONE_OF_CLUSTER.fullmatch(metadata) if " done " in metadata else None
     if done is not None:
         metadata = f"{done[1]}{done[2] if done[3] == cluster else ''}{done[4]}"
@@ -132,13 +136,13 @@ def as_read(metadata: str, cluster: str | None) -> str:
 
 
 class OutOfTurn(IllegalState, IllegalStateError):  # type: ignore[misc]  # kafka-python is untyped
-    """The call does not fit the kind of subscription, or the state of the position. Also kafka-python's error."""
+    """The present state does not allow this call. Also kafka-python's error."""
 
     __str__ = Exception.__str__  # kafka-python's puts the name of the class before the text
 
 
 class NoPosition(NoOffsetsError, NoOffsetForPartitionError):  # type: ignore[misc]
-    """Partitions have no offset to start at, and the reset strategy is "none". Also kafka-python's error."""
+    """Partitions have no committed offset, and `auto_offset_reset` is "none". Also kafka-python's error."""
 
     __str__ = Exception.__str__
 
@@ -166,5 +170,5 @@ class PositionOfOldTopic(TopicRecreated, OffsetOutOfRangeError):  # type: ignore
 
 
 def names_of(partitions: Iterable[TopicPartition]) -> str:
-    """Partitions as error messages write them."""
+    """Returns the partitions in the form of error messages."""
     return ", ".join(f"{tp.topic}:{tp.partition}" for tp in sorted(partitions))

@@ -25,27 +25,27 @@ class FetchState(enum.Enum):
 
 _SOUGHT = {FetchState.FETCHING, FetchState.AWAIT_RESET}
 MOVES: Final[Mapping[FetchState, frozenset[FetchState]]] = {
-    # nothing returns to INITIALIZING: a partition that is assigned again starts as a new object;
-    # without a position there is nothing to compare with a log
+    # no state returns to INITIALIZING: a partition that is assigned again gets a new object; a partition without a
+    # position has nothing to validate
     FetchState.INITIALIZING: frozenset(_SOUGHT),
     FetchState.AWAIT_RESET: frozenset(_SOUGHT),
     FetchState.FETCHING: frozenset(_SOUGHT | {FetchState.AWAIT_VALIDATION}),
-    # again while a validation is under way: the leader changed once more
+    # to itself: the leader changed again during the validation
     FetchState.AWAIT_VALIDATION: frozenset(_SOUGHT | {FetchState.AWAIT_VALIDATION, FetchState.TRUNCATED}),
-    # a newer leader may have the whole log
+    # a newer leader may have the complete log
     FetchState.TRUNCATED: frozenset(_SOUGHT | {FetchState.AWAIT_VALIDATION}),
 }
 
 
 class TopicPartitionState(Tenure):
-    """The tenure of a partition that is read: position, pauses, high watermark and preferred replica.
+    """The tenure of one partition, with its position, pause, high watermark and preferred replica.
 
-    Guarantee: `fetch_state` changes only as `MOVES` allows, and the partition has a position exactly in the
-    states that have one.
+    Guarantee: `fetch_state` changes only as `MOVES` allows, and the partition has a position only in the states that
+    have one.
 
     `epoch` changes when records that were read ahead become invalid: at an assignment, a seek or a reset, when the
-    tenure drains, or when a new leader may have truncated the log. Drop a response whose request had another epoch. All
-    partitions of a consumer share `changes`. `clock` returns seconds.
+    tenure drains, or when a new leader may have truncated the log. A response counts only if the partition still has
+    the epoch of the request. All partitions of a consumer share `changes`. `clock` returns seconds.
     """
 
     __slots__ = (
@@ -85,13 +85,13 @@ class TopicPartitionState(Tenure):
         self.reset_strategy: int | None = None
         """The timestamp for ListOffsets; None if no reset is awaited."""
         self.retry_at = -math.inf
-        """The time, on the clock, after which the awaited reset or validation may be requested."""
+        """The time of `clock` after which the awaited reset or validation may be requested."""
         self.high_watermark: int | None = None
         """The offset after the last record that consumers may read, from the last fetch; None before the first one."""
-        # the newest leader whose log was compared with the position. It may be newer than the record before the
-        # position: without this field, the position at an old record would be validated again and again
+        # the newest leader epoch whose log was compared with the position. The record before the position may have an
+        # older epoch, so without this field the position would be validated at each metadata response
         self._current_leader_epoch = -1
-        # an older leader epoch in later metadata, which caused a validation
+        # a leader epoch below the position's that has caused a validation
         self._doubted_epoch: int | None = None
         self.topic_id: Any = None
         """The id of the position's topic; None if it is not known yet."""
@@ -102,7 +102,8 @@ class TopicPartitionState(Tenure):
 
     @property
     def position(self) -> OffsetAndMetadata | None:
-        """The next record to deliver. Setting it keeps records that were read ahead; `seek` drops them."""
+        """The offset of the next record to deliver. Setting it keeps records that were read ahead; `seek` drops
+        them."""
         return self._position
 
     @position.setter
@@ -122,11 +123,11 @@ class TopicPartitionState(Tenure):
         return self.fetch_state is FetchState.INITIALIZING
 
     def seek(self, position: OffsetAndMetadata) -> None:
-        """Goes to `position`. Ends a reset or validation in progress."""
+        """Sets the position, drops records that were read ahead, and ends a reset or validation in progress."""
         self._move(FetchState.FETCHING)
         self._epochs.clear()
         self.position = position
-        # the validation was of another position
+        # the validations were of the former position
         self._current_leader_epoch = -1
         self._doubted_epoch = None
         self.topic_id = topic_of_offset(position)
@@ -134,7 +135,7 @@ class TopicPartitionState(Tenure):
         self.fetch_again()
 
     def leader_epoch(self, offset: int) -> int:
-        """The leader epoch of the record before `offset`; -1 if that was not delivered since the last seek."""
+        """Returns the leader epoch of the record before `offset`; -1 if it was not delivered since the last seek."""
         return next((epoch for first, last, epoch in reversed(self._epochs) if first <= offset <= last), -1)
 
     def fetch_again(self) -> None:
@@ -149,7 +150,8 @@ class TopicPartitionState(Tenure):
         self.fetch_again()
 
     def is_fetchable(self) -> bool:
-        """Whether its records may be delivered: it has a validated position, is not paused and does not drain."""
+        """Whether its records may be delivered: the position is valid, and the partition is not paused and not
+        draining."""
         return self.fetch_state is FetchState.FETCHING and not self.paused and self.phase is Phase.ACTIVE
 
     # -- resets
@@ -159,7 +161,7 @@ class TopicPartitionState(Tenure):
         return self.fetch_state is FetchState.AWAIT_RESET
 
     def reset(self, timestamp: int) -> None:
-        """Drops the position and awaits the one that ListOffsets finds by `timestamp`."""
+        """Drops the position. The partition awaits the offset that ListOffsets finds by `timestamp`."""
         self._move(FetchState.AWAIT_RESET)
         self.reset_strategy = timestamp
         self._position = None
@@ -175,34 +177,32 @@ class TopicPartitionState(Tenure):
         return self.fetch_state is FetchState.AWAIT_VALIDATION
 
     def maybe_validate_position(self, current_leader_epoch: int | None) -> bool:
-        """Await a validation if the leader is newer than the leader that the position was compared with. Returns
-        whether it does from now on.
+        """Starts a validation if the leader is newer than the one that the position was compared with.
 
-        No effect without a position, or if an epoch is unknown, because then there is nothing to compare.
+        Returns whether it started one. Without a position, or if an epoch is unknown, there is nothing to compare.
         """
         if self.position is None or current_leader_epoch is None or current_leader_epoch < 0:
             return False
-        # a fetched record proves its own epoch, a validation that of its leader
+        # the position is valid up to the epoch of the last fetched record, and of the last validation
         if current_leader_epoch <= max(self._current_leader_epoch, self.position.leader_epoch):
             return False
         self._current_leader_epoch = current_leader_epoch
         if self.position.leader_epoch < 0:
             return False
-        # an earlier leader chose the replica
+        # the former leader chose the replica
         self.clear_preferred_read_replica()
         self._validate()
         return True
 
     def note_leader(self, current_leader_epoch: int | None) -> None:
-        """Note that the position comes from the log of this leader, so a comparison with it would find nothing."""
+        """Notes that the position comes from the log of this leader, so it needs no comparison with that log."""
         if current_leader_epoch is not None:
             self._current_leader_epoch = max(self._current_leader_epoch, current_leader_epoch)
 
     def doubt_position(self, current_leader_epoch: int | None) -> bool:
-        """Await a validation if the leader is older than the last record that was read. Returns whether it does from
-        now on.
+        """Starts a validation if the leader is older than the last record that was read.
 
-        Either the metadata is old, or the topic was created again. The leader's log shows which.
+        Returns whether it started one. Either the metadata is old, or the topic was created again.
         """
         if self.position is None or current_leader_epoch is None or current_leader_epoch < 0:
             return False
@@ -213,9 +213,9 @@ class TopicPartitionState(Tenure):
         return True
 
     def request_position_validation(self) -> bool:
-        """Await a validation because a broker refused our leader epoch as fenced or unknown. Returns whether it does.
+        """Starts a validation after a broker has rejected the leader epoch as fenced or unknown.
 
-        The preferred replica stays, because that error says nothing about it.
+        Returns whether it started one. The preferred replica stays, because the error does not concern it.
         """
         if self.position is None or self.position.leader_epoch < 0:
             return False
@@ -223,33 +223,33 @@ class TopicPartitionState(Tenure):
         return True
 
     def complete_validation(self) -> None:
-        """Ends the validation: the log has the records before the position."""
+        """Ends the validation. The log has the records before the position."""
         self._move(FetchState.FETCHING)
         self._changes.version += 1
 
     def truncated(self) -> None:
-        """Deliver nothing until a seek: the log ends before the position, and no reset strategy applies."""
+        """Stops delivery until a seek: the log ends before the position, and no reset strategy applies."""
         self._move(FetchState.TRUNCATED)
         self._changes.version += 1
 
     def recreated(self) -> None:
-        """Deliver nothing until a seek: the position's topic does not exist any more, and no reset strategy applies."""
+        """Stops delivery until a seek: the topic was created again, and no reset strategy applies."""
         self._validate()
         self.truncated()
 
     # -- preferred read replica (KIP-392)
 
     def preferred_read_replica(self) -> int | None:
-        """The node to fetch from instead of the leader; None without one, or when its lease has ended."""
+        """Returns the node to fetch from instead of the leader; None without one, or after its lease has ended."""
         expiry = self._preferred_read_replica_expiration
         if expiry is not None and self._clock() >= expiry:
             self.clear_preferred_read_replica()
         return self._preferred_read_replica
 
     def update_preferred_read_replica(self, node_id: int, expiration_time: float) -> bool:
-        """Fetch from `node_id` until `expiration_time`, on the clock. Returns whether it is another node than before.
+        """Sets the node to fetch from until `expiration_time`. Returns whether it differs from the former node.
 
-        The same node keeps its earlier deadline, so that the consumer asks the leader again from time to time.
+        The same node keeps its earlier deadline, so that the consumer fetches from the leader now and then.
         """
         if node_id == self._preferred_read_replica:
             return False
@@ -259,7 +259,7 @@ class TopicPartitionState(Tenure):
         return True
 
     def clear_preferred_read_replica(self) -> int | None:
-        """Fetch from the leader again. Returns the replica that was used."""
+        """Makes the leader the node to fetch from. Returns the former replica; None if there was none."""
         previous = self._preferred_read_replica
         self._preferred_read_replica = None
         self._preferred_read_replica_expiration = None
@@ -278,14 +278,14 @@ class TopicPartitionState(Tenure):
 
     def _validate(self) -> None:
         self._move(FetchState.AWAIT_VALIDATION)
-        # the records that were read ahead are from a log that may have been truncated after the position
+        # the log of the records that were read ahead may have been truncated
         self.fetch_again()
 
 
 def _note_epoch(epochs: list[tuple[int, int, int]], position: OffsetAndMetadata) -> None:
-    # ListOffsets returns the epoch of the leader, which may be newer than the record before the offset
+    # the epoch of a listed offset may be that of the leader, and newer than the record before the offset
     epoch = -1 if isinstance(position, Listed) else position.leader_epoch
     first = position.offset
     if epochs and epochs[-1][2] == epoch:
-        first = epochs.pop()[0]  # epochs only grow, so all records between the two have this one
+        first = epochs.pop()[0]  # epochs only grow, so all records between the two positions have this epoch
     epochs.append((first, position.offset, epoch))

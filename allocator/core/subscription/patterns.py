@@ -1,9 +1,9 @@
 """The topics that a member subscribes to, by name and by pattern.
 
 A member matches its own pattern with Python's `re` (`TopicSelection`). The leader of a ZooKeeper group matches the
-patterns of other members with RE2 (`topic_pattern`; https://github.com/google/re2/wiki/Syntax), as brokers do in
-KIP-848: RE2 takes time linear in the topic's name, but `re` can take years for a short expression, and the group would
-wait for its leader.
+patterns of other members with RE2 (`topic_pattern`; https://github.com/google/re2/wiki/Syntax), like brokers in
+KIP-848. RE2 takes time linear in the length of the name. With `re`, one bad pattern could block the leader, and so the
+group.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from allocator.core.settings.names import check_pattern_syntax
 from allocator.core.types import TopicPartition
 
 ANY_TOPIC = ".*"
-"""Works without google-re2."""
-# bytes of one compiled expression; bounds the time of one match; two thousand plain names fit
+"""Needs no google-re2."""
+# limit of a compiled expression in bytes, which bounds the time of a match. Two thousand plain names fit
 MEMORY = 256 << 10
 
 
 class PartitionCountSource(Protocol):
-    """The methods of the Kafka client that a membership uses. `KafkaClient` implements it."""
+    """The methods of `KafkaClient` that a membership uses."""
 
     def follow(self, topics: Iterable[str]) -> None: ...
 
@@ -42,7 +42,7 @@ class PartitionCountSource(Protocol):
 
 
 class TopicSelection:
-    """The topics that a member reads: the named ones, and those that match the pattern at the start of their name.
+    """The topics that a member reads, by name or by a pattern that matches at the start of the name.
 
     Raises ConfigError for a pattern that is not a regular expression.
     """
@@ -55,7 +55,7 @@ class TopicSelection:
         return topic in self.topics or (self.pattern is not None and bool(self.pattern.match(topic)))
 
     def among(self, existing: Iterable[str]) -> frozenset[str]:
-        """The named topics, and those of `existing` that match the pattern."""
+        """Returns the named topics, and those of `existing` that match the pattern."""
         if self.pattern is None:
             return self.topics
         return self.topics.union(filter(self.pattern.match, existing))
@@ -69,7 +69,7 @@ class TopicSelection:
 
 
 class TopicPattern:
-    """A RE2 expression, matched at the start of a topic's name as `re.match` does. Caches its results."""
+    """An RE2 expression that matches at the start of a topic's name, like `re.match`. Caches its results."""
 
     def __init__(self, text: str) -> None:
         self._found: dict[str, bool] = {}
@@ -105,12 +105,12 @@ class TopicPattern:
 
 @lru_cache(maxsize=256)
 def topic_pattern(text: str) -> TopicPattern:
-    """The compiled expression. Raises ConfigError if RE2 does not accept it, MissingExtra without google-re2."""
+    """Compiles an expression. Raises ConfigError if RE2 does not accept it, MissingExtra without google-re2."""
     return TopicPattern(text)
 
 
 def with_topics(topics: Sequence[str], pattern: str | None, more: Sequence[str]) -> tuple[Sequence[str], str | None]:
-    """A subscription (topics, or a pattern) and `more` topics, in the syntax of both `re` and RE2."""
+    """Adds `more` topics to a subscription (topics, or a pattern), in syntax that both `re` and RE2 accept."""
     if pattern is None:
         return tuple(dict.fromkeys([*topics, *more])), None
     if not more or pattern == ANY_TOPIC:
@@ -120,7 +120,7 @@ def with_topics(topics: Sequence[str], pattern: str | None, more: Sequence[str])
 
 
 def compiled(pattern: str | None) -> re.Pattern[str] | None:
-    """Raises ConfigError for a pattern that is not a regular expression."""
+    """Compiles a pattern. Raises ConfigError if it is not a regular expression."""
     if pattern is None:
         return None
     check_pattern_syntax(pattern)

@@ -1,4 +1,4 @@
-"""What a member owns, and where it reads each partition."""
+"""The partitions that a member owns, and the position of each."""
 
 from __future__ import annotations
 
@@ -21,35 +21,33 @@ TIMESTAMPS: Final = {"earliest": EARLIEST, "latest": LATEST, "none": None}
 
 
 class LogTruncation(NamedTuple):
-    """A loss: the log no longer has records before the position."""
+    """The log no longer has records before a position that was read."""
 
     partition: TopicPartition
     position: OffsetAndMetadata
-    """The position before the loss."""
+    """The position before the truncation."""
     divergent: Optional[OffsetAndMetadata]
-    """The offset where the log differs from the records that were read; None if the leader does not know that epoch at
-    all."""
+    """The offset where the log begins to differ from the records that were read; None if the leader does not know their
+    epoch."""
     resolved: bool
-    """True: the position was moved there, or a reset is in progress. False: no strategy is set, so the user has to
-    seek."""
+    """Whether reading continues at `divergent` or by a reset. False: no strategy is set, so the user has to seek."""
 
 
 class SubscriptionState(Tenures[TopicPartitionState]):
-    """The state in which consumer, membership and fetch meet.
+    """The owned partitions and their positions. The consumer, the membership and `fetch` share it.
 
     Guarantee: a partition keeps its state (position, pause, epoch, replica) and its place in the fetch order until its
     tenure ends. A new tenure begins with empty state. A result of a request becomes the position only if the partition
     has the epoch of the request. No record is delivered while the position of its partition awaits validation
     (KIP-320), or lies beyond the end of the log. A call that raises changes nothing.
 
-    Methods that name a partition raise `NotAssigned` (a `KeyError`) if it is not assigned. Methods `is_...` return
-    False instead. Late reports of fetch about such a partition have no effect.
+    Methods that take a partition raise `NotAssigned` (a `KeyError`) if it is not assigned. Methods `is_...` return
+    False instead. Late results of `fetch` about such a partition have no effect.
 
-    It has no lock: use it in one thread. `reset_strategy`, a name or a time in milliseconds since the
-    epoch, applies to a partition without an offset. `clock` returns
-    seconds, for retries and for leases of replicas. `shuffle` reorders the newly claimed partitions of a group in
-    place. By default the order is random, so that short-lived consumers do not all begin with the same partition. None
-    keeps the given order.
+    Use it in one thread. `reset_strategy`, a name or a time in milliseconds since the epoch, applies to a partition
+    without a committed offset. `clock` returns seconds, for retries and for leases of replicas. `shuffle` reorders
+    newly claimed partitions in place; None keeps their order. The default is a random order, so that short-lived
+    consumers do not all begin with the same partition.
     """
 
     def __init__(
@@ -63,7 +61,7 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         self.reset_strategy = reset_strategy
         self._default_reset = reset_strategy if isinstance(reset_strategy, int) else TIMESTAMPS[reset_strategy]
         self.begin_at_start: frozenset[str] = frozenset()
-        """Topics that a reset finds the first record of, whatever the strategy: records there may not be skipped."""
+        """Topics whose partitions are reset to their first record, whatever the strategy."""
         self._shuffle = shuffle
         self._held_back: frozenset[TopicPartition] = frozenset()
 
@@ -86,7 +84,7 @@ class SubscriptionState(Tenures[TopicPartitionState]):
     # -- fetching
 
     def pause(self, partition: TopicPartition) -> None:
-        """Deliver nothing of the partition until `resume`. Its position stays."""
+        """Stops the delivery of the partition until `resume`. Its position stays."""
         self._of(partition).paused = True
         self._changes.version += 1
 
@@ -98,23 +96,22 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         return {tp for tp, state in self.assignment.items() if state.paused}
 
     def is_fetchable(self, partition: TopicPartition) -> bool:
-        """Whether fetch may read the partition: it is assigned, has a validated position, is neither paused nor held
-        back, and does not drain."""
+        """Whether `fetch` may read the partition: it is owned and not draining, its position is valid, and it is
+        neither paused nor held back."""
         state = self.assignment.get(partition)
         return state is not None and state.is_fetchable() and partition not in self._held_back
 
     def is_wanted(self, partition: TopicPartition) -> bool:
-        """Whether the user wants records of the partition now, whatever its position: it is assigned, neither paused
-        nor held back, and does not drain."""
+        """Like `is_fetchable`, whatever the position."""
         state = self.assignment.get(partition)
         if state is None or state.paused or state.phase is not Phase.ACTIVE:
             return False
         return partition not in self._held_back
 
     def hold_back(self, partitions: frozenset[TopicPartition]) -> None:
-        """Deliver nothing of these partitions, assigned or not. Replaces the earlier set; the user's pauses stay.
+        """Stops the delivery of these partitions, assigned or not, by order of an operator.
 
-        Caller: consumer, by order of an operator.
+        Replaces the earlier set. The user's pauses stay.
         """
         if partitions != self._held_back:
             self._held_back = partitions
@@ -123,7 +120,7 @@ class SubscriptionState(Tenures[TopicPartitionState]):
     # -- positions
 
     def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
-        """Continue at `offset`. Drops records that were read ahead, and ends a reset or validation in progress.
+        """Sets the position. Drops records that were read ahead, and ends a reset or validation in progress.
 
         Raises `ConfigError` (a `ValueError`) for a negative offset.
         """
@@ -134,18 +131,18 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         self._of(partition).seek(position)
 
     def fetch_again(self, partition: TopicPartition) -> None:
-        """Drop the records that were read ahead. The position stays, with its leader epoch and topic id."""
+        """Drops the records that were read ahead. The position stays, with its leader epoch and topic id."""
         self._of(partition).fetch_again()
 
     def position(self, partition: TopicPartition) -> OffsetAndMetadata | None:
-        """The offset of the next record to deliver; None if it is not known yet."""
+        """Returns the offset of the next record to deliver; None if it is not known yet."""
         return self._of(partition).position
 
     def update_position(self, partition: TopicPartition, offset: int, leader_epoch: int = -1) -> None:
-        """Move the position behind delivered records. `leader_epoch` is that of the last one, or -1 if its format has
+        """Moves the position past delivered records. `leader_epoch` is that of the last record, -1 if its format has
         none.
 
-        Caller: consumer. Raises `OutOfTurn` if there is no position.
+        Raises `OutOfTurn` if there is no position.
         """
         state = self._of(partition)
         if state.position is None:
@@ -153,27 +150,28 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         state.position = OffsetAndMetadata(offset, "", leader_epoch)
 
     def leader_epoch(self, partition: TopicPartition, offset: int) -> int:
-        """The leader epoch of the record before `offset`; -1 if that was not delivered since the last seek."""
+        """Returns the leader epoch of the record before `offset`; -1 if it was not delivered since the last seek."""
         state = self.assignment.get(partition)
         return -1 if state is None else state.leader_epoch(offset)
 
     def all_consumed_offsets(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """The known positions, which a commit would store."""
+        """Returns the known positions."""
         return {tp: state.position for tp, state in self.assignment.items() if state.position is not None}
 
     def epoch(self, partition: TopicPartition) -> int | None:
-        """A number that changes when records that were read ahead become invalid. It never repeats. None if not
-        assigned."""
+        """Returns a number that changes when records that were read ahead become invalid, and never repeats. None if
+        the partition is not assigned."""
         state = self.assignment.get(partition)
         return None if state is None else state.epoch
 
     def fence(self, partition: TopicPartition) -> int | None:
-        """The fencing token of this member's ownership; None when unassigned, or without a membership."""
+        """Returns the fencing token of this ownership; None if the partition is not assigned, or without a
+        membership."""
         state = self.assignment.get(partition)
         return None if state is None else state.fence
 
     def topic_id(self, partition: TopicPartition) -> Any:
-        """The id of the position's topic; None if it is not known, or nothing is assigned."""
+        """Returns the id of the position's topic; None if it is unknown, or the partition is not assigned."""
         state = self.assignment.get(partition)
         return None if state is None else state.topic_id
 
@@ -184,7 +182,7 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         return self._default_reset is not None
 
     def request_offset_reset(self, partition: TopicPartition) -> None:
-        """Drop the position and find another one by the strategy. Raises `NoPosition` if that is "none"."""
+        """Drops the position, and awaits another by the reset strategy. Raises `NoPosition` if that is "none"."""
         strategy = EARLIEST if partition.topic in self.begin_at_start else self._default_reset
         state = self._of(partition)
         if strategy is None:
@@ -194,10 +192,9 @@ class SubscriptionState(Tenures[TopicPartitionState]):
     def complete_reset(
         self, partition: TopicPartition, position: OffsetAndMetadata, epoch: int, current_leader_epoch: int | None
     ) -> bool:
-        """Use the result of a reset as the position, unless a seek, reset or reassignment came after `epoch`. Returns
-        whether it was used.
+        """Sets the position that a reset has found, unless a seek, reset or new assignment came after `epoch`.
 
-        `current_leader_epoch` is that of the leader that found the position. Caller: fetch.
+        Returns whether it was set. `current_leader_epoch` belongs to the leader that found the position.
         """
         state = self.assignment.get(partition)
         if state is None or not state.awaiting_reset or state.epoch != epoch:
@@ -209,11 +206,11 @@ class SubscriptionState(Tenures[TopicPartitionState]):
     def maybe_complete_validation(
         self, partition: TopicPartition, asked: OffsetAndMetadata, end_offset: int, end_epoch: int, *, epoch: int
     ) -> LogTruncation | None:
-        """Use the response of OffsetForLeaderEpoch: the last epoch in the log up to that of `asked`, and its end
-        offset.
+        """Ends a validation by the response of OffsetForLeaderEpoch. Returns the truncation, or None.
 
-        `asked` and `epoch` are the position and `epoch()` at the time of the request. A response to an earlier position
-        has no effect. Negative values mean that the leader has no such epoch. Returns the loss, or None. Caller: fetch.
+        `end_epoch` is the last epoch of the log up to that of `asked`, and `end_offset` its end. Negative values: the
+        leader has no such epoch. `asked` and `epoch` are the position and `epoch()` of the request; a response to an
+        earlier position has no effect.
         """
         state = self.assignment.get(partition)
         if state is None or not state.awaiting_validation or (state.position, state.epoch) != (asked, epoch):
@@ -227,12 +224,12 @@ class SubscriptionState(Tenures[TopicPartitionState]):
             return None
         resolved = self.has_default_offset_reset_policy()
         if not resolved:
-            # reading on would skip what now stands there; asking again would bring the same answer
+            # reading on would skip records of the new log; another request would get the same response
             state.truncated()
         elif divergent is None:
             self.request_offset_reset(partition)
         else:
-            # only what follows the divergence is read again
+            # only records after the divergence are read again
             state.seek(divergent)
         return LogTruncation(partition, asked, divergent, resolved)
 

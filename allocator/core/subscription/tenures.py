@@ -1,7 +1,7 @@
-"""The record of ownership: which partitions this member owns, and which of them are on their way out.
+"""The record of ownership: which partitions this member owns, and which of them drain.
 
 Guarantee: a partition has at most one tenure at a time, and a tenure that has ended never begins again. Only the
-membership changes the record. All other code asks it.
+membership changes the record.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from typing import Generic, TypeVar
 from allocator.core.subscription.loss import OutOfTurn
 from allocator.core.types import Partitions, TopicPartition
 
-__all__ = ["Changes", "Phase", "Tenure", "Tenures"]
-
 
 class Phase(enum.Enum):
-    """How far a tenure is."""
+    """The phases of a tenure, in their order."""
 
     ACTIVE = "owned"
     DRAINING = "owned until the delivered records are done and committed; nothing more is delivered"
@@ -28,7 +26,7 @@ class Phase(enum.Enum):
 class Tenure:
     """One ownership of one partition. A partition that comes back gets a new tenure.
 
-    Code that waits keeps the tenure, and asks its `phase` before it goes on.
+    Code that waits keeps the tenure, and checks its `phase` before it continues.
     """
 
     __slots__ = ("fence", "partition", "phase")
@@ -36,7 +34,7 @@ class Tenure:
     def __init__(self, partition: TopicPartition, fence: int | None = None) -> None:
         self.partition = partition
         self.fence = fence
-        """The fencing token: it grows with each new owner of the partition. None without a membership."""
+        """The fencing token, which grows with each new owner of the partition. None without a membership."""
         self.phase = Phase.ACTIVE
 
     def drain(self) -> None:
@@ -44,7 +42,7 @@ class Tenure:
 
 
 class Changes:
-    """Counts changes of the partitions of one consumer."""
+    """Numbers the changes of all partitions of one consumer."""
 
     __slots__ = ("_epochs", "version")
 
@@ -53,7 +51,7 @@ class Changes:
         self._epochs = itertools.count(1)
 
     def next_epoch(self) -> int:
-        """A new number. No partition gets it twice."""
+        """Returns a new epoch. No two partitions get the same."""
         return next(self._epochs)
 
 
@@ -61,7 +59,7 @@ T = TypeVar("T", bound=Tenure)
 
 
 class Tenures(Generic[T]):
-    """The tenures of one member. `begin` makes a tenure from a partition and its fencing token."""
+    """The tenures of one member. `begin` creates a tenure from a partition and its fencing token."""
 
     def __init__(self, begin: Callable[[TopicPartition, int | None], T]) -> None:
         self._begin = begin
@@ -69,7 +67,7 @@ class Tenures(Generic[T]):
         self.assignment: dict[TopicPartition, T] = {}
         """The owned partitions, in the order of fetching. A change replaces the dict."""
         self.on_end: Callable[[list[T]], None] = lambda ended: None
-        """Called with tenures that have just ended."""
+        """Called with the tenures that have just ended."""
 
     @property
     def version(self) -> int:
@@ -83,7 +81,7 @@ class Tenures(Generic[T]):
 
     @property
     def held(self) -> Partitions:
-        """The partitions that this member owns and goes on reading."""
+        """The partitions that this member owns and that do not drain."""
         return frozenset(p for p, tenure in self.assignment.items() if tenure.phase is Phase.ACTIVE)
 
     def is_assigned(self, partition: TopicPartition) -> bool:
@@ -93,7 +91,8 @@ class Tenures(Generic[T]):
     # -- called by the membership
 
     def claim(self, fences: Mapping[TopicPartition, int | None]) -> None:
-        """Begins to own these partitions, with their fencing tokens. Raises OutOfTurn for one that is owned."""
+        """Starts a tenure for each partition, with its fencing token. Raises OutOfTurn for a partition that is
+        owned."""
         if not self.assignment.keys().isdisjoint(fences):
             raise OutOfTurn(f"{sorted(self.assignment.keys() & fences.keys())} are owned already")
         new = {partition: self._begin(partition, fence) for partition, fence in fences.items()}
@@ -101,7 +100,8 @@ class Tenures(Generic[T]):
         self._changes.version += 1
 
     def drain(self, partitions: Iterable[TopicPartition]) -> list[T]:
-        """Delivers nothing more of these owned partitions. Returns their tenures, for `release`."""
+        """Starts to drain these owned partitions: none of their records is delivered. Returns their tenures, for
+        `release`."""
         tenures = [self.assignment[partition] for partition in partitions]
         for tenure in tenures:
             tenure.drain()
@@ -109,14 +109,14 @@ class Tenures(Generic[T]):
         return tenures
 
     def release(self, tenures: Iterable[T]) -> None:
-        """Ends these tenures, which have drained. Skips those that have ended. Raises OutOfTurn for an active one."""
+        """Ends these tenures, which have drained, unless they have ended. Raises OutOfTurn for an active tenure."""
         ending = [tenure for tenure in tenures if tenure.phase is not Phase.ENDED]
         if any(tenure.phase is Phase.ACTIVE for tenure in ending):
             raise OutOfTurn("an active partition drains before it is released")
         self._end(ending)
 
     def lose(self) -> Partitions:
-        """Ends all tenures at once. Returns their partitions."""
+        """Ends all tenures. Returns their partitions."""
         lost = self.owned
         self._end(list(self.assignment.values()))
         return lost

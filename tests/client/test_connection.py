@@ -188,6 +188,6 @@ async def test_a_closed_connection_takes_no_request() -> None:
     connection = BrokerConnection(Broker(1, "broker", 9092, None), SETTINGS, None)
     connection.close()
     with pytest.raises(ConnectionFailed, match="connection closed"):
-        await connection.ask(find(), time.monotonic() + 1)
+        await connection.send(find(), time.monotonic() + 1)
     await asyncio.wait_for(asyncio.wait([connection.ready]), 30)
     assert connection.ready.exception() is not None

@@ -9,8 +9,8 @@ import pytest
 from allocator.core.client.fetch_messages import (
     NO_SESSION,
     SESSION_ERRORS,
-    FetchAnswer,
     FetchedPartition,
+    FetchResponse,
     FetchSession,
     Wanted,
 )
@@ -24,8 +24,8 @@ def want(offset: int = 0, topic_id: uuid.UUID | None = None) -> Wanted:
     return Wanted(offset, 1000, 3, topic_id)
 
 
-def granted(session_id: int = 9) -> FetchAnswer:
-    return FetchAnswer(12, [], 0, session_id)
+def granted(session_id: int = 9) -> FetchResponse:
+    return FetchResponse(12, [], 0, session_id)
 
 
 def begun(*, by_id: bool = False) -> FetchSession:
@@ -33,7 +33,7 @@ def begun(*, by_id: bool = False) -> FetchSession:
     session = FetchSession()
     known = {A: want(0, ONE if by_id else None), B: want(0, ONE if by_id else None)}
     assert session.turn(known, 18).session == (0, 0)
-    assert session.answered(granted())
+    assert session.received(granted())
     return session
 
 
@@ -41,48 +41,48 @@ def test_only_what_changed_is_said_and_what_is_not_wanted_is_forgotten() -> None
     session = begun()
     turn = session.turn({A: want(5), C: want(1)}, 12)
     assert turn.session == (9, 1)
-    assert turn.asked == {A: want(5), C: want(1)}
+    assert turn.wanted == {A: want(5), C: want(1)}
     assert set(turn.forgotten) == {B}
-    session.answered(granted())
+    session.received(granted())
     turn = session.turn({A: want(5), C: want(1)}, 12)
-    assert (turn.session, turn.asked, turn.forgotten) == ((9, 2), {}, {})
-    session.answered(granted())
-    assert session.turn({A: Wanted(5, 1000, 4, None), C: want(1)}, 12).asked == {A: Wanted(5, 1000, 4, None)}
+    assert (turn.session, turn.wanted, turn.forgotten) == ((9, 2), {}, {})
+    session.received(granted())
+    assert session.turn({A: Wanted(5, 1000, 4, None), C: want(1)}, 12).wanted == {A: Wanted(5, 1000, 4, None)}
 
 
 def test_old_brokers_hear_everything_each_time() -> None:
     session = FetchSession()
     for _ in range(2):
         turn = session.turn({A: want(), B: want()}, 6)
-        assert (turn.session, set(turn.asked), turn.forgotten) == (NO_SESSION, {A, B}, {})
-        assert session.answered(FetchAnswer(6, []))
+        assert (turn.session, set(turn.wanted), turn.forgotten) == (NO_SESSION, {A, B}, {})
+        assert session.received(FetchResponse(6, []))
 
 
 def test_a_broker_that_grants_no_session_hears_everything_each_time() -> None:
     session = FetchSession()
     for _ in range(3):
         turn = session.turn({A: want()}, 12)
-        assert (turn.session, set(turn.asked)) == ((0, 0), {A})
-        assert session.answered(granted(0))
+        assert (turn.session, set(turn.wanted)) == ((0, 0), {A})
+        assert session.received(granted(0))
 
 
 @pytest.mark.parametrize("code", sorted(SESSION_ERRORS))
 def test_a_refused_session_is_begun_anew_with_everything(code: int) -> None:
     session = begun()
     session.turn({A: want(1)}, 12)
-    assert not session.answered(FetchAnswer(12, [], code))
+    assert not session.received(FetchResponse(12, [], code))
     turn = session.turn({A: want(1)}, 12)
     # a session that the broker does not know needs no close
     assert turn.session == ((0, 0) if code == 70 else (9, 0))
-    assert (set(turn.asked), turn.forgotten) == ({A}, {})
-    session.answered(granted(10))
+    assert (set(turn.wanted), turn.forgotten) == ({A}, {})
+    session.received(granted(10))
     assert session.turn({A: want(1)}, 12).session == (10, 1)
 
 
 def test_another_error_of_the_whole_is_an_answer_and_ends_the_session() -> None:
     session = begun()
     session.turn({A: want(1)}, 12)
-    assert session.answered(FetchAnswer(12, [], -1))
+    assert session.received(FetchResponse(12, [], -1))
     assert session.turn({A: want(1)}, 12).session == (9, 0)
 
 
@@ -91,31 +91,31 @@ def test_after_a_lost_answer_the_session_is_closed_and_begun_anew() -> None:
     session.turn({A: want(1)}, 12)
     session.lost()
     turn = session.turn({A: want(1), B: want()}, 12)
-    assert (turn.session, set(turn.asked)) == ((9, 0), {A, B})
+    assert (turn.session, set(turn.wanted)) == ((9, 0), {A, B})
 
 
 def test_a_session_that_the_broker_ended_is_begun_anew() -> None:
     session = begun()
     session.turn({A: want(1)}, 12)
-    session.answered(granted(0))
+    session.received(granted(0))
     assert session.turn({A: want(1)}, 12).session == (0, 0)
 
 
 def test_topics_go_by_id_once_all_have_one() -> None:
     session = begun(by_id=True)
     turn = session.turn({A: want(1, ONE), B: want(0, ONE)}, 18)
-    assert (turn.max_version, set(turn.asked)) == (18, {A})
-    session.answered(granted())
+    assert (turn.max_version, set(turn.wanted)) == (18, {A})
+    session.received(granted())
     turn = session.turn({A: want(1, ONE), B: want(0, ONE), C: want()}, 18)
     assert turn.max_version == 12
     assert turn.session == (9, 0), "the session spoke of topics by id"
-    assert set(turn.asked) == {A, B, C}
+    assert set(turn.wanted) == {A, B, C}
 
 
 def test_a_topic_made_anew_is_another_topic() -> None:
     session = begun(by_id=True)
     turn = session.turn({A: want(0, TWO), B: want(0, ONE)}, 18)
-    assert turn.asked == {A: want(0, TWO)}
+    assert turn.wanted == {A: want(0, TWO)}
     assert turn.forgotten == {A: want(0, ONE)}
 
 

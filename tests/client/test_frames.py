@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kafka.protocol.consumer import FetchRequest, FetchResponse
+from kafka.protocol.consumer import FetchRequest
+from kafka.protocol.consumer import FetchResponse as TheirFetchResponse
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
 from kafka.protocol.sasl import SaslBytesRequest
 
 from allocator.core.client.errors import Undecodable, WrongResponse
-from allocator.core.client.fetch_messages import FetchAnswer
+from allocator.core.client.fetch_messages import FetchResponse
 from allocator.core.client.frames import FrameProtocol, read_response
 
 MOST = 1 << 24
@@ -91,9 +92,9 @@ def framed(response: Any, correlation_id: int) -> memoryview:
 
 
 def test_each_response_is_read_by_the_reader_of_its_kind() -> None:
-    frame = framed(FetchResponse(version=11, responses=[], session_id=5), 1)
+    frame = framed(TheirFetchResponse(version=11, responses=[], session_id=5), 1)
     response = read_response(header_of(FetchRequest(version=11), 1), frame)
-    assert isinstance(response, FetchAnswer)
+    assert isinstance(response, FetchResponse)
     assert response.session_id == 5
     frame = framed(ApiVersionsResponse(version=0, error_code=35, api_keys=[]), 2)
     assert read_response(header_of(ApiVersionsRequest(version=0), 2), frame).error_code == 35
@@ -107,7 +108,7 @@ def test_the_tokens_of_old_brokers_come_without_a_header() -> None:
 @pytest.mark.parametrize(
     ("request_", "response"),
     [
-        (FetchRequest(version=11), FetchResponse(version=11, responses=[])),
+        (FetchRequest(version=11), TheirFetchResponse(version=11, responses=[])),
         (ApiVersionsRequest(version=0), ApiVersionsResponse(version=0, error_code=0, api_keys=[])),
     ],
 )

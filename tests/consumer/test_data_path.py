@@ -18,13 +18,14 @@ from typing import Any
 
 from fake_broker import MODERN, FakeBroker
 from fetch_encode import R, batch
-from kafka.protocol.consumer import FetchResponse, OffsetCommitResponse, OffsetFetchResponse
+from kafka.protocol.consumer import FetchResponse as TheirFetchResponse
+from kafka.protocol.consumer import OffsetCommitResponse, OffsetFetchResponse
 
 import allocator
 from allocator import Consumer, TopicPartition
-from allocator.core.client.fetch_messages import FetchAnswer, FetchedPartition
+from allocator.core.client.fetch_messages import FetchedPartition, FetchResponse
 from allocator.core.client.offset_commit import OffsetCommit
-from allocator.core.client.response_reader import AnswerReader
+from allocator.core.client.response_reader import ResponseReader
 from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.buffer import Chunk
 from allocator.core.fetch.decode import RecordSet
@@ -43,14 +44,14 @@ NEXT_ON_THE_WIRE = struct.pack(">q", NEXT)
 END = NEXT + 10  # the log end that the broker reports
 
 # the forms in which a record travels; their own methods compute
-FORMS = (FetchAnswer, FetchedPartition, RecordSet, Chunk, Batch, Record, OffsetCommit, PendingCommit)
+FORMS = (FetchResponse, FetchedPartition, RecordSet, Chunk, Batch, Record, OffsetCommit, PendingCommit)
 # the compiled decoder shows no calls, so ignore the one in Python too
 DECODER = ("columns.py", "decode.py", "decode_plain.py", "record.py")
 # these methods store nothing of the record
 QUERIES = {
     "ConsumerCore.must_own",
     "Fetcher.leader_epoch",
-    "FetchSession.answered",
+    "FetchSession.received",
     "FetchSession.parts",
     "OffsetTracker.uncommitted",
     "PartitionBuffer.leader_epoch",
@@ -77,13 +78,13 @@ class Orders(FakeBroker):
         if not self._responses:
             await self.over.wait()
         records = self._responses.pop(0) if self._responses else b""
-        kind = FetchResponse.FetchableTopicResponse
+        kind = TheirFetchResponse.FetchableTopicResponse
         data = kind.PartitionData(
             partition_index=P.partition, error_code=0, high_watermark=END, last_stable_offset=END,
             log_start_offset=0, aborted_transactions=[], preferred_read_replica=-1, records=records,
         )  # fmt: skip
         topic = kind(topic=P.topic, partitions=[data])
-        return FetchResponse(throttle_time_ms=0, error_code=0, session_id=0, responses=[topic], version=11)
+        return TheirFetchResponse(throttle_time_ms=0, error_code=0, session_id=0, responses=[topic], version=11)
 
     def _commit(self, request: Any) -> Any:
         self.committed += [part.committed_offset for topic in request.topics for part in topic.partitions]
@@ -125,7 +126,7 @@ class Trace:
             names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
             if any(self._carries(frame.f_locals.get(name)) for name in names if name != "self"):
                 self._came_to(frame)
-                self._over = self._delivered and code.co_name == "send_request"
+                self._over = self._delivered and code.co_name == "send_now"
         elif event == "return" and self._carries(value):
             # before that, the offset is only where the next fetch begins
             self._delivered = self._delivered or isinstance(value, Batch)
@@ -161,7 +162,7 @@ def is_ours(frame: FrameType) -> bool:
 def carries_record(value: Any) -> bool:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return MARK in bytes(value)
-    if isinstance(value, FetchAnswer):
+    if isinstance(value, FetchResponse):
         return any(part.records for part in value.parts)
     if isinstance(value, FetchedPartition):
         return bool(value.records)
@@ -186,7 +187,7 @@ def carries_offset(value: Any) -> bool:
 
 def is_computing(code: CodeType, owner: object) -> bool:
     name = code.co_name
-    if isinstance(owner, (*FORMS, AnswerReader)) or name.startswith(("__", "<")):
+    if isinstance(owner, (*FORMS, ResponseReader)) or name.startswith(("__", "<")):
         return True
     return isinstance(defined_in(owner, name)[1], property) or name_of(code, owner) in QUERIES
 

@@ -11,7 +11,7 @@ from typing import Any, Optional
 
 from fetch_encode import R, batch
 
-from allocator.core.client.fetch_messages import FetchAnswer, FetchedPartition, FetchRequest
+from allocator.core.client.fetch_messages import FetchedPartition, FetchRequest, FetchResponse
 from allocator.core.telemetry.measures import Measures
 from allocator.errors import BrokerError
 from allocator.types import TopicPartition
@@ -191,7 +191,7 @@ class FakeCluster:
             return self._epoch_ends(request)
         urgent = isinstance(where, tuple)
         node = where[1] if urgent else where
-        said = {tp: (wanted.offset, wanted.size) for tp, wanted in request.asked.items()}
+        said = {tp: (wanted.offset, wanted.size) for tp, wanted in request.wanted.items()}
         forgot = set(request.forgotten)
         session, refusal = self._session(node, request, said, forgot)
         parts = said if session is None else session.parts
@@ -221,7 +221,7 @@ class FakeCluster:
             if refusal is None and self.refusals.get(node):
                 refusal = self.refusals[node].pop(0)
             if refusal:
-                return FetchAnswer(self._spoken(request), [], refusal)
+                return FetchResponse(self._spoken(request), [], refusal)
             return await self._answer(node, parts, request, session)
         finally:
             for tp in asked:
@@ -287,7 +287,7 @@ class FakeCluster:
         version = self._spoken(request)
         if version >= 13:
             answers = [FetchedPartition(self.ids[str(a.topic)].bytes, *a[1:]) for a in answers]
-        return FetchAnswer(version, answers, 0, 0 if session is None else session.number)
+        return FetchResponse(version, answers, 0, 0 if session is None else session.number)
 
     def _read(self, node: int, parts: Parts, request: Any) -> list[FetchedPartition]:
         out: list[FetchedPartition] = []

@@ -86,7 +86,7 @@ async def test_brokers_remember_what_they_were_asked_for(
     epochs = [each.request.session[1] for each in main]
     assert epochs == list(range(epochs[0], epochs[0] + len(main))), "one session"
     assert not any(each.answer.error_code for each in main)
-    assert any(not each.request.asked for each in main), "idle polls say nothing"
+    assert any(not each.request.wanted for each in main), "idle polls say nothing"
 
 
 @pytest.mark.deadline(180)

@@ -98,7 +98,7 @@ class KafkaClient:
         self.request_timeout_s = request_timeout_s
         self.retry_backoff_s = retry_backoff_s
         self._metadata = Metadata()
-        self._answered = float("-inf")
+        self._read_at = float("-inf")
         self._directory = Directory(self._addresses)
         self._listeners: list[Callable[[], None]] = []
         self._refresher = Refresher(self._fetch_metadata, self._settled, metadata_max_age_s, retry_backoff_s)
@@ -153,7 +153,7 @@ class KafkaClient:
                 left = None if deadline is None else max(0.1, deadline - time.monotonic())
                 try:
                     # at most `patience` for connecting, and as long again for the response
-                    await within(self._ask_metadata(broker.node_id, None, patience), left)
+                    await within(self._read_metadata(broker.node_id, None, patience), left)
                     self._live().adopt(broker.node_id)
                     return
                 except InBackoff:
@@ -277,7 +277,7 @@ class KafkaClient:
         """
         self._live()
         wanted = None if self._followed is None else self._followed.union(topics or ())
-        if time.monotonic() - self._answered < max_age_s and self._metadata.settled(wanted):
+        if time.monotonic() - self._read_at < max_age_s and self._metadata.settled(wanted):
             return
         await self._refresher.refresh(topics)
 
@@ -313,7 +313,7 @@ class KafkaClient:
             if broker is None:
                 continue
             try:
-                await self._ask_metadata(key, topics, min(CONNECT_TIMEOUT_S, self.request_timeout_s))
+                await self._read_metadata(key, topics, min(CONNECT_TIMEOUT_S, self.request_timeout_s))
                 return
             except RequestFailed as exc:
                 causes[f"{broker.host}:{broker.port}"] = str(exc)
@@ -332,7 +332,7 @@ class KafkaClient:
         keys = ([best] if best is not None else []) + known + [b.node_id for b in self._addresses]
         return list(dict.fromkeys(keys))
 
-    async def _ask_metadata(self, key: Any, topics: Iterable[str] | None, timeout_s: float) -> None:
+    async def _read_metadata(self, key: Any, topics: Iterable[str] | None, timeout_s: float) -> None:
         """Reads the metadata from one broker. Raises `RequestFailed`."""
         await self._live().connected(key, time.monotonic() + timeout_s)
         deadline = time.monotonic() + timeout_s  # a slow broker may have needed most of the time to connect
@@ -350,7 +350,7 @@ class KafkaClient:
         self._apply(self._metadata.updated(response, complete=names is None))
 
     def _apply(self, metadata: Metadata) -> None:
-        before, self._metadata, self._answered = self._metadata, metadata, time.monotonic()
+        before, self._metadata, self._read_at = self._metadata, metadata, time.monotonic()
         for node_id in self._directory.replace(metadata.brokers):
             log.info("the address of broker %s has changed", node_id)
             self._live().drop(node_id)
@@ -395,7 +395,7 @@ class KafkaClient:
         if connection is None:
             return False
         try:
-            connection.send_request(request, time.monotonic() + timeout_s, partial(self._pass_on, node_id, done))
+            connection.send_now(request, time.monotonic() + timeout_s, partial(self._pass_on, node_id, done))
         except RequestFailed:
             return False  # `send` raises the error
         return True
@@ -419,7 +419,7 @@ class KafkaClient:
         key = pool.key(key, request.API_KEY)
         connection = pool.ready(key)
         if connection is not None:
-            return await connection.ask(request, deadline)
+            return await connection.send(request, deadline)
         patience_s = time_left(deadline)
         connection = await pool.connected(key, deadline)
         while connection.throttled_until > time.monotonic() and not connection.closed:
@@ -430,7 +430,7 @@ class KafkaClient:
         # ever get a response.
         left_s = time_left(deadline)
         try:
-            return await within(connection.ask(request, time.monotonic() + patience_s), left_s)
+            return await within(connection.send(request, time.monotonic() + patience_s), left_s)
         except asyncio.TimeoutError:
             raise NoResponse(f"the request timed out after {left_s:.1f} s") from None
 

@@ -165,7 +165,7 @@ class BrokerConnection(RequestStream):
         if self.versions is not None and is_old(self.versions):
             # ApiVersions makes 0.8 close the connection, and 0.9 drop requests of other clients. A newer broker closes
             # the connection on this request
-            await self._ask_skippable(AnyVersionRequest(), AnyVersionRequest, timeout_s)
+            await self._send_skippable(AnyVersionRequest(), AnyVersionRequest, timeout_s)
             return
         # no probes for 0.9 if the broker responded to ApiVersions before
         known = self.versions
@@ -175,7 +175,7 @@ class BrokerConnection(RequestStream):
             request = ApiVersionsRequest(
                 version=version, client_software_name="allocator", client_software_version=__version__
             )
-            response = await self._ask_skippable(request, behind, timeout_s)
+            response = await self._send_skippable(request, behind, timeout_s)
             if response is None:
                 self.versions = VERSION_0_9
                 return
@@ -189,7 +189,7 @@ class BrokerConnection(RequestStream):
             api_versions={key.api_key: (key.min_version, key.max_version) for key in response.api_keys}
         )
 
-    async def _ask_skippable(self, request: Any, behind: Callable[[], Any] | None, timeout_s: float) -> Any:
+    async def _send_skippable(self, request: Any, behind: Callable[[], Any] | None, timeout_s: float) -> Any:
         """Returns the response to `request`, or None if the broker responds to a later request instead.
 
         While the broker is silent, sends further requests that `behind` creates. Brokers allow none before SASL.

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Optional, Union
 
 from allocator.core.client.errors import ErrorCode, Undecodable
 from allocator.core.client.request_writer import OwnRequest, RequestWriter, by_topic
-from allocator.core.client.response_reader import INT32, AnswerReader
+from allocator.core.client.response_reader import INT32, ResponseReader
 from allocator.core.types import TopicPartition
 
 NEWEST: Final = 18
@@ -47,7 +47,7 @@ class FetchedPartition(NamedTuple):
     records: bytes
 
 
-class FetchAnswer(NamedTuple):
+class FetchResponse(NamedTuple):
     """A Fetch response. `error_code` is that of the whole response (v7 on); `session_id` is 0 without a session."""
 
     # kafka-python reads this attribute and `throttle_time_ms` of every response
@@ -59,25 +59,27 @@ class FetchAnswer(NamedTuple):
 
     def __repr__(self) -> str:
         size = sum(len(part.records) for part in self.parts)
-        return f"<FetchAnswer v{self.API_VERSION} error {self.error_code}, {len(self.parts)} partitions, {size} bytes>"
+        return (
+            f"<FetchResponse v{self.API_VERSION} error {self.error_code}, {len(self.parts)} partitions, {size} bytes>"
+        )
 
 
-def read_response(frame: memoryview, version: int) -> tuple[int, FetchAnswer]:
+def read_response(frame: memoryview, version: int) -> tuple[int, FetchResponse]:
     """Returns the correlation id and the response in `frame`, which begins after its length.
 
     Copies everything, so the caller may reuse the frame. Raises `Undecodable`, before it allocates more than the frame.
     """
     try:
-        return _FetchReader(frame, version).answer()
+        return _FetchReader(frame, version).response()
     except (struct.error, IndexError, ValueError) as error:
         raise Undecodable(f"a Fetch response v{version} of {len(frame)} bytes does not decode: {error}") from error
 
 
-class _FetchReader(AnswerReader):
+class _FetchReader(ResponseReader):
     def __init__(self, frame: memoryview, version: int) -> None:
         super().__init__(frame, version, flexible=version >= _FLEXIBLE)
 
-    def answer(self) -> tuple[int, FetchAnswer]:
+    def response(self) -> tuple[int, FetchResponse]:
         version = self.version
         correlation_id = self.header()
         throttle = self.unpack(INT32)[0] if version >= 1 else 0
@@ -89,7 +91,7 @@ class _FetchReader(AnswerReader):
                 parts.append(self.part(topic))
             self.tags()
         self.tags()
-        return correlation_id, FetchAnswer(version, parts, error, session, throttle)
+        return correlation_id, FetchResponse(version, parts, error, session, throttle)
 
     def part(self, topic: Union[str, bytes]) -> FetchedPartition:
         version = self.version
@@ -141,7 +143,7 @@ BY_NAME: Final = 12
 
 _LIMITS: Final = struct.Struct(">ii")  # wait, least bytes
 _SESSION: Final = struct.Struct(">ii")  # id and epoch
-_ASKED: Final = {
+_WANTED: Final = {
     0: struct.Struct(">iqi"),  # partition, offset, bytes
     5: struct.Struct(">iqqi"),  # adds the start offset of a follower's log, before the bytes
     9: struct.Struct(">iiqqi"),  # adds the leader epoch, after the partition
@@ -161,7 +163,7 @@ class Wanted(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class FetchRequest(OwnRequest):
-    """Requests the partitions `asked`; the broker fills the response in this order.
+    """Requests the partitions `wanted`; the broker fills the response in this order.
 
     `session` is the (id, epoch) of a `FetchSession`, from which the partitions `forgotten` are removed. kafka-python's
     encoder creates an object for each partition, which takes a third of the time of a consumer with few records.
@@ -169,7 +171,7 @@ class FetchRequest(OwnRequest):
 
     API_KEY = 1
 
-    asked: Mapping[TopicPartition, Wanted]
+    wanted: Mapping[TopicPartition, Wanted]
     forgotten: Mapping[TopicPartition, Wanted]
     session: tuple[int, int]
     max_wait_s: float
@@ -180,7 +182,7 @@ class FetchRequest(OwnRequest):
     max_version: int = NEWEST
 
     def __repr__(self) -> str:
-        return f"<FetchRequest v{self.API_VERSION} of {len(self.asked)} partitions, session {self.session}>"
+        return f"<FetchRequest v{self.API_VERSION} of {len(self.wanted)} partitions, session {self.session}>"
 
     def encode(self, *, framed: bool, header: bool) -> bytearray:
         assert framed and header and self.header is not None  # noqa: PT018 - how a connection calls it
@@ -195,7 +197,7 @@ class FetchRequest(OwnRequest):
             out.data.append(self.committed_only)
         if version >= SESSIONS:
             out.data += _SESSION.pack(*self.session)
-        self._write_asked(out, version)
+        self._write_wanted(out, version)
         if version >= SESSIONS:
             self._write_forgotten(out, version)
         if version >= 11:
@@ -203,8 +205,8 @@ class FetchRequest(OwnRequest):
         out.tags()
         return out.framed()
 
-    def _write_asked(self, out: RequestWriter, version: int) -> None:
-        topics = by_topic(self.asked)
+    def _write_wanted(self, out: RequestWriter, version: int) -> None:
+        topics = by_topic(self.wanted)
         out.count(len(topics))
         for topic, parts in topics.items():
             _write_topic(out, topic, parts[0][1], version)
@@ -212,13 +214,13 @@ class FetchRequest(OwnRequest):
             data = out.data
             for number, (offset, size, epoch, _) in parts:
                 if version >= _FLEXIBLE:
-                    data += _ASKED[12].pack(number, epoch, offset, _CONSUMER, _CONSUMER, size, 0)
+                    data += _WANTED[12].pack(number, epoch, offset, _CONSUMER, _CONSUMER, size, 0)
                 elif version >= 9:
-                    data += _ASKED[9].pack(number, epoch, offset, _CONSUMER, size)
+                    data += _WANTED[9].pack(number, epoch, offset, _CONSUMER, size)
                 elif version >= 5:
-                    data += _ASKED[5].pack(number, offset, _CONSUMER, size)
+                    data += _WANTED[5].pack(number, offset, _CONSUMER, size)
                 else:
-                    data += _ASKED[0].pack(number, offset, size)
+                    data += _WANTED[0].pack(number, offset, size)
             out.tags()
 
     def _write_forgotten(self, out: RequestWriter, version: int) -> None:
@@ -254,16 +256,16 @@ SESSION_ERRORS: Final = frozenset(
 
 
 class Turn(NamedTuple):
-    """The contents of the next request of a session: `asked` adds or changes partitions, `forgotten` removes them."""
+    """The contents of the next request of a session: `wanted` adds or changes partitions, `forgotten` removes them."""
 
     session: tuple[int, int]
-    asked: Mapping[TopicPartition, Wanted]
+    wanted: Mapping[TopicPartition, Wanted]
     forgotten: Mapping[TopicPartition, Wanted]
     max_version: int
 
 
 class FetchSession:
-    """A fetch session with one broker (KIP-227). Call `turn`, then `answered` or `lost`, for one request at a time.
+    """A fetch session with one broker (KIP-227). Call `turn`, then `received` or `lost`, for one request at a time.
 
     After the broker dropped or refused the session, the next request names every partition, in a new session. If a
     broker grants no session, each request names every partition.
@@ -304,14 +306,14 @@ class FetchSession:
         }
         return Turn((self._id, self._epoch), changed, forgotten, self._newest)
 
-    def answered(self, answer: FetchAnswer) -> bool:
+    def received(self, response: FetchResponse) -> bool:
         """Returns whether the response has data. False: the broker refused the session, so repeat the request."""
-        if answer.error_code:
+        if response.error_code:
             self.lost()
-            if answer.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND:
+            if response.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND:
                 self._id = 0  # the broker has no session to close
-            return answer.error_code not in SESSION_ERRORS
-        self._id = answer.session_id
+            return response.error_code not in SESSION_ERRORS
+        self._id = response.session_id
         # 0: the broker granted no session, or dropped this one
         self._epoch = _NEW if self._id == 0 else _FIRST if self._epoch in (_NEW, _LAST) else self._epoch + 1
         return True

@@ -64,13 +64,16 @@ async def list_offsets(
             else:
                 by_leader[leader][tp] = when if isinstance(when, int) else _NAMED[when]
         left_s = max(0.1, timeout_s - (time.monotonic() - started))
-        requests = (_ask(client, leader, ask, isolation_level, left_s) for leader, ask in by_leader.items())
-        for answers in await asyncio.gather(*requests):
-            for tp, answer in answers.items():
-                if isinstance(answer, BrokerError):
-                    causes[tp] = answer
+        requests = (
+            _request_offsets(client, leader, at_leader, isolation_level, left_s)
+            for leader, at_leader in by_leader.items()
+        )
+        for results in await asyncio.gather(*requests):
+            for tp, result in results.items():
+                if isinstance(result, BrokerError):
+                    causes[tp] = result
                 else:
-                    found[tp] = answer
+                    found[tp] = result
         if not causes:
             return found
         for error in causes.values():
@@ -102,7 +105,7 @@ def _why_leaderless(client: KafkaClient, tp: TopicPartition) -> BrokerError:
     )
 
 
-async def _ask(
+async def _request_offsets(
     client: KafkaClient, leader: int, at: Mapping[TopicPartition, int], isolation_level: str, timeout_s: float
 ) -> dict[TopicPartition, Union[OffsetAndTimestamp, BrokerError, None]]:
     """Returns the offset or the error of each partition from one leader."""
@@ -127,24 +130,24 @@ async def _ask(
         response = await client.send(leader, message, timeout_s)
     except BrokerError as exc:
         return dict.fromkeys(at, exc)
-    answers: dict[TopicPartition, Union[OffsetAndTimestamp, BrokerError, None]] = {tp: _left_out(tp) for tp in at}
+    results: dict[TopicPartition, Union[OffsetAndTimestamp, BrokerError, None]] = {tp: _left_out(tp) for tp in at}
     before_all = {}
     for topic in response.topics:
         for part in topic.partitions:
             tp = TopicPartition(topic.name, part.partition_index)
             if part.error_code:
-                answers[tp] = for_code(part.error_code, f"{tp.topic}:{tp.partition}")
+                results[tp] = for_code(part.error_code, f"{tp.topic}:{tp.partition}")
             elif response.API_VERSION >= 1:
                 epoch = part.leader_epoch if part.leader_epoch >= 0 else None
-                answers[tp] = None if part.offset < 0 else OffsetAndTimestamp(part.offset, part.timestamp, epoch)
+                results[tp] = None if part.offset < 0 else OffsetAndTimestamp(part.offset, part.timestamp, epoch)
             elif part.old_style_offsets:
-                answers[tp] = OffsetAndTimestamp(part.old_style_offsets[0], -1, None)
+                results[tp] = OffsetAndTimestamp(part.old_style_offsets[0], -1, None)
             elif at[tp] >= 0:
                 # no segment is that old, so the record, if it exists, is in the first segment
                 before_all[tp] = EARLIEST
     if before_all:
-        answers.update(await _ask(client, leader, before_all, isolation_level, timeout_s))
-    return answers
+        results.update(await _request_offsets(client, leader, before_all, isolation_level, timeout_s))
+    return results
 
 
 def _current_epoch(client: KafkaClient, tp: TopicPartition) -> int:

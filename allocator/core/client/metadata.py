@@ -62,17 +62,17 @@ class Metadata:
         brokers = {b.node_id: Broker(b.node_id, b.host, b.port, b.rack) for b in response.brokers}
         topics = {} if complete else dict(self.topics)
         errors = {} if complete else dict(self.errors)
-        for answer in response.topics:
-            errors.pop(answer.name, None)
-            if answer.error_code == 0:
-                topics[answer.name] = self._topic(answer, response.API_VERSION)
+        for described in response.topics:
+            errors.pop(described.name, None)
+            if described.error_code == 0:
+                topics[described.name] = self._topic(described, response.API_VERSION)
                 continue
-            errors[answer.name] = answer.error_code
-            if answer.error_code == ErrorCode.LEADER_NOT_AVAILABLE and answer.name in self.topics:
+            errors[described.name] = described.error_code
+            if described.error_code == ErrorCode.LEADER_NOT_AVAILABLE and described.name in self.topics:
                 # the topic still exists
-                topics[answer.name] = self.topics[answer.name]
+                topics[described.name] = self.topics[described.name]
             else:
-                topics.pop(answer.name, None)
+                topics.pop(described.name, None)
         return replace(
             self,
             brokers=brokers,
@@ -83,12 +83,12 @@ class Metadata:
             complete=complete,
         )
 
-    def _topic(self, answer: Any, version: int) -> TopicMetadata:
-        topic_id = answer.topic_id if version >= 10 and answer.topic_id != NO_ID else None
-        before = self.topics.get(answer.name)
+    def _topic(self, described: Any, version: int) -> TopicMetadata:
+        topic_id = described.topic_id if version >= 10 and described.topic_id != NO_ID else None
+        before = self.topics.get(described.name)
         same_topic = before is not None and topic_id is not None and before.topic_id == topic_id
         partitions = {}
-        for p in sorted(answer.partitions, key=lambda p: int(p.partition_index)):
+        for p in sorted(described.partitions, key=lambda p: int(p.partition_index)):
             leader = p.leader_id if p.leader_id >= 0 else None
             # brokers before 2.4 announce stale epochs (KAFKA-9212), and fence a client that uses them
             epoch = p.leader_epoch if version >= 9 and p.leader_epoch >= 0 else None
@@ -97,7 +97,7 @@ class Metadata:
             if old is not None and old.leader_epoch is not None and epoch is not None and epoch < old.leader_epoch:
                 new = old  # the broker does not know the latest election yet
             partitions[p.partition_index] = new
-        internal = answer.is_internal if version >= 1 else answer.name in INTERNAL_TOPICS
+        internal = described.is_internal if version >= 1 else described.name in INTERNAL_TOPICS
         return TopicMetadata(partitions, internal, topic_id)
 
     def settled(self, wanted: frozenset[str] | None) -> bool:

@@ -169,20 +169,20 @@ class ClientCredentials:
         self._token = None
 
     def _fetch(self) -> str:
-        asked_at = time.time()
+        requested_at = time.time()
         try:
-            response = asyncio.run(self._ask())
+            response = asyncio.run(self._request())
         except Exception as error:  # noqa: BLE001 - OSError, and tornado's errors without a response
             raise TokenError(self._masked(f"no response: {shown(error)}")) from None
         try:
             body = json.loads(response.body or b"null")
         except ValueError:
             body = None
-        answer = body if isinstance(body, dict) else {}
-        token, kind, lifetime = answer.get("access_token"), answer.get("token_type", "Bearer"), answer.get("expires_in")
+        fields = body if isinstance(body, dict) else {}
+        token, kind, lifetime = fields.get("access_token"), fields.get("token_type", "Bearer"), fields.get("expires_in")
         if response.code != 200:
             # RFC 6749, section 5.2; the response may quote the request
-            said = [str(answer[name])[:200] for name in ("error", "error_description") if answer.get(name)]
+            said = [str(fields[name])[:200] for name in ("error", "error_description") if fields.get(name)]
             raise TokenError(self._masked(": ".join([f"it responds {response.code}", *(said or [response.reason])])))
         if not isinstance(token, str) or not TOKEN.fullmatch(token) or str(kind).lower() != "bearer":
             raise TokenError("its response has no access_token of token_type Bearer")
@@ -191,10 +191,10 @@ class ClientCredentials:
         except (TypeError, ValueError):
             raise TokenError("its response has an expires_in that is not a number of seconds") from None
         self._token = token
-        self._renew_at, self._expires_at = asked_at + RENEWED_AFTER * lifetime_s, asked_at + lifetime_s
+        self._renew_at, self._expires_at = requested_at + RENEWED_AFTER * lifetime_s, requested_at + lifetime_s
         return token
 
-    async def _ask(self) -> Any:
+    async def _request(self) -> Any:
         from tornado.httpclient import AsyncHTTPClient, HTTPRequest  # takes time, and few processes need it
 
         name, secret = self._client

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from allocator.core.client.errors import Undecodable
 from allocator.core.client.request_writer import OwnRequest, RequestWriter, by_topic
-from allocator.core.client.response_reader import INT32, AnswerReader
+from allocator.core.client.response_reader import INT32, ResponseReader
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 
 API_KEY: Final = 8
@@ -89,7 +89,7 @@ class OffsetCommit(OwnRequest):
             out.tags()
 
 
-class OffsetCommitAnswer(NamedTuple):
+class OffsetCommitResponse(NamedTuple):
     # kafka-python reads these two attributes of every response
     API_VERSION: int
     throttle_time_ms: int
@@ -97,7 +97,7 @@ class OffsetCommitAnswer(NamedTuple):
     """Partitions and their error codes."""
 
 
-def _codes(reader: AnswerReader) -> list[tuple[int, int]]:
+def _codes(reader: ResponseReader) -> list[tuple[int, int]]:
     """Reads the partition numbers and error codes of one topic."""
     count = reader.count()
     size = _RESULT.size + reader.flexible
@@ -117,10 +117,10 @@ def _codes(reader: AnswerReader) -> list[tuple[int, int]]:
     return found
 
 
-def read_response(frame: memoryview, version: int) -> tuple[int, OffsetCommitAnswer]:
+def read_response(frame: memoryview, version: int) -> tuple[int, OffsetCommitResponse]:
     """Returns the correlation id and the response in `frame`, which begins after its length. Raises `Undecodable`."""
     try:
-        reader = AnswerReader(frame, version, flexible=version >= _FLEXIBLE)
+        reader = ResponseReader(frame, version, flexible=version >= _FLEXIBLE)
         correlation_id = reader.header()
         throttle = reader.unpack(INT32)[0] if version >= 3 else 0
         results = []
@@ -133,4 +133,4 @@ def read_response(frame: memoryview, version: int) -> tuple[int, OffsetCommitAns
         raise Undecodable(
             f"an OffsetCommit response v{version} of {len(frame)} bytes does not decode: {error}"
         ) from error
-    return correlation_id, OffsetCommitAnswer(version, throttle, results)
+    return correlation_id, OffsetCommitResponse(version, throttle, results)

@@ -57,10 +57,10 @@ def known_to_0_9() -> Any:
     return ListGroupsRequest[0]()
 
 
-async def version_of_0_8(answers: Callable[[Any], Awaitable[bool]]) -> tuple[int, ...]:
+async def version_of_0_8(responds: Callable[[Any], Awaitable[bool]]) -> tuple[int, ...]:
     """Returns the version of a broker of 0.8: (0, 8, 2), (0, 8, 1) or (0, 8, 0).
 
-    `answers(request)` opens a connection, which fails unless the broker is older than 0.10, and sends a request on it.
+    `responds(request)` opens a connection, which fails unless the broker is older than 0.10, and sends a request on it.
     It returns False if the broker closes the connection.
     """
     probes: tuple[tuple[tuple[int, ...], Any, tuple[Any, ...]], ...] = (
@@ -70,6 +70,6 @@ async def version_of_0_8(answers: Callable[[Any], Awaitable[bool]]) -> tuple[int
     )
     for version, request_class, fields in probes:
         for _ in range(TRIES):  # a broker that stops closes the connection as well
-            if await answers(request_class(*fields)):
+            if await responds(request_class(*fields)):
                 return version
     return (0, 8, 0)

@@ -154,21 +154,21 @@ class ConnectionPool:
         Runs in its own task, since a slow broker may need more time than the callers that wait for it have.
         """
         try:
-            version = await version_of_0_8(partial(self._answers, broker))
+            version = await version_of_0_8(partial(self._responds, broker))
         except RequestFailed as error:
             log.debug("%s:%d is not an old broker: %s", broker.host, broker.port, error)
             return False
         self._see((broker.host, broker.port), BrokerVersionData(version))
         return True
 
-    async def _answers(self, broker: Broker, request: Any) -> bool:
+    async def _responds(self, broker: Broker, request: Any) -> bool:
         """Returns whether `broker`, which must be older than 0.10, responds to `request`, whose version is set."""
         connection = self._create(broker, BrokerVersionData((0, 8, 0)), lambda connection, error: None)
         try:
             connection.open(CONNECT_S)
             await asyncio.shield(connection.ready)
             try:
-                await connection.ask(request, time.monotonic() + CONNECT_S)
+                await connection.send(request, time.monotonic() + CONNECT_S)
             except WrongResponse:
                 return True  # 0.8.2 responds to the first FindCoordinator with correlation id 0
             except ConnectionFailed:

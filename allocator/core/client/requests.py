@@ -123,18 +123,18 @@ class RequestStream(FrameProtocol):
 
     # -- sending --------------------------------------------------------------------------------------------------
 
-    async def ask(self, request: Any, deadline: float) -> Any:
+    async def send(self, request: Any, deadline: float) -> Any:
         """Returns the response to `request`. If the caller is cancelled, the request stays in flight.
 
         Raises `RequestFailed`. Without a response by `deadline` the connection closes, since later responses would
         come after this one.
         """
         response: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.send_request(request, deadline, partial(settle, response))
+        self.send_now(request, deadline, partial(settle, response))
         return await response
 
-    def send_request(self, request: Any, deadline: float, done: Done) -> None:
-        """Like `ask`, but calls `done` in the loop iteration in which the response arrives.
+    def send_now(self, request: Any, deadline: float, done: Done) -> None:
+        """Like `send`, but calls `done` in the loop iteration in which the response arrives.
 
         Raises `RequestFailed` if the request cannot be sent; `done` is not called then.
         """

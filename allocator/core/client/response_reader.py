@@ -12,7 +12,7 @@ INT32: Final = struct.Struct(">i")
 _LONGEST: Final = 5  # maximum bytes of a compact length
 
 
-class AnswerReader:
+class ResponseReader:
     """Reads a frame, without its length, from front to back.
 
     In a flexible version lengths and counts are compact, and tagged fields may follow each structure (KIP-482).

@@ -29,18 +29,18 @@ Begun = tuple[Any, bytes]
 
 
 class Sasl:
-    """Authenticates a connection to `host`. `ask(request, timeout_s)` sends a request and returns the response."""
+    """Authenticates a connection to `host`. `send(request, timeout_s)` sends a request and returns the response."""
 
     def __init__(
         self,
         host: str,
         security: Mapping[str, Any],
-        ask: Callable[[Any, float], Awaitable[Any]],
+        send: Callable[[Any, float], Awaitable[Any]],
     ) -> None:
         self._host = host
         self._security = security
         self._name: str = security["sasl_mechanism"]
-        self._ask = ask
+        self._send = send
         self._provider = security.get("sasl_oauth_token_provider")
         source = SOURCE_OF_AWS if self._name == "AWS_MSK_IAM" else self._provider
         credentials = self._name if source is None else f"{self._name} from {source}"
@@ -53,7 +53,7 @@ class Sasl:
 
         `begun` is the result of `begin_before`. Raises `RequestFailed`.
         """
-        handshake = await self._ask(SaslHandshakeRequest(mechanism=self._name, max_version=1), timeout_s)
+        handshake = await self._send(SaslHandshakeRequest(mechanism=self._name, max_version=1), timeout_s)
         if handshake.error_code:
             raise refused(handshake.error_code)
         if self._name not in handshake.mechanisms:
@@ -67,7 +67,7 @@ class Sasl:
         while not mechanism.is_done():
             token, first = await self._message(mechanism, timeout_s) if first is None else first, None
             request = SaslAuthenticateRequest(token) if framed else SaslBytesRequest(token)
-            response = await self._ask(request, timeout_s)
+            response = await self._send(request, timeout_s)
             if response.error_code:
                 if isinstance(self._provider, TokenProvider):
                     self._provider.refused()

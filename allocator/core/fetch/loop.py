@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from allocator.core.aio.backoff import Backoff
 from allocator.core.aio.tasks import BackgroundTasks
 from allocator.core.client.errors import FETCH, reaction_to
-from allocator.core.client.fetch_messages import BOUNDED, FetchAnswer, FetchedPartition, FetchRequest
+from allocator.core.client.fetch_messages import BOUNDED, FetchedPartition, FetchRequest, FetchResponse
 from allocator.core.errors import AllocatorError, BrokerError, Closed
 from allocator.core.fetch.buffer import OutOfRange, PartitionBuffer
 from allocator.core.fetch.lookups import Lookups
@@ -164,7 +164,7 @@ class FetchLoop:
         version = client.api_version(FetchRequest)
         turn = plan.session.turn(plan.wanted, SESSIONLESS if plan.urgent or version is None else version)
         request = FetchRequest(
-            turn.asked,
+            turn.wanted,
             turn.forgotten,
             session=turn.session,
             max_version=turn.max_version,
@@ -202,7 +202,7 @@ class FetchLoop:
 
     # -- responses
 
-    def _responded(self, plan: PlannedFetch, response: FetchAnswer | None, error: AllocatorError | None) -> None:
+    def _responded(self, plan: PlannedFetch, response: FetchResponse | None, error: AllocatorError | None) -> None:
         """Called with the response to a request, or with an error.
 
         If the broker refuses the fetch session, sends the request once more in a new session.
@@ -212,7 +212,7 @@ class FetchLoop:
         try:
             if response is None or error is not None:
                 self._failed(plan, error)
-            elif plan.session.answered(response) or plan.repeated:
+            elif plan.session.received(response) or plan.repeated:
                 self._take_apart(plan, response)
             else:
                 plan.repeated = True
@@ -235,7 +235,7 @@ class FetchLoop:
         self._planner.ended(plan)
         self.wake()
 
-    def _take_apart(self, plan: PlannedFetch, response: FetchAnswer) -> None:
+    def _take_apart(self, plan: PlannedFetch, response: FetchResponse) -> None:
         """Puts the records of each partition into its buffer."""
         parts: Iterator[tuple[TopicPartition, FetchedPartition]]
         if response.error_code:

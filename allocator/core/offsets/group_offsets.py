@@ -13,7 +13,7 @@ from kafka.protocol.consumer import OffsetFetchRequest
 from allocator.core.aio.backoff import Backoff
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.errors import COMMIT, OFFSET_FETCH, ErrorCode, Reaction, for_code, reaction_to
-from allocator.core.client.offset_commit import OffsetCommit, OffsetCommitAnswer
+from allocator.core.client.offset_commit import OffsetCommit, OffsetCommitResponse
 from allocator.core.errors import AllocatorError, BrokerError, CommitFailed, Fenced, NoOffsetsError
 from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.messages import (
@@ -349,7 +349,7 @@ class GroupOffsets:
         await asyncio.sleep(max(0.0, min(self._backoff.next(), deadline - time.monotonic())))
 
     def _read(
-        self, response: OffsetCommitAnswer, callers: Sequence[PendingCommit], sent: Offsets, identity: Identity
+        self, response: OffsetCommitResponse, callers: Sequence[PendingCommit], sent: Offsets, identity: Identity
     ) -> bool:
         """Notes the results of a response in the calls. Returns whether to pause before the next request."""
         pause = False

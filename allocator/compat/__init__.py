@@ -1,7 +1,8 @@
-"""Consumers with the interface of kiel 0.9.3: `GroupedConsumer` and `SingleConsumer`.
+"""Consumers with the interfaces of other libraries.
 
-In: kiel's own arguments. Out: values by topic, as in kiel, with the guarantees of `Consumer`.
-May touch: the same as `Consumer`.
+`GroupedConsumer` and `SingleConsumer` have the interface of kiel 0.9.3: they take kiel's arguments and return values by
+topic, with the guarantees of `Consumer`. `ConsumerGroup` and `Generation` have the interface of kafka-go. Effects:
+those of `Consumer`.
 """
 
 from __future__ import annotations

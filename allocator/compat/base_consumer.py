@@ -1,4 +1,4 @@
-"""Base class of the two consumers with kiel's interface: lists of values by topic, and writable offsets."""
+"""Base class of the two consumers with kiel's interface, which return lists of values by topic."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from allocator.types import Record, TopicPartition
 
 log = logging.getLogger(__name__)
 
-TURN_S = 0.2  # interval at which `consume` checks the cluster choice
-LOG_AGAIN_S = 60.0  # interval for the same error at level ERROR
-DURATION = re.compile(r"[\d.]+ m?s\b")  # durations in an error text differ, but the error is the same
-RETRY_S = 60.0  # pause of a partition after an error
+TURN_S = 0.2  # seconds between two checks of the cluster choice in `consume`
+LOG_AGAIN_S = 60.0  # seconds until the same error is logged again at level ERROR
+DURATION = re.compile(r"[\d.]+ m?s\b")  # ignored when two error texts are compared
+RETRY_S = 60.0  # seconds until a partition is retried after an error
 
 
 class BaseConsumer:
     """Reads values, one topic at a time, and continues if one topic or partition fails, as kiel does.
 
-    It logs an error of a topic, a partition or a broker (again once a minute while it lasts), and `consume` returns the
-    values that it has. It raises an error that ends all reading. If `consume` raises or is cancelled, the values that
-    it had taken are read again.
+    An error of a topic, a partition or a broker is logged, again once a minute while it lasts, and `consume` returns
+    the values of the others. An error that ends all reading is raised. If `consume` raises or is cancelled, the values
+    that it has taken are read again.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class BaseConsumer:
             raise ConfigError(f"deserializer is {deserializer!r}; pass a function of the value's bytes")
         if isinstance(max_wait_time, bool) or not isinstance(max_wait_time, (int, float)) or not max_wait_time >= 0:
             raise ConfigError(f"max_wait_time is {max_wait_time!r}; pass a number of milliseconds")
-        # one colon, as in kiel: its users' allocator functions split the name there to get the host
+        # one colon, as in kiel: allocator functions of kiel's users split the name there to get the host
         self.name = f"{socket.gethostname()}:{os.getpid()}-{id(self):x}"
         self._label = group or self.name
         self.deserializer: Callable[[Any], Any] = deserializer or json.loads
@@ -57,8 +57,8 @@ class BaseConsumer:
         self.synced_offsets: set[str] = set()
         self._loop: Optional[asyncio.AbstractEventLoop] = None
         self._connecting: Optional[asyncio.Task[None]] = None
-        self._logged: dict[str, float] = {}  # text of an error -> time of its log line
-        self._halted: dict[TopicPartition, float] = {}  # partition -> time since it cannot be read
+        self._logged: dict[str, float] = {}  # text of an error -> time when it was logged
+        self._halted: dict[TopicPartition, float] = {}  # unreadable partition -> time of the error
         self._retry_halted_at = 0.0
 
     # -- methods of a subclass ------------------------------------------------------------------------------------
@@ -78,19 +78,19 @@ class BaseConsumer:
         raise NotImplementedError
 
     async def _ready(self, topic: str) -> bool:
-        """Whether the consumer may take a batch now. Called before each batch."""
+        """Returns whether the consumer may take a batch now. Called before each batch."""
         return True
 
     def _deliver(self, batch: Batch, next_offset: int) -> None:
-        """Notes that the user gets the values of `batch` up to `next_offset`."""
+        """Marks the records of `batch` up to `next_offset` as delivered."""
         raise NotImplementedError
 
     def _go_to(self, partition: TopicPartition, offset: int) -> None:
-        """Continues at `offset`, if the partition may still be read."""
+        """Seeks to `offset`, if the consumer may still read the partition."""
         raise NotImplementedError
 
     def _seek(self, partition: TopicPartition, offset: int) -> None:
-        """Like `_go_to`, for the user; raises for a partition that may not be read."""
+        """Seeks to `offset` for the user. Raises if the consumer may not read the partition."""
         raise NotImplementedError
 
     async def _wait(self, timeout_s: float) -> None:
@@ -105,7 +105,7 @@ class BaseConsumer:
     # -- start and close ------------------------------------------------------------------------------------------
 
     def _start_connecting(self) -> asyncio.Future[None]:
-        """Returns the task that connects, which `close` ends; the same one while it runs."""
+        """Returns the task that connects. Further calls return the same task while it runs; `close` ends it."""
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.ensure_future(self._connect_unless_closed())
         return self._connecting
@@ -123,16 +123,15 @@ class BaseConsumer:
     def close(self) -> asyncio.Future[None]:
         """Closes all connections. Returned values that were not committed are read again.
 
-        May be called twice: each call ends once the connections are closed.
-
-        If the loop was stopped, for example by Ctrl-C, this runs it until the consumer is closed.
+        May be called twice: each call completes when the connections are closed. If the loop was stopped, for example
+        by Ctrl-C, `close` runs it until the consumer is closed.
         """
         loop = self._loop
         self.closing = True
         if loop is None or loop.is_running():
             return asyncio.ensure_future(self._closes_once.run(self._close_all))
         done = loop.create_future()
-        if not loop.is_closed():  # a closed loop has ended all tasks
+        if not loop.is_closed():  # on a closed loop, all tasks have ended
             loop.run_until_complete(self._closes_once.run(self._close_all))
         done.set_result(None)
         return done
@@ -146,18 +145,18 @@ class BaseConsumer:
         await self.wind_down()
 
     def __del__(self) -> None:
-        if getattr(self, "_loop", None) is not None and not self.closing:  # an argument may have been refused
+        if getattr(self, "_loop", None) is not None and not self.closing:  # `__init__` may have raised
             warn_unclosed(self, self._label)
 
     def wind_down(self) -> asyncio.Future[None]:
-        """Undoes `connect`. Called by `close`; subclasses may extend it."""
+        """Undoes `connect`. Called by `close`. Subclasses may extend it."""
         return asyncio.ensure_future(self._wind_down())
 
     # -- offsets -------------------------------------------------------------------------------------------------
 
     @property
     def offsets(self) -> MutableMapping[str, MutableMapping[int, int]]:
-        """topic -> partition -> next offset. Setting `offsets[topic][partition]` seeks."""
+        """Topic -> partition -> next offset. Setting `offsets[topic][partition]` seeks."""
         return OffsetsByTopic(
             lambda: {p: at.offset for p, at in self._state.all_consumed_offsets().items()}, self._seek
         )
@@ -165,13 +164,14 @@ class BaseConsumer:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def consume(self, topic: str, start: Any = None) -> asyncio.Future[list[Any] | None]:
-        """The values of a topic that arrive within `max_wait_time` (milliseconds), about `max_bytes` at most.
+        """Returns the values of a topic that arrive within `max_wait_time` milliseconds, at most about `max_bytes`.
 
-        Empty without values, for an unknown topic, and after an error in the log; None when the consumer is closing. It
-        logs and omits a value or tombstone that the deserializer refuses. Raises IllegalState before `connect`.
+        The list is empty if no values arrive, for an unknown topic, and after an error, which is logged. The result is
+        None if the consumer is closing. A value or tombstone that the deserializer refuses is logged and omitted.
+        Raises IllegalState before `connect`.
         """
         if self.closing:
-            # not a task: if the loop stops next, as in `close`, Python warns that the task never began
+            # a future, not a task: if the loop stops now, Python would warn that the task never ran
             over: asyncio.Future[list[Any] | None] = (self._loop or asyncio.get_running_loop()).create_future()
             over.set_result(None)
             return over
@@ -179,7 +179,7 @@ class BaseConsumer:
         return asyncio.ensure_future(self._consume(topic, start))
 
     async def _read(self, topic: str) -> tuple[list[Any], dict[TopicPartition, int]]:
-        """(the values of one `consume`, partition -> offset of its first value)."""
+        """Returns the values for one `consume`, and partition -> offset of its first value."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self.max_wait_time / 1000.0
         values: list[Any] = []
@@ -198,13 +198,13 @@ class BaseConsumer:
                     break
                 await (self._wait if ready else asyncio.sleep)(min(TURN_S, left))
         except BaseException:
-            # the user does not get these values, so they must not count as done
+            # the user does not get these values, so they must not be committed
             self._put_back(starts)
             raise
         return values, starts
 
     def _take(self, topic: str, values: list[Any], starts: dict[TopicPartition, int]) -> int | None:
-        """Adds the values of the next batch. Returns their size in bytes, or None if there is no batch now."""
+        """Appends the values of the next batch. Returns their size in bytes, or None if no batch is available."""
         try:
             batch = self._fetcher.take(topic)
         except AllocatorError as error:
@@ -218,7 +218,7 @@ class BaseConsumer:
         return batch.nbytes
 
     def _decode(self, batch: Batch, values: list[Any]) -> int:
-        """Adds the values of `batch`. Returns the offset after the last readable record."""
+        """Appends the values of `batch`. Returns the offset after the last readable record."""
         end = batch.base_offset
         try:
             for record in batch:
@@ -229,7 +229,7 @@ class BaseConsumer:
                 end = record.offset + 1
         except CorruptRecordError as error:
             self._report(error)
-            # the fetcher is past the bad record and would continue behind it
+            # otherwise the fetcher would continue after the corrupt record
             self._fetcher.halt(TopicPartition(batch.topic, batch.partition), error)
             return end
         return batch.next_offset
@@ -239,11 +239,11 @@ class BaseConsumer:
             self._go_to(partition, offset)
 
     def _retry_halted(self) -> None:
-        """Retries partitions after `RETRY_S`: their brokers may work again."""
+        """Retries unreadable partitions after `RETRY_S` seconds."""
         now = time.monotonic()
         if now < self._retry_halted_at:
             return
-        self._retry_halted_at = now + 1.0  # limits the cost: there may be thousands of partitions and calls each second
+        self._retry_halted_at = now + 1.0  # limits the cost with thousands of partitions and of calls per second
         self._halted = {partition: self._halted.get(partition, now) for partition in self._fetcher.halted()}
         for partition, since in self._halted.items():
             position = self._state.position(partition)
@@ -258,14 +258,14 @@ class BaseConsumer:
     # -- the log -------------------------------------------------------------------------------------------------
 
     def _report(self, error: AllocatorError) -> None:
-        """Logs an error of a part of the topics; raises an error that ends all reading, or that is the user's."""
+        """Logs an error of some topics. Raises an error that ends all reading, or that the user must fix."""
         if self._ended is not None or isinstance(error, InconsistentAssignor):
             raise error
         if not isinstance(error, Closed):  # Closed: `close` was called during `consume`
             self._log(str(error))
 
     def _log(self, text: str) -> None:
-        """Logs at level ERROR, or DEBUG if the same text was logged less than LOG_AGAIN_S ago."""
+        """Logs at level ERROR, or at DEBUG if the same text was logged less than `LOG_AGAIN_S` seconds ago."""
         now, key = time.monotonic(), DURATION.sub("", text)
         known = key in self._logged and now - self._logged[key] < LOG_AGAIN_S
         if not known:
@@ -278,7 +278,7 @@ class BaseConsumer:
         if record.value is None:
             self._log(
                 f"records of topic {batch.topic!r} without a value (tombstones) are omitted, because the deserializer "
-                "does not accept None; pass one that does to get them"
+                "does not accept None; to get them, pass a deserializer that does"
             )
         else:
             where = f"{batch.topic}:{batch.partition} at offset {record.offset}"

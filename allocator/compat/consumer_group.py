@@ -1,4 +1,4 @@
-"""Membership of a group, one generation after the other."""
+"""Membership of a group in generations, for a program that reads and commits by itself."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 
 
 class ConsumerGroup:
-    """Assigns partitions, one generation after the other, to a program that reads and commits by itself.
+    """Assigns partitions in generations to a program that reads and commits by itself.
 
-    Guarantees: there are never two active generations. `next` returns a generation only when everything of the one
-    before has ended, and the member joins again only after that. `next` raises every error, each to one caller.
+    Guarantees: there are never two active generations. `next` returns a generation only after all functions of the last
+    generation have ended, and the member joins again only after that. `next` raises every error, each to one caller.
 
         async with ConsumerGroup(config) as group:
             while True:
@@ -38,12 +38,13 @@ class ConsumerGroup:
                     for partition, offset in starts:
                         generation.start(read(generation, topic, partition, offset))
 
-    The constructor does no I/O; the first `next`, or `async with`, begins to connect. After a failure the member
-    leaves and `next` raises the reason. The member joins again `join_backoff_s` after the failure, once a caller has
-    the error. A rebalance or a lost session is no failure: the generation ends, and the next one follows.
+    The constructor does no I/O; the first `next`, or `async with`, starts to connect. After a failure, the member
+    leaves and `next` raises the reason. The member joins again `join_backoff_s` seconds after the failure, if a caller
+    of `next` has received the error by then, and otherwise as soon as a caller has. A rebalance or a lost session is
+    not a failure: the generation ends, and the next one follows.
 
-    A committed offset is ignored if its topic was deleted and created again since (brokers from 2.8 on): the partition
-    starts at `first_offset`, with a warning in the log.
+    A committed offset is ignored if its topic was deleted and created again after the commit (brokers from 2.8 on).
+    Then the partition starts at `first_offset`, and a warning is logged.
     """
 
     def __init__(self, config: ConsumerGroupConfig) -> None:
@@ -73,15 +74,15 @@ class ConsumerGroup:
         await self.close()
 
     async def next(self) -> Generation:
-        """Returns the next generation, when the one before is over.
+        """Returns the next generation, after the last one has ended.
 
-        Raises any error that prevents it; it may be called again then. Raises `GroupClosed` after `close`, also in
-        calls that are waiting. A cancelled call loses nothing.
+        Raises any error that prevents it; then it may be called again. Raises `GroupClosed` after `close`, also in
+        calls that are waiting. A cancelled call loses no generation and no error.
         """
         self._begin()
         while True:
             if self._closed:
-                raise GroupClosed(f"group {self.config.group!r}: this ConsumerGroup is closed; make a new one")
+                raise GroupClosed(f"group {self.config.group!r}: this ConsumerGroup is closed; create a new one")
             offer, self._offer = self._offer, None
             if offer is not None:
                 self._taken.set()
@@ -92,11 +93,11 @@ class ConsumerGroup:
             await self._offered.wait()
 
     async def close(self) -> None:
-        """Ends the current generation, waits for its functions, leaves the group and closes every connection.
+        """Ends the current generation, waits for its functions, leaves the group and closes all connections.
 
-        May be called twice, and while another call waits. A call by a function of the generation, or by a task that
-        such a function has started, does not return: the function is cancelled, as all others are. A cancelled call
-        still waits for the functions, but no longer for the coordinator.
+        May be called twice, and while another call waits. A call from a function of the generation, or from a task that
+        such a function started, does not return: that function is cancelled like all others. A cancelled call still
+        waits for the functions, but not for the coordinator.
         """
         self._closed = True
         task = self._task
@@ -124,18 +125,18 @@ class ConsumerGroup:
             self._task = asyncio.get_running_loop().create_task(self._run(), name=f"group {self.config.group}")
 
     async def _run(self) -> None:
-        """Runs one membership after the other until closed; a failure starts a new one."""
+        """Runs one membership after the other until the group is closed. A failure ends a membership."""
         now = asyncio.get_running_loop().time
         try:
             while not self._closed:
                 try:
                     await self._take_part()
-                except Exception as error:  # noqa: BLE001  `next` raises any error of the user's functions
+                except Exception as error:  # noqa: BLE001  `next` raises every error, also of the user's functions
                     if self._closed:
                         if not isinstance(error, GroupClosed):
                             log.warning("%s: while it was closed: %r", self.config.group, error)
                         return
-                    resume = now() + self.config.join_backoff_s  # counts from the failure, not from `next`
+                    resume = now() + self.config.join_backoff_s  # counts from the failure, not from the call of `next`
                     log.warning("%s: %r; joins again in %g s", self.config.group, error, self.config.join_backoff_s)
                     await self._report(error)
                     await wait_for_event(self._closing, max(0.0, resume - now()))
@@ -144,7 +145,8 @@ class ConsumerGroup:
             self._wake_all()
 
     async def _take_part(self) -> None:
-        """Connects, joins, and serves generations. Raises the error that ended it, after the member has left."""
+        """Connects, joins, and offers generations. Raises the error that ended the membership, after the member has
+        left."""
         self._tracker = tracker = GenerationTracker()
         client = client_of(self.config)
         try:
@@ -175,7 +177,7 @@ class ConsumerGroup:
             finally:
                 generation.end("the group gives up")  # only if this task was cancelled
                 if self._offer is generation:
-                    self._offer = None  # no caller has it, so no caller has to see its end
+                    self._offer = None  # no caller has received this generation
                 with client.measures.span("rebalance", step="revoked", partitions=len(pending.partitions)):
                     await generation.over()
                 tracker.current = None
@@ -187,10 +189,10 @@ class ConsumerGroup:
     async def _make(
         self, pending: PendingGeneration, client: KafkaClient, member: GenerationSource, tracker: GenerationTracker
     ) -> Generation | None:
-        """The generation; None if it ended before it began."""
+        """Creates a generation. Returns None if it ended before it began."""
         options: dict[str, Any] = {"timeout_s": self.config.timeout_s, "retention_s": self.config.retention_s}
         kept = None
-        if pending.committer is None:  # Kafka knows no members of the group, so idle offsets can expire
+        if pending.committer is None:  # Kafka does not know the members, so offsets of idle partitions can expire
             offsets: GroupOffsets = (kept := KeptOffsets(client, self.config.group, **options))
         else:
             offsets = GroupOffsets(client, self.config.group, committer=pending.committer, **options)
@@ -254,13 +256,13 @@ class ConsumerGroup:
         return {topic: tuple(each) for topic, each in starts.items()}
 
     async def _watch(self, topic: str, client: KafkaClient, member: GenerationSource) -> None:
-        """Has the member join again when the number of partitions of `topic` changes."""
+        """Makes the member join again when the number of partitions of `topic` changes."""
         before: int | None = None
         while True:
             try:
                 await client.refresh([topic])
             except AllocatorError as error:
-                # the membership does not depend on this: heartbeats have connections of their own
+                # does not end the membership, because heartbeats use other connections
                 log.warning("%s: the partitions of %s cannot be read: %s", self.config.group, topic, error)
             else:
                 count = len(client.partitions(topic) or ())  # 0 for a topic that does not exist yet
@@ -271,7 +273,7 @@ class ConsumerGroup:
             await asyncio.sleep(self.config.partition_watch_interval_s)
 
     async def _leave(self, member: GenerationSource, joining: asyncio.Task[None]) -> None:
-        """Leaves, and then cancels a join in progress: in the other order the coordinator would keep the member."""
+        """Leaves, and then cancels a join in progress. In the reverse order, the coordinator would keep the member."""
         (error,) = await asyncio.gather(member.leave(), return_exceptions=True)
         if isinstance(error, Exception):
             log.warning("%s: leaving failed: %r", self.config.group, error)
@@ -281,7 +283,7 @@ class ConsumerGroup:
     # -- handing over ---------------------------------------------------------------------------------------------
 
     async def _report(self, error: BaseException) -> None:
-        """Waits until a caller of `next` has received the error, or the group is closed."""
+        """Offers the error to callers of `next`. Returns when one has received it, or the group is closed."""
         self._taken.clear()
         self._offer = error
         self._offered.set()

@@ -1,4 +1,4 @@
-"""One assignment of a group to this member, and everything that must stop when it ends."""
+"""One generation: the partitions that a group assigned to this member, and the functions that must stop with it."""
 
 from __future__ import annotations
 
@@ -19,30 +19,31 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-# the generation whose function runs in the current task, or started it
+# the generation whose function runs in the current task, or started that task
 _generation_here: ContextVar[Optional[Generation]] = ContextVar("allocator_generation_here")
 
 
 class PartitionStart(NamedTuple):
-    """A partition and the offset to start at."""
+    """A partition and the offset at which to start."""
 
     partition: int
     offset: int
-    """Of the next record. Without a committed offset -2 for the earliest or -1 for the latest, as in ListOffsets."""
+    """The offset of the next record. Without a committed offset: -2 for the earliest or -1 for the latest, as in
+    ListOffsets."""
 
 
 class Generation:
-    """The partitions of this member for as long as a generation lasts. `ConsumerGroup.next` creates it.
+    """The partitions of this member in one generation. `ConsumerGroup.next` creates it.
 
-    Guarantees: the member releases nothing and joins no other generation before every function started here has
-    returned. Offsets are committed only under this generation's own identity.
+    Guarantees: before every function that was started here has returned, the member releases no partition and joins no
+    other generation. Offsets are committed only under the identity of this generation.
 
-    A generation ends as soon as one of its functions returns or raises, when the group rebalances, when another member
-    may own the partitions, and when the group is closed. Its functions are then cancelled. They may still commit on
-    their way out, if the partitions are still held; after the last one has returned, every commit is refused.
+    A generation ends as soon as one of its functions returns or raises, the group rebalances, another member may own
+    the partitions, or the group is closed. Then its functions are cancelled. While they end, they may still commit, if
+    the member still owns the partitions. After the last function has returned, every commit is refused.
 
-    `id` is the group's number of this generation; it grows. Two in a row may have the same number through ZooKeeper,
-    and when a follower of a Kafka group joins again although nothing has changed.
+    `id` is the group's number of this generation. It never falls. Two generations in a row may have the same
+    number in a ZooKeeper group, and in a Kafka group if a follower joins again although nothing has changed.
     """
 
     def __init__(
@@ -59,13 +60,13 @@ class Generation:
         self.group = group
         self.member_id = member_id
         self.assignments: Mapping[str, tuple[PartitionStart, ...]] = MappingProxyType(dict(assignments))
-        """Every topic of the group's configuration, with an empty tuple for one without partitions."""
+        """Topic -> its partitions, for every configured topic; an empty tuple for a topic without partitions."""
         self.ended: GenerationEnded | None = None
         """Why this generation has ended; None while it is active."""
         self.returned = False
         """Whether it ended because a function returned or raised."""
         self.failure: BaseException | None = None
-        """What that function raised."""
+        """The error that the function raised."""
         self.partitions = frozenset(
             TopicPartition(topic, start.partition) for topic, starts in self.assignments.items() for start in starts
         )
@@ -78,7 +79,7 @@ class Generation:
         self._over = False
 
     def _repr_html_(self) -> str:
-        """For notebooks: the partitions with the offsets that they start at."""
+        """Returns a table of the partitions and their start offsets, for notebooks."""
         starts = [[topic, s.partition, s.offset] for topic, each in sorted(self.assignments.items()) for s in each]
         state = "active" if self.ended is None else f"ended: {self.ended}"
         note = f"{self.group}, generation {self.id} of {self.member_id}, {state}"
@@ -92,11 +93,11 @@ class Generation:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended: stop work on its partitions."""
+        """Whether the generation has ended, so that work on its partitions must stop."""
         return self.ended is not None
 
     async def wait(self) -> GenerationEnded:
-        """Waits until it ends; returns the reason."""
+        """Waits until the generation ends. Returns the reason."""
         await self._end.wait()
         assert self.ended is not None
         return self.ended
@@ -108,17 +109,18 @@ class Generation:
     ) -> asyncio.Task[Result]:
         """Runs a coroutine, or a coroutine function that gets this generation, until the generation ends.
 
-        The first function that returns or raises ends the generation; the others are cancelled, and `ended` says why.
-        The next generation waits for all of them: a function that ignores its cancellation holds up this member, and
-        perhaps the group. If a function ends the generation by raising, `ConsumerGroup.next` raises that error.
+        The first function that returns or raises ends the generation. Then the others are cancelled, and `ended` has
+        the reason. The next generation waits for all of them: a function that ignores its cancellation delays this
+        member, and perhaps the group. If a function ends the generation by an exception, `ConsumerGroup.next` raises
+        it.
 
-        On a generation that has ended, the function starts and is cancelled at its first wait: a caller that awaits the
-        task gets a result.
+        On a generation that has ended, the function starts and is cancelled at its first `await`, so the returned task
+        always ends.
         """
         coroutine = function(self) if callable(function) else function
         if not asyncio.iscoroutine(coroutine):
             raise TypeError(f"a generation starts a coroutine or a coroutine function, not {function!r}")
-        before = _generation_here.set(self)  # the task has a copy
+        before = _generation_here.set(self)  # the task copies the context
         try:
             name = name or getattr(coroutine, "__qualname__", None)
             task = asyncio.get_running_loop().create_task(coroutine, name=name)
@@ -131,11 +133,12 @@ class Generation:
         return task
 
     def runs_here(self) -> bool:
-        """Whether the current task is one of its functions, or was started by one."""
+        """Returns whether the current task is one of the functions, or was started by one."""
         return _generation_here.get(None) is self
 
     def end(self, why: str) -> None:
-        """Cancels the functions; `over` waits for them. Only the first reason counts. Caller: the group."""
+        """Ends the generation and cancels the functions; `over` waits for them. Only the first reason counts. Called by
+        the group."""
         if self.ended is not None:
             return
         self.ended = GenerationEnded(f"generation {self.id} of group {self.group!r} has ended: {why}")
@@ -145,7 +148,7 @@ class Generation:
             self._cancel(task, self.ended)
 
     async def over(self) -> None:
-        """Waits until it has ended, every function has returned, and no commit of it is under way."""
+        """Waits until the generation has ended, every function has returned, and no commit is in progress."""
         await self._end.wait()
         while self._functions or self._commits:
             await asyncio.wait({*self._functions, *self._commits})
@@ -153,14 +156,14 @@ class Generation:
         await self._offsets.close()
 
     def _cancel(self, task: asyncio.Task[Any], why: GenerationEnded) -> None:
-        # not at once: a task that is cancelled before its first step runs nothing, not even its `finally` blocks
+        # not at once: a task that is cancelled before its first step never runs, not even its `finally` blocks
         asyncio.get_running_loop().call_soon(task.cancel, why)
 
     def _function_ended(self, task: asyncio.Task[Any]) -> None:
         self._functions.discard(task)
         error = None if task.cancelled() else task.exception()
         if isinstance(error, GenerationEnded):
-            error = None  # raised by `commit`, and not caught by the function
+            error = None  # `commit` raised it, and the function did not catch it
         if self.ended is not None:
             if error is not None:
                 log.error("%r: %s raised after its end", self, task.get_name(), exc_info=error)
@@ -171,10 +174,10 @@ class Generation:
     # -- offsets --------------------------------------------------------------------------------------------------
 
     async def commit(self, offsets: Mapping[str, Mapping[int, int]]) -> None:
-        """Commits topic -> partition -> offset of the next record to read. A lower offset sets the group back.
+        """Commits offsets: topic -> partition -> offset of the next record to read. A lower offset sets the group back.
 
-        Raises `GenerationEnded` when this generation cannot commit any more, `NotOwned` for a partition that it does
-        not have (nothing is sent then), or `CommitFailed`, which does not end the generation.
+        Raises `GenerationEnded` if this generation can no longer commit, `NotOwned` for a partition that it does not
+        have (then nothing is sent), and `CommitFailed`, which does not end the generation.
         """
         wanted = self._checked(offsets)
         if not wanted:
@@ -203,7 +206,7 @@ class Generation:
             for partition, offset in partitions.items():
                 if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
                     raise ConfigError(
-                        f"{topic}:{partition}: {offset!r} cannot be committed; give the offset of a record"
+                        f"{topic}:{partition}: {offset!r} cannot be committed; give the offset of the next record"
                     )
                 metadata = stamped(stamp, self._topic_ids.get(topic))
                 wanted[TopicPartition(topic, partition)] = OffsetAndMetadata(offset, metadata, -1)

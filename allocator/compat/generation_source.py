@@ -1,9 +1,9 @@
-"""Builds generations from the calls of a membership.
+"""Derives generations from the calls of a membership.
 
 A membership assigns and revokes partitions as its protocol does: a Kafka group all at once, a ZooKeeper group a few at
-a time. A `ConsumerGroup` wants generations instead: one whole assignment, which ends before the next one begins. The
-`GenerationTracker` listens to the membership and ends the current generation at any change. `KafkaGenerations` and
-`ZooKeeperGenerations` are the two memberships, with one addition: they tell the tracker when a whole assignment stands.
+a time. A generation of a `ConsumerGroup` is one complete assignment, which ends before the next one begins. The
+`GenerationTracker` is the listener of the membership, and ends the current generation at any change. `KafkaGenerations`
+and `ZooKeeperGenerations` are the two memberships. They also notify the tracker when an assignment is complete.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 T = TypeVar("T")
 
-# An assignment in ZooKeeper lists only members that own partitions. So a member that finds none waits this long before
-# its generation begins without partitions. More: that generation begins later. Less: a member whose partitions arrive
-# late has two generations, the first of them without partitions.
+# Seconds until a ZooKeeper member without partitions begins a generation. The assignment lists only members that own
+# partitions, so the member cannot know whether it will get some. Higher: that generation begins later; lower: a member
+# whose partitions arrive late has an extra generation without partitions.
 NOTHING_AFTER_S = 1.0
 
 
@@ -40,21 +40,21 @@ class PendingGeneration:
     member_id: str
     partitions: Partitions
     committer: Committer | None = field(default=None, compare=False)
-    """The identity that its commits carry; None if Kafka does not know the members."""
+    """The identity that commits carry; None if Kafka does not know the members."""
 
 
 class GenerationTracker(AssignmentListener):
-    """The `AssignmentListener` of a `ConsumerGroup`: any change of the held partitions ends the current generation.
+    """The `AssignmentListener` of a `ConsumerGroup`: any change of the owned partitions ends the current generation.
 
-    Guarantee: `revoked`, `lost` and `ending` return only when the current generation is over, and the membership waits
-    for them. The next generation begins with the argument of the last `settle`, which the membership calls when a whole
-    assignment stands.
+    Guarantee: `revoked`, `lost` and `ending` return only after the current generation has ended with all its functions,
+    and the membership waits for them. The next generation begins with the argument of the last `settle`, which the
+    membership calls when an assignment is complete.
     """
 
     def __init__(self) -> None:
         self.pending: PendingGeneration | None = None
         self.current: Generation | None = None
-        """The generation that began last, until it has ended."""
+        """The newest generation, until all its functions have ended."""
         self.reason: BaseException | None = None
         """The error that ends this membership."""
         self._suspended = False
@@ -64,7 +64,7 @@ class GenerationTracker(AssignmentListener):
     # -- called by the membership ---------------------------------------------------------------------------------
 
     async def assigned(self, partitions: Partitions) -> None:
-        # not awaited: no other member waits for gained partitions
+        # does not wait for the end: no other member waits for gained partitions
         self.pending = None
         self._end(f"it gains {len(partitions)} partitions")
 
@@ -75,7 +75,7 @@ class GenerationTracker(AssignmentListener):
         await self.ending(f"{len(partitions)} partitions are lost")
 
     def suspended(self, why: str) -> None:
-        # the user's functions read by themselves: they must have ended before another member owns the partitions
+        # the user's functions read by themselves, so they must end before another member owns the partitions
         self._suspended = True
         self._end(why)
 
@@ -87,7 +87,7 @@ class GenerationTracker(AssignmentListener):
         self.stop(error)
 
     async def ending(self, why: str) -> None:
-        """Ends the current generation; returns when it is over."""
+        """Ends the current generation, and returns when all its functions have ended."""
         self.pending = None
         generation = self.current
         if generation is not None:
@@ -95,13 +95,13 @@ class GenerationTracker(AssignmentListener):
             await generation.over()
 
     def settle(self, pending: PendingGeneration) -> None:
-        """Notes that a whole assignment is in place. Changes nothing while a generation with the same
-        partitions is active."""
+        """Makes a complete assignment the next generation. Does nothing while a generation with the same partitions is
+        active."""
         current = self.current
         if current is not None and not current.done:
             if (current.member_id, current.partitions) == (pending.member_id, pending.partitions):
                 return
-            current.end("another assignment stands")
+            current.end("the assignment changed")
         if pending != self.pending:
             self.pending = pending
             self._changed.set()
@@ -127,11 +127,11 @@ class GenerationTracker(AssignmentListener):
             await self._changed.wait()
 
     def may_begin(self, pending: PendingGeneration) -> bool:
-        """Whether `pending` is still the current assignment."""
+        """Returns whether `pending` is still the current assignment, and the membership is intact."""
         return self.pending is pending and not self._suspended and self.reason is None
 
     async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
-        """Returns the result of `work`. If the membership ends first, cancels `work`, waits for its end and
+        """Returns the result of `work`. If the membership ends first, cancels `work`, waits until it has ended and
         raises the reason."""
         return await TaskGroup().run(work, stop=self._stopped())
 
@@ -146,7 +146,7 @@ class GenerationTracker(AssignmentListener):
 
 
 class KafkaGenerations(KafkaMembership):
-    """Begins a generation with every join, even if the partitions are the same, or none."""
+    """Begins a generation with every join, even if the partitions are unchanged or there are none."""
 
     def __init__(self, config: ConsumerGroupConfig, client: KafkaClient, tracker: GenerationTracker) -> None:
         super().__init__(client, config.group, tracker, config.assignors(), kafka_settings_of(config))
@@ -163,13 +163,13 @@ class KafkaGenerations(KafkaMembership):
     async def joined(self, generation: int, protocol: str, assignment: bytes) -> None:
         before = self.held
         await super().joined(generation, protocol, assignment)
-        if before <= self.held:  # otherwise it joins once more, so that other members get the revoked partitions
+        if before <= self.held:  # otherwise the member joins again, so that other members get the revoked partitions
             committer = _GenerationCommitter(Identity(generation, self.member_id), self)
             self._tracker.settle(PendingGeneration(generation, self.member_id, self.held, committer))
 
 
 class _GenerationCommitter:
-    """Commits as a member of one generation, until the next one has begun."""
+    """The `Committer` of one generation, until the next one begins."""
 
     def __init__(self, identity: Identity, member: KafkaGenerations) -> None:
         self._identity = identity
@@ -187,10 +187,11 @@ class _GenerationCommitter:
 
 
 class ZooKeeperGenerations(ZooKeeperMembership):
-    """A generation begins when the member holds its whole assignment.
+    """Begins a generation when the member owns its complete assignment.
 
-    That is: it holds the partitions that it owns in the assignment, and the assignment promises it no others. If the
-    present owners do not release promised partitions within the rebalance timeout, it begins without them.
+    The assignment is complete when the member has claimed all its partitions in the document, and the document promises
+    it no others. If the current owners do not release the promised partitions within the rebalance timeout, the
+    generation begins without them.
     """
 
     def __init__(self, config: ConsumerGroupConfig, client: KafkaClient, tracker: GenerationTracker) -> None:
@@ -217,7 +218,7 @@ class ZooKeeperGenerations(ZooKeeperMembership):
         self._pause_s = 0.0
 
     def rejoin(self, why: str) -> None:
-        """Does nothing: on ZooKeeper the leader detects every change that needs a new assignment."""
+        """Does nothing: with ZooKeeper, the leader detects every change that needs a new assignment."""
 
     async def leave(self) -> None:
         self._stop_timer()
@@ -225,7 +226,7 @@ class ZooKeeperGenerations(ZooKeeperMembership):
 
     def _read(self, document: AssignmentDocument) -> None:
         if document.owners.get(self.member_id, NO_PARTITIONS) != self.held:
-            return  # this assignment is not complete yet
+            return  # the member has not claimed all its partitions yet
         if document.promised.get(self.member_id):
             self._settle_after(self._promise_s)
         elif not self.held:
@@ -234,7 +235,7 @@ class ZooKeeperGenerations(ZooKeeperMembership):
             self._settle()
 
     def _settle_after(self, pause_s: float) -> None:
-        if self._timer is None or self._pause_s != pause_s:  # else the timer is running
+        if self._timer is None or self._pause_s != pause_s:  # otherwise the right timer is running
             self._stop_timer()
             self._pause_s = pause_s
             self._timer = asyncio.get_running_loop().call_later(pause_s, self._settle)
@@ -250,4 +251,4 @@ class ZooKeeperGenerations(ZooKeeperMembership):
 
 
 GenerationSource = Union[KafkaGenerations, ZooKeeperGenerations]
-"""`rejoin` requests a new assignment, unless the group detects by itself that one is due."""
+"""A membership with `rejoin`, which requests a new assignment, unless the group detects by itself that one is due."""

@@ -18,7 +18,7 @@ from allocator.protocols.kafka_classic import KafkaSettings
 from allocator.types import Assignors
 
 START_OFFSETS: Final = {"earliest": -2, "latest": -1}
-TOPIC_POLL_S: Final = 10.0  # how soon the leader of a group notices new partitions if nobody asks for more
+TOPIC_POLL_S: Final = 10.0  # seconds between two reads of the partition counts without `watch_partition_changes`
 _MEMBERSHIPS: Final = ("zookeeper", "kafka")
 _SECONDS: Final = Number(0, 86400, above=True)
 _JOINING: Final = ("group", "client_id", "topics", "assignor", "connect_timeout_s")
@@ -27,28 +27,28 @@ OWN: Final[Mapping[str, Setting]] = {
     "start_offset": Setting(
         Text(("earliest", "latest")),
         "earliest",
-        "Where a partition begins for which the group has committed nothing.",
+        "Where a partition without a committed offset starts.",
     ),
     "join_backoff_s": Setting(
         Number(0, 86400),
         5.0,
-        "Seconds from a failure to the next attempt to join; not after a generation that ended in order.",
+        "Seconds from a failure to the next attempt to join. A generation that ended in order is no failure.",
     ),
     "watch_partition_changes": Setting(
         Flag(),
         False,
-        "Has this member watch the number of partitions; a change ends the generation, and it joins again.",
+        "Makes this member watch the number of partitions. A change ends the generation, and the member joins again.",
     ),
     "partition_watch_interval_s": Setting(_SECONDS, 5.0, "Seconds between these checks of the number of partitions."),
     "retention_s": Setting(
         Number(above=True),
         None,
-        "Seconds that the broker keeps the commits. None: as long as it is configured to.",
+        "Seconds that the broker keeps the commits. None: as long as the broker's settings say.",
     ),
     "timeout_s": Setting(
         _SECONDS,
         5.0,
-        "Seconds for one request. Less: a slow coordinator counts as lost. More: a dead one is left later.",
+        "Seconds for one request. Higher: a dead coordinator is replaced later; lower: a slow one counts as dead.",
     ),
 }
 """The settings that no other consumer has."""
@@ -61,8 +61,8 @@ class ConsumerGroupConfig:
 
         ConsumerGroupConfig(group="billing", brokers="b1:9092", topics=["orders"], zookeeper="z1:2181")
 
-    The settings of the other membership are not needed, but are checked where they can be, so that a service moves by
-    changing `membership` alone. docs/reference/settings.md has the meaning and range of each.
+    The settings of the other membership are optional, and are checked if they are given. So a service moves by changing
+    `membership` alone. docs/reference/settings.md has the meaning and the range of each setting.
     """
 
     group: str
@@ -73,15 +73,15 @@ class ConsumerGroupConfig:
     zookeeper: str | None = DEFAULT["zookeeper"]
     """"host:port,host:port/chroot", for membership "zookeeper"."""
     assignor: Assignors = ("range", "roundrobin")
-    """Assignors in order of preference; the first that all members offer is taken."""
+    """Assignors in order of preference. The group uses the first one that all members offer."""
     heartbeat_interval_s: float = DEFAULT["heartbeat_interval_s"]
-    """At most half of the session timeout, better a third. A member on ZooKeeper proves its session every quarter of
-    the session timeout instead."""
+    """At most half of the session timeout, better a third. Only for membership "kafka": with ZooKeeper, a member proves
+    its session every quarter of the session timeout."""
     session_timeout_s: float = DEFAULT["session_timeout_s"]
     rebalance_timeout_s: float = DEFAULT["rebalance_timeout_s"]
-    """How long a generation waits for members that must release partitions that move. More: one slow function holds up
-    the group. Less: over Kafka the slow member loses its membership; over ZooKeeper a generation begins with a part of
-    its partitions, and another follows."""
+    """Seconds that a generation waits for members that must release partitions. Higher: one slow function delays the
+    group; lower: with Kafka, the slow member loses its membership; with ZooKeeper, a generation begins with some of its
+    partitions, and another one follows."""
     join_backoff_s: float = OWN["join_backoff_s"].default
     watch_partition_changes: bool = OWN["watch_partition_changes"].default
     partition_watch_interval_s: float = OWN["partition_watch_interval_s"].default
@@ -89,14 +89,14 @@ class ConsumerGroupConfig:
     start_offset: Literal["earliest", "latest"] = OWN["start_offset"].default
     timeout_s: float = OWN["timeout_s"].default
     connect_timeout_s: float = DEFAULT["connect_timeout_s"]
-    """To reach any broker, the coordinator, ZooKeeper. A failure after that."""
+    """Seconds to reach a broker, the coordinator and ZooKeeper. After that, the attempt fails."""
     client_id: str = ""
-    """The name of this process for brokers and the other members; "allocator-<host>-<pid>-<id>" if empty."""
+    """The name of this process for brokers and other members; "allocator-<host>-<pid>-<id>" if empty."""
     security: Mapping[str, Any] | None = field(default=DEFAULT["security"], repr=False)
     root: str = DEFAULT["root"]
     zookeeper_options: Mapping[str, Any] | None = field(default=DEFAULT["zookeeper_options"], repr=False)
     client: Callable[[ConsumerGroupConfig], Any] | None = None
-    """Makes the client, not connected, that speaks to the brokers, for tests that have them fail."""
+    """Creates the client for the brokers, not connected. For tests in which requests fail."""
 
     def __post_init__(self) -> None:
         for name in ("topics", "brokers"):
@@ -115,17 +115,17 @@ class ConsumerGroupConfig:
     # -- derived settings -----------------------------------------------------------------------------------------
 
     def assignors(self) -> dict[str, Assignor]:
-        """By their names, the preferred one first."""
+        """Returns the assignors by name, the preferred one first."""
         return self._membership().assignors()
 
     @property
     def topic_poll_s(self) -> float:
-        """Seconds between two reads of the partition counts, while this member leads the group."""
+        """Seconds between two reads of the partition counts while this member leads the group."""
         return min(TOPIC_POLL_S, self.partition_watch_interval_s) if self.watch_partition_changes else TOPIC_POLL_S
 
     @property
     def first_offset(self) -> int:
-        """The start of a partition without a committed offset."""
+        """The start of a partition without a committed offset, as in ListOffsets."""
         return START_OFFSETS[self.start_offset]
 
     # -- checks ---------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class ConsumerGroupConfig:
             )
 
     def _parts(self, faults: Faults) -> None:
-        """Settings that contradict each other, or that their part refuses."""
+        """Adds settings that contradict each other, or that the Kafka or ZooKeeper client refuses."""
         found: list[Fault] = []
         if not faults.keys & {"brokers", "security"}:
             found += Fault.of(("security",), lambda: KafkaClient(self.brokers, security=self.security))
@@ -160,7 +160,7 @@ class ConsumerGroupConfig:
                 faults.add(fault.settings[0], fault.text(vars(self)))
 
     def _membership(self, wrong: Collection[str] = ()) -> MembershipConfig:
-        """`wrong`: settings that have faults, so that their defaults count."""
+        """Returns the settings for joining. `wrong`: settings with faults, which are replaced by their defaults."""
         defaults = {**DEFAULT, "group": None, "topics": ()}
         values = {**vars(self), **{name: defaults[name] for name in wrong if name in defaults}}
         membership = membership_from(self.membership, values)
@@ -168,11 +168,11 @@ class ConsumerGroupConfig:
 
 
 def client_of(config: ConsumerGroupConfig) -> KafkaClient:
-    """The client for the brokers, not connected."""
+    """Returns a client for the brokers, not connected."""
     if config.client is not None:
         made: KafkaClient = config.client(config)
         return made
-    # brokers of 0.9 make a JMX name of the client's, which has no colon
+    # brokers of 0.9 use the name in a JMX name, which may not contain a colon
     name = re.sub(r"[^A-Za-z0-9._-]", "-", config.client_id)
     client = KafkaClient(config.brokers, client_id=name, security=config.security, request_timeout_s=config.timeout_s)
     client.measures.trace(config.group, config.client_id)

@@ -1,4 +1,4 @@
-"""`GroupedConsumer`, with the interface of kiel's class of that name."""
+"""`GroupedConsumer`, with the interface of kiel's class of the same name."""
 
 from __future__ import annotations
 
@@ -30,42 +30,43 @@ from allocator.types import Assignors, MembershipName, OffsetAndMetadata, TopicP
 
 log = logging.getLogger(__name__)
 
-# more: a member without partitions connects later; less: `allocation` may be empty after `connect`
+# seconds that `connect` waits for the first partitions. Higher: `connect` of a member without partitions takes longer;
+# lower: `allocation` may be empty after `connect`
 FIRST_SHARE_S = 5.0
-COMMIT_BACKOFF_S = 0.1  # pause before a commit is retried; doubled each time, up to COMMIT_BACKOFF_MAX_S
+COMMIT_BACKOFF_S = 0.1  # seconds until a commit is retried; doubles each time, up to COMMIT_BACKOFF_MAX_S
 COMMIT_BACKOFF_MAX_S = 2.0
 
 
 @names_arguments
 class GroupedConsumer(BaseConsumer):
-    """Replaces kiel 0.9.3's GroupedConsumer: a service only changes the import.
+    """Replaces kiel 0.9.3's GroupedConsumer: a service only changes its import.
 
         consumer = GroupedConsumer(["kafka01:9092"], "work.group", ["zk01:2181"])
         yield consumer.connect()
         messages = yield consumer.consume("example")
 
     Asynchronous methods return an awaitable for `yield` in `@gen.coroutine` and for `await`, on tornado's asyncio loop.
-    As in kiel, the group shares the partitions of *all* topics, the default `deserializer` decodes JSON, and
-    `autocommit` commits *before* the values are returned (at most once). With autocommit off, call `commit_offsets`
-    after you have handled them (at least once).
+    As in kiel, the group has the partitions of *all* topics, the default `deserializer` decodes JSON, and `autocommit`
+    commits *before* the values are returned (at most once). With autocommit off, call `commit_offsets` after you have
+    handled the values (at least once).
 
-    A group of kiel's members continues where they stopped: they commit to ZooKeeper, and this consumer uses those
-    offsets for partitions without an offset in Kafka. Old and new members do not see each other. Stop the old ones
+    The consumer resumes from the committed offsets, including those that kiel stored in ZooKeeper: it uses them for
+    partitions without an offset in Kafka. Members of kiel and of this library do not know each other. Stop the old ones
     first, or use `membership="kiel"` to upgrade one process at a time (docs/old-groups.md).
 
-    Differences from kiel (docs/howto/kiel.md has all): a partition never has two owners; nothing blocks the loop; a
-    refusing coordinator raises an error; a commit that is refused for one partition is retried for that partition. As
-    in kiel, `consume` logs errors of a topic or a partition and returns the values of the others. With autocommit off,
-    a partition moves only after `commit_offsets`, the next `consume` of that topic, or `close`, and after all commits
-    that were begun, awaited or not.
+    Differences from kiel (docs/howto/kiel.md has all of them): a partition never has two owners; nothing blocks the
+    event loop; a coordinator that refuses raises an error; a commit that is refused for one partition is retried for
+    that partition. As in kiel, `consume` logs errors of a topic or a partition, and returns the values of the others.
+    With autocommit off, a partition moves only after `commit_offsets`, the next `consume` of its topic, or `close`, and
+    after all commits that were started, awaited or not.
 
     If the group is paused or moved to another cluster (docs/migration.md), `consume` returns no more values. The member
-    leaves when the returned values are done, and continues at the committed offsets there. Returned values without a
-    commit are read again.
+    leaves when the returned values are done, and resumes from the committed offsets of that cluster. Returned values
+    that were not committed are read again.
 
     `membership` and `security` are new, and optional. `membership` is a name or an object, as for `Consumer`, and
-    `zk_hosts` its ensemble. With `membership="kafka"` the group is one of Kafka's own (brokers from 0.9), and
-    `zk_hosts` is not used.
+    `zk_hosts` is its ensemble. With `membership="kafka"`, the group uses Kafka's own protocol (brokers from 0.9), and
+    `zk_hosts` is ignored.
     """
 
     def __init__(
@@ -119,8 +120,8 @@ class GroupedConsumer(BaseConsumer):
         if isinstance(place, EnsembleOptions) and place.name == "zookeeper":
             self._watcher = ChoiceWatcher(place.ensemble(), choice_path(place.root, group))
         self._asked: set[str] = set()
-        self._fetching: dict[str, ConsumerCore] = {}  # topic -> the core whose fetching `consume` has started
-        self._synced: set[str] = set()  # `synced_offsets`, including topics that the user removed
+        self._fetching: dict[str, ConsumerCore] = {}  # topic -> the core that fetches it for the current `consume`
+        self._synced: set[str] = set()  # `synced_offsets`, and the topics that the user removed from it
         self._started = False
         self.allocator = KielAllocator(self, zk_hosts, partition_allocator)
 
@@ -145,14 +146,14 @@ class GroupedConsumer(BaseConsumer):
         except BaseException:
             if self._watcher is not None:
                 await self._watcher.close()
-            self._loop = None  # nothing is left to close
+            self._loop = None  # `close` has nothing to close
             raise
         self._started = True
         if self._reads is not None:
             await self._until_first_partition()
 
     async def _until_first_partition(self) -> None:
-        """Waits until this member owns a partition, or there is none for it, so that `allocation` is filled."""
+        """Waits until this member owns a partition, at most `FIRST_SHARE_S` seconds, so that `allocation` is filled."""
         loop, engine = asyncio.get_running_loop(), self._engine
         end = loop.time() + FIRST_SHARE_S
         while not (self.closing or engine.state.held or engine.ended) and engine.client.topics():
@@ -162,7 +163,7 @@ class GroupedConsumer(BaseConsumer):
             await engine.news(left)
 
     async def _follow(self) -> bool:
-        """Leaves and joins by the cluster choice of the group. Returns whether there is something to read."""
+        """Leaves or joins as the cluster choice of the group demands. Returns whether the member may read."""
         told = self._wanted_cluster()
         if told == self._reads:
             return told is not None
@@ -171,7 +172,7 @@ class GroupedConsumer(BaseConsumer):
         async with self._going:
             told = self._wanted_cluster()
             if self.closing or told == self._reads or self._engine.progress.in_hand:
-                return False  # another call did it meanwhile
+                return False  # another call followed the choice meanwhile
             if self._reads is not None:
                 log.info("%s: leaving, because the group's cluster choice is now %s", self.group_name, told)
                 self._reads = None
@@ -191,7 +192,7 @@ class GroupedConsumer(BaseConsumer):
             return True
 
     def _wanted_cluster(self) -> ClusterChoice | None:
-        """The cluster that the group shall read; None: it is paused."""
+        """Returns the cluster that the group reads; None if the group is paused."""
         told = ClusterChoice() if self._watcher is None else self._watcher.current
         return None if told.frozen else told
 
@@ -201,7 +202,7 @@ class GroupedConsumer(BaseConsumer):
     async def _wind_down(self) -> None:
         if not self._started:
             return
-        async with self._going:  # waits for a join under way
+        async with self._going:  # waits for a join in progress
             if self._reads is not None:
                 self._reads = None
                 await self._engine.close()
@@ -209,24 +210,25 @@ class GroupedConsumer(BaseConsumer):
                 await self._watcher.close()
 
     def on_records_lost(self, loss: RecordsLost) -> object:
-        """Called when the log does not have the position of a partition, so values are lost. Subclasses may extend it.
+        """Called if the log no longer has the position of a partition, so that values are lost. Subclasses may extend
+        it.
 
-        A topic that was deleted and created again is read from its beginning. `consume` returns no values before this
-        ends; it may be a coroutine.
+        A topic that was deleted and created again is read from its beginning. May be a coroutine; `consume` returns no
+        values before it has ended.
         """
 
     # -- reading -------------------------------------------------------------------------------------------------
 
     @property
     def allocation(self) -> dict[str, list[int]]:
-        """The partitions of this member at this moment, by topic; `[]` for any other topic."""
+        """Topic -> the partitions that this member owns now; `[]` for any other topic."""
         found: defaultdict[str, list[int]] = defaultdict(list)
         for topic, partition in sorted(self._engine.state.held):
             found[topic].append(partition)
         return found
 
     def may_act(self) -> bool:
-        """Whether the user may handle values and commit offsets at this instant.
+        """Returns whether the user may handle values and commit offsets at this instant.
 
         Call it before you handle a value that was returned some time ago: the lease may have expired since.
         """
@@ -234,7 +236,7 @@ class GroupedConsumer(BaseConsumer):
 
     @property
     def coordinator_id(self) -> int | None:
-        """Node id of the broker that stores the group's offsets."""
+        """The node id of the broker that stores the group's offsets."""
         return self._engine.commits.offsets.coordinator.node
 
     async def _consume(self, topic: str, start: Any) -> list[Any] | None:
@@ -242,7 +244,7 @@ class GroupedConsumer(BaseConsumer):
             return None
         self._engine.progress.finish(topic)
         self._fetching.pop(topic, None)
-        if topic in self._synced and topic not in self.synced_offsets:  # the user removed it, as in kiel
+        if topic in self._synced and topic not in self.synced_offsets:  # the user removed the topic, as in kiel
             try:
                 await self._determine_offsets(topic)
             except NoOffsetsError as error:
@@ -279,7 +281,9 @@ class GroupedConsumer(BaseConsumer):
             return True
         self._fetching[topic] = engine
         engine.membership.polled()
-        if topic not in self._asked:  # the group allocates all topics, but fetches only those that the user consumes
+        if (
+            topic not in self._asked
+        ):  # members own partitions of all topics, but fetch only those that the user consumes
             self._asked.add(topic)
             for partition in engine.state.owned:
                 if partition.topic == topic:
@@ -298,7 +302,7 @@ class GroupedConsumer(BaseConsumer):
         await self._engine.news(timeout_s)
 
     async def _committed_first(self, starts: Mapping[TopicPartition, int]) -> bool:
-        """Commits before the values are returned. Returns False after a failure: the owner reads them again."""
+        """Commits before the values are returned. Returns False after a failure, and then reads the values again."""
         engine = self._engine
         wanted = engine.progress.uncommitted(starts, in_hand=True)
         try:
@@ -315,7 +319,7 @@ class GroupedConsumer(BaseConsumer):
         super()._put_back(starts)
 
     def _go_to(self, partition: TopicPartition, offset: int) -> None:
-        if self._engine.state.is_fetchable(partition):  # not if it was lost or is revoked
+        if self._engine.state.is_fetchable(partition):  # False if the partition was lost or is being revoked
             self._engine.seek(partition, offset)
 
     def _seek(self, partition: TopicPartition, offset: int) -> None:
@@ -325,12 +329,12 @@ class GroupedConsumer(BaseConsumer):
     # -- offsets -------------------------------------------------------------------------------------------------
 
     def determine_coordinator(self) -> asyncio.Future[object]:
-        """Finds the coordinator again. Raises NoOffsetsError if that is refused."""
+        """Finds the coordinator again. Raises NoOffsetsError if a broker refuses that."""
         self._must_be_connected()
         return asyncio.ensure_future(self._engine.commits.offsets.find())
 
     def determine_offsets(self, topic: str, start: Any = None) -> asyncio.Future[None]:
-        """Goes back to the committed offsets of this member's partitions of a topic; `start` is unused."""
+        """Seeks to the committed offsets of this member's partitions of a topic. `start` is ignored."""
         self._must_be_connected()
         return asyncio.ensure_future(self._determine_offsets(topic))
 
@@ -338,26 +342,26 @@ class GroupedConsumer(BaseConsumer):
         ours = [p for p in self._engine.state.held if p.topic == topic]
         committed = {p: value.offset for p, value in (await self._engine.commits.committed(ours)).items()}
         rest = set(ours) - set(committed)
-        if rest:  # returned values without a commit are read again
+        if rest:  # partitions without a committed offset are read from their beginning
             found = await list_offsets(self._engine.client, dict.fromkeys(rest, "earliest"))
             committed.update((p, at.offset) for p, at in found.items() if at is not None)
-        super()._put_back(committed)  # the user may still work on returned values
+        super()._put_back(committed)  # keeps the returned values uncommitted: the user may still work on them
         self._synced.add(topic)
         self.synced_offsets.add(topic)
 
     def commit_offsets(self, metadata: str | None = None) -> asyncio.Future[None]:
-        """Commits the returned values of all topics, with an optional text.
+        """Commits the returned values of all topics, with an optional text as metadata.
 
-        It commits the values that were returned before the call, awaited or not, and a partition moves only after that.
-        It retries while this member owns the partition, so a service survives an outage of ZooKeeper or the
-        coordinator. If a partition is lost meanwhile, its next owner reads the values again, and a warning is logged.
-        Raises CommitFailed if the coordinator refuses permanently.
+        It commits the values that were returned before the call, whether the call is awaited or not, and a partition
+        moves only after that. It retries while this member owns the partition, so a service survives an outage of
+        ZooKeeper or of the coordinator. If a partition is lost meanwhile, its next owner reads the values again, and a
+        warning is logged. Raises CommitFailed if the coordinator refuses permanently.
 
-        A text that is too long for the broker is omitted, with a warning.
+        If the text is too long for the broker, it is omitted and a warning is logged.
         """
         self._must_be_connected()
         wanted: dict[TopicPartition, int] = {}
-        if self._reads is not None:  # otherwise nothing waits for a commit
+        if self._reads is not None:  # otherwise the member has left, and there is nothing to commit
             delivered = self._engine.progress.uncommitted(in_hand=True)
             wanted = {p: offset for p, offset in delivered.items() if p.topic in self.topics_to_commit}
         return self._start_commit(wanted, metadata)
@@ -367,14 +371,14 @@ class GroupedConsumer(BaseConsumer):
     ) -> asyncio.Future[None]:
         engine = self._engine
         task = asyncio.ensure_future(self._commit(engine, wanted, metadata, retry))
-        engine.commits.hold(task, wanted)  # before any await: a rebalance may begin
+        engine.commits.hold(task, wanted)  # before any `await`, because a rebalance may begin
         return task
 
     async def _commit(
         self, engine: ConsumerCore, wanted: dict[TopicPartition, int], metadata: str | None, retry: bool
     ) -> None:
         if wanted:
-            # one commit after the other: a retry of an earlier one must not overtake a later one
+            # one commit at a time: the retry of an earlier commit must not overtake a later one
             async with engine.commits.turn:
                 await self._commit_in_turn(engine, wanted, metadata, retry)
         # more values may have been returned since
@@ -403,7 +407,7 @@ class GroupedConsumer(BaseConsumer):
                 await engine.fetcher.news(TURN_S)
             if len(left) < len(wanted):
                 log.warning(
-                    "%s: lost %d partitions before their commit; their next owners read the values again",
+                    "%s: lost %d partitions before their commit; the next owners read the values again",
                     self.name,
                     len(wanted) - len(left),
                 )
@@ -435,11 +439,11 @@ class _PauseUnasked(RebalanceListener):
 
 
 class KielAllocator:
-    """A member's view of its group, with the names of kiel's `PartitionAllocator`.
+    """A member's view of its group, with the attributes of kiel's `PartitionAllocator`.
 
-    Set `on_rebalance` to a function without arguments; the consumer's loop calls it after the assignment has changed.
-    `allocator_fn` is the allocator function of the consumer. There is no `members` and no `mapping`: a member only
-    knows its own partitions.
+    Set `on_rebalance` to a function without arguments; the consumer calls it after the assignment has changed.
+    `allocator_fn` is the allocator function of the consumer. The attributes `members` and `mapping` do not exist,
+    because a member only knows its own partitions.
     """
 
     def __init__(self, consumer: GroupedConsumer, zk_hosts: str | Sequence[str] | None, allocator_fn: Any) -> None:
@@ -452,7 +456,7 @@ class KielAllocator:
 
     @property
     def allocation(self) -> dict[str, list[int]]:
-        """The partitions of the consumer at this moment, by topic."""
+        """Topic -> the partitions that the consumer owns now."""
         return self._consumer.allocation
 
     @property

@@ -1,4 +1,4 @@
-"""The offsets of a `ConsumerGroup`, kept from expiring."""
+"""Commits the offsets of a `ConsumerGroup`, and keeps them from expiring."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from allocator.types import OffsetAndMetadata, TopicPartition
 
 
 class KeptOffsets(GroupOffsets):
-    """`GroupOffsets` for a member that Kafka does not know, and whose user commits any offsets at any time."""
+    """`GroupOffsets` for a member that Kafka does not know, and whose user commits offsets at any time."""
 
     def __init__(self, client: KafkaClient, group: str, *, timeout_s: float, retention_s: float | None) -> None:
         super().__init__(client, group, timeout_s=timeout_s, retention_s=retention_s)
@@ -29,7 +29,8 @@ class KeptOffsets(GroupOffsets):
         self._idle.committed(offsets)
 
     async def keep(self, committed: Mapping[TopicPartition, OffsetAndMetadata], still_ours: Callable[[], bool]) -> None:
-        """Keeps these offsets, and those committed later, from expiring while `still_ours`. Runs until cancelled."""
+        """Commits these offsets, and later ones, again before they expire, while `still_ours` returns True. Runs until
+        cancelled."""
         self._known = {p: value.offset for p, value in committed.items()}
         self._still_ours = still_ours
         await self._idle.run()

@@ -18,8 +18,12 @@ from allocator.core.subscription import SubscriptionState, listed
 from allocator.errors import AllocatorError, ConfigError, NoOffsetsError, NotAssigned, OffsetOutOfRange
 from allocator.types import TopicPartition
 
-LOOKUP_S = 5.0  # more: `consume` waits longer for a missing leader; less: it returns, and the next call retries
-METADATA_AGE_S = 10.0  # more: new partitions are read later; less: more requests
+# seconds for a request for offsets. Higher: `consume` waits longer for a missing leader; lower: `consume` returns
+# earlier, and the next call retries
+LOOKUP_S = 5.0
+METADATA_AGE_S = (
+    10.0  # seconds between two metadata requests. Higher: new partitions are read later; lower: more requests
+)
 
 Start = Union[int, datetime.datetime, datetime.timedelta, None]
 
@@ -33,9 +37,9 @@ class SingleConsumer(BaseConsumer):
         messages = yield consumer.consume("example", start=SingleConsumer.BEGINNING)
 
     Asynchronous methods return an awaitable for `yield` in `@gen.coroutine` and for `await`, on tornado's asyncio loop.
-    It commits nothing, and is invisible to other consumers.
+    This consumer commits nothing, and other consumers do not notice it.
 
-    `start` is the position at the first `consume` of a topic, and after the log has lost the position: `END` (the
+    `start` is the position for the first `consume` of a topic, and after the log no longer has the position: `END` (the
     default), `BEGINNING`, a `datetime` (UTC unless it has a time zone), or a `timedelta` before now. Partitions that
     are created later are read from their beginning.
 
@@ -43,9 +47,9 @@ class SingleConsumer(BaseConsumer):
     """
 
     BEGINNING = -2
-    """A value for `start`: begin at the oldest record of each partition."""
+    """A value for `start`: starts at the oldest record of each partition."""
     END = -1
-    """A value for `start`: begin at the next record that is written to each partition."""
+    """A value for `start`: starts at the next record that is written to each partition."""
 
     def __init__(
         self,
@@ -59,7 +63,7 @@ class SingleConsumer(BaseConsumer):
         connect_timeout_s: float = DEFAULT["connect_timeout_s"],
     ) -> None:
         super().__init__(deserializer, max_wait_time, max_bytes)
-        # without a colon, which breaks JMX names in brokers of 0.9
+        # without colons, which break JMX names in brokers of 0.9
         self._client = KafkaClient(brokers, client_id=re.sub(r"[^A-Za-z0-9._-]", "-", self.name), security=security)
         self._state = SubscriptionState("none")
         self._fetcher = Fetcher(
@@ -72,7 +76,7 @@ class SingleConsumer(BaseConsumer):
         self._connect_timeout_s = connect_timeout_s
         self._refresh_at = 0.0
         self._chosen: set[TopicPartition] = set()  # partitions whose offset the user set before the first `consume`
-        self._astray: set[TopicPartition] = set()  # partitions whose position the log has lost
+        self._astray: set[TopicPartition] = set()  # partitions whose position the log no longer has
 
     def connect(self) -> asyncio.Future[None]:
         """Connects to Kafka and reads the list of topics. Raises BrokersUnavailable, and IllegalState after `close`."""
@@ -92,7 +96,7 @@ class SingleConsumer(BaseConsumer):
 
     @property
     def allocation(self) -> dict[str, list[int]]:
-        """All topics of the cluster -> their partitions; `[]` for any other topic."""
+        """Topic -> partitions, for all topics of the cluster; `[]` for any other topic."""
         topics = sorted(self._client.topics())
         return defaultdict(list, {topic: sorted(self._client.partitions(topic) or ()) for topic in topics})
 
@@ -122,7 +126,7 @@ class SingleConsumer(BaseConsumer):
             if self._client.partitions(topic) is not None:
                 return (await self._read(topic))[0]
             self._log(f"topic {topic!r} is unknown, or this user may not see it")
-        await asyncio.sleep(self.max_wait_time / 1000.0)  # so that a loop of the user does not spin
+        await asyncio.sleep(self.max_wait_time / 1000.0)  # otherwise a loop of the user would spin
         return None if self.closing else []
 
     async def _refresh(self, topic: str) -> None:
@@ -139,7 +143,7 @@ class SingleConsumer(BaseConsumer):
         """Sets the position of every partition of the topic."""
         partitions = self._partitions_of(topic)
         if topic in self.synced_offsets:
-            # a topic that did not exist before has only new records
+            # partitions that were created later have only new records
             known = self._state.all_consumed_offsets()
             await self._find([p for p in partitions if p not in known], self.BEGINNING)
             await self._find([p for p in partitions if p in self._astray], timestamp)
@@ -154,7 +158,7 @@ class SingleConsumer(BaseConsumer):
         try:
             found = await list_offsets(self._client, dict.fromkeys(partitions, timestamp), timeout_s=LOOKUP_S)
             late = [partition for partition in partitions if found[partition] is None]
-            if late:  # no record is that new
+            if late:  # all records are older than the timestamp
                 found.update(await list_offsets(self._client, dict.fromkeys(late, "latest"), timeout_s=LOOKUP_S))
         except AllocatorError as error:
             unknown = NoOffsetsError(f"cannot find the start of topic {partitions[0].topic!r}: {error}")
@@ -201,7 +205,7 @@ class SingleConsumer(BaseConsumer):
 
 
 def start_to_timestamp(start: Start) -> int:
-    """The timestamp for ListOffsets: epoch milliseconds, or a special value. Raises ConfigError."""
+    """Returns the timestamp for ListOffsets: epoch milliseconds, or a special value. Raises ConfigError."""
     if start is None:
         return SingleConsumer.END
     if isinstance(start, datetime.timedelta):

@@ -1,4 +1,4 @@
-"""`consumer.offsets`, which services written for kiel use."""
+"""`consumer.offsets`, as in kiel: a mutable mapping of the positions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ Seek = Callable[[TopicPartition, int], None]
 
 
 class OffsetsByTopic(MutableMapping[str, MutableMapping[int, int]]):
-    """`consumer.offsets`: topic -> partition -> the next offset to read, always current. Setting it seeks, as in kiel.
+    """A view of the current positions: topic -> partition -> the next offset to read. Setting an offset seeks, as in
+    kiel.
 
-    It has only partitions with a known position. `seek` raises for a partition that cannot be sought, and for an
-    invalid offset. Entries cannot be deleted.
+    It contains only partitions with a known position. `seek` raises for a partition that the consumer does not own, and
+    for an invalid offset. Entries cannot be deleted.
     """
 
     def __init__(self, positions: Positions, seek: Seek) -> None:
@@ -22,7 +23,7 @@ class OffsetsByTopic(MutableMapping[str, MutableMapping[int, int]]):
         self._seek = seek
 
     def __getitem__(self, topic: str) -> MutableMapping[int, int]:
-        # no KeyError for a topic without positions, so that offsets[topic][0] = 7 calls `seek`
+        # raises no KeyError for a topic without positions, so that offsets[topic][0] = 7 calls `seek`
         return _OfTopic(topic, self._positions, self._seek)
 
     def __setitem__(self, topic: str, offsets: Mapping[int, int]) -> None:

@@ -1,11 +1,11 @@
 """Assigns any named resources (queues, shards, customers) to the members of a group, without Kafka.
 
 In: a group in ZooKeeper, the names of the resources (`sources`), an assignor. Out: calls to the user's functions, and
-`Allocation.hold`. May touch: the znodes of the group, and the children of a znode that names the resources.
+`Allocation.hold`. Effects: the znodes of the group. A znode whose children name the resources is only read.
 
-A resource is a topic of one partition for `groups`: its name is in the claims and in the assignment. So members agree
-on what they own even while they see different lists of resources. `assignor` shows the built-in functions one topic
-with a partition for each resource.
+For the membership, a resource is a topic with one partition, so claims and assignments contain its name. Members agree
+on their resources even while they read different lists of names. For built-in assignors, `assignor` combines all
+resources into one topic with a partition for each resource.
 """
 
 from __future__ import annotations

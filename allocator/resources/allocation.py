@@ -1,4 +1,4 @@
-"""`Allocation`: a share of any named resources, each of them owned by one member of the group at a time."""
+"""`Allocation`: one member of a group that shares named resources. Each resource has one owner at a time."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ from allocator.types import Partitions, TopicPartition
 log = logging.getLogger(__name__)
 
 ROOT = "/allocator-resources"
-"""not the root of consumers, so that a consumer and an allocation may have the same group name"""
+"""The default root. It differs from that of consumers, so a consumer and an allocation may have the same group name."""
 PREFERRED = "sticky"
-PATIENCE_S = 10.0  # how often the log names resources that wait for their holders
+PATIENCE_S = 10.0  # seconds between two log lines about resources that wait for their holders
 
 OnResources = Callable[[frozenset[str]], object]
-"""A function that returns names; it may be a coroutine."""
+"""A function that gets the names of resources; it may be a coroutine."""
 ResourceLoad = Callable[[Collection[str]], Union[Mapping[str, float], Awaitable[Mapping[str, float]]]]
-"""Names -> the load of each, in any one unit. It may omit names, and be a coroutine."""
+"""A function that returns name -> load, all in one unit. It may omit names, and may be a coroutine."""
 
 
 @names_arguments
 class Allocation:
-    """One member of a group that shares out named resources. It needs ZooKeeper, and no Kafka.
+    """One member of a group that assigns named resources to its members. It needs ZooKeeper, and no Kafka.
 
     async with Allocation(["eu", "us"], group="reports", zookeeper="zk:2181") as allocation:
         async with allocation.hold("eu") as hold:
             while hold.may_act() and not hold.wanted:
                 ...
 
-    Guarantee: at any instant at most one member may act on a resource (`may_act`), on the same terms as partitions of
-    a `Consumer` with membership "zookeeper" (docs/guarantees.md). A resource that moves is drained first: its next
-    owner begins after `on_revoked` has returned and every `hold` of it was left.
+    Guarantee: at any instant at most one member may act on a resource (`may_act`), under the same conditions as for the
+    partitions of a `Consumer` with membership "zookeeper" (docs/guarantees.md). A resource that moves is drained first:
+    its next owner starts after `on_revoked` has returned and all holds of the resource have ended.
 
     `resources`: a list of names; a function that returns the names, plain or a coroutine, which the leader calls at
-    each change of the group and every `refresh_s`; or `ChildrenOf(path)`. `on_assigned`, `on_revoked` and `on_lost`
-    get a frozenset of names, and may be coroutines; without `on_lost`, `on_revoked` is called. `assignor`: the name of
-    a built-in function, by default `sticky`; or an assignor of your own, which sees each resource as a topic with the
-    partition 0. `load`: how much work each name is, for assignors that consider it. The other arguments are settings
-    of `Consumer`. The constructor does no I/O.
+    each change of the group and every `refresh_s` seconds; or `ChildrenOf(path)`. `on_assigned`, `on_revoked` and
+    `on_lost` get a frozenset of names, and may be coroutines. Without `on_lost`, `on_revoked` is called instead.
+    `assignor`: the name of a built-in assignor, by default `sticky`; or your own assignor, which sees each resource as
+    a topic with the partition 0. `load` returns the load of names, for assignors that want it. The other arguments are
+    settings of `Consumer`. The constructor does no I/O.
     """
 
     def __init__(
@@ -126,18 +126,17 @@ class Allocation:
         self._started = False
 
     async def start(self) -> None:
-        """Joins the group. Raises ZooKeeperUnavailable within `connect_timeout_s`."""
+        """Joins the group. Raises ZooKeeperUnavailable after `connect_timeout_s` seconds."""
         self._holdings.start()
         await self._membership.join()
         self._started = True
 
     async def close(self, *, restart: bool = True) -> None:
-        """Releases every resource once its holders are done, and leaves the group.
+        """Waits for the holders of each resource, releases all resources and leaves the group.
 
-        May be called twice: each call returns once the allocation is closed. Do not call it inside a `hold`, which it
-        waits for.
-
-        `restart` False: the resources move at once, although `restart_grace_s` reserves them.
+        May be called twice: each call returns when the allocation is closed. Do not call it inside a `hold`, because it
+        waits for the end of the hold. With `restart=False`, the resources move at once, although `restart_grace_s`
+        reserves them.
         """
         await self._closing.run(partial(self._close, restart))
 
@@ -148,7 +147,7 @@ class Allocation:
         await self._membership.leave()
 
     def __del__(self) -> None:
-        if getattr(self, "_started", False) and not self._closing.begun:  # an argument may have been refused
+        if getattr(self, "_started", False) and not self._closing.begun:  # `__init__` may have raised
             warn_unclosed(self, self.group)
 
     async def __aenter__(self) -> Allocation:
@@ -160,7 +159,7 @@ class Allocation:
 
     @property
     def held(self) -> frozenset[str]:
-        """The resources that this member owns now, including those that it is about to release."""
+        """The resources that this member owns now, including those that it will release."""
         return _names(self._holdings.tenures.owned)
 
     @property
@@ -174,40 +173,41 @@ class Allocation:
         return self._membership.generation
 
     def may_act(self, name: str) -> bool:
-        """Whether this member may work on the resource at this instant. Ask before each step with an effect."""
+        """Returns whether this member may work on the resource at this instant. Call it before each step with an
+        effect."""
         return self._holdings.tenures.is_assigned(TopicPartition(name, 0)) and self._membership.may_act()
 
     def hold(self, name: str) -> Hold:
-        """A context manager: waits until this member owns the resource, and keeps it from moving until the end.
+        """Returns a context manager that waits until this member owns the resource, and keeps it until the block ends.
 
-        Several tasks of one member may hold the same resource at once. Raises IllegalState before `start`, Closed if
-        the allocation is closed while it waits, and ResourceLost at the end of the block if the ownership ended with
-        the session.
+        Several tasks of one member may hold the same resource at the same time. The context manager raises IllegalState
+        before `start`, Closed if the allocation is closed while it waits, and ResourceLost at the end of the block if
+        the ownership ended with the session.
         """
         return Hold(self, self._holdings, name)
 
 
 class Hold:
-    """The use of one resource by one task."""
+    """One task's use of one resource. `Allocation.hold` creates it."""
 
     def __init__(self, allocation: Allocation, holdings: _Holdings, name: str) -> None:
         self.name = name
         self.lost = False
-        """Whether the ownership has ended; another member may own the resource."""
+        """Whether the ownership has ended, so that another member may own the resource."""
         self._allocation = allocation
         self._holdings = holdings
 
     def may_act(self) -> bool:
-        """Whether work may go on at this instant."""
+        """Returns whether the task may work on the resource at this instant."""
         return not self.lost and self._allocation.may_act(self.name)
 
     @property
     def wanted(self) -> bool:
-        """Whether the resource should move, as soon as this hold ends."""
+        """Whether the resource waits for the end of this hold to move, or is lost."""
         return self.lost or self.name not in self._holdings.ready
 
     async def until_wanted(self) -> None:
-        """Waits until the resource should move, or is lost."""
+        """Waits until `wanted` is True."""
         while not self.wanted:
             await self._holdings.news()
 
@@ -222,7 +222,7 @@ class Hold:
 
 
 class _Holdings(AssignmentListener):
-    """The `AssignmentListener` of an allocation: tracks the tasks that hold resources."""
+    """The `AssignmentListener` of an allocation. It tracks the tasks that hold resources."""
 
     def __init__(self, group: str, on_assigned: Any, on_revoked: Any, on_lost: Any) -> None:
         self._group = group
@@ -277,7 +277,7 @@ class _Holdings(AssignmentListener):
 
     async def assigned(self, partitions: Partitions) -> None:
         names = _names(partitions)
-        self._error = None  # an error of the past: the member takes part again
+        self._error = None  # an earlier error: the member takes part again
         await self._call(self._on_assigned, names)
         # some resources may have been revoked in the meantime
         self.ready |= names & _names(self.tenures.held)
@@ -302,7 +302,7 @@ class _Holdings(AssignmentListener):
         """Does nothing: `may_act` returns False while the lease is not valid."""
 
     def resumed(self) -> None:
-        """Forgets an error of the past. `may_act` returns True again."""
+        """Forgets an earlier error. `may_act` returns True again."""
         self._error = None
 
     def failed(self, error: BaseException) -> None:
@@ -333,8 +333,7 @@ class _Holdings(AssignmentListener):
 
 
 def assignor_of(given: str | Assignor) -> Assignor:
-    """Shows the resources to built-in functions as one topic, and to other functions unchanged. Raises
-    AllocatorError."""
+    """Returns the assignor for names. Built-in assignors see all resources as one topic. Raises AllocatorError."""
     found = resolve(given)
     return OverNames(found) if built_in(found.name) is found else found
 

@@ -1,4 +1,4 @@
-"""Lets built-in assignors assign names: they see one topic with a partition for each resource. Pure."""
+"""Adapts built-in assignors to resources: they see one topic with a partition for each resource. No I/O."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ TOPIC = "resources"
 class OverNames:
     """An assignor for a group whose topics are resources with one partition each.
 
-    `range` and `naive` assign each topic separately, so all topics with one partition would go to the same few members.
-    This assignor shows them one topic, whose partitions are the names in their order.
+    `range` and `naive` assign each topic separately, so they would assign all topics with one partition to the same few
+    members. This assignor calls `inner` with one topic, whose partitions are the names in sorted order.
     """
 
     def __init__(self, inner: Assignor) -> None:

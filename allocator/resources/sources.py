@@ -1,6 +1,7 @@
 """Sources of the names of resources: a list, a function, or the children of a znode.
 
-Only the leader reads the source. If members see different lists, the leader's is used, and no resource has two owners.
+Only the leader reads the source. If members would read different lists, the leader's list counts, and no resource has
+two owners.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ ResourceNames = Union[Collection[str], Callable[[], Union[Iterable[str], Awaitab
 
 @dataclass(frozen=True)
 class ChildrenOf:
-    """The names of the children of a znode, inside the chroot of the ensemble. A missing znode has none."""
+    """The names of the children of a znode, in the chroot of the ensemble. A missing znode has no children."""
 
     path: str
 
@@ -37,7 +38,7 @@ class NameSource:
     """The `PartitionCountSource` of a group whose topics are resources."""
 
     certain = True
-    """A name that is missing after a successful `refresh` no longer exists."""
+    """Whether a name that is missing after a successful `refresh` no longer exists."""
 
     def __init__(self, names: ResourceNames, zk: ZooKeeperClient) -> None:
         if isinstance(names, (str, bytes)) or not (isinstance(names, (Collection, ChildrenOf)) or callable(names)):
@@ -68,13 +69,13 @@ class NameSource:
             callback()
 
     def follow(self, topics: Iterable[str]) -> None:
-        """Does nothing: no member subscribes to single names."""
+        """Does nothing, because no member subscribes to single names."""
 
     def follow_all(self) -> None:
-        """Does nothing: every read returns all names."""
+        """Does nothing, because every read returns all names."""
 
     async def refresh(self, topics: Iterable[str] | None = None) -> None:
-        """Reads the names. If it raises AllocatorError, the earlier names stay."""
+        """Reads the names. Raises AllocatorError, and then keeps the earlier names."""
         try:
             found = self._read()
             if inspect.isawaitable(found):
@@ -100,7 +101,7 @@ class NameSource:
 
 
 def checked(names: Iterable[str]) -> frozenset[str]:
-    """Raises ConfigError for an invalid name."""
+    """Returns the names as a set. Raises ConfigError for an invalid name."""
     found = frozenset(names)
     for name in found:
         if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:

@@ -315,7 +315,7 @@ async def test_closing_ends_the_generation_leaves_and_tells_everybody_who_waits(
         assert [m.member_id for m in broker.requests(LEAVE)[0].members] == ["member-1"]
         assert "closed" in str(generation.ended)
         await group.close()
-        with pytest.raises(GroupClosed, match="make a new one"):
+        with pytest.raises(GroupClosed, match="create a new one"):
             await group.next()
         assert len(broker.requests(LEAVE)) == 1
 

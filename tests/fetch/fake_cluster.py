@@ -1,4 +1,4 @@
-"""A cluster in memory, for faults that a real one does not show on demand. It answers Fetch like a broker."""
+"""A cluster in memory, for faults that a real one does not show on demand. It responds to Fetch like a broker."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Parts = dict[TopicPartition, tuple[int, int]]
 
 
 class Request(SimpleNamespace):
-    """One fetch that arrived.
+    """A Fetch request that arrived.
 
-    `parts` {partition: (offset, bytes)} is what it asks for, session included, `said` what it says itself, and
-    `forgot` what it takes out of the session.
+    `parts` {partition: (offset, bytes)} is what it requests, session included, `said` what it lists itself, and
+    `forgot` what it removes from the session.
     """
 
     node: int
@@ -41,7 +41,7 @@ class Request(SimpleNamespace):
 
 
 class Session:
-    """The state of one broker."""
+    """A fetch session of a broker."""
 
     def __init__(self, number: int, parts: Parts) -> None:
         self.number = number

@@ -1,4 +1,4 @@
-"""Record sets as a broker sends them, from kafka-python's encoders."""
+"""Builds record sets as a broker sends them, with kafka-python's encoders."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def control(base: int, producer: int, *, abort: bool, epoch: int = 5) -> bytes:
 def messages(
     records: Sequence[R], magic: int, base: int = 0, codec: str = "none", *, append_time: int | None = None
 ) -> bytes:
-    """A message set of v0 or v1 as the broker keeps it: absolute offsets outside, relative inside v1 sets."""
+    """Returns a message set of v0 or v1 as a broker stores it: in v1 sets, inner offsets are relative."""
     builder: Any = LegacyRecordBatchBuilder(magic, 0, HUGE)
     shift = base if codec == "none" or magic == 0 else 0
     for r in records:

@@ -85,7 +85,7 @@ def start_at(
 
 
 async def next_batch(fetcher: Fetcher, timeout_s: float | None = None) -> Batch | None:
-    """The next batch, or None if none comes within `timeout_s`; 0 does not wait. Raises what `take` raises."""
+    """Returns the next batch, or None after `timeout_s`; 0 does not wait. Raises the errors of `take`."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
         batch = fetcher.take()
@@ -96,7 +96,7 @@ async def next_batch(fetcher: Fetcher, timeout_s: float | None = None) -> Batch 
 
 
 async def take(fetcher: Fetcher, state: SubscriptionState, timeout_s: float | None = PATIENCE_S) -> Batch:
-    """The next batch; updates the position like the consumer."""
+    """Returns the next batch, and updates the position like the consumer."""
     batch = await next_batch(fetcher, timeout_s)
     assert batch is not None, f"nothing came within {timeout_s} s"
     state.update_position(TopicPartition(batch.topic, batch.partition), batch.next_offset)
@@ -104,7 +104,7 @@ async def take(fetcher: Fetcher, state: SubscriptionState, timeout_s: float | No
 
 
 async def take_past(fetcher: Fetcher, state: SubscriptionState, *errors: type[Exception]) -> tuple[Batch, int]:
-    """The next batch, and how often an error of another partition came before it."""
+    """Returns the next batch, and the number of errors of other partitions before it."""
     count = 0
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Batches in Arrow and pandas."""
+"""Batches as Arrow columns and pandas frames."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_frame_of_pandas(decoder: Any) -> None:
 
 @pytest.mark.skipif(len(DECODERS) < 2, reason="the plain decoder goes through Python lists")
 def test_arrow_columns_do_not_import_pandas() -> None:
-    """pyarrow does, at the first Python list that it is given; pandas takes longer than a million records."""
+    """pyarrow imports it for Python lists; the import takes longer than a million records."""
     code = f"""
         import sys
         from allocator.core.fetch import Batch, decode

@@ -33,7 +33,7 @@ def make(request: pytest.FixtureRequest) -> Make:
     return partial(made_by, request.param)
 
 
-# offsets 0-3 (v1, compressed: the header does not tell their number), 4, 6, 8 (a gap), 10-12, and none at 13
+# offsets 0-3 (v1, compressed: the header does not have their number), 4, 6, 8 (gaps), 10-12, and none at 13
 SETS = (
     messages([R(i, b"%d" % i) for i in range(4)], 1, 0, "gzip")
     + batch([R(0, b"4"), R(2, b"6"), R(4, b"8")], 4, "lz4")
@@ -149,7 +149,7 @@ def test_a_deserializer_that_raises_names_the_record_and_is_passed_over(make: Ma
     assert (error.topic, error.partition, error.offset, error.part) == ("t", 3, 41, part)
     assert isinstance(error.__cause__, ValueError)
     assert "t:3 at offset 41" in str(error)
-    assert [r.offset for r in records] == [42], "the same iterator goes on after it"
+    assert [r.offset for r in records] == [42], "the same iterator continues after it"
     assert offsets(made.from_offset(error.offset + 1)) == [42]
 
 
@@ -205,7 +205,7 @@ def test_threads_may_share_a_batch(make: Make) -> None:
                 ]
                 assert shared[first].offset == first
                 assert len(shared.from_offset(first)) == 1000 - first
-        except BaseException as error:  # noqa: BLE001 - told to the test
+        except BaseException as error:  # noqa: BLE001 - reported to the test
             problems.append(error)
 
     threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]

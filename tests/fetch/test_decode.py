@@ -72,7 +72,7 @@ def test_gaps_from_compaction_are_kept(decoder: Any) -> None:
     assert (only_gap.segments, only_gap.next_offset) == ([], 36)
 
 
-def test_batches_below_the_offset_asked_for_are_left_out(decoder: Any) -> None:
+def test_batches_below_the_requested_offset_are_left_out(decoder: Any) -> None:
     data = batch([R(0), R(1)], 0) + batch([R(0), R(1)], 2, "gzip")
     found = decoder.scan(data, topic="t", partition=3, start=3)
     assert [segment.base_offset for segment in found.segments] == [2]
@@ -89,7 +89,7 @@ def test_a_batch_cut_off_at_the_end_is_dropped(decoder: Any, tail: bytes) -> Non
         assert [row[0] for row in rows(decoder, old[:-cut])] == [0]
 
 
-def test_what_a_first_batch_needs_is_told_when_it_is_cut_off(decoder: Any) -> None:
+def test_the_size_of_a_first_batch_is_known_when_it_is_cut_off(decoder: Any) -> None:
     whole = batch([R(0, b"x" * 500)], 0)
     for size, wanted in ((5, 0), (12, len(whole)), (len(whole) - 1, len(whole)), (len(whole), None), (0, None)):
         found = decoder.scan(whole[:size], topic="t", partition=3, start=0)
@@ -122,7 +122,7 @@ def test_a_wrong_checksum_names_the_place_and_the_way_on(decoder: Any, make: Any
     bad[-1] ^= 1
     data = make(0) + bytes(bad) + make(4)
     found = decoder.scan(data, topic="orders", partition=3, start=0)
-    assert len(found.segments) == 1, "what comes before is good"
+    assert len(found.segments) == 1, "the batch before is valid"
     error = found.error
     assert isinstance(error, CorruptRecordError)
     assert (error.topic, error.partition, error.offset) == ("orders", 3, 2)

@@ -1,4 +1,4 @@
-"""Our decoder against kafka-python's, on good bytes and on damaged ones."""
+"""Compares the decoders with kafka-python's and with each other, on valid and on damaged bytes."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def by_kafka_python(data: bytes) -> Optional[list[Row]]:
 @pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
 @settings(max_examples=150 * TIMES)
 @given(data=record_sets())
-def test_both_decoders_agree_on_good_bytes(decoder: Any, data: bytes) -> None:
+def test_the_decoders_agree_with_kafka_python_on_valid_bytes(decoder: Any, data: bytes) -> None:
     theirs = by_kafka_python(data)
     assert theirs
     assert rows(decoder, data) == theirs
@@ -170,7 +170,7 @@ SMALL = {
 
 @pytest.mark.skipif(len(DECODERS) < 2, reason="the compiled decoder is not built")
 @pytest.mark.parametrize("name", SMALL)
-def test_both_of_ours_make_the_same_of_every_byte_changed(name: str) -> None:
+def test_both_decoders_agree_on_every_changed_byte(name: str) -> None:
     data = SMALL[name]
     plain_one, compiled = DECODERS
     for at in range(len(data)):
@@ -182,7 +182,7 @@ def test_both_of_ours_make_the_same_of_every_byte_changed(name: str) -> None:
 
 
 @pytest.mark.skipif(len(DECODERS) < 2, reason="the compiled decoder is not built")
-def test_both_of_ours_make_the_same_of_two_lengths_changed() -> None:
+def test_both_decoders_agree_on_two_changed_lengths() -> None:
     """Consistent lengths that exceed the batch, which is also the end of the memory."""
     data = batch([R(0, b"value", b"key", headers=[("n", b"v")])], 5)
     plain_one, compiled = DECODERS
@@ -197,7 +197,7 @@ def test_both_of_ours_make_the_same_of_two_lengths_changed() -> None:
 @pytest.mark.skipif(len(DECODERS) < 2, reason="the compiled decoder is not built")
 @settings(max_examples=300 * TIMES)
 @given(data=st.one_of(damaged(), record_sets()), start=st.integers(0, 20), data2=st.data())
-def test_both_of_ours_make_the_same_of_anything(data: bytes, start: int, data2: st.DataObject) -> None:
+def test_both_decoders_agree_on_any_bytes(data: bytes, start: int, data2: st.DataObject) -> None:
     if data2.draw(st.booleans()):
         data = data[: data2.draw(st.integers(0, len(data)))]
     aborted = data2.draw(st.lists(st.tuples(st.integers(-1, 3), st.integers(0, 50)), max_size=2))
@@ -224,7 +224,7 @@ def test_memory_stays_in_proportion(decoder: Any, codec: str, count: int) -> Non
     struct.pack_into(">i", bomb, 23, count)
     data = sign(bytes(bomb))
     if codec == "snappy":
-        # the claim in front of the block, not its contents, asks for the memory
+        # the length in front of the block, not its contents, decides how much memory is needed
         data = sign(data[:61] + b"\xff\xff\xff\xff\x0f" + data[64:])
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""The build of the compiled decoder: it exists, all works without it, and it is memory-safe."""
+"""The compiled decoder: it is built, everything works without it, and it is memory-safe."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_threads_that_read_the_same_records_get_the_same_objects() -> None:
 @compiled
 @pytest.mark.usefixtures("frequent_switches", "collections_that_switch")
 def test_an_iterator_that_threads_share_gives_each_record_once() -> None:
-    """A thread that comes while another one decodes is refused, and no segment is left out."""
+    """A thread that calls while another one decodes gets an error, and no segment is left out."""
     from allocator.core import _records
 
     value = random.Random(3).randbytes(1 << 13)
@@ -289,7 +289,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def imported(wheel: Path, place: Path) -> str:
-    """The decoder of a wheel, and its output; uses the dependencies of this environment."""
+    """Returns the decoder of a wheel and its output, with the dependencies of this environment."""
     zipfile.ZipFile(wheel).extractall(place)
     data = batch([R(0, b"v" * 20, b"k")], 7) + messages([R(0, b"w")], 1, 8, "gzip")
     code = (

@@ -81,7 +81,7 @@ async def test_closing_ends_tasks_and_readers(cluster: FakeCluster) -> None:
     assert asyncio.all_tasks() - cluster.exchanges == before
 
 
-async def test_a_paused_partition_keeps_what_is_held_for_later(cluster: FakeCluster) -> None:
+async def test_a_paused_partition_keeps_its_buffered_records(cluster: FakeCluster) -> None:
     state = start_at([cluster.add(A0), cluster.add(A1)])
     cluster.append(A0, 5)
     cluster.append(A1, 5)
@@ -97,15 +97,15 @@ async def test_a_paused_partition_keeps_what_is_held_for_later(cluster: FakeClus
         state.resume(A0)
         fetcher.wake()
         assert offsets(list(await take(fetcher, state, 0))) == list(range(5))
-        assert asked == 1, "it was not fetched again"
+        assert asked == 1, "no second fetch"
 
 
-async def test_a_seek_voids_what_is_held_and_what_is_in_flight(cluster: FakeCluster) -> None:
+async def test_a_seek_drops_buffered_records_and_responses_in_flight(cluster: FakeCluster) -> None:
     state = start_at([cluster.add(A0), cluster.add(A1)])
     for _ in range(10):
         cluster.append(A0, 10)
     async with fetching(cluster, state) as fetcher:
-        await until(lambda: fetcher.buffered_bytes, "something held")
+        await until(lambda: fetcher.buffered_bytes, "buffered records")
         state.seek(A0, 55)
         cluster.hold(0)
         fetcher.wake()
@@ -116,21 +116,21 @@ async def test_a_seek_voids_what_is_held_and_what_is_in_flight(cluster: FakeClus
         assert offsets(list(await take(fetcher, state))) == list(range(73, 100))
 
 
-async def test_a_seek_is_seen_without_being_told(cluster: FakeCluster) -> None:
+async def test_a_seek_takes_effect_without_a_wake(cluster: FakeCluster) -> None:
     state = start_at([cluster.add(A0)])
     cluster.append(A0, 10)
     async with fetching(cluster, state) as fetcher:
-        await until(lambda: fetcher.buffered_bytes, "something held")
+        await until(lambda: fetcher.buffered_bytes, "buffered records")
         state.seek(A0, 4)
-        assert await next_batch(fetcher, 0) is None, "what was held is void at once"
+        assert await next_batch(fetcher, 0) is None, "buffered records are dropped at once"
         assert offsets(list(await take(fetcher, state))) == list(range(4, 10))
 
 
-async def test_nothing_of_a_draining_partition_comes_out(cluster: FakeCluster) -> None:
+async def test_nothing_of_a_draining_partition_is_delivered(cluster: FakeCluster) -> None:
     state = start_at([cluster.add(A0), cluster.add(A1)])
     cluster.append(A0, 5)
     async with fetching(cluster, state) as fetcher:
-        await until(lambda: fetcher.buffered_bytes, "something held")
+        await until(lambda: fetcher.buffered_bytes, "buffered records")
         cluster.hold(0)
         cluster.append(A0, 5)
         state.drain([A0])
@@ -144,10 +144,10 @@ async def test_nothing_of_a_draining_partition_comes_out(cluster: FakeCluster) -
         state.assign_from_user([A0, A1])
         state.seek(A0, 2)
         fetcher.wake()
-        assert offsets(list(await take(fetcher, state))) == [*range(2, 10)], "assigned anew"
+        assert offsets(list(await take(fetcher, state))) == [*range(2, 10)], "assigned again"
 
 
-async def test_a_newcomer_does_not_wait_for_the_long_poll_of_others(cluster: FakeCluster) -> None:
+async def test_a_new_partition_does_not_wait_for_the_long_poll_of_others(cluster: FakeCluster) -> None:
     state = start_at([cluster.add(A0)])
     cluster.append(cluster.add(A1))
     cluster.append(cluster.add(B0))
@@ -164,7 +164,7 @@ async def test_a_newcomer_does_not_wait_for_the_long_poll_of_others(cluster: Fak
 
 
 @pytest.mark.parametrize("version", [2, 12])
-async def test_idle_long_polls_leave_room_for_a_newcomer(version: int) -> None:
+async def test_idle_long_polls_leave_bytes_for_a_new_partition(version: int) -> None:
     cluster = FakeCluster(version)
     many = [cluster.add(TopicPartition("a", n), n % 3) for n in range(120)]
     state = start_at(many)
@@ -181,8 +181,8 @@ async def test_idle_long_polls_leave_room_for_a_newcomer(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", [4, 12])
-async def test_what_a_full_answer_left_out_comes_before_more_of_what_was_in_it(version: int) -> None:
-    """However slowly the broker responds, no other request goes out before the response."""
+async def test_partitions_left_out_of_a_full_response_come_before_those_in_it(version: int) -> None:
+    """No other request is sent before the response, however slow the broker is."""
     cluster = FakeCluster(version)
     many = [cluster.add(TopicPartition("a", n)) for n in range(12)]
     for tp in many:
@@ -196,7 +196,7 @@ async def test_what_a_full_answer_left_out_comes_before_more_of_what_was_in_it(v
 
     cluster.send = slowly  # type: ignore[method-assign]
     state = start_at(many)
-    # three partitions an answer, two records of each
+    # a response has three partitions with two records each
     async with fetching(cluster, state, max_partition_bytes=2500, prefetch_bytes=15_000) as fetcher:
         read = dict.fromkeys(many, 0)
         while min(read.values()) < 40:
@@ -205,7 +205,7 @@ async def test_what_a_full_answer_left_out_comes_before_more_of_what_was_in_it(v
             assert max(read.values()) - min(read.values()) <= 4, read
 
 
-async def test_a_moved_leader_is_found_by_its_refusal(cluster: FakeCluster) -> None:
+async def test_a_moved_leader_is_found_after_a_refusal(cluster: FakeCluster) -> None:
     state = start_at([cluster.add(A0, 0), cluster.add(A1, 0)])
     cluster.errors[A0] = [6] * 1000  # until the move is known
 
@@ -229,7 +229,7 @@ LASTING = (2, 4, 35, 43, 76)
 
 
 @pytest.mark.parametrize("code", PASSING)
-async def test_passing_errors_are_ridden_out(cluster: FakeCluster, code: int) -> None:
+async def test_retriable_errors_are_retried(cluster: FakeCluster, code: int) -> None:
     state = start_at([cluster.add(A0), cluster.add(A1)])
     cluster.errors[A0] = [code, code]
     cluster.append(A0)
@@ -241,7 +241,7 @@ async def test_passing_errors_are_ridden_out(cluster: FakeCluster, code: int) ->
 
 
 @pytest.mark.parametrize("code", LASTING)
-async def test_lasting_errors_are_told_until_a_seek_and_the_others_go_on(cluster: FakeCluster, code: int) -> None:
+async def test_lasting_errors_are_raised_until_a_seek_while_others_continue(cluster: FakeCluster, code: int) -> None:
     state = start_at([cluster.add(A0), cluster.add(A1)])
     cluster.errors[A0] = [code]
     cluster.append(A0)
@@ -257,7 +257,7 @@ async def test_lasting_errors_are_told_until_a_seek_and_the_others_go_on(cluster
         assert await next_batch(fetcher, 0.1) is None
 
 
-async def test_a_refused_topic_is_told_until_it_heals(cluster: FakeCluster) -> None:
+async def test_a_refused_topic_raises_until_it_is_allowed(cluster: FakeCluster) -> None:
     state = start_at([cluster.add(A0), cluster.add(B0)])
     cluster.errors[A0] = [29]
     cluster.append(A0)
@@ -283,7 +283,7 @@ async def test_a_dead_broker_costs_a_refresh_and_a_pause(cluster: FakeCluster) -
             cluster.append(A1)
             await collect(fetcher, state, 1)
         await until(lambda: cluster.refreshed, "a refresh")
-        assert len([r for r in cluster.requests if r.node == 0]) < 20, "not asked without a pause"
+        assert len([r for r in cluster.requests if r.node == 0]) < 20, "no requests without a pause"
         cluster.leaders[A0] = 1
         cluster.changed()
         assert (await take(fetcher, state)).partition == 0
@@ -310,7 +310,7 @@ async def test_out_of_range_resets_after_what_was_read(cluster: FakeCluster, res
         cluster.logs[A0] = []
         cluster.start[A0] = 40
         cluster.append(A0, 20)
-        assert await next_batch(fetcher, 0.2) is None, "the records it holds come first"
+        assert await next_batch(fetcher, 0.2) is None, "the reader still has the records before"
         position = state.position(A0)
         assert position is not None
         assert position.offset == 0
@@ -327,7 +327,7 @@ async def test_out_of_range_resets_after_what_was_read(cluster: FakeCluster, res
     assert f"a:0 at offset 10: the log does not have it; offsets 10 to {lands - 1} are skipped" in str(loss)
 
 
-async def test_a_position_beyond_the_end_is_told_when_it_is_replaced(cluster: FakeCluster) -> None:
+async def test_a_position_beyond_the_end_is_reported_when_it_is_replaced(cluster: FakeCluster) -> None:
     state = start_at([cluster.add(A0)], 77)
     cluster.append(A0, 10)
     losses: list[RecordsLost] = []
@@ -366,7 +366,7 @@ async def test_a_reader_that_pauses_after_each_error_still_gets_the_other_partit
         assert errors >= 2
 
 
-async def test_out_of_range_without_a_strategy_is_told_until_it_is_sought(cluster: FakeCluster) -> None:
+async def test_out_of_range_without_a_strategy_raises_until_it_is_sought(cluster: FakeCluster) -> None:
     state = start_at([cluster.add(A0), cluster.add(A1)], 0, "none")
     state.seek(A0, 77)
     async with fetching(cluster, state) as fetcher:
@@ -409,7 +409,7 @@ async def test_a_partition_left_to_the_consumer_to_seek_is_left_alone(cluster: F
         assert state.all_consumed_offsets() == {}
 
 
-async def test_corrupt_bytes_come_up_after_what_is_good(cluster: FakeCluster) -> None:
+async def test_corrupt_bytes_raise_after_the_valid_records(cluster: FakeCluster) -> None:
     state = start_at([cluster.add(A0), cluster.add(A1)])
     cluster.append(A0, 5)
     bad = bytearray(batch([R(i) for i in range(5)], 5))
@@ -434,7 +434,7 @@ async def test_corrupt_bytes_come_up_after_what_is_good(cluster: FakeCluster) ->
         assert offsets(list(await take(fetcher, state))) == list(range(10, 15))
 
 
-async def test_an_answer_that_was_under_way_when_a_partition_was_halted_does_not_come_out(cluster: FakeCluster) -> None:
+async def test_a_response_in_flight_when_a_partition_was_halted_is_dropped(cluster: FakeCluster) -> None:
     state = start_at([cluster.add(A0)])
     cluster.append(A0, 5)
     async with fetching(cluster, state) as fetcher:
@@ -455,7 +455,7 @@ async def test_an_answer_that_was_under_way_when_a_partition_was_halted_does_not
         assert fetcher.halted() == []
 
 
-async def test_before_kip_74_a_record_above_the_limit_is_told_and_more_prefetch_bytes_read_it() -> None:
+async def test_before_kip_74_a_record_above_the_limit_raises_and_more_prefetch_bytes_read_it() -> None:
     cluster = FakeCluster(2)
     state = start_at([cluster.add(A0)])
     cluster.append(A0, 1, 53_000_000)
@@ -494,14 +494,14 @@ async def test_memory_stays_within_the_budget_when_nobody_reads(version: int) ->
         assert most <= 400_000
         asked, began = len(cluster.requests), time.monotonic()
         await asyncio.sleep(0.1)
-        # each of three brokers is asked every max_wait_s at most
+        # each of three brokers gets a request every max_wait_s at most
         assert len(cluster.requests) - asked < 10 + 3 * (time.monotonic() - began) / 0.01, "and no spinning"
         seen = await collect(fetcher, state, 1200)
         assert all(offsets(seen[tp]) == list(range(100)) for tp in tps)
         assert fetcher.buffered_bytes == 0
 
 
-async def test_paused_partitions_give_their_room_back_when_others_need_it(cluster: FakeCluster) -> None:
+async def test_records_of_paused_partitions_are_dropped_when_others_need_the_bytes(cluster: FakeCluster) -> None:
     tps = [cluster.add(TopicPartition("a", n)) for n in range(4)]
     for tp in tps:
         for _ in range(50):
@@ -520,10 +520,10 @@ async def test_paused_partitions_give_their_room_back_when_others_need_it(cluste
             state.resume(tp)
         fetcher.wake()
         seen = await collect(fetcher, state, 150)
-        assert all(offsets(seen[tp]) == list(range(50)) for tp in tps[:3]), "and nothing of theirs is lost"
+        assert all(offsets(seen[tp]) == list(range(50)) for tp in tps[:3]), "and none of their records is lost"
 
 
-async def test_a_fault_in_the_fetcher_reaches_whoever_reads(cluster: FakeCluster) -> None:
+async def test_an_unexpected_error_in_the_fetcher_is_raised(cluster: FakeCluster) -> None:
     state = start_at([cluster.add(A0)])
 
     async def broken(*_: Any) -> Any:

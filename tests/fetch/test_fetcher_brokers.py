@@ -216,7 +216,7 @@ async def test_a_topic_that_appears_later_is_read(
 @pytest.mark.servers
 @pytest.mark.deadline(120)
 @pytest.mark.parametrize("version", [OLD, NEW])
-async def test_a_damaged_log_is_told_and_passed_over(version: str) -> None:
+async def test_a_damaged_log_raises_and_can_be_skipped(version: str) -> None:
     topic = "damaged"
     with LocalCluster(kafka=version) as cluster:
         cluster.create_topic(topic, 2)

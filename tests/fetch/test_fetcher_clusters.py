@@ -26,7 +26,7 @@ def long(version: str) -> Any:
 
 
 class Seen(NamedTuple):
-    """A request that was answered; `brought`: with records."""
+    """A request with its response; `brought`: the response has records."""
 
     node: int
     request: Any
@@ -35,7 +35,7 @@ class Seen(NamedTuple):
 
 
 def tell(client: Any) -> list[Seen]:
-    """Every fetch from now on."""
+    """Collects every fetch from now on."""
     send, send_now = client.send, client.send_now
     seen: list[Seen] = []
 
@@ -60,7 +60,7 @@ def tell(client: Any) -> list[Seen]:
 
 
 @pytest.mark.parametrize(("version", "newest"), [("3.9.1", 17), (NEWEST, 18)])
-async def test_brokers_remember_what_they_were_asked_for(
+async def test_brokers_remember_the_partitions_of_a_session(
     cluster_factory: Any, topic_factory: Callable[..., str], version: str, newest: int
 ) -> None:
     cluster = cluster_factory(kafka=version)
@@ -82,11 +82,11 @@ async def test_brokers_remember_what_they_were_asked_for(
         fetcher.wake()
         assert (await take(fetcher, state)).partition == 3
     main = [each for each in seen if each.request.session[1] != -1]
-    assert {each.answer.API_VERSION for each in main} == {newest}, "topics go by id"
+    assert {each.answer.API_VERSION for each in main} == {newest}, "requests name topics by id"
     epochs = [each.request.session[1] for each in main]
     assert epochs == list(range(epochs[0], epochs[0] + len(main))), "one session"
     assert not any(each.answer.error_code for each in main)
-    assert any(not each.request.wanted for each in main), "idle polls say nothing"
+    assert any(not each.request.wanted for each in main), "idle polls list no partition"
 
 
 @pytest.mark.deadline(180)
@@ -139,7 +139,7 @@ def abort_a_record(producer: Any, tp: TopicPartition) -> None:
 @pytest.mark.servers
 @pytest.mark.deadline(240)
 @pytest.mark.parametrize("reset", ["none", pytest.param("earliest", marks=pytest.mark.long)])
-async def test_a_log_that_an_unclean_election_cut_is_noticed(reset: str) -> None:
+async def test_a_log_that_an_unclean_election_truncated_is_noticed(reset: str) -> None:
     """The only replica with the records dies; another leader without them writes other records.
 
     The position follows an aborted transaction, of which no record was delivered.

@@ -1,4 +1,4 @@
-"""For all calls and responses, records come in order and without a gap from the position on, and none is said lost."""
+"""For all calls and responses, records arrive in order and without a gap, and no loss is reported."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def scenario(steps: list[tuple], version: int, prefetch: int) -> None:
     version=st.sampled_from([0, 2, 3, 12]),
     prefetch=st.sampled_from([1500, 5000, 300_000]),
 )
-# an idle partition asked for first each time once kept the others out of an old broker's requests
+# once, an idle partition was first in each request to an old broker and kept the others out
 @example(steps=[("take", 4), ("move", TPS[0], 2)], version=0, prefetch=1500)
 def test_records_come_in_order_from_the_position_on(steps: list[tuple], version: int, prefetch: int) -> None:
     try:

@@ -1,4 +1,4 @@
-"""Requests to brokers and their number: sessions, idle polls, leaders, nearer replicas. In memory."""
+"""Which requests the fetcher sends, and how many: sessions, idle polls, leaders, replicas. In memory."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_a_refused_session_costs_one_request_and_no_pause(cluster: FakeClu
         assert set(again.said) == {A0, A1}
 
 
-async def test_a_session_that_the_broker_evicted_is_begun_anew(cluster: FakeCluster) -> None:
+async def test_a_session_that_the_broker_evicted_is_created_again(cluster: FakeCluster) -> None:
     cluster.retry_backoff_s = 5
     state = start_at([cluster.add(A0), cluster.add(A1)])
     async with fetching(cluster, state) as fetcher:
@@ -81,7 +81,7 @@ async def test_a_session_that_the_broker_evicted_is_begun_anew(cluster: FakeClus
             assert offsets(list(await take(fetcher, state, 2))) == [n]
 
 
-async def test_sessions_refused_again_and_again_are_asked_for_with_pauses(cluster: FakeCluster) -> None:
+async def test_sessions_refused_repeatedly_are_requested_with_pauses(cluster: FakeCluster) -> None:
     state = start_at([cluster.add(A0)])
     cluster.refusals[0] = [71] * 6
     cluster.append(A0)
@@ -101,8 +101,8 @@ async def test_brokers_that_grant_no_session_are_read_all_the_same(cluster: Fake
 
 
 @pytest.mark.parametrize("code", [100, 103, 3])
-async def test_a_topic_made_anew_is_read_under_its_new_id(code: int) -> None:
-    """From its first record on, although it has more records by now than were read of the old one."""
+async def test_a_topic_created_again_is_read_under_its_new_id(code: int) -> None:
+    """Reading starts at its first record, even if it has more records than were read of the old topic."""
     cluster = FakeCluster(16)
     cluster.ids["a"] = uuid.UUID(int=1)
     state = start_at([cluster.add(A0)])
@@ -132,7 +132,7 @@ async def test_a_topic_made_anew_is_read_under_its_new_id(code: int) -> None:
     assert "deleted and created again" in str(loss)
 
 
-async def test_what_latest_skips_of_a_topic_made_anew_is_told() -> None:
+async def test_records_that_latest_skips_of_a_topic_created_again_are_reported() -> None:
     cluster = FakeCluster(16)
     cluster.ids["a"] = uuid.UUID(int=1)
     state = start_at([cluster.add(A0)], 0, "latest")
@@ -150,7 +150,7 @@ async def test_what_latest_skips_of_a_topic_made_anew_is_told() -> None:
         assert offsets(list(await take(fetcher, state))) == [8]
 
 
-async def test_without_a_strategy_a_topic_made_anew_is_told_until_it_is_sought() -> None:
+async def test_without_a_strategy_a_topic_created_again_raises_until_it_is_sought() -> None:
     cluster = FakeCluster(16)
     cluster.ids["a"] = uuid.UUID(int=1)
     state = start_at([cluster.add(A0)], 0, "none")
@@ -196,7 +196,7 @@ async def test_below_2_8_a_leader_epoch_that_went_down_leads_to_a_comparison(clu
 
 
 async def test_records_of_an_older_epoch_than_those_before_them_are_of_another_topic(cluster: FakeCluster) -> None:
-    """Also where metadata tells no epochs."""
+    """Also if the metadata has no epochs."""
     state = at_epoch(cluster, A0)
     losses: list[RecordsLost] = []
     async with fetching(cluster, state, lost=losses.append) as fetcher:
@@ -208,7 +208,7 @@ async def test_records_of_an_older_epoch_than_those_before_them_are_of_another_t
     assert (loss.position, loss.resumed_at, loss.recreated) == (20, 0, True)
 
 
-async def test_a_paused_partition_that_gave_its_room_back_is_of_the_same_topic(cluster: FakeCluster) -> None:
+async def test_a_paused_partition_whose_records_were_dropped_is_of_the_same_topic(cluster: FakeCluster) -> None:
     """Its backlog spans an election, so the records that are fetched again are older than those that were dropped."""
     cluster.epochs[A0] = [(1, 0)]
     cluster.add(A0)
@@ -229,7 +229,7 @@ async def test_a_paused_partition_that_gave_its_room_back_is_of_the_same_topic(c
         state.seek(A1, 0)
         fetcher.wake()
         assert (await take(fetcher, state)).partition == 1
-        assert fetcher.buffered_bytes == 0, "the room was given back"
+        assert fetcher.buffered_bytes == 0, "the records were dropped"
         state.resume(A0)
         fetcher.wake()
         assert await read_to(fetcher, state, 10) == list(range(10))
@@ -249,7 +249,7 @@ async def test_old_metadata_with_an_older_epoch_costs_a_question_and_moves_nothi
         assert await read_to(fetcher, state, 25) == list(range(20, 25))
 
 
-async def test_the_next_request_is_out_before_the_reader_hears_of_the_answer(cluster: FakeCluster) -> None:
+async def test_the_next_request_is_sent_before_the_records_are_delivered(cluster: FakeCluster) -> None:
     state = start_at([cluster.add(A0)])
     for _ in range(20):
         cluster.append(A0, 1, 1000)
@@ -257,10 +257,10 @@ async def test_the_next_request_is_out_before_the_reader_hears_of_the_answer(clu
         for n in range(10):
             assert offsets(list(await take(fetcher, state))) == [n]
             asked = [request.parts[A0][0] for request in cluster.requests]
-            assert asked[-1] > n, f"at record {n} the broker was asked for {asked}"
+            assert asked[-1] > n, f"at record {n} the requests were {asked}"
 
 
-async def test_connections_are_opened_while_positions_are_looked_for(cluster: FakeCluster) -> None:
+async def test_connections_are_opened_while_positions_are_requested(cluster: FakeCluster) -> None:
     state = SubscriptionState("earliest")
     state.assign_from_user([cluster.add(A0, 0), cluster.add(A1, 1), cluster.add(B0, 1)])
     async with fetching(cluster, state) as fetcher:
@@ -299,7 +299,7 @@ async def read_to(fetcher: Fetcher, state: SubscriptionState, end: int) -> list[
     return seen
 
 
-async def test_a_new_leader_with_the_whole_log_is_read_on(cluster: FakeCluster) -> None:
+async def test_reading_continues_at_a_new_leader_with_the_whole_log(cluster: FakeCluster) -> None:
     state = at_epoch(cluster, A0)
     async with fetching(cluster, state) as fetcher:
         await read_to(fetcher, state, 20)
@@ -310,7 +310,7 @@ async def test_a_new_leader_with_the_whole_log_is_read_on(cluster: FakeCluster) 
     assert cluster.asked_epochs == [(A0, 2)]
 
 
-async def test_a_log_that_was_cut_is_read_again_from_the_cut(cluster: FakeCluster) -> None:
+async def test_a_truncated_log_is_read_again_from_its_end(cluster: FakeCluster) -> None:
     state = at_epoch(cluster, A0)
     losses: list[RecordsLost] = []
     async with fetching(cluster, state, lost=losses.append) as fetcher:
@@ -323,7 +323,7 @@ async def test_a_log_that_was_cut_is_read_again_from_the_cut(cluster: FakeCluste
     assert (loss.partition, loss.position, loss.resumed_at, loss.count) == (A0, 20, 10, 0)
 
 
-async def test_a_log_that_was_cut_is_told_until_it_is_sought_without_a_strategy(cluster: FakeCluster) -> None:
+async def test_without_a_strategy_a_truncated_log_raises_until_it_is_sought(cluster: FakeCluster) -> None:
     state = at_epoch(cluster, A0, reset="none")
     async with fetching(cluster, state) as fetcher:
         await read_to(fetcher, state, 20)
@@ -339,7 +339,7 @@ async def test_a_log_that_was_cut_is_told_until_it_is_sought_without_a_strategy(
 
 
 @pytest.mark.parametrize("markers", [1, 3])
-async def test_a_log_that_was_cut_is_noticed_after_a_marker(cluster: FakeCluster, markers: int) -> None:
+async def test_a_truncation_is_noticed_after_a_marker(cluster: FakeCluster, markers: int) -> None:
     """A transactional topic is idle, so the position follows a marker that was not delivered."""
     state = at_epoch(cluster, A0)
     losses: list[RecordsLost] = []
@@ -358,7 +358,7 @@ async def test_a_log_that_was_cut_is_noticed_after_a_marker(cluster: FakeCluster
 
 
 @pytest.mark.parametrize("reset", ["latest", "earliest", 1_000_000])
-async def test_a_log_that_was_cut_is_noticed_before_the_first_record(cluster: FakeCluster, reset: Any) -> None:
+async def test_a_truncation_is_noticed_before_the_first_record(cluster: FakeCluster, reset: Any) -> None:
     """The position is from ListOffsets, and no record was read yet."""
     at_epoch(cluster, A0)
     cluster.start[A0] = begin = 15 if reset == "earliest" else 20
@@ -381,7 +381,7 @@ async def test_a_log_that_was_cut_is_noticed_before_the_first_record(cluster: Fa
 
 
 async def test_the_end_of_committed_records_may_precede_records_of_an_older_leader(cluster: FakeCluster) -> None:
-    """ListOffsets returns the leader's epoch with it, though a transaction of an earlier epoch is open there."""
+    """ListOffsets returns the leader's epoch with it, even if a transaction of an earlier epoch is open there."""
     state = at_epoch(cluster, A0)
     state.seek(A0, Listed(5, "", 2))
     async with fetching(cluster, state, lost=lambda loss: pytest.fail(str(loss))) as fetcher:
@@ -413,7 +413,7 @@ async def test_a_fenced_epoch_leads_to_metadata_and_a_comparison(cluster: FakeCl
 
 
 @pytest.mark.parametrize("code", [6, 74, 75, 78])
-async def test_a_comparison_that_fails_is_tried_again(cluster: FakeCluster, code: int) -> None:
+async def test_a_failed_validation_is_retried(cluster: FakeCluster, code: int) -> None:
     state = at_epoch(cluster, A0)
     cluster.epoch_errors[A0] = [code, code]
     async with fetching(cluster, state) as fetcher:
@@ -427,7 +427,7 @@ async def test_a_comparison_that_fails_is_tried_again(cluster: FakeCluster, code
     assert cluster.refreshed
 
 
-async def test_a_comparison_that_is_refused_is_told_until_it_succeeds(cluster: FakeCluster) -> None:
+async def test_a_refused_validation_raises_until_it_succeeds(cluster: FakeCluster) -> None:
     state = at_epoch(cluster, A0)
     cluster.epoch_errors[A0] = [29]
     async with fetching(cluster, state) as fetcher:
@@ -488,13 +488,13 @@ async def test_a_replica_that_fails_is_left_for_the_leader(cluster: FakeCluster,
             cluster.errors[A0] = [fault]
             await until(lambda: not cluster.errors[A0], "the fault")
         cluster.append(A0, 5)
-        # the leader names the replica still, so it is asked as one without a rack
+        # the leader still names the replica, so the request has no rack
         assert offsets(list(await take(fetcher, state, 2))) == list(range(5, 10))
         assert (cluster.requests[-1].node, cluster.requests[-1].rack) == (0, "")
         assert len(cluster.requests) < 60, "no spinning between the two"
 
 
-async def test_the_lease_of_a_replica_ends_and_the_leader_is_asked_again(cluster: FakeCluster) -> None:
+async def test_the_lease_of_a_replica_ends_and_the_leader_gets_a_request(cluster: FakeCluster) -> None:
     ahead_s = 0.0
     state = SubscriptionState("earliest", clock=lambda: time.monotonic() + ahead_s)
     state.assign_from_user([cluster.add(A0)])

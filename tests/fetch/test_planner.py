@@ -1,4 +1,4 @@
-"""For all changes of the assignment and the cluster: which requests go out, and that none waits for ever."""
+"""For all changes of the assignment and the cluster: which requests are sent, and no partition waits for ever."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ class Plans(RuleBasedStateMachine):
             assert self.sent or not self.budget.reserved
 
     def teardown(self) -> None:
-        """When all goes well again, each partition is requested, and with all partitions gone nothing is held."""
+        """After all faults have ended, each partition is requested. Without partitions, nothing is buffered."""
         if not hasattr(self, "sent"):
             return
         self.now += 10
@@ -259,7 +259,7 @@ def test_partitions_of_a_late_response_are_unreachable_until_it_comes() -> None:
     assert planner.unreachable(MAX_WAIT_S + 6) == {PARTITIONS[0]}
 
 
-def test_a_new_leader_is_asked_without_the_pause_after_a_failure_of_the_former() -> None:
+def test_a_new_leader_gets_a_request_without_the_pause_after_a_failure() -> None:
     planner, _, metadata = planner_of(1)
     planner.sync(0.0)
     (plan,), _ = planner.next(0.0)
@@ -273,7 +273,7 @@ def test_a_new_leader_is_asked_without_the_pause_after_a_failure_of_the_former()
     assert plan.broker.node_id == 1
 
 
-def test_brokers_take_turns_while_there_is_not_room_for_all() -> None:
+def test_brokers_take_turns_while_the_budget_is_short() -> None:
     planner, _, _ = planner_of(3)
     planner.sync(0.0)
     planner.budget.reserve(PREFETCH // 2 - 1000)

@@ -1,4 +1,4 @@
-"""Which positions are requested when, and that a response which was overtaken changes nothing."""
+"""Which positions are requested when; a response after a seek or reset changes nothing."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Refusing(FakeCluster):
         return await super().send(where, request, timeout_s)
 
 
-async def test_each_leader_is_asked_once_for_all_its_partitions() -> None:
+async def test_each_leader_gets_one_request_for_all_its_partitions() -> None:
     requests = Requests([A0, A1, B0])
     assert not requests.due(), "no position is awaited"
     for tp in (A0, A1, B0):
@@ -191,7 +191,7 @@ def test_a_response_counts_unless_a_seek_reset_or_reassignment_came_after_the_re
 
 
 class Held(FakeCluster):
-    """Answers the first OffsetForLeaderEpoch request only when `answer` is set."""
+    """Holds the response to OffsetForLeaderEpoch requests until `answer` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ class Held(FakeCluster):
 
 
 async def test_a_position_that_needs_no_validation_any_more_is_read_at_once() -> None:
-    """The consumer goes on in a batch of old records, which have no epoch, during the request."""
+    """During the request, the consumer continues in a batch of old records, which have no epoch."""
     cluster = Held()
     cluster.add(A0)
     cluster.epochs[A0] = [(2, 0)]

@@ -1,4 +1,4 @@
-"""Limits that the client asks the coordinator for, and the defaults if the coordinator does not report them."""
+"""Limits that the client reads from the coordinator, and the defaults if it cannot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from allocator.errors import BrokerError
 
 
 class Client:
-    """A client of brokers. `answer`: their settings or refusal; None: they do not know DescribeConfigs."""
+    """A client. `answer`: the brokers' settings or error; None: they do not support DescribeConfigs."""
 
     def __init__(self, answer: dict[str, str] | BrokerError | None) -> None:
         self.measures = Measures()

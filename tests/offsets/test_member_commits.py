@@ -44,7 +44,7 @@ def said(broker: Coordinator) -> list[tuple[int, str, str | None]]:
     return [(r.generation_id_or_member_epoch, r.member_id, r.group_instance_id) for r in commits]
 
 
-async def test_a_members_commit_says_who_it_is() -> None:
+async def test_a_members_commit_has_its_identity() -> None:
     async with Coordinator() as broker, client_of(broker) as client:
         await offsets(client, Member()).commit({A: at(1)})
         assert said(broker) == [(5, "me", "one")]
@@ -69,7 +69,7 @@ async def test_what_the_member_does_not_hold_is_left_out_and_named() -> None:
 
 
 @pytest.mark.parametrize("code", [22, 25, 69, 82, 110])
-async def test_a_fenced_member_is_told_and_tries_no_more(code: int) -> None:
+async def test_a_fenced_member_gets_the_error_and_does_not_retry(code: int) -> None:
     async with Coordinator() as broker, client_of(broker) as client:
         broker.codes[A] = [code]
         member = Member(None)
@@ -88,7 +88,7 @@ async def test_a_refusal_that_says_nothing_of_the_membership_is_no_fence() -> No
         assert not isinstance(failure.value, Fenced)
 
 
-async def test_a_commit_refused_during_a_rebalance_is_made_in_the_next_generation() -> None:
+async def test_a_commit_refused_during_a_rebalance_is_repeated_in_the_next_generation() -> None:
     async with Coordinator() as broker, client_of(broker) as client:
         broker.codes[A] = [27, 27]
         member = Member(Identity(5, "me"), Identity(6, "me"))

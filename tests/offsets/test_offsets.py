@@ -26,7 +26,7 @@ def at(offset: int, metadata: str = "") -> OffsetAndMetadata:
 
 
 class Coordinator(FakeBroker):
-    """Keeps offsets. `codes` holds, for a partition, the codes of its next answers; `group_codes` those of fetches."""
+    """Stores offsets. `codes`: codes of the next responses for a partition; `group_codes`: of the next fetches."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__({8: self.commit, 9: self.fetch}, **options)
@@ -97,7 +97,7 @@ def offsets(client: KafkaClient, timeout_s: float = 10.0, **options: Any) -> Gro
 # -- commit -----------------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_committed_is_fetched() -> None:
+async def test_committed_offsets_are_fetched() -> None:
     async with Coordinator() as broker, client_of(broker) as client:
         group = offsets(client)
         await group.commit({A: at(5, "note"), B: at(6)})
@@ -107,14 +107,14 @@ async def test_what_is_committed_is_fetched() -> None:
         assert group.coordinator.node == 1
 
 
-async def test_committing_nothing_asks_nothing() -> None:
+async def test_committing_nothing_sends_nothing() -> None:
     async with Coordinator() as broker, client_of(broker) as client:
         await offsets(client).commit({})
         assert broker.commits == []
 
 
 @pytest.mark.parametrize("code", [3, 7, 14, -1])
-async def test_what_may_pass_is_retried_for_the_partition_concerned_alone(code: int) -> None:
+async def test_retriable_errors_are_retried_for_their_partition_alone(code: int) -> None:
     async with Coordinator() as broker, client_of(broker) as client:
         broker.topics["t"] = [1, 1]
         broker.codes[B] = [code, code]
@@ -143,7 +143,7 @@ async def test_a_partition_that_a_broker_learns_of_a_moment_later_is_committed()
 
 
 @pytest.mark.parametrize("key", [8, 9])
-async def test_a_partition_that_a_response_omits_is_asked_for_again_after_the_back_off(key: int) -> None:
+async def test_a_partition_that_a_response_omits_is_requested_again_after_a_pause(key: int) -> None:
     async with Coordinator() as broker, client_of(broker) as client:
         handler, silent = broker.handlers[key], True
 
@@ -175,7 +175,7 @@ async def test_a_partition_that_a_response_omits_is_asked_for_again_after_the_ba
             assert await group.fetch([A, B]) == {A: at(1), B: at(2)}
 
 
-async def test_an_unknown_server_error_that_stays_is_tried_a_few_times_ever_later_and_then_told() -> None:
+async def test_a_lasting_unknown_server_error_is_retried_a_few_times_with_growing_pauses() -> None:
     async with Coordinator() as broker, client_of(broker) as client:
         broker.codes[A] = [-1] * 10_000
         began = time.monotonic()
@@ -188,7 +188,7 @@ async def test_an_unknown_server_error_that_stays_is_tried_a_few_times_ever_late
 
 
 @pytest.mark.parametrize("offset", [-1, -2, -1001, True, 1.0, None, 2**63])
-async def test_what_is_no_offset_is_refused_before_anything_is_sent(offset: Any) -> None:
+async def test_an_invalid_offset_is_refused_before_anything_is_sent(offset: Any) -> None:
     async with Coordinator() as broker, client_of(broker) as client:
         group = offsets(client)
         wrong = {A: at(1), B: at(offset)}
@@ -201,7 +201,7 @@ async def test_what_is_no_offset_is_refused_before_anything_is_sent(offset: Any)
 
 
 @pytest.mark.parametrize("code", [15, 16])
-async def test_a_coordinator_that_is_none_any_more_is_found_again(code: int) -> None:
+async def test_a_coordinator_that_moved_is_found_again(code: int) -> None:
     async with Coordinator() as old, Coordinator() as new, client_of(old) as client:
         group = offsets(client)
         await group.commit({A: at(1)})
@@ -299,7 +299,7 @@ async def test_a_refused_partition_is_named_and_the_others_are_committed(code: i
         assert broker.stored == {A: at(1), C: at(3)}
 
 
-async def test_giving_up_says_for_how_long_and_why() -> None:
+async def test_the_error_at_the_deadline_has_the_cause() -> None:
     async with Coordinator() as broker, client_of(broker) as client:
         broker.codes[A] = [14] * 10_000
         with pytest.raises(CommitFailed, match=r"not within 3 s.*COORDINATOR_LOAD_IN_PROGRESS") as caught:
@@ -307,14 +307,14 @@ async def test_giving_up_says_for_how_long_and_why() -> None:
         assert caught.value.retriable
 
 
-async def test_a_connection_that_ends_is_made_again() -> None:
+async def test_a_connection_that_ends_is_opened_again() -> None:
     async with Coordinator() as broker, client_of(broker) as client:
         broker.handlers[8] = lambda request: HANG_UP if len(broker.commits) < 2 else broker.commit(request)
         await offsets(client).commit({A: at(1)})
         assert broker.stored == {A: at(1)}
 
 
-async def test_commits_that_wait_go_out_together_and_the_last_one_counts() -> None:
+async def test_waiting_commits_share_a_request_and_the_last_offset_counts() -> None:
     async with Coordinator() as broker, client_of(broker) as client:
         group = offsets(client)
         broker.gate = asyncio.Event()
@@ -328,7 +328,7 @@ async def test_commits_that_wait_go_out_together_and_the_last_one_counts() -> No
         assert broker.stored == {A: at(5), B: at(5)}
 
 
-async def test_one_commits_failure_is_not_the_others() -> None:
+async def test_a_failed_commit_does_not_fail_the_others() -> None:
     async with Coordinator() as broker, client_of(broker) as client:
         group = offsets(client)
         broker.gate = asyncio.Event()
@@ -344,7 +344,7 @@ async def test_one_commits_failure_is_not_the_others() -> None:
             await bad
 
 
-async def test_a_newer_commit_does_not_pass_one_that_was_cancelled_under_way() -> None:
+async def test_a_newer_commit_does_not_overtake_a_cancelled_one_in_flight() -> None:
     async with Coordinator() as broker, client_of(broker) as client:
         group = offsets(client)
         broker.gate = asyncio.Event()
@@ -363,7 +363,7 @@ async def test_a_newer_commit_does_not_pass_one_that_was_cancelled_under_way() -
         await group.close()
 
 
-async def test_closing_waits_for_what_a_cancelled_commit_left_under_way() -> None:
+async def test_closing_waits_for_the_request_of_a_cancelled_commit() -> None:
     async with Coordinator() as broker, client_of(broker) as client:
         group = offsets(client)
         broker.gate = asyncio.Event()
@@ -397,7 +397,7 @@ async def test_many_partitions_go_out_as_several_requests_one_after_the_other() 
 
 
 async def test_a_request_is_bounded_in_bytes_too() -> None:
-    """The coordinator writes each as one batch, which the offsets topic takes up to `max.message.bytes` only."""
+    """The coordinator writes each as one batch, and the offsets topic accepts up to `max.message.bytes`."""
     async with Coordinator() as broker, client_of(broker) as client:
         await offsets(client).commit({tp: at(1, "x" * 4000) for tp in many(200)})
         assert max(sum(len(text) for _, text in request.values()) for request in broker.commits) < 300_000
@@ -443,7 +443,7 @@ async def test_commits_take_effect_in_the_order_of_the_calls_waited_for_or_not()
         assert broker.stored == {A: at(3), B: at(2)}
 
 
-async def test_closing_waits_for_commits_that_nobody_waits_for() -> None:
+async def test_closing_waits_for_commits_without_a_waiting_caller() -> None:
     async with Coordinator() as broker, client_of(broker) as client:
         group = offsets(client)
         group.commit_async({A: at(1)})
@@ -473,7 +473,7 @@ async def test_a_fetch_is_repeated_while_the_coordinator_moves(code: int) -> Non
         assert await offsets(client).fetch([A]) == {A: at(7)}
 
 
-async def test_an_unstable_partition_is_asked_about_again_alone() -> None:
+async def test_only_an_unstable_partition_is_requested_again() -> None:
     async with Coordinator() as broker, client_of(broker) as client:
         broker.stored = {A: at(7), B: at(8)}
         broker.codes[B] = [88]
@@ -482,7 +482,7 @@ async def test_an_unstable_partition_is_asked_about_again_alone() -> None:
         assert [(t.name, list(t.partition_indexes)) for t in last.topics] == [("t", [1])]
 
 
-async def test_brokers_that_cannot_tell_what_is_stable_are_not_asked() -> None:
+async def test_brokers_without_stable_offsets_get_no_request() -> None:
     async with (
         Coordinator(versions={**MODERN, 9: (0, 6)}) as broker,
         client_of(broker) as client,
@@ -493,7 +493,7 @@ async def test_brokers_that_cannot_tell_what_is_stable_are_not_asked() -> None:
         assert broker.count(9) == 0
 
 
-async def test_unknown_is_not_believed_of_a_partition_that_the_cluster_has() -> None:
+async def test_a_partition_that_the_cluster_has_is_retried_if_unknown() -> None:
     async with Coordinator() as broker, client_of(broker) as client:
         broker.topics["t"] = [1]
         broker.stored[A] = at(7)

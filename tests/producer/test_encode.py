@@ -37,7 +37,7 @@ def rows(records: Batch) -> list[Any]:
 
 
 def mirrored(source: Batch) -> tuple[Batch, dict[int, int]]:
-    """What stands on the new cluster, and old offset -> new one by the runs."""
+    """Returns the records on the new cluster, and old offset -> new offset by the runs."""
     sent, where, target = [], {}, 0
     for each in encode(source):
         assert (each.attributes & 0x30) == 0

@@ -25,7 +25,7 @@ from allocator.producer.encoding import BatchTooLarge, Encoded, encode
 TIMES = int(os.environ.get("ALLOCATOR_FUZZ_TIMES", "1"))
 LOWEST, HIGHEST = 1 - (1 << 63), (1 << 63) - 1
 
-# around the lengths at which one more byte says how long it is, and at which a view no longer holds the bytes itself
+# around the lengths that need another varint byte, and the largest length that an Arrow view holds itself
 sizes = st.sampled_from([0, 1, 11, 12, 13, 63, 64, 8191, 8192])
 field = st.one_of(st.none(), st.binary(max_size=20), sizes.map(bytes))
 headers = st.lists(st.tuples(st.text(max_size=5), st.one_of(st.none(), st.binary(max_size=5))), max_size=3)
@@ -65,7 +65,7 @@ def sent(batches: list[Encoded]) -> bytes:
 
 
 def told(rows: list[Row]) -> list[Any]:
-    """What a mirror is to keep of records."""
+    """The fields of records that a mirror keeps."""
     return [(time, key, value, headers) for _, time, _, key, value, headers in rows]
 
 
@@ -128,7 +128,7 @@ def test_records_too_far_apart_in_time_come_in_batches_of_their_own(decoder: Any
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
 def test_many_records_of_nothing_are_as_small_as_they_can_be(decoder: Any) -> None:
-    """Their places in the batch are numbers of one byte, of two and of three."""
+    """Their indexes in the batch have one, two and three bytes."""
     many = [R(n, None if n % 2 else b"", None, -1) for n in range(10_000)]
     (made,) = encode(make(decoder, messages(many, 1, codec="gzip")))
     plain = sum(7 + (n > 63) + (n > 8191) for n in range(10_000))
@@ -166,7 +166,7 @@ def test_what_no_batch_can_hold_is_refused_after_all_that_stands_before(
     assert [each.next for each in found] == [21, 25]
 
 
-def test_records_that_were_made_by_hand_are_written_too() -> None:
+def test_records_from_no_batch_are_written_too() -> None:
     rows = [Record("t", 0, n, 5, 0, b"k", None, [("h", b"v")]) for n in (3, 4)]
     (made,) = encoding.written(iter(rows), 0)
     assert (made.first, made.next, made.records) == (3, 5, 2)
@@ -176,7 +176,7 @@ def test_records_that_were_made_by_hand_are_written_too() -> None:
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
 def test_deserialized_records_are_no_business_of_the_compiled_writer(decoder: Any) -> None:
-    """A batch of a consumer with deserializers gives what those make of it; bytes come out as they are."""
+    """A batch with deserializers yields their results; bytes are not changed."""
     found = decoder.scan(messages([R(0, b"a", b"k")], 1), topic="t", partition=3, start=0)
     (made,) = encode(Batch("t", 3, found, value_deserializer=bytes.upper))
     (record,) = make(decoder, made.stamped(-1, -1, -1))

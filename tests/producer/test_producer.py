@@ -1,4 +1,4 @@
-"""The producer on real brokers: in order, each record once, named failures."""
+"""The producer on real brokers: order, no duplicates, errors with their cause."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TopicFactory = Callable[..., str]
 
 
 async def read(cluster: LocalCluster, topic: str, partition: int = 0) -> list[Any]:
-    """What the partition holds, in order."""
+    """Returns the records of the partition, in order."""
     at = TopicPartition(topic, partition)
     found = []
     async with Consumer(brokers=cluster.bootstrap, group=None, membership=Fixed([at])) as consumer:
@@ -94,7 +94,7 @@ async def test_a_refused_record_is_named_and_later_ones_go_on(
     assert [record.value for record in await read(kafka_cluster, topic)] == [b"small"]
 
 
-async def test_a_record_that_gets_no_answer_may_be_written(cluster_factory: Any, topic_factory: TopicFactory) -> None:
+async def test_a_record_without_a_response_may_be_written(cluster_factory: Any, topic_factory: TopicFactory) -> None:
     cluster = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, cluster)
     async with KafkaClient(cluster.bootstrap) as client:
@@ -120,7 +120,7 @@ async def test_a_record_that_gets_no_answer_may_be_written(cluster_factory: Any,
 async def test_records_go_on_after_the_log_lost_what_the_broker_knew_of_the_producer(
     kafka: str, cluster_factory: Any, topic_factory: TopicFactory
 ) -> None:
-    """Brokers before 2.5 forget a producer with its last record, as retention deletes it."""
+    """When retention deletes the last record of a producer, brokers before 2.5 lose its state."""
     cluster = await asyncio.to_thread(cluster_factory, kafka=kafka)
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, cluster)
 
@@ -142,7 +142,7 @@ async def test_records_go_on_after_the_log_lost_what_the_broker_knew_of_the_prod
 
 
 class Refusing(KafkaClient):
-    """Answers the first requests to produce with an error code, in place of the broker."""
+    """Responds to the first Produce requests with an error code."""
 
     code = 0
     refusals = 0
@@ -158,7 +158,7 @@ class Refusing(KafkaClient):
 
 
 class SecondUnacknowledged(Refusing):
-    """Loses the response to the second request to produce, after that to the third. Refuses those after these."""
+    """Loses the response to the second Produce request, after the third succeeded. Refuses later ones."""
 
     produced = 0
 
@@ -209,12 +209,12 @@ async def test_a_record_that_arrives_corrupt_is_sent_again_a_few_times(
 
 
 async def fill(producer: Producer, topic: str) -> None:
-    """More than the producer may hold."""
+    """Appends more than `buffer_bytes`."""
     for _ in range(20):
         await producer.append(topic, None, bytes(1000))
 
 
-async def test_memory_is_bounded_while_no_broker_answers(cluster_factory: Any, topic_factory: TopicFactory) -> None:
+async def test_memory_is_bounded_while_no_broker_responds(cluster_factory: Any, topic_factory: TopicFactory) -> None:
     cluster = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, cluster)
     added = 0

@@ -1,4 +1,4 @@
-"""Batches of one partition are stored in order and once, whatever brokers answer."""
+"""Batches of one partition are stored in order and once, whatever brokers respond."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ class FirstFails(KafkaClient):
         return await super().send(node_id, request, *args, **options)
 
 
-async def test_nothing_is_sent_by_who_may_not(kafka_cluster: LocalCluster, topic_factory: TopicFactory) -> None:
+async def test_nothing_is_sent_while_it_is_not_allowed(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
     """A resumed process has batches to send that its successor has already sent."""
     partition = TopicPartition(await asyncio.to_thread(topic_factory, 1), 0)
     allowed, asked, acked = False, 0, []
@@ -77,7 +79,7 @@ async def test_nothing_is_sent_by_who_may_not(kafka_cluster: LocalCluster, topic
 async def test_a_first_batch_that_fails_is_not_overtaken(
     kafka_cluster: LocalCluster, topic_factory: TopicFactory
 ) -> None:
-    """A new topic's leader may refuse one request and take the next, of whose producer it knows nothing."""
+    """The leader of a new topic may refuse one request and accept the next of a producer that is new to it."""
     partition = TopicPartition(await asyncio.to_thread(topic_factory, 1), 0)
     acked: list[int] = []
     async with FirstFails(kafka_cluster.bootstrap) as client:
@@ -136,7 +138,7 @@ async def test_a_batch_is_split_without_pauses(kafka_cluster: LocalCluster, topi
     assert len(await values(kafka_cluster, partition.topic)) == 16
 
 
-async def test_leaders_are_looked_up(kafka_cluster: LocalCluster, topic_factory: TopicFactory) -> None:
+async def test_unknown_leaders_are_found(kafka_cluster: LocalCluster, topic_factory: TopicFactory) -> None:
     partition = TopicPartition(await asyncio.to_thread(topic_factory, 1), 0)
     async with KafkaClient(kafka_cluster.bootstrap) as client:
         assert client.leader(partition) is None

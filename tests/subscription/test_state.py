@@ -180,7 +180,7 @@ def test_a_log_that_reaches_the_position_is_read_on(end: int) -> None:
     assert not state.assignment[A0].maybe_validate_position(5), "once for each leader"
 
 
-def test_a_log_that_was_cut_is_read_again_from_the_cut() -> None:
+def test_a_truncated_log_is_read_again_from_its_end() -> None:
     state = validating()
     before, divergent = epoch(state), OffsetAndMetadata(40, "", 2)
     assert answer(state, 40, 2) == LogTruncation(A0, AT_50, divergent, True)

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -102,11 +101,6 @@ def test_the_environment_wins_over_the_file(files: Files) -> None:
     assert config.group.name == "billing"  # an empty variable counts as not set
 
 
-def test_required_settings_may_come_from_the_environment_alone(files: Files) -> None:
-    config = files.load(edited('name = "billing"', ""), ALLOCATOR_GROUP_NAME="billing")
-    assert config.group.name == "billing"
-
-
 def test_all_faults_are_reported_at_once(files: Files) -> None:
     assert files.faults(
         """
@@ -140,46 +134,31 @@ OAUTH = '[kafka]\nsecurity_protocol = "SASL_PLAINTEXT"\nsasl_mechanism = "OAUTHB
 @pytest.mark.parametrize(
     ("addition", "fault"),
     [
-        (
-            "[consume]\nmax_wait_s = true",
-            "consume.max_wait_s = true: must be a number (seconds), at least 0, at most 300",
-        ),
-        (
-            "[consume]\nmax_wait_s = nan",
-            "consume.max_wait_s = NaN: must be a number (seconds), at least 0, at most 300",
-        ),
         ("[consume]\nmin_bytes = 1.5", "consume.min_bytes = 1.5: must be a whole number (bytes) from 0 to 2147483647"),
-        (
-            "[consume]\nmin_bytes = true",
-            "consume.min_bytes = true: must be a whole number (bytes) from 0 to 2147483647",
-        ),
         (
             '[consume]\nisolation_level = "read_comitted"',
             'consume.isolation_level = "read_comitted": must be "read_uncommitted" or "read_committed"; '
             'did you mean "read_committed"?',
         ),
-        (
-            '[consume]\nauto_offset_reset = "oldest"',
-            'consume.auto_offset_reset = "oldest": must be "earliest" or "latest" or "none" '
-            "or a time (milliseconds since the epoch)",
-        ),
-        ("[commit]\ninterval_s = 0", "commit.interval_s = 0: must be a number (seconds), more than 0, at most 86400"),
-        ('[log]\nlevel = "INFO"', 'log.level = "INFO": must be "debug" or "info" or "warning" or "error"'),
-        ('[commit]\nlevel = "info"', "commit.level is not a setting; did you mean log.level?"),
-        ("[comit]\ninterval_s = 1", "[comit] is not a section; did you mean [commit]?"),
-        (
-            '[log]\nlevel = "DEBUG"',
-            'log.level = "DEBUG": must be "debug" or "info" or "warning" or "error"; did you mean',
-        ),
+        ('[kafka]\nssl_cafile = "/no"', 'kafka.ssl_cafile = "/no": must be a readable file; No such file or directory'),
         ('[web]\nhost = "a..b"', 'web.host = "a..b": must be a host name or an IP address'),
+        ('[records]\nmasks = ["nonsense"]', 'records.masks = ["nonsense"]: must be a list of paths such as'),
         ('[records]\nformats = ["nonsense"]', 'records.formats = ["nonsense"]: must be a list of formats such as'),
         ('[records]\nregistry = "http://r:99999"', "records.registry = ***: must be the URL of a schema registry"),
+        ('[commit]\nlevel = "info"', "commit.level is not a setting; did you mean log.level?"),
         ("[consume]\nzzz = 1", "consume.zzz is not a setting; [consume] has auto_offset_reset, isolation_level, "),
+        ("[comit]\ninterval_s = 1", "[comit] is not a section; did you mean [commit]?"),
     ],
 )
 def test_a_fault_names_the_setting_its_value_and_what_is_allowed(files: Files, addition: str, fault: str) -> None:
-    (line,) = files.faults(f"{GOOD}\n{addition}\n")
+    (line,) = files.faults(with_section(addition))
     assert line.startswith(f"FILE: {fault}")
+
+
+def with_section(addition: str) -> str:
+    """GOOD with these lines of a section."""
+    section = addition.split("\n")[0]
+    return edited(section, addition) if section in GOOD else f"{GOOD}\n{addition}\n"
 
 
 # of every kind and unit, empty, out of range, not a number, a path that is not there, a directory
@@ -249,24 +228,6 @@ def test_keys_outside_any_section_and_sections_that_are_none(files: Files) -> No
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "fault"),
-    [
-        ('["kafka1:9092", "[::1]:9093"]', '["kafka1:99999"]', "'kafka1:99999' is not an address"),
-        ('["kafka1:9092", "[::1]:9093"]', "[]", "it is empty"),
-        ('["kafka1:9092", "[::1]:9093"]', '"a:1,,b:1"', "it has an empty entry"),
-        ('["kafka1:9092", "[::1]:9093"]', '["a:1", 5]', 'or a list of "host:port"; 5 is not an address'),
-        ('["orders", "returns"]', '["orders", "orders"]', "it has 'orders' twice"),
-        ('["orders", "returns"]', '["no topic"]', "'no topic' is not a topic name"),
-        ("zk1:2181,zk2:2181/chroot", "zk1:2181/", "a chroot must follow the '/'"),
-        ("zk1:2181,zk2:2181/chroot", "zk 1:2181", "'zk 1:2181' is not an address"),
-    ],
-)
-def test_names_and_addresses_are_checked(files: Files, old: str, new: str, fault: str) -> None:
-    (line,) = files.faults(edited(old, new))
-    assert fault in line
-
-
-@pytest.mark.parametrize(
     ("addition", "fault"),
     [
         ('[handler]\ndead_letter_topic = "orders"', "dead letters would be consumed again"),
@@ -276,58 +237,41 @@ def test_names_and_addresses_are_checked(files: Files, old: str, new: str, fault
         ),
         (
             "[consume]\nmin_bytes = 60000000",
-            "min_bytes = 60000000 with consume.prefetch_bytes = 33554432: the first is more than the second",
+            "with consume.prefetch_bytes = 33554432: the first is more than the second",
+        ),
+        ('[handler]\nretry_topics = ["1m"]', 'handler.retry_topics = ["1m"]: a dead-letter topic is needed'),
+        (
+            '[handler]\nretry_topics = ["1m"]\ndead_letter_topic = "billing.retry-1m"',
+            "'billing.retry-1m' is a retry topic",
         ),
         ('[kafka]\nsecurity_protocol = "SASL_SSL"', "with kafka.sasl_mechanism not set: a mechanism is needed"),
-        ('[kafka]\nsasl_mechanism = "PLAIN"', "has no effect with this protocol"),
         ("[kafka]\nssl_check_hostname = false", "has no effect with this protocol"),
         (
             '[kafka]\nsecurity_protocol = "SASL_PLAINTEXT"\nsasl_mechanism = "PLAIN"\nsasl_plain_username = "u"',
             "sasl_plain_password not set (nor ALLOCATOR_KAFKA_SASL_PLAIN_PASSWORD): the mechanism needs it",
         ),
-        ('[zookeeper]\ndigest_username = "u"', "(nor ALLOCATOR_ZOOKEEPER_DIGEST_PASSWORD): each needs the other"),
-        (f'{OAUTH}sasl_oauth_token_provider = "a:b"\nsasl_oauth_scope = "s"', "it belongs to a token endpoint"),
-        (f'{OAUTH}sasl_oauth_token_provider = "a:b"\nsasl_oauth_token_endpoint = "https://h/t"', "exactly one of them"),
-        (OAUTH, "sasl_oauth_token_provider not set with kafka.sasl_oauth_token_endpoint not set: OAUTHBEARER needs"),
-        (f'{OAUTH}sasl_oauth_token_provider = "a.b"', "a colon stands between the module and the function"),
-        (f'{OAUTH}sasl_oauth_token_endpoint = "http://h/t"', "http would send the secret readable"),
-        (f'{OAUTH}sasl_oauth_token_endpoint = "https://u:geheim@h/t"', '"https://u:***@h/t": must be an https URL'),
-        (OAUTH.replace("OAUTHBEARER", "AWS_MSK_IAM"), "AWS_MSK_IAM needs SASL_SSL"),
-        ('[zookeeper]\ndigest_password = "u"', "digest_password = *** with zookeeper.digest_username not set"),
+        (
+            '[kafka]\nsecurity_protocol = "SASL_PLAINTEXT"\nsasl_mechanism = "OAUTHBEARER"',
+            "sasl_oauth_token_provider not set with kafka.sasl_oauth_token_endpoint not set: OAUTHBEARER needs",
+        ),
+        ('[zookeeper]\ndigest_password = "u"', "digest_password = *** with zookeeper.digest_username not set: each"),
+        ('[zookeeper]\nsasl_username = "u"', "with zookeeper.sasl_mechanism not set: it belongs to"),
         ("[zookeeper]\nverify_certs = false", "has no effect without TLS"),
-        ('[zookeeper]\nroot = "relative"', "must be an absolute path"),
-        ('[group]\nmembership = "kafak"', 'or "fixed" or "kiel" or "consumers" or "pykafka"; did you mean "kafka"?'),
+        ('[group]\npattern = "ord.*"', 'with group.pattern = "ord.*": set exactly one of them'),
         ('[group]\nmembership = "kiel"\noffsets = "kafka"', "they are in one of: zookeeper, both"),
         ('[group]\nfollow_load = "reported"', "only a program of your own can call report_load"),
-        (
-            '[group]\nmembership = "kafka"\nsession_timeout_s = 5\nheartbeat_interval_s = 3',
-            "at most half of session_timeout_s",
-        ),
+        ("[group]\nrestart_grace_s = 60", "group.instance_id not set"),
     ],
 )
 def test_settings_that_contradict_each_other(files: Files, addition: str, fault: str) -> None:
-    section = addition.split("\n")[0]
-    text = edited(section, addition) if section in GOOD else f"{GOOD}\n{addition}\n"
-    (line,) = files.faults(text)
+    (line,) = files.faults(with_section(addition))
     assert fault in line
 
 
-def test_topics_and_pattern_exclude_each_other_and_one_is_needed(files: Files) -> None:
-    both = edited('topics = ["orders", "returns"]', 'topics = ["orders"]\npattern = "ord.*"')
-    assert files.faults(both) == [
-        'FILE: group.topics = ["orders"] with group.pattern = "ord.*": set exactly one of them'
-    ]
-    neither = edited('topics = ["orders", "returns"]', "")
-    assert files.faults(neither) == ["FILE: group.topics not set with group.pattern not set: set exactly one of them"]
-    assert files.faults(edited('topics = ["orders", "returns"]', 'pattern = "("'))[0].startswith(
-        "FILE: group.pattern = \"(\": must be a regular expression; pattern '(' is not a regular expression: missing )"
-    )
-
-
-def test_the_default_membership_needs_zookeeper(files: Files) -> None:
-    assert files.faults(edited('hosts = "zk1:2181,zk2:2181/chroot"', "")) == [
-        'FILE: zookeeper.hosts not set with group.membership = "zookeeper": this membership needs it'
-    ]
+def test_a_pattern_that_matches_the_dead_letters_is_refused(files: Files) -> None:
+    text = edited('topics = ["orders", "returns"]', 'pattern = "orders"') + 'dead_letter_topic = "orders.dead"\n'
+    (line,) = files.faults(text)
+    assert "dead letters would be consumed again" in line
 
 
 def test_a_pattern_that_the_leader_would_not_take_is_refused_where_there_is_one(files: Files) -> None:
@@ -336,35 +280,6 @@ def test_a_pattern_that_the_leader_would_not_take_is_refused_where_there_is_one(
     assert fault.startswith('FILE: group.pattern = "(?!dead)" with group.membership = "zookeeper"')
     assert "without lookaround" in fault
     assert files.load(text.replace("[group]", '[group]\nmembership = "kafka"')).group.pattern == "(?!dead)"
-
-
-@pytest.mark.parametrize(
-    ("addition", "fault"),
-    [
-        ('retry_topics = ["1m"]', "a dead-letter topic is needed"),
-        ('retry_topics = ["1 min"]', "'1 min' is not a delay: write a whole number with s, m, h or d"),
-        ('retry_topics = ["1m", "1m"]', "it has '1m' twice"),
-        ('retry_topics = ["1m"]\ndead_letter_topic = "d"\nmode = "batch"', "use mode record"),
-        ('retry_topics = ["1m"]\ndead_letter_topic = "d"\nsink = "m:s"', "records in retry topics are overtaken"),
-        ('retry_topics = ["1m"]\ndead_letter_topic = "billing.retry-1m"', "'billing.retry-1m' is a retry topic"),
-    ],
-)
-def test_retry_topics_that_cannot_work_are_refused(files: Files, addition: str, fault: str) -> None:
-    (line,) = files.faults(f"{GOOD}{addition}\n")
-    assert fault in line
-    assert "handler.retry_topics" in line
-
-
-def test_retry_topics_need_a_membership_of_this_library_or_of_kafka(files: Files) -> None:
-    text = edited("[group]", '[group]\nmembership = "kiel"')
-    lines = files.faults(text + 'retry_topics = ["1m"]\ndead_letter_topic = "d"\n')
-    assert any("members of 'kiel' cannot share retry topics" in line for line in lines)
-
-
-def test_a_pattern_that_takes_in_the_dead_letters_is_refused(files: Files) -> None:
-    text = edited('topics = ["orders", "returns"]', 'pattern = "orders"') + 'dead_letter_topic = "orders.dead"\n'
-    (line,) = files.faults(text)
-    assert "dead letters would be consumed again" in line
 
 
 def test_a_faulty_setting_is_not_reported_a_second_time_by_a_check_of_several(files: Files) -> None:
@@ -403,14 +318,10 @@ def test_secrets_are_never_shown(files: Files) -> None:
     assert config.shown()["kafka"]["sasl_plain_password"] == "***"
     assert "hunter2" not in repr(config)
     assert "hunter2" not in repr(config.shown())
-    with pytest.raises(ConfigError) as caught:
-        files.load(text.replace("SASL_SSL", "PLAINTEXT"), **environ)
-    assert "sasl_plain_password = *** (from ALLOCATOR_KAFKA_SASL_PLAIN_PASSWORD)" in str(caught.value)
-    assert "hunter2" not in str(caught.value)
-    with pytest.raises(ConfigError) as caught:
-        files.load(text.replace('"PLAIN"', '"PLAIN"\nsasl_plain_password = ["hunter2"]'))
-    assert "sasl_plain_password = ***: must be text" in str(caught.value)
-    assert "hunter2" not in str(caught.value)
+    lines = files.faults(text.replace("SASL_SSL", "PLAINTEXT"), **environ)
+    assert any("sasl_plain_password = *** (from ALLOCATOR_KAFKA_SASL_PLAIN_PASSWORD)" in line for line in lines)
+    lines += files.faults(text.replace('"PLAIN"', '"PLAIN"\nsasl_plain_password = ["hunter2"]'))
+    assert "hunter2" not in "".join(lines)
 
 
 def test_security_settings_reach_kafka_and_kazoo_under_their_names(files: Files, tmp_path: Path) -> None:
@@ -434,13 +345,6 @@ def test_security_settings_reach_kafka_and_kazoo_under_their_names(files: Files,
     }
 
 
-def test_a_file_that_does_not_exist_is_named_before_anything_connects(files: Files) -> None:
-    text = edited("[kafka]", '[kafka]\nsecurity_protocol = "SSL"\nssl_cafile = "/no/such/file"')
-    assert files.faults(text) == [
-        'FILE: kafka.ssl_cafile = "/no/such/file": must be a readable file; No such file or directory'
-    ]
-
-
 def test_a_missing_file_and_bad_toml_are_config_errors(files: Files) -> None:
     with pytest.raises(ConfigError, match=r"config\.toml: cannot be read: No such file"):
         load(files.path)
@@ -453,17 +357,6 @@ def test_a_missing_file_and_bad_toml_are_config_errors(files: Files) -> None:
         load(files.path)
 
 
-def test_settings_are_frozen(files: Files) -> None:
-    config: Any = files.load(GOOD)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        config.group.name = "other"
-
-
 def test_a_member_has_the_same_id_after_a_restart(files: Files) -> None:
     config = files.load(edited("[group]", '[group]\ninstance_id = "a"\nrestart_grace_s = 60'))
     assert Consumer("orders", **config.consumer_options()).client_id == "allocator-a"
-
-
-def test_a_grace_needs_an_instance_id(files: Files) -> None:
-    with pytest.raises(ConfigError, match=r"restart_grace_s.*instance_id"):
-        files.load(edited("[group]", "[group]\nrestart_grace_s = 60"))

@@ -122,16 +122,6 @@ def test_tenants_stay_when_a_member_comes_and_only_its_own_move_when_one_goes() 
     assert 0 < len(moved) <= 5
 
 
-def test_members_that_subscribe_differently_get_only_what_they_subscribe_to() -> None:
-    members = (
-        Member(id="a", name="a", topics=frozenset({"x.orders", "y.orders"})),
-        Member(id="b", name="b", topics=frozenset({"y.orders"})),
-    )
-    assignment = compute(resolve("examples.tenants:by_tenant"), GroupView(members, {"x.orders": 3, "y.orders": 3}))
-    assert {partition.topic for partition in assignment["b"]} == {"y.orders"}
-    assert sum(map(len, assignment.values())) == 6
-
-
 # -- the Spark job -------------------------------------------------------------------------------------------------
 
 
@@ -155,14 +145,3 @@ def test_the_spark_job_writes_what_it_counted(
     assert done.returncode == 0, done.stderr[-4000:]
     table = parquet.read_table(out).to_pydict()
     assert dict(zip(table["key"], table["records"])) == CUSTOMERS
-
-
-def test_every_example_is_run_by_a_test_and_has_a_line_in_the_docs() -> None:
-    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
-    page = (ROOT / "docs" / "examples.md").read_text()
-    for path in sorted((ROOT / "examples").iterdir()):
-        if path.name.startswith("_"):
-            continue
-        named = (f"examples.{path.stem}", f"import {path.stem}", f"examples/{path.name}", f'"examples" / "{path.name}"')
-        assert any(name in tests for name in named), path.name
-        assert path.name in page, path.name

@@ -59,12 +59,6 @@ async def leave() -> None:
     sys.exit()
 
 
-async def stuck(record: Any) -> None:
-    if POISON and record.value == POISON:
-        await asyncio.sleep(600)
-    note(record)
-
-
 def batch(batch: Any) -> None:
     for record in batch:
         note(record, batch=len(batch))

@@ -6,7 +6,6 @@ import asyncio
 import json
 import signal
 import socket
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -19,14 +18,10 @@ from daemon_processes import Setup, stopped
 from allocator import Consumer
 from allocator.core.client.client import KafkaClient
 from allocator.core.fetch import RangeReader
-from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.subscription.done import done_of
-from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import BrokerError
 from allocator.handlers.dead_letter import DeadLetterTopic
 from allocator.handlers.letter_headers import origin_of
-from allocator.operate.group_reader import describe
-from allocator.testing import LocalCluster, wait_until, wait_until_async
+from allocator.testing import LocalCluster, wait_until
 from allocator.types import Record, TopicPartition
 
 KAFKA_ALONE: dict[str, dict[str, Any]] = {
@@ -98,62 +93,6 @@ async def test_a_daemon_that_leaves_on_stop_reserves_no_partition(make: Callable
     await asyncio.to_thread(it.both_at_work)
     assert await asyncio.to_thread(stopped, processes[0]) == 0
     await asyncio.to_thread(it.wait_done)
-
-
-async def test_a_rolling_restart_of_daemons_moves_no_partition(make: Callable[..., Setup]) -> None:
-    """Records arrive during the restart of each of three processes. Only the restarted process handles the records
-    of its partitions."""
-    it = await asyncio.to_thread(make, 6)
-    config = it.config(group={"restart_grace_s": 600})
-    instance: dict[int, str] = {}
-
-    def run(name: str) -> subprocess.Popen[str]:
-        process = it.run(config, ALLOCATOR_GROUP_INSTANCE_ID=name)
-        instance[process.pid] = name
-        return process
-
-    processes = {name: run(name) for name in ("i-0", "i-1", "i-2")}
-    zk = ZooKeeperClient(it.zookeeper)
-    await zk.connect(make_chroot=True)
-    try:
-        owners: dict[str, frozenset[int]] = {}
-
-        async def owned() -> dict[str, frozenset[int]]:
-            state = await describe(zk, it.group)
-            if state is None:
-                return {}
-            return {
-                str(state.members[member].instance_id): frozenset(each.partition for each in claim.held)
-                for member, claim in state.claims.items()
-                if member in state.members
-            }
-
-        async def even() -> bool:
-            owners.clear()
-            owners.update(await owned())
-            return sorted(map(len, owners.values())) == [2, 2, 2] and len(frozenset().union(*owners.values())) == 6
-
-        async def as_before() -> bool:
-            return await owned() == owners
-
-        await wait_until_async(even, 60, lambda: f"even shares, not {owners}")
-        for name, process in processes.items():
-            assert await asyncio.to_thread(stopped, process) == 0
-            await asyncio.to_thread(it.fill, 60)
-            # the other members process their partitions during the restart
-            await asyncio.to_thread(it.wait_done, it.filled - 20)
-            processes[name] = run(name)
-            await wait_until_async(as_before, 60, f"{name} to own again what it had")
-            await asyncio.to_thread(it.wait_done)
-    finally:
-        await zk.close()
-    for process in processes.values():
-        assert await asyncio.to_thread(stopped, process) == 0
-    expected = {partition: name for name, parts in owners.items() for partition in parts}
-    assert {(each["partition"], instance[each["pid"]]) for each in it.done()} == set(expected.items())
-    for partition in range(6):
-        assert [each["offset"] for each in it.done() if each["partition"] == partition] == list(range(30))
-    assert await it.committed() == dict.fromkeys(range(6), 30)
 
 
 @through_either
@@ -231,36 +170,6 @@ async def test_a_handler_that_calls_sys_exit_does_not_end_the_daemon_as_if_it_wa
     # the last commit may fail before, because the end of the loop has taken the membership with it
     line = [line for line in it.logs() if line["level"] == "error"][-1]
     assert says.format(it.topic) in line["message"]
-
-
-@pytest.mark.parametrize("sections", [{}, KAFKA_ALONE], ids=["zookeeper", "kafka"])
-async def test_after_a_kill_only_what_was_not_done_is_handled_again(
-    make: Callable[..., Setup], sections: dict[str, Any]
-) -> None:
-    """One record is stuck at the time of the kill. The records after it are done, and the last commit contains that."""
-    it = make()
-    it.fill(300)
-    config = it.config("stuck", handler={"ordering": "none", "concurrency": 4}, commit={"interval_s": 0.05}, **sections)
-    first = it.run(config, POISON="40")
-    it.wait_done(299)
-
-    async def all_committed() -> bool:
-        async with KafkaClient(it.cluster.bootstrap) as client:
-            partition = TopicPartition(it.topic, 0)
-            found = (await GroupOffsets(client, it.group).fetch([partition])).get(partition)
-        done = None if found is None else done_of(found.metadata, found.offset)
-        return done is not None and (done.base, done.runs) == (40, ((41, 300),))
-
-    await wait_until_async(all_committed, 30, "the commit of all but one", interval_s=0.2)
-    first.kill()
-    first.wait()
-    second = it.run(config)
-    it.wait_done(300)
-    it.fill(1)
-    it.wait_done(301)
-    assert stopped(second) == 0
-    assert Counter(entry["value"] for entry in it.done()).most_common(1)[0][1] == 1
-    assert await it.committed() == {0: 301}
 
 
 @pytest.mark.parametrize(

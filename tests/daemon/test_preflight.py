@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from daemon_processes import COMMAND, Setup, stopped
+from daemon_processes import Setup, stopped
 from joining import joined
 
 from allocator import Consumer
@@ -120,15 +120,6 @@ async def test_members_that_share_no_allocator_function_with_this_one_are_found(
             it.check(it.config(zookeeper=here, group={"assignor": ["range", "sticky"]}), "--connect", "--json")
         )
         assert found[f"group {it.group}"]["ok"] is True
-
-
-def test_connect_alone_is_wrong_usage(make: Callable[..., Setup]) -> None:
-    it = make()
-    done = subprocess.run(
-        [*COMMAND, "run", str(it.config()), "--connect"], env=it.environ(), capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 2
-    assert "--connect needs --check" in done.stderr
 
 
 def test_a_chroot_that_does_not_exist_is_refused_unless_it_is_asked_for(make: Callable[..., Setup]) -> None:

@@ -73,20 +73,6 @@ async def test_records_of_a_key_are_in_order_and_others_beside_them(plain: bool)
     assert cluster.beyond == {}
 
 
-async def test_without_an_order_records_of_one_key_are_side_by_side() -> None:
-    cluster, inside, most = Cluster(records=40), [0], [0]
-
-    async def handle(record: Record) -> None:
-        inside[0] += 1
-        most[0] = max(most[0], inside[0])
-        await asyncio.sleep(0)
-        inside[0] -= 1
-
-    async with running(cluster, handle, ordering="none", concurrency=7) as it:
-        await until(lambda: positions(it.processor).get(PARTITION) == 40)
-    assert most[0] == 7
-
-
 async def test_records_without_a_key_wait_for_no_other() -> None:
     """Producers spread records without a key over the partitions, so no user can rely on their order."""
     cluster = Cluster(records=6)

@@ -17,7 +17,15 @@ from fake_source import Cluster, FakeSource, positions
 from tornado import gen
 
 from allocator.daemon.daemon import Daemon
-from allocator.errors import BrokerError, Fenced, HandlerCutOff, HandlerFailed, OffsetOutOfRange, ZooKeeperUnavailable
+from allocator.errors import (
+    AllocatorError,
+    BrokerError,
+    Fenced,
+    HandlerCutOff,
+    HandlerFailed,
+    OffsetOutOfRange,
+    ZooKeeperUnavailable,
+)
 from allocator.handlers import lanes, processor
 from allocator.handlers.handlers import Handler
 from allocator.handlers.handling import Handling
@@ -203,44 +211,40 @@ async def test_a_record_waiting_for_its_retry_leaves_its_slot_to_others() -> Non
 
 
 @pytest.mark.parametrize("plain", [False, True])
-async def test_a_record_that_fails_for_good_stops_the_daemon_and_is_not_skipped(plain: bool) -> None:
+async def test_a_record_that_fails_for_good_stops_the_processor_and_is_not_skipped(plain: bool) -> None:
+    """The other partition drains and commits."""
     cluster, recorder = Cluster(partitions=2, records=10), Recorder()
     bad, good = cluster.partitions
-    hold = asyncio.Event()
-    tries: list[Record] = []
 
-    def plain_handler(record: Record) -> None:
+    def handle(record: Record) -> None:
         if record.partition == 0 and record.offset == 5:
-            tries.append(record)
             raise ValueError("poison")
         recorder.done.append(record)
 
-    async def handler(record: Record) -> None:
-        plain_handler(record)
-        if record.partition == 1:
-            await hold.wait()
-
-    async with running(cluster, plain_handler if plain else handler) as it:
-        await until(lambda: len(tries) == 3 and len(recorder.offsets(1)) > 0)
-        hold.set()
+    async with running(cluster, plain_and_coroutine(handle)[not plain]) as it:
         error = await it.failed()
     assert isinstance(error, HandlerFailed)
     assert (error.topic, error.partition, error.offset) == ("t", 0, 5)
     assert "failed 3 times at t:0 offset 5: ValueError('poison')" in str(error)
     assert cluster.committed[bad] == 5
-    assert cluster.committed[good] == len(recorder.offsets(1)) > 0  # the other partition drained and committed
+    assert cluster.committed.get(good, 0) == len(recorder.offsets(1))
     assert it.source.events[-1] == "close"
 
 
-async def test_a_record_that_fails_for_good_goes_to_the_dead_letters_and_the_rest_goes_on() -> None:
-    cluster, recorder, letters = Cluster(records=10), Recorder(), Letters()
+@pytest.mark.parametrize("refusals", [2, 9])
+async def test_a_record_is_done_only_when_its_dead_letter_is_acknowledged(refusals: int) -> None:
+    """After three attempts the processor stops instead of skipping the record."""
+    cluster, recorder = Cluster(records=10), Recorder()
     recorder.errors[5] = [ValueError("poison")] * 3
+    letters = Letters([BrokerError("down", retriable=True)] * refusals)
     async with running(cluster, recorder.handle, letters) as it:
-        await until(lambda: len(recorder.done) == 9)
-        await it.stop()
-    assert letters.offsets == [5]
-    assert recorder.offsets() == [0, 1, 2, 3, 4, 6, 7, 8, 9]
-    assert cluster.committed == cluster.ends()
+        if refusals == 2:
+            await until(lambda: len(recorder.done) == 9)
+            await it.stop()
+        else:
+            assert isinstance(await it.failed(), BrokerError)
+    assert letters.offsets == ([5] if refusals == 2 else [])
+    assert cluster.committed == {TopicPartition("t", 0): 10 if refusals == 2 else 5}
     assert letters.closed
 
 
@@ -264,28 +268,6 @@ async def test_a_batch_that_fails_for_good_goes_to_the_dead_letters_as_a_whole()
     async with running(cluster, handle, letters, by_batch=True):
         await until(lambda: sizes == [4])
     assert letters.offsets == [0, 1, 2, 3]
-
-
-async def test_a_dead_letter_that_is_not_acknowledged_is_not_passed_over() -> None:
-    cluster, recorder = Cluster(records=10), Recorder()
-    recorder.errors[5] = [ValueError("poison")] * 3
-    letters = Letters([BrokerError("down", retriable=True)] * 9)
-    async with running(cluster, recorder.handle, letters) as it:
-        error = await it.failed()
-    assert isinstance(error, BrokerError)
-    assert cluster.committed == {TopicPartition("t", 0): 5}
-    assert letters.records == []
-
-
-async def test_a_dead_letter_is_sent_again_until_it_is_acknowledged(caplog: pytest.LogCaptureFixture) -> None:
-    cluster, recorder = Cluster(records=10), Recorder()
-    recorder.errors[5] = [ValueError("poison")] * 3
-    letters = Letters([BrokerError("down", retriable=True)] * 2)
-    async with running(cluster, recorder.handle, letters) as it:
-        await until(lambda: len(recorder.done) == 9)
-        await it.stop()
-    assert letters.offsets == [5]
-    assert caplog.text.count("the dead letter was not written") == 2
 
 
 async def test_a_plain_handler_that_returns_an_awaitable_is_refused_at_once() -> None:
@@ -356,23 +338,19 @@ async def test_whatever_a_handler_raises_it_is_called_again_or_the_daemon_ends_a
     assert cluster.committed == {TopicPartition("t", 0): len(recorder.done)}
 
 
-async def test_an_error_of_the_consumer_that_may_pass_does_not_stop_the_daemon() -> None:
-    cluster, recorder = Cluster(records=4), Recorder()
-
-    def prepare(source: FakeSource) -> None:
-        source.feed_error = BrokerError("moved", retriable=True)
-
-    async with running(cluster, recorder.handle, prepare=prepare):
-        await until(lambda: len(recorder.done) == 4)
-
-
-async def test_an_error_of_the_consumer_that_stays_drains_commits_and_is_raised() -> None:
+@pytest.mark.parametrize("error", [BrokerError("moved", retriable=True), OffsetOutOfRange("t", 0, 4, "gone")])
+async def test_an_error_of_the_consumer_stops_the_processor_unless_it_may_pass(error: AllocatorError) -> None:
+    """A stop drains and commits first."""
     cluster, recorder = Cluster(records=4), Recorder()
     async with running(cluster, recorder.handle) as it:
         await until(lambda: len(recorder.done) == 4)
-        await it.source.fail_fetching(OffsetOutOfRange("t", 0, 4, "gone"))
-        error = await it.failed()
-    assert isinstance(error, OffsetOutOfRange)
+        await it.source.fail_fetching(error)
+        if error.retriable:
+            cluster.logs[TopicPartition("t", 0)].append(Record("t", 0, 4, 0, 0, b"0", b"4", []))
+            await until(lambda: len(recorder.done) == 5)
+            await it.stop()
+        else:
+            assert await it.failed() is error
     assert cluster.committed == cluster.ends()
     assert it.source.closed
 
@@ -437,28 +415,6 @@ async def test_a_failed_last_commit_is_an_error() -> None:
 
 
 # -- rebalances --------------------------------------------------------------------------------------------------
-
-
-async def test_a_revoked_partition_finishes_its_record_commits_it_and_stops() -> None:
-    cluster, recorder = Cluster(partitions=2, records=20), Recorder()
-    going, staying = cluster.partitions
-    hold = asyncio.Event()
-
-    async def handle(record: Record) -> None:
-        if record.partition == 0 and record.offset == 2:
-            await hold.wait()
-        await recorder.handle(record)
-
-    async with running(cluster, handle) as it:
-        await until(lambda: len(recorder.offsets(1)) == 20 and recorder.offsets(0) == [0, 1])
-        revoking = asyncio.ensure_future(it.source.revoke([going]))
-        await asyncio.wait({revoking}, timeout=0.02)
-        assert not revoking.done()
-        hold.set()
-        await asyncio.wait_for(revoking, DEADLINE_S)
-        assert recorder.offsets(0) == [0, 1, 2]
-        assert cluster.committed[going] == 3
-        assert positions(it.processor) == {staying: 20}
 
 
 async def test_records_of_a_topic_that_is_gone_are_handled_and_never_committed() -> None:
@@ -529,17 +485,6 @@ async def test_a_lost_partition_is_cancelled_and_nothing_of_it_committed() -> No
         assert recorder.running == 0
         await it.stop()
     assert cluster.commits == []
-
-
-async def test_a_handler_that_outlasts_the_drain_is_cut_off_and_its_record_left_to_the_next_owner() -> None:
-    cluster, recorder = Cluster(records=20), Recorder()
-    (partition,) = cluster.partitions
-    recorder.holds[2] = asyncio.Event()
-    async with running(cluster, recorder.handle, drain_timeout_s=0.02) as it:
-        await until(lambda: recorder.running == 1 and len(recorder.done) == 2)
-        await asyncio.wait_for(it.source.revoke([partition]), DEADLINE_S)
-        assert recorder.cancelled == [2]
-    assert cluster.committed == {partition: 2}
 
 
 async def test_a_partition_that_comes_back_waits_for_a_thread_that_still_works_on_it() -> None:

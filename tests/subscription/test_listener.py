@@ -11,7 +11,7 @@ import pytest
 from kafka.consumer import subscription_state as theirs
 
 from allocator import Consumer
-from allocator.core.consumer.ownership import tell
+from allocator.core.consumer.ownership import notify
 from allocator.core.subscription import RebalanceEvent, RebalanceListener
 from allocator.core.subscription.listener import check_listener
 from allocator.operate.switching import SwitchingConsumer
@@ -73,7 +73,7 @@ WITHOUT_LOST = [
 async def hear_all(listener: Any) -> None:
     check_listener(listener)
     for event in (RebalanceEvent.ASSIGNED, RebalanceEvent.REVOKED, RebalanceEvent.LOST):
-        await tell(listener, event, PARTS)
+        await notify(listener, event, PARTS)
 
 
 @pytest.mark.parametrize("kind", WITHOUT_LOST)
@@ -122,12 +122,12 @@ async def test_a_listener_is_cancelled_with_who_tells_it() -> None:
             finally:
                 ended.set()
 
-    telling = asyncio.ensure_future(tell(Slow(), RebalanceEvent.REVOKED, PARTS))
+    notifying = asyncio.ensure_future(notify(Slow(), RebalanceEvent.REVOKED, PARTS))
     for _ in range(5):
         await asyncio.sleep(0)
-    telling.cancel()
-    await asyncio.wait({telling}, timeout=30)
-    assert telling.cancelled()
+    notifying.cancel()
+    await asyncio.wait({notifying}, timeout=30)
+    assert notifying.cancelled()
     assert ended.is_set()
 
 

@@ -1,7 +1,6 @@
-"""Consumers: they combine membership, fetching and offsets of the other rooms.
+"""The consumer: a member of a group that reads the partitions it owns and commits their offsets.
 
-In: settings of a user. Out: batches and records, and calls to the user's listener or handler.
-May touch: everything below through its public surface; nothing above.
+It combines a membership, the fetcher and the offsets. `ConsumerBase` is `Consumer` without the calls of a handler.
 """
 
 from __future__ import annotations

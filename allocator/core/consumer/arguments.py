@@ -1,4 +1,4 @@
-"""Converts topics, partitions and offsets that users pass: any collection, and types of other clients."""
+"""Converts the topics, partitions and offsets that users pass, from any collection and from types of other clients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from allocator.core.types import OffsetAndMetadata, PartitionKey, PartitionLike,
 
 
 def as_topics(given: tuple[Any, ...]) -> tuple[str, ...]:
-    """Names one by one, or one collection of them. Raises TypeError for what is neither."""
+    """Returns topic names that are given one by one or in one collection. Raises TypeError for anything else."""
     if len(given) == 1 and not isinstance(given[0], str):
         if not isinstance(given[0], Iterable):
             raise TypeError(f"a topic name is a string, not {given[0]!r}")
@@ -18,7 +18,7 @@ def as_topics(given: tuple[Any, ...]) -> tuple[str, ...]:
 
 
 def as_partition(given: Any) -> TopicPartition:
-    """A TopicPartition of any client, or a plain tuple (topic, number). Raises TypeError for anything else."""
+    """Converts a TopicPartition of any client, or a tuple (topic, number). Raises TypeError for anything else."""
     if isinstance(given, TopicPartition):
         return given
     if _is_partition(given):
@@ -27,7 +27,10 @@ def as_partition(given: Any) -> TopicPartition:
 
 
 def as_partitions(given: Iterable[PartitionLike | Iterable[PartitionLike]]) -> tuple[TopicPartition, ...]:
-    """Partitions one by one, or in collections, each once and in the order given. Raises TypeError."""
+    """Converts partitions that are given one by one or in collections. Returns each once, in their order.
+
+    Raises TypeError.
+    """
     found: list[TopicPartition] = []
     for each in given:
         several = isinstance(each, Iterable) and not isinstance(each, str) and not _is_partition(each)
@@ -36,7 +39,7 @@ def as_partitions(given: Iterable[PartitionLike | Iterable[PartitionLike]]) -> t
 
 
 def as_offset(given: Any) -> OffsetAndMetadata:
-    """An int, or a tuple (offset, metadata, leader epoch) of which the last two may be missing or None.
+    """Converts an int, or a tuple (offset, metadata, leader epoch) whose last two may be missing or None.
 
     Raises TypeError for anything else.
     """
@@ -52,7 +55,7 @@ def as_offset(given: Any) -> OffsetAndMetadata:
 
 
 def as_offsets(given: Mapping[PartitionKey, Any]) -> dict[TopicPartition, OffsetAndMetadata]:
-    """By partition. Raises TypeError."""
+    """Converts offsets by partition. Raises TypeError."""
     return {as_partition(partition): as_offset(offset) for partition, offset in given.items()}
 
 

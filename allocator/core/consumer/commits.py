@@ -1,4 +1,4 @@
-"""Which offsets a member commits and when, and what their metadata says."""
+"""Commits the offsets of one member: which, when, and with what metadata."""
 
 from __future__ import annotations
 
@@ -29,23 +29,25 @@ log = logging.getLogger(__name__)
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 
-# limit of committing idle partitions at a close. more: waits longer for a coordinator; less: gives up a slow one
+# time limit for the commit of idle offsets at a close. Higher: a close waits longer for a slow coordinator; lower: the
+# commit is given up sooner
 FRESH_WITHIN_S = 2.0
-IDS_CHARACTERS = 120  # characters of a commit's metadata for the ids of topic and cluster
-STAMP_CHARACTERS = 476  # characters of a commit's metadata for these ids and the member
-BACKOFF_S = 0.1  # pause after a failed auto-commit, unless another commit comes first
+# parts of a commit's metadata, in characters
+IDS_CHARACTERS = 120  # for the ids of topic and cluster
+STAMP_CHARACTERS = 476  # for these ids and the member
+BACKOFF_S = 0.1  # first pause after a failed automatic commit
 
 
 class Commits:
-    """The commits of one member.
+    """Commits the offsets of one member.
 
     Guarantees: a commit names only partitions that this member owns, and is sent only while its lease is valid. An
     earlier commit never replaces a later one. When `settled` has returned, no commit of these partitions is under way.
 
-    `offsets`: None without a group; then nothing is committed. `must_own` raises NotOwned. `interval_s`: seconds
-    between automatic commits of done records, None: there are none. `old_offsets`: where Kafka has no offset of the
-    group, take the one that an older client left in ZooKeeper. `stable`: wait for open transactions that may still
-    commit an offset (KIP-447).
+    `offsets` is None without a group; then nothing can be committed. `must_own` raises NotOwned. `interval_s` is the
+    interval of automatic commits in seconds, None for none. With `old_offsets`, an offset that an older client left in
+    ZooKeeper counts where Kafka has none. With `stable`, `committed` waits for open transactions that may still commit
+    an offset (KIP-447).
     """
 
     membership: Membership
@@ -80,32 +82,33 @@ class Commits:
         self._turn: asyncio.Lock | None = None
 
     def start(self, tasks: BackgroundTasks) -> None:
-        """Begins to commit done records at intervals, and idle partitions before their offsets expire."""
+        """Starts the automatic commits, and the commits of idle offsets before they expire."""
         if self._offsets is None or self._idle is None:
             return
         self._offsets.committer = self.membership.committer
-        tasks.start(self._find_coordinator(), "coordinator")  # during the join: it is needed for assigned partitions
+        # during the join, because the first assigned partitions need the coordinator
+        tasks.start(self._find_coordinator(), "coordinator")
         if self._interval_s is not None:
             tasks.start(self.commit_regularly(self._interval_s, self.commit_done), "auto-commit")
-        if self._offsets.committer is None:  # Kafka does not know the members of this group, so idle offsets can expire
+        if self._offsets.committer is None:  # Kafka sees a group without members, whose offsets expire
             tasks.start(self._idle.run(), "idle offsets")
 
     async def _find_coordinator(self) -> None:
-        with contextlib.suppress(AllocatorError):  # the caller that needs it retries and reports the error
+        with contextlib.suppress(AllocatorError):  # the first request that needs the coordinator reports the error
             await self.offsets.find()
 
     async def close(self) -> None:
-        """Returns once no commit waits that no caller waits for. Idempotent."""
+        """Returns when all commits of `commit_async` have ended. Idempotent."""
         if self._offsets is not None:
             await self._offsets.close()
 
     async def leave_fresh(self) -> None:
-        """Commits idle partitions again before the member leaves; otherwise their offsets expire if each process of
-        the group lives shortly."""
+        """Commits idle offsets before the member leaves, so that they do not expire if every process of the group is
+        short-lived."""
         if self._idle is not None and self.membership.committer is None:
             old = self._idle.not_ours()
             if self._interval_s is not None:
-                old -= self._progress.uncommitted().keys()  # their release commits them
+                old -= self._progress.uncommitted().keys()  # the release commits these partitions
             if old:
                 with contextlib.suppress(AllocatorError, asyncio.TimeoutError):
                     await within(self._idle.commit_again(old), FRESH_WITHIN_S)
@@ -114,7 +117,7 @@ class Commits:
 
     @property
     def offsets(self) -> StoredOffsets:
-        """Raises IllegalState if there is no group to commit for."""
+        """The offsets of the group. Raises IllegalState without a group."""
         if self._offsets is None:
             raise IllegalState(
                 "this consumer has no group, so nothing is committed and nothing can be; give it a `group`, or keep "
@@ -123,7 +126,7 @@ class Commits:
         return self._offsets
 
     async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Returns the committed offsets where the member begins to read. Returns nothing without a group."""
+        """Returns the committed offsets of these partitions; none without a group."""
         offsets = self._offsets
         if offsets is None:
             return {}
@@ -138,19 +141,20 @@ class Commits:
 
     @property
     def turn(self) -> asyncio.Lock:
-        """Held from reading what is done until it is committed, so that an earlier offset never follows a later one."""
-        if self._turn is None:  # on Python 3.9 a lock belongs to the loop that runs when it is made
+        """The lock to hold from reading the done offsets until they are committed, so that an earlier offset never
+        follows a later one."""
+        if self._turn is None:  # on Python 3.9 a lock belongs to the loop that runs when it is created
             self._turn = asyncio.Lock()
         return self._turn
 
     async def until_may_act(self) -> None:
-        """Returns once records may be handled and offsets committed; at once if they may already."""
+        """Returns once records may be handled and offsets committed."""
         while not self.membership.may_act():
-            await self._fetcher.news()  # `resumed` wakes the fetcher
+            await self._fetcher.news()  # `Ownership.resumed` wakes the fetcher
 
     async def commit(self, offsets: Offsets) -> None:
-        """Commits exactly these offsets. Raises NotOwned or CommitFailed before sending anything, or the
-        coordinator's error."""
+        """Commits these offsets. Raises NotOwned or CommitFailed before it sends anything, or the coordinator's
+        error."""
         group = self.offsets
         if offsets:
             under_way: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -177,7 +181,7 @@ class Commits:
         if error is None:
             self._note_committed(offsets)
         elif not isinstance(error, AllocatorError):
-            log.error("%s: a commit ended with an error of ours", group, exc_info=error)
+            log.error("%s: a commit ended with an internal error", group, exc_info=error)
             return
         try:
             if callback is not None:
@@ -188,15 +192,15 @@ class Commits:
             log.exception("%s: the callback of a commit failed", group)
 
     async def commit_done(self, partitions: Iterable[TopicPartition] | None = None, *, in_hand: bool = False) -> None:
-        """Commits the done offsets; with `in_hand`, also marks delivered records as done and commits them."""
+        """Commits the done offsets. With `in_hand`, delivered records count as done."""
         async with self.turn:
             offsets = self._progress.uncommitted(partitions, in_hand=in_hand)
             await self.commit({p: OffsetAndMetadata(o, "", -1) for p, o in offsets.items()})
-            # only now: a partition that moves is released when it is done, after this commit
+            # after the commit, because a partition that drains is released when its delivered records are done
             self._progress.finish_up_to(offsets)
 
     async def commit_regularly(self, interval_s: float, commit: Callable[[], Awaitable[None]]) -> None:
-        """Calls `commit` every `interval_s` seconds. After a failure that may pass, calls it again sooner."""
+        """Calls `commit` every `interval_s` seconds. After a retriable error, calls it again sooner."""
         wait_s, backoff, failing = interval_s, Backoff(BACKOFF_S, interval_s), Reminder(log)
         while True:
             await asyncio.sleep(wait_s)
@@ -206,7 +210,7 @@ class Commits:
                 backoff.reset()
                 failing.over()
             except AllocatorError as error:
-                # nothing is lost: the next turn, the revocation or the close commits a later offset
+                # no offset is lost: the next turn, the revocation or the close commits a later one
                 failing.warn("%s: commit put off: %s", self.offsets.group, error)
                 if error.retriable:
                     await self.until_may_act()
@@ -233,8 +237,8 @@ class Commits:
             self._idle.committed(offsets)
 
     def _idle_offsets(self) -> dict[TopicPartition, int]:
-        """The offsets that may be committed again before Kafka deletes them; those in ZooKeeper do not expire."""
-        if self.offsets.storage == "zookeeper" or not self.membership.may_act():
+        """Returns the committed offsets that may be committed again, so that Kafka does not delete them."""
+        if self.offsets.storage == "zookeeper" or not self.membership.may_act():  # offsets in ZooKeeper do not expire
             return {}
         busy = NO_PARTITIONS.union(*self._under_way.values())
         committed = {p: self._progress.committed(p) for p in self._state.owned - busy}
@@ -243,9 +247,9 @@ class Commits:
     # -- metadata ------------------------------------------------------------------------------------------------
 
     def _to_send(self, offsets: Offsets) -> Offsets:
-        """Adds the known leader epoch, and the committing member's id where the user gives no metadata.
+        """Adds the leader epoch if it is known, and the id of this member where the user gives no metadata.
 
-        Raises if a commit is not allowed now.
+        Raises NotOwned, or CommitFailed if the lease is not valid.
         """
         self._must_own(offsets)
         membership = self.membership
@@ -258,12 +262,12 @@ class Commits:
             raise error
         stamp = f"generation {membership.generation} member {membership.member_id}"
         self._progress.note_member(membership.member_id)
-        last_id, text = None, stamp  # commits mostly have one topic
+        last_id, text = None, stamp  # of the topic before, because most commits have one topic
         to_send = {}
         for partition, each in offsets.items():
             offset, metadata, epoch = each
             if epoch is None or epoch < 0:
-                # the next owner detects by it that the log was truncated (KIP-320)
+                # by the epoch, the next owner detects a truncation of the log (KIP-320)
                 epoch = self._fetcher.leader_epoch(partition, offset)
             if not metadata and isinstance(each, Committed):
                 metadata = self._metadata(stamp, partition, each)
@@ -286,11 +290,11 @@ class Commits:
 
     @property
     def done_characters(self) -> int:
-        """The characters that a commit's metadata has for done records beyond its offset."""
+        """The number of characters in a commit's metadata that are free for done records beyond the offset."""
         return self._metadata_bytes - IDS_CHARACTERS - STAMP_CHARACTERS
 
     async def learn_metadata_limit(self) -> None:
-        """Asks the coordinator for the metadata limit of a commit. Until then the default limit applies."""
+        """Requests the metadata limit of a commit from the coordinator. Until then the default limit applies."""
         if self._offsets is not None and self._offsets.storage != "zookeeper":
             await self._find_coordinator()
             self._metadata_bytes = await self._offsets.coordinator.metadata_bytes()
@@ -306,8 +310,8 @@ class Commits:
         )
 
     def stamped(self, text: str, partition: TopicPartition) -> str:
-        """Returns the metadata of a commit, including the topic's id, so that a later member detects another topic of
-        the same name."""
+        """Adds the topic's id to the metadata of a commit, so that a later member detects another topic of that
+        name."""
         return stamped(text, self._topic_id(partition))
 
     def _topic_id(self, partition: TopicPartition) -> Any:

@@ -47,7 +47,7 @@ This = TypeVar("This", bound="ConsumerBase")
 
 
 class ConsumerBase:
-    """All of `Consumer` but the calls of a handler. Its docstring describes the arguments."""
+    """`Consumer` without the calls of a handler. The docstring of `Consumer` describes the arguments."""
 
     _fetching: ClassVar[Mapping[str, Any]] = {}
     """Further settings of the `Fetcher`, for subclasses."""
@@ -122,11 +122,10 @@ class ConsumerBase:
     # -- life ----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Connects and joins the group.
+        """Connects and joins the group. If a topic does not exist, logs a warning and waits for it.
 
-        Raises BrokersUnavailable or ZooKeeperUnavailable within `connect_timeout_s`, and InstanceIdInUse if another
-        member of a Kafka group still has the `instance_id` then, and Closed if `close` is called meanwhile. If a topic
-        does not exist, logs a warning and waits for it.
+        Raises BrokersUnavailable or ZooKeeperUnavailable after `connect_timeout_s`, InstanceIdInUse if another member
+        of a Kafka group still has the `instance_id` then, and Closed if `close` is called meanwhile.
         """
         if self._started:
             raise RuntimeError("start() was called already; make a new Consumer")
@@ -146,24 +145,24 @@ class ConsumerBase:
             raise
 
     async def close(self, *, commit: bool = True, restart: bool = True) -> None:
-        """Commits done records, releases every partition, and leaves the group.
+        """Commits done records, releases all partitions, and leaves the group.
 
-        May be called twice: each call returns once the consumer is closed.
+        May be called repeatedly; each call returns once the consumer is closed.
 
-        If a task is reading, `close` waits until it requests more records; that request raises Closed. If the reader
-        itself calls `close`, or a task that it started since it began to read, the records delivered last are not done,
-        and come again.
+        If a task is reading, `close` waits until that task requests more records. The request raises Closed. If the
+        reader itself calls `close`, or a task that it has started, the records delivered last do not count as done, and
+        the next owner reads them again.
 
-        `commit` False: records that are done but not committed come again at their next owner.
+        With `commit` False, the next owner also reads records again that are done and not committed.
 
-        `restart` False: the partitions move to other members at once, although `restart_grace_s` reserves them for the
-        next process of this `instance_id`. Without a reservation it has no effect.
+        With `restart` False, the partitions move to other members at once, although `restart_grace_s` reserves them for
+        the next process of this `instance_id`.
         """
-        if not self._started or (self._closed and not self._closing.begun):  # it did not start, or failed to
+        if not self._started or (self._closed and not self._closing.begun):  # not started, or the start failed
             self._closed = True
             return
         self._closed = True
-        self._reading.close()  # again in each call: the reader itself may be the second caller
+        self._reading.close()  # in each call, because the reader may call `close` after another task
         await self._closing.run(partial(self._close, commit=commit, restart=restart))
 
     async def _close(self, **how: bool) -> None:
@@ -175,11 +174,11 @@ class ConsumerBase:
                 await asyncio.wait({self._starting})
 
     async def stop(self) -> None:
-        """Like `close`, under aiokafka's name."""
+        """Calls `close`; aiokafka's name of it."""
         await self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_started", False) and not self._closed:  # an argument may have been refused
+        if getattr(self, "_started", False) and not self._closed:  # `__init__` may have raised
             warn_unclosed(self, self.group or "")
 
     async def __aenter__(self: This) -> This:
@@ -205,8 +204,7 @@ class ConsumerBase:
         return batch
 
     async def getbatch(self, timeout_s: float | None = None) -> Batch | None:
-        """Returns the next batch of one partition, or None after `timeout_s` seconds (None: no limit, 0: does not
-        wait).
+        """Returns the next batch of one partition, or None after `timeout_s` seconds (None: no limit, 0: no wait).
 
         The call marks the batch before it as done.
         """
@@ -219,8 +217,8 @@ class ConsumerBase:
     async def getmany(
         self, timeout_s: float | None = None, max_records: int | None = None
     ) -> dict[TopicPartition, list[Record]]:
-        """Returns records by partition: waits up to `timeout_s` seconds for the first, then adds those that have
-        already arrived."""
+        """Returns records by partition: waits up to `timeout_s` seconds for the first, then adds records that have
+        arrived. The call marks the records before it as done."""
         return await self._readable().many(timeout_s, max_records)
 
     def _readable(self) -> Reading:
@@ -238,9 +236,9 @@ class ConsumerBase:
         return self._reading
 
     def report_load(self, partition: PartitionLike, load: float) -> None:
-        """Reports the present load of a partition, with `follow_load="reported"`.
+        """Reports the present load of a partition, for `follow_load="reported"`.
 
-        `load` is in any unit that all members share, for example bytes or seconds of work per second. It is valid until
+        `load` is in any unit that all members share, for example bytes or seconds of work per second. It holds until
         the next call; the group uses its mean over ten minutes. It has no effect for a partition that this member does
         not own. Raises ValueError for a number that is not finite or below 0.
         """
@@ -251,11 +249,11 @@ class ConsumerBase:
     # -- offsets -------------------------------------------------------------------------------------------------
 
     async def commit(self, offsets: Mapping[PartitionKey, Offset] | None = None) -> None:
-        """Commits these offsets (each the next one to read). Without offsets, marks all delivered records as done and
+        """Commits these offsets, each the next one to read. Without offsets, marks all delivered records as done and
         commits them.
 
         Raises NotOwned for a partition that this member does not own, ConfigError for an offset below 0, CommitFailed
-        when the lease has expired or the coordinator refuses.
+        if the lease has expired or the coordinator rejects the commit.
         """
         if offsets is None:
             self._must_be_started()
@@ -268,27 +266,27 @@ class ConsumerBase:
     ) -> None:
         """Like `commit`, but returns at once. Commits keep the order of the calls, and `close` waits for them.
 
-        When the commit has succeeded or failed, `callback(offsets, error)` is called; `error` is None on success.
-        Without a callback, an error is logged. Raises NotOwned, and CommitFailed when the lease has expired.
+        When the commit has ended, it calls `callback(offsets, error)`; `error` is None on success. Without a callback,
+        it logs an error. Raises NotOwned, and CommitFailed if the lease has expired.
         """
         progress = self._engine.progress
         wanted = as_offsets(progress.uncommitted(in_hand=True)) if offsets is None else as_offsets(offsets)
         self._engine.commits.commit_async(wanted, callback)
 
     async def committed(self, partition: PartitionLike) -> OffsetAndMetadata | None:
-        """Returns the committed offset of the group from the coordinator, or None. This member need not own the
+        """Returns the committed offset of the group from the coordinator, or None. The member need not own the
         partition.
 
-        The metadata is the user's, "" if there was none. The leader epoch is -1 if it is unknown.
+        The metadata is the user's, "" if there is none. The leader epoch is -1 if it is unknown.
         """
         partition = as_partition(partition)
         found = (await self._engine.commits.offsets.fetch([partition])).get(partition)
         return None if found is None else as_written(found)
 
     async def position(self, partition: PartitionLike) -> int:
-        """Returns the next offset to deliver; waits until it is known.
+        """Returns the next offset to deliver. Waits until it is known.
 
-        Raises NotOwned, and the error that keeps the consumer from finding one.
+        Raises NotOwned, and the error that prevents the consumer from finding the offset.
         """
         while True:
             tenure = self._tenure(partition)
@@ -300,10 +298,10 @@ class ConsumerBase:
             await self._engine.fetcher.news(0.1)
 
     def seek(self, partition: PartitionLike, offset: Offset) -> None:
-        """Continues from `offset`, whatever the position was. Raises NotOwned.
+        """Sets the position of a partition. Raises NotOwned.
 
-        If `offset` comes from `committed`, the consumer first compares it with the log, by its leader epoch and the id
-        of its topic.
+        An `offset` from `committed` has a leader epoch and the id of its topic. The consumer validates such a position
+        against the log before it delivers records.
         """
         self._engine.seek(self._tenure(partition).partition, as_offset(offset))
 
@@ -361,7 +359,7 @@ class ConsumerBase:
         return chosen
 
     def pause(self, *partitions: PartitionLike | Iterable[PartitionLike]) -> None:
-        """Delivers no records of these partitions until `resume`. The member still owns them. Raises NotOwned."""
+        """Stops the delivery of these partitions until `resume`. The member still owns them. Raises NotOwned."""
         chosen = as_partitions(partitions)
         self._engine.must_own(chosen)
         for partition in chosen:
@@ -370,7 +368,7 @@ class ConsumerBase:
         self._engine.fetcher.wake()
 
     def resume(self, *partitions: PartitionLike | Iterable[PartitionLike]) -> None:
-        """Ends a pause. Raises NotOwned."""
+        """Ends the pause of these partitions. Raises NotOwned."""
         chosen = as_partitions(partitions)
         self._engine.must_own(chosen)
         for partition in chosen:
@@ -378,18 +376,18 @@ class ConsumerBase:
         self._engine.fetcher.wake()
 
     def paused(self) -> frozenset[TopicPartition]:
-        """The paused partitions."""
+        """Returns the partitions that the user has paused."""
         return frozenset(self._engine.state.paused_partitions())
 
     def may_act(self) -> bool:
         """Whether records may be handled and offsets committed at this instant.
 
-        Check it before each record that was delivered a while ago, because the lease may have expired since.
+        Check it before you handle a record that was delivered earlier, because the lease may have expired since.
         """
         return self._engine.membership.may_act()
 
     async def until_may_act(self) -> None:
-        """Returns once `may_act` is true; at once if it is."""
+        """Returns once `may_act` is true."""
         await self._engine.commits.until_may_act()
 
     # -- subscription --------------------------------------------------------------------------------------------
@@ -401,12 +399,11 @@ class ConsumerBase:
         pattern: str | None = None,
         listener: Listener | None = None,
     ) -> None:
-        """Subscribes to these topics, and replaces the earlier subscription. May be called before `start`.
+        """Replaces the subscription by these topics, or by a pattern. May be called before `start`.
 
-        The rebalance that follows releases the partitions of topics that are no longer subscribed. `listener` replaces
-        the earlier listener, which stays if none is given.
-
-        Raises ConfigError, or IllegalState after `assign`, and changes nothing.
+        A rebalance releases the partitions of topics that are no longer subscribed. `listener` replaces the earlier
+        listener, which stays if none is given. Raises ConfigError, or IllegalState after `assign`; an error changes
+        nothing.
         """
         wanted = as_topics((topics, *more) if more else (topics,))
         if not wanted and pattern is None:
@@ -414,38 +411,37 @@ class ConsumerBase:
         self._engine.choice.subscribe(wanted, pattern, listener)
 
     def unsubscribe(self) -> None:
-        """Ends the subscription: drains and releases all partitions.
+        """Ends the subscription: drains and releases all partitions, and commits done records as in a rebalance.
 
-        No more records are delivered, and done records are committed as in a rebalance. The consumer stays in its
-        group, without partitions, so that it can `subscribe` again.
+        The consumer stays in its group without partitions, and can `subscribe` again.
         """
         self._engine.choice.subscribe((), None)
 
     def assign(self, partitions: Iterable[PartitionLike]) -> None:
         """Assigns these partitions and no others; only with membership "fixed".
 
-        They are assigned when this returns, so `seek` may follow at once; before `start`, they are assigned when
-        `start` returns. Partitions that were assigned before and are not named now can be committed until the records
-        in hand are done. Without partitions it works like `unsubscribe`.
+        They are assigned when the call returns, so `seek` may follow; before `start`, when `start` returns. Partitions
+        that are no longer assigned can be committed until their delivered records are done. Without partitions it works
+        like `unsubscribe`.
 
-        Raises IllegalState when topics are subscribed or a group assigns, and ConfigError for a partition that its
-        topic does not have; in both cases it changes nothing.
+        Raises IllegalState if topics are subscribed or a group assigns, ConfigError for a partition that its topic does
+        not have. An error changes nothing.
         """
         self._engine.choice.assign(as_partitions(partitions))
 
     def subscription(self) -> frozenset[str]:
-        """The subscribed topics; with a pattern, the known topics that match. None after `assign`."""
+        """Returns the subscribed topics; with a pattern, the known topics that match. Empty after `assign`."""
         return self._engine.choice.subscribed()
 
     # -- metadata and offsets of the cluster ---------------------------------------------------------------------
 
     async def topics(self) -> set[str]:
-        """Returns every topic that this user may see, without Kafka's internal ones. Raises BrokerError."""
+        """Returns the topics that this user may see, without Kafka's internal ones. Raises BrokerError."""
         self._must_be_started()
         return set(await self._engine.client.list_topics())
 
     async def partitions_for_topic(self, topic: str) -> set[int] | None:
-        """Asks the brokers for the partition numbers of a topic; None if it does not exist.
+        """Requests the partition numbers of a topic from the brokers. Returns None if the topic does not exist.
 
         The topic need not be subscribed, and is not created. Raises BrokersUnavailable.
         """
@@ -501,16 +497,16 @@ class ConsumerBase:
     # -- state ---------------------------------------------------------------------------------------------------
 
     def assignment(self) -> frozenset[TopicPartition]:
-        """The partitions that this member owns now."""
+        """Returns the partitions that this member owns, without those that drain."""
         return self._engine.state.held
 
     def fence(self, partition: PartitionLike) -> int:
-        """The fencing token of this ownership: a number that grows with each new owner of the partition.
+        """Returns the fencing token of this ownership: a number that grows with each new owner of the partition.
 
-        A store that remembers the highest number it has seen, and refuses writes with a lower one, is safe from a
-        process that was paused and continues after it lost the partition. `batch.fence` and `record.fence` have the
-        number of the ownership under which they were delivered. docs/howto/effects-once.md says what each membership
-        promises. Raises NotOwned.
+        A store that remembers the highest token, and rejects writes with a lower one, is safe from a process that was
+        paused and continues after it has lost the partition. `batch.fence` and `record.fence` are the tokens of the
+        ownership under which they were delivered. docs/howto/effects-once.md has the promise of each membership. Raises
+        NotOwned.
         """
         found = self._tenure(partition).fence
         assert found is not None  # every membership claims with one
@@ -539,40 +535,40 @@ class ConsumerBase:
         return {partition: member for partition, member in members.items() if member is not None}
 
     def high_watermark(self, partition: PartitionLike) -> int | None:
-        """The offset after the partition's last record as of the last fetch; None before the first fetch."""
+        """Returns the offset after the partition's last record as of the last fetch; None before the first fetch."""
         return self._tenure(partition).high_watermark
 
     def lag(self) -> dict[TopicPartition, int]:
-        """The number of records between the position and the end of each owned partition whose end is known
-        from fetches."""
+        """Returns the number of offsets between position and end of each owned partition whose end is known from a
+        fetch."""
         return lags(self._engine.state)
 
     def unreachable(self) -> frozenset[TopicPartition]:
-        """The owned partitions that the consumer wants to read and cannot.
+        """Returns the owned partitions that are not paused and that the consumer cannot read.
 
-        Their position or leader is unknown, or the leader does not respond. A new partition is among them for a moment.
+        Their position or leader is unknown, or the leader does not respond. A new partition is unreachable for a
+        moment.
         """
         unknown = {p for p, tenure in self._engine.state.assignment.items() if tenure.high_watermark is None}
         return frozenset(unknown | self._engine.fetcher.unreachable()) - self.paused()
 
     @property
     def measures(self) -> Measures:
-        """How long joins, syncs, heartbeats and commits took, and how often they happened."""
+        """Counts and durations of joins, heartbeats, commits and more."""
         return self._engine.client.measures
 
     def metrics(self) -> dict[str, float]:
-        """Metrics under the names of Kafka's own clients; see `allocator.web.metrics` for Prometheus."""
+        """Returns metrics under the names of Kafka's own clients. `allocator.web.metrics` has those for Prometheus."""
         return reference_metrics(self.measures, self.lag(), len(self.assignment()))
 
     def topic_id(self, partition: PartitionLike) -> uuid.UUID | None:
-        """The id of the topic that the position belongs to; None if it is unknown, or the brokers are older
-        than 2.8."""
+        """Returns the id of the topic that the position belongs to; None if it is unknown, or before Kafka 2.8."""
         found: uuid.UUID | None = self._tenure(partition).topic_id
         return found
 
     @property
     def losses(self) -> tuple[RecordsLost, ...]:
-        """The latest losses, at most 100: which offsets were skipped, and where the consumer continued."""
+        """The latest 100 losses: which offsets were skipped, and where the consumer continued."""
         return tuple(self._engine.losses)
 
     @property
@@ -592,5 +588,5 @@ def join_again_if(consumer: ConsumerBase, admitted: Callable[[ZooKeeperClient], 
 
 
 def client_of(consumer: ConsumerBase) -> KafkaClient:
-    """The consumer's own client: its metadata changes before the consumer fetches by it."""
+    """Returns the consumer's client of the brokers."""
     return consumer._engine.client

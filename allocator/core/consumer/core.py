@@ -1,4 +1,4 @@
-"""The core of every consumer: client, membership, fetcher and offsets, started and closed together."""
+"""Starts, connects and closes the parts of a consumer: client, membership, fetcher and offsets."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ from allocator.core.types import Listener, OffsetAndMetadata, OffsetReset, Parti
 
 log = logging.getLogger(__name__)
 
-LOSSES = 100  # losses kept
-# limit of reading the orders at a start. more: an unreadable topic delays it longer; less: first records may miss
-# orders
+LOSSES = 100  # number of losses that are kept
+# time limit for reading the operator commands at a start. Higher: an unreadable topic delays the start longer; lower:
+# the first records may be handled without the commands
 ORDERS_WITHIN_S = 10.0
 
 
 class ConsumerCore:
     """Client, membership, fetcher and offsets of one member of one group.
 
-    Guarantee: `fetcher` delivers a batch, and `commit` sends offsets, only while this member owns the partition and its
-    lease is valid. The parts share the subscription state; this class starts, calls and closes them.
+    Guarantee: `fetcher` delivers a batch, and `commits` sends offsets, only while this member owns the partition and
+    its lease is valid.
     """
 
     def __init__(
@@ -73,7 +73,8 @@ class ConsumerCore:
         self.group = joining.group
         self.progress = OffsetTracker(asking_is_done=auto_commit_interval_s is not None)
         self.state = SubscriptionState(auto_offset_reset)
-        # a 0.9 broker builds a JMX name from it, and fails every fetch if it contains a colon, as kiel's names do
+        # a 0.9 broker builds a JMX name from the client id, and fails every fetch if it has a colon, as kiel's names
+        # have
         name = re.sub(r"[^A-Za-z0-9._-]", "-", joining.client_id)
         self.client = KafkaClient(brokers, client_id=name, security=security)
         self.fetcher = Fetcher(
@@ -133,23 +134,23 @@ class ConsumerCore:
         self.losses: deque[RecordsLost] = deque(maxlen=LOSSES)
         """The latest losses, for the page and for users."""
         self.processor: RecordProcessor | None = None
-        """What calls the handler, for `Consumer.process` or the daemon. It tracks done records itself, so a request for
-        more records marks nothing as done."""
+        """The running processor of `Consumer.process` or the daemon. It tracks done records itself, so a request for
+        more records marks none as done."""
         self.started = False
         self.closing = False
-        """Whether `close` was called. An offset that cannot be committed now will never be."""
+        """Whether `close` was called. An offset that cannot be committed now is never committed."""
         self._exits = contextlib.AsyncExitStack()
         self._tasks = BackgroundTasks(self._broke)
 
     async def start(self) -> None:
-        """Connects to Kafka (and ZooKeeper) and joins the group. Undoes everything if a step fails."""
+        """Connects to Kafka (and ZooKeeper) and joins the group. If a step fails, closes everything."""
         self.started = True
         config = self.choice.config
         self.client.measures.trace(self.group, config.client_id)
         order_source = config.options.order_source(config, self.client.bootstrap, self.client.security)
         try:
             self._exits.push_async_callback(self.client.close)
-            self.choice.follow()  # before the first metadata
+            self.choice.follow()  # before the first metadata request
             if order_source is not None:
                 order_source.watch(self.client)
             await self._connect(config.connect_timeout_s)
@@ -170,15 +171,17 @@ class ConsumerCore:
             raise
 
     async def _follow_orders(self, source: OrderSource) -> None:
-        """Reads the orders before the join, so that a new owner obeys them from its first record on. Continues without
-        them if the topic cannot be read."""
+        """Reads the operator commands before the join, so that they hold for the first record of a new owner.
+
+        Continues without them if the topic cannot be read.
+        """
         began = asyncio.Event()
         self._tasks.start(source.follow(self.client, self._orders.take, began), "orders")
         if not await wait_for_event(began, ORDERS_WITHIN_S):
             log.warning("%s: joins before it has read its orders from topic %s", self.group, source.topic)
 
     async def _connect(self, timeout_s: float) -> None:
-        """Connects to Kafka and to the service that coordinates the group, concurrently. Kafka's error has priority."""
+        """Connects to Kafka and to the group's coordination service, concurrently. Kafka's error has priority."""
         membership = asyncio.ensure_future(self.membership.connect())
         try:
             await self.client.connect(timeout_s)
@@ -192,14 +195,14 @@ class ConsumerCore:
     async def close(self, *, commit: bool = True, restart: bool = True) -> None:
         """Drains, commits done records (unless `commit` is False), leaves, and closes every connection.
 
-        `restart` False: reserves nothing for another process of this instance id.
+        With `restart` False, the group reserves nothing for the next process of this instance id.
         """
         self.closing = True
         self.fetcher.wake()
         if not commit:
             self._ownership.stop_committing()
         try:
-            await self.commits.close()  # sends the commits that no caller waits for
+            await self.commits.close()  # waits for the commits of `commit_async`
             if commit:
                 await self.commits.leave_fresh()
             if not restart:
@@ -213,7 +216,7 @@ class ConsumerCore:
         self.losses.append(loss)
 
     def _broke(self, error: BaseException) -> None:
-        """An internal task failed unexpectedly; the reader gets the error, so that it does not wait forever."""
+        """Passes an unexpected error of an internal task to the reader, which would wait forever otherwise."""
         log.error("%s: the consumer is broken", self.group, exc_info=error)
         self.fetcher.broke(error)
 
@@ -226,14 +229,14 @@ class ConsumerCore:
 
     @property
     def ended(self) -> BaseException | None:
-        """The error that ended reading for good; None while the consumer works."""
+        """The error that ended reading; None while the consumer works."""
         return self.fetcher.broken or self.membership.ended
 
     async def until_confirmed(self) -> None:
         """Like `Commits.until_may_act`, but gives up once the ZooKeeper session cannot be alive any more.
 
-        Call it before the last commit of a partition: while the connection to ZooKeeper is lost, commits are refused.
-        A member of a Kafka group need not wait: a coordinator that does not confirm it takes no commit either.
+        Call it before the last commit of a partition, because commits are refused while the connection to ZooKeeper is
+        lost. Does not wait in a Kafka group, whose coordinator confirms the member and takes its commits.
         """
         options, now = self.choice.config.options, asyncio.get_running_loop().time()
         if isinstance(options, EnsembleOptions) and not self.membership.may_act():
@@ -242,16 +245,16 @@ class ConsumerCore:
                 await within(self.commits.until_may_act(), max(0.0, left_s))
 
     async def news(self, timeout_s: float | None) -> None:
-        """Waits until records may have arrived for a waiting user, at most `timeout_s` seconds."""
+        """Waits until new records may have arrived, at most `timeout_s` seconds."""
         limit_s = self.choice.config.max_poll_interval_s
         if limit_s is not None:
-            # a waiting reader counts as polling
+            # in short turns, because a waiting reader counts as polling
             timeout_s = limit_s / 3 if timeout_s is None else min(timeout_s, limit_s / 3)
         await self.fetcher.news(timeout_s)
         self.membership.polled()
 
     def may_take(self) -> bool:
-        """Whether the fetcher may deliver a batch now. Raises an error that the user must see first."""
+        """Whether the fetcher may deliver a batch now. Raises an error that the user has to receive first."""
         error = self._ownership.take_error() or self.ended
         if error is not None:
             raise error
@@ -260,22 +263,21 @@ class ConsumerCore:
     def deliver(self, batch: Batch, next_offset: int) -> None:
         """Notes that the user gets the records of `batch` up to `next_offset`."""
         partition = TopicPartition(batch.topic, batch.partition)
-        # with the leader epoch of the record before it, so that a truncated log is distinguished from one that grew
-        # (KIP-320)
+        # by the leader epoch, a later check detects a truncation of the log (KIP-320)
         self.state.update_position(partition, next_offset, self.fetcher.leader_epoch(partition, next_offset))
         if self.processor is None:
             self.progress.hand_out(partition, next_offset)
 
     def must_not_process(self) -> None:
-        """Raises RuntimeError while `process` runs: another call would take its partitions from its handler."""
+        """Raises RuntimeError while `process` runs."""
         if self.processor is not None:
             raise RuntimeError("process() runs already; cancel that call first, or make a second Consumer")
 
     async def process_with(self, processor: RecordProcessor) -> None:
-        """Lets `processor` track done records, and tells it of every change of partitions, until `process_no_more`.
+        """Makes `processor` track done records and receive changes of the assignment, until `process_no_more`.
 
-        Waits for calls that outlasted a former processor: they keep their partitions, and two calls at once would break
-        the order. Raises RuntimeError while another one runs.
+        Waits for handler calls that outlasted a former processor, because two calls at once would break the order.
+        Raises RuntimeError while another processor runs.
         """
         self.must_not_process()
         if self._ownership.processor is not None:
@@ -285,20 +287,22 @@ class ConsumerCore:
         self._orders.apply()
 
     def process_no_more(self) -> None:
-        """Called by the processor when it ends. Calls of its handler that still run keep their partitions."""
+        """Ends `process_with`. Handler calls that still run keep their partitions."""
         self.processor = None
         self._orders.apply()
 
     def seek(self, partition: TopicPartition, position: OffsetAndMetadata | int) -> None:
-        """Continues from `position`, whatever position was reached before."""
+        """Sets the position, whatever was delivered or done before."""
         self.state.seek(partition, position)
         done = position.done if isinstance(position, Committed) else None
         self.progress.rewind(partition, position if isinstance(position, int) else position.offset, done)
         self.fetcher.wake()
 
     def sought(self, partition: TopicPartition, offset: int) -> bool:
-        """Like `seek`, for operators' orders. Returns False, and changes nothing, if the partition drains or has
-        left this member: its next owner seeks."""
+        """Like `seek`, for an operator command.
+
+        Returns False, and changes nothing, if the partition drains or is not owned, because its next owner seeks.
+        """
         if partition not in self.state.held:
             return False
         if self.processor is not None:
@@ -307,7 +311,8 @@ class ConsumerCore:
         return True
 
     async def commit_sought(self, partition: TopicPartition, offset: int) -> None:
-        """Commits the offset of `sought`, or what has been done since. A sink has it already. Raises AllocatorError."""
+        """Commits the offset of `sought`, or a later one that is done since. With a sink, commits nothing, because the
+        sink has the offset. Raises AllocatorError."""
         if self.sink is not None:
             return
         if self.processor is not None:
@@ -320,7 +325,7 @@ class ConsumerCore:
         self._tasks.start(work, name)
 
     async def _commit_last(self, partitions: Iterable[TopicPartition]) -> None:
-        """Commits the done offsets of partitions that leave this member."""
+        """Commits the done offsets of partitions that drain."""
         if self.progress.uncommitted(partitions):
             await self.until_confirmed()
         await self.commits.commit_done(partitions)
@@ -328,7 +333,7 @@ class ConsumerCore:
     # -- ownership -----------------------------------------------------------------------------------------------
 
     def must_own(self, partitions: Iterable[TopicPartition]) -> None:
-        """Raises NotOwned with the partitions that are not owned."""
+        """Raises NotOwned that names the partitions which this member does not own."""
         foreign = [p for p in partitions if not self.state.is_assigned(p)]
         if foreign:
             names = ", ".join(f"{p.topic}:{p.partition}" for p in foreign[:5])
@@ -347,7 +352,7 @@ class SinkMember:
         self._core = core
         self._sink = sink
         self._group = core.group
-        # the number alone does not distinguish owners if the membership's numbers can fall back or repeat
+        # identifies this owner beside the fencing token, which may repeat after ZooKeeper has lost its data
         self._owner = uuid.uuid4().hex
 
     async def begin(self, partitions: Partitions) -> Mapping[TopicPartition, OffsetAndMetadata]:
@@ -369,9 +374,9 @@ class SinkMember:
         }
 
     async def rewind(self, partition: TopicPartition, offset: int) -> None:
-        """Waits for the records in work first: what is written later would set the sink forward again.
+        """Sets the sink's offset back, once all delivered records are done: later writes would move it forward again.
 
-        Nothing of the partition may be delivered meanwhile.
+        No record of the partition may be delivered meanwhile.
         """
         processor = self._core.processor
         if processor is not None:

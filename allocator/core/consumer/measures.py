@@ -12,19 +12,17 @@ from allocator.core.telemetry.measures import Effort, Measures
 from allocator.core.types import LoadSource, OffsetAndMetadata, TopicPartition
 from allocator.core.znodes.load_report import LoadMeter, LoadReport
 
-TIMEOUT_S = 2.0  # short, because a rebalance waits for it
+TIMEOUT_S = 2.0  # short, because a rebalance waits for the lag
 Committed = Callable[[Collection[TopicPartition]], Awaitable[Mapping[TopicPartition, OffsetAndMetadata]]]
 
 
 async def lag(
     client: KafkaClient, committed: Committed, reset: object, partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, float]:
-    """Records from the committed offset to the end of the log, where both are known.
+    """Returns the number of offsets from the committed offset to the end of the log, where both are known.
 
-    Without a committed offset it counts from where `reset` ("earliest", "latest", a time, ...) would begin: the whole
-    log with "earliest", nothing with "latest"; else the partition is left out, as is one without a leader. Records, not
-    bytes: Kafka tells no consumer how large they are.
-    Raises BrokerError, NoOffsetsError.
+    Without a committed offset it counts from where `reset` begins: the complete log for "earliest", 0 for "latest".
+    Otherwise the partition is left out, like a partition without a leader. Raises BrokerError, NoOffsetsError.
     """
     asked = [partition for partition in partitions if client.leader(partition) is not None]
     if not asked:
@@ -45,7 +43,7 @@ async def lag(
 
 
 def lags(state: SubscriptionState) -> dict[TopicPartition, int]:
-    """Records between the position and the end of each partition, of those whose end is known from a fetch."""
+    """Returns the number of offsets between position and end, for partitions whose end is known from a fetch."""
     return {partition: lag for partition, tenure in state.assignment.items() if (lag := tenure.lag) is not None}
 
 
@@ -57,12 +55,12 @@ class OwnLoad:
         self._measures = measures
         self._meter = LoadMeter()
         self.source: LoadSource | None = None
-        """None until `measure` is called, which it is not where load moves nothing."""
+        """The kind of load; None if the group does not follow load."""
         self.reported: dict[TopicPartition, float] = {}
-        """What the user reported last."""
+        """The latest load of each partition from `Consumer.report_load`."""
 
     def measure(self, source: LoadSource) -> Callable[[], LoadReport]:
-        """Begins to measure. Each call of the result is one measurement, and returns what to tell the group then."""
+        """Starts to measure. Each call of the result takes one measurement and returns the report for the group."""
         self.source = source
         self._measures.fetched = Effort() if source == "bytes" else None
         self._measures.handled = Effort() if source == "handler_s" else None
@@ -83,10 +81,10 @@ class OwnLoad:
 
 
 def reference_metrics(measures: Measures, lag: Mapping[TopicPartition, int], assigned: int) -> dict[str, float]:
-    """The metrics of kafka-python's coordinator and fetcher: times in milliseconds, rates per second.
+    """Returns the metrics of kafka-python's coordinator and fetcher: times in milliseconds, rates per second.
 
-    Times and rates are those of the last 30 to 60 seconds. `last-heartbeat-seconds-ago` is missing before the first
-    heartbeat, `records-lag-max` before the first fetch.
+    Times and rates cover the last 30 to 60 seconds. `last-heartbeat-seconds-ago` is missing before the first heartbeat,
+    `records-lag-max` before the first fetch.
     """
     found: dict[str, float] = {"assigned-partitions": assigned}
     for name, measure in (

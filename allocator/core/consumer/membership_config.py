@@ -1,7 +1,6 @@
-"""How a consumer joins: the memberships as classes of settings, and the settings that all of them share.
+"""The settings with which a consumer joins: a class for each membership, and the settings that all of them share.
 
-Users create a membership's class, or give its name. A class knows the requirements and contradictions of its
-membership, and creates it.
+A class checks its settings and creates the membership. Users pass an object of it, or its name.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ from allocator.core.zookeeper.client import ZooKeeperClient
 
 
 class Fault(NamedTuple):
-    """Settings that are valid one by one but contradict each other, by their names."""
+    """Settings that are valid one by one but contradict each other."""
 
     settings: tuple[str, ...]
     why: str
     error: AllocatorError | None = None
-    """Creates the error. `MembershipConfig.check` raises it unchanged if it is no ConfigError."""
+    """The error of a check. `MembershipConfig.check` raises it unchanged if it is not a ConfigError."""
 
     @classmethod
     def of(cls, settings: tuple[str, ...], check: Callable[[], Any]) -> Iterator[Fault]:
@@ -62,7 +61,7 @@ class Fault(NamedTuple):
             yield cls(settings, str(error), error)
 
     def text(self, values: Mapping[str, Any]) -> str:
-        """ "offsets = 'kafka' with membership = 'kiel': ..." """
+        """Returns the message, like "offsets = 'kafka' with membership = 'kiel': ..."."""
         return f"{' with '.join(self._shown(name, values.get(name)) for name in self.settings)}: {self.why}"
 
     @staticmethod
@@ -78,10 +77,10 @@ class OrderSource(Protocol):
     topic: str | None
 
     def watch(self, client: KafkaClient) -> None:
-        """Makes `client` include the source in its metadata requests."""
+        """Makes `client` include the topic in its metadata requests."""
 
     async def follow(self, client: KafkaClient, ordered: Callable[[Orders, Any], None], began: asyncio.Event) -> None:
-        """Calls `ordered` with the present commands, and again after each change. Sets `began` after the first call."""
+        """Calls `ordered` with the present commands and after each change. Sets `began` after the first call."""
 
 
 class Connections(NamedTuple):
@@ -91,24 +90,24 @@ class Connections(NamedTuple):
     listener: AssignmentListener
     coordinator: Coordinator
     load: Load
-    """The load of partitions, for assignors that use it."""
+    """Returns the load of partitions, for assignors that use it."""
     offsets: StoredOffsets | None
     """The committed offsets of the group. Their storage changes when the group is adopted from another layout."""
     measure: Callable[[LoadSource], Callable[[], LoadReport]] | None = None
-    """Starts to measure the load of the owned partitions; the result returns the load."""
+    """Starts to measure the load of the owned partitions. Returns a function that returns the load."""
     ordered: Callable[[Orders, OrderKeeper], None] | None = None
-    """Called with the orders of operators, if the membership has any."""
+    """Called with the operator commands, if the membership has any."""
     expected: Callable[[Partitions, bool], None] | None = None
     """Called with partitions before the member gets them; see `ZooKeeperMembership`."""
 
 
 @dataclass(frozen=True)
 class MembershipOptions:
-    """The settings that only one membership has. Raises ConfigError that lists every value that is not allowed."""
+    """The settings of one membership. Raises a ConfigError that lists every invalid value."""
 
     name: ClassVar[MembershipName]
     storages: ClassVar[tuple[OffsetStorage, ...]] = ("kafka",)
-    """The allowed storages of the group's offsets, the default first. Other clients in such a group use the default."""
+    """The allowed storages of the group's offsets, the default first, which other clients of such a group use."""
 
     def __post_init__(self) -> None:
         faults = keyword_faults(vars(self))
@@ -117,11 +116,11 @@ class MembershipOptions:
 
     @property
     def lasting_name(self) -> str | None:
-        """The name that the member keeps when its process starts again; None if it has none."""
+        """The name that the member keeps over a restart of its process; None if it has none."""
         return None
 
     def faults(self, config: MembershipConfig) -> Iterator[Fault]:
-        """Finds contradictions that show without connecting."""
+        """Finds contradictions between settings, without any I/O."""
         yield from Fault.of(("assignor", "membership"), lambda: self.check_assignor(config))
 
     def check_assignor(self, config: MembershipConfig) -> None:
@@ -129,18 +128,18 @@ class MembershipOptions:
         config.assignors()
 
     def make(self, config: MembershipConfig, connections: Connections) -> Membership:
-        """Creates the membership without any I/O."""
+        """Creates the membership, without any I/O."""
         raise NotImplementedError
 
     def order_source(self, config: MembershipConfig, brokers: Any, security: Any) -> OrderSource | None:
-        """Returns the place outside the membership that has the operator commands; None if the membership has them."""
+        """Returns the topic of the operator commands; None if the membership itself has them."""
         return None
 
 
 @names_arguments
 @dataclass(frozen=True)
 class Fixed(MembershipOptions):
-    """All partitions of the topics, or chosen ones, whatever others read."""
+    """No group assigns: the consumer reads all partitions of its topics, or the chosen ones."""
 
     name = "fixed"
     storages: ClassVar[tuple[OffsetStorage, ...]] = ("kafka", "both", "zookeeper")
@@ -167,7 +166,7 @@ class Fixed(MembershipOptions):
 
 @dataclass(frozen=True)
 class EnsembleOptions(MembershipOptions):
-    """Options that every membership on ZooKeeper has."""
+    """The settings of every membership on ZooKeeper."""
 
     storages: ClassVar[tuple[OffsetStorage, ...]] = ("kafka", "both", "zookeeper")
 
@@ -223,7 +222,7 @@ class EnsembleOptions(MembershipOptions):
         )
 
     def ensemble(self) -> ZooKeeperClient:
-        """Returns a session with the ensemble, not connected. Raises ConfigError for wrong `zookeeper_options`."""
+        """Returns a client of the ensemble, not connected. Raises ConfigError for wrong `zookeeper_options`."""
         if not self.zookeeper:
             raise ConfigError(f'{type(self).__name__}: zookeeper not set; must be "host:port,host:port/chroot"')
         return ZooKeeperClient(self.zookeeper, session_timeout_s=self.session_timeout_s, options=self.zookeeper_options)
@@ -275,7 +274,7 @@ class ZooKeeper(EnsembleOptions):
 
 @dataclass(frozen=True)
 class MembershipConfig:
-    """How a consumer joins: the settings of every membership, and the options of the chosen one. Times in seconds.
+    """The settings that all memberships share, and the options of the chosen one. Times are in seconds.
 
     `of` creates it from the keywords of `Consumer`. `check` raises one ConfigError that lists every fault.
     """
@@ -298,7 +297,7 @@ class MembershipConfig:
         cls, membership: MembershipName | MembershipOptions, *, zookeeper: str | None = None, **common: Any
     ) -> MembershipConfig:
         """Raises ConfigError for keywords of the wrong type or out of range, and for an unknown membership."""
-        check_keywords(common)  # on its own, because the other checks would fail on a wrong type
+        check_keywords(common)  # first, because the other checks fail on a wrong type
         options = membership_of(membership, zookeeper)
         common["client_id"] = common.get("client_id") or default_client_id(instance_id=options.lasting_name)
         return cls(options=options, partitions=getattr(options, "partitions", ()), **common)
@@ -318,7 +317,7 @@ class MembershipConfig:
         return self.offsets or self.options.storages[0]
 
     def check(self) -> None:
-        """Finds all faults that show without connecting."""
+        """Raises an error that lists all faults, without any I/O."""
         faults = [*self.faults()]
         for fault in faults:
             if fault.error is not None and not isinstance(fault.error, ConfigError):
@@ -328,7 +327,7 @@ class MembershipConfig:
             raise ConfigError("; ".join(fault.text(values) for fault in faults))
 
     def faults(self) -> Iterator[Fault]:
-        """Finds contradictions. The same code serves Python's keywords, the daemon's file and Spark's options."""
+        """Finds contradictions between settings, for Python, the daemon's file and Spark's options."""
         chosen = tuple(name for name in ("topics", "pattern", "partitions") if getattr(self, name))
         if len(chosen) > 1:
             yield Fault(chosen, "they exclude each other; give one of them")
@@ -347,10 +346,10 @@ class MembershipConfig:
 
 
 def membership_of(given: MembershipName | MembershipOptions, zookeeper: str | None = None) -> MembershipOptions:
-    """Returns a membership that is given by its name or as an object. Raises ConfigError for anything else.
+    """Returns the membership for a name or an object. Raises ConfigError for anything else.
 
-    `zookeeper`: the ensemble of a membership on ZooKeeper. Other memberships ignore it, so that a service moves by
-    changing its membership alone.
+    `zookeeper` is the ensemble of a membership on ZooKeeper. Other memberships ignore it, so that a service can change
+    its membership alone.
     """
     named = not isinstance(given, MembershipOptions)
     check_keywords({"zookeeper": zookeeper, **({"membership": given} if named else {})})
@@ -364,14 +363,14 @@ def membership_of(given: MembershipName | MembershipOptions, zookeeper: str | No
 
 
 def membership_from(name: MembershipName, settings: Mapping[str, Any]) -> MembershipOptions:
-    """Returns the membership `name` with those of `settings` that it has."""
+    """Creates the membership `name` from those of `settings` that it has."""
     kind: type[MembershipOptions] = options_of(name)
     own = {each.name for each in dataclasses.fields(kind)}
     return kind(**{name: value for name, value in settings.items() if name in own})
 
 
 def _holders(name: str) -> str:
-    """Says which memberships have the argument `name`; "" if none has it."""
+    """Returns a hint which memberships have the argument `name`; "" if none has it."""
     kinds = [kind.__name__ for kind in map(options_of, known_memberships()) if name in kind.__dataclass_fields__]
     if not kinds:
         return ""

@@ -1,4 +1,4 @@
-"""Carries out the orders of operators that the owners of partitions honour: pause, skip, quarantine, seek."""
+"""Carries out the operator commands for partitions: pause, skip, quarantine and seek."""
 
 from __future__ import annotations
 
@@ -51,11 +51,10 @@ class OrderedConsumer(Protocol):
 
 
 class OperatorOrders:
-    """Applies the orders in effect to the partitions of one member, whenever orders or partitions change.
+    """Applies the commands in effect to the partitions of one member, whenever commands or partitions change.
 
-    Each new owner applies an order again, because it stays in its znode or topic. A seek is carried out once: the owner
-    at that time executes it and writes the result. An order that this member cannot carry out gets a result with the
-    reason.
+    A command stays in its znode or topic, so each new owner applies it again. A seek is carried out once: the present
+    owner seeks and writes the result. A command that this member cannot carry out gets a result with the reason.
     """
 
     def __init__(self, core: OrderedConsumer) -> None:
@@ -64,19 +63,20 @@ class OperatorOrders:
         self._store: OrderKeeper | None = None
         self._under_way: set[tuple[str, TopicPartition]] = set()
         self._held_back: set[TopicPartition] = set()
-        """Partitions whose sink is about to go to the offset of a seek."""
-        self._told: set[str] = set()
-        """Ids of the orders that this member has reported as impossible."""
+        """Partitions whose sink is being set to the offset of a seek."""
+        self._refused: set[str] = set()
+        """Ids of the commands that this member has reported as impossible."""
         self._in_effect: dict[str, str] = {}
-        """The text of each order that this member follows for its partitions, by id."""
+        """The text of each command that holds for partitions of this member, by id."""
 
     def take(self, orders: Orders, store: OrderKeeper) -> None:
-        """Called by the membership or `order_topic`, on the loop, when the orders have changed or one has expired."""
+        """Replaces the commands. The membership or the topic of commands calls it when a command is given, changed or
+        expired."""
         self._orders, self._store = orders, store
         self.apply()
 
     def apply(self) -> None:
-        """Applies the orders. Also called when the consumer was assigned partitions or starts to process."""
+        """Applies the commands. Called when commands, partitions or the processor change."""
         if self._store is None:
             return
         in_force = self._orders.in_force(wall_ms(), OWNERS_KINDS)
@@ -114,9 +114,9 @@ class OperatorOrders:
             processor.order(RecordOrders(frozenset(paused), quarantined, offsets))
 
     def _refuse(self, order: Order, ours: Partitions) -> None:
-        if not ours or order.id in self._told:
+        if not ours or order.id in self._refused:
             return
-        self._told.add(order.id)
+        self._refused.add(order.id)
         why = {
             "skip": "this member reads its records itself, or in batches; use seek",
             "quarantine": "this member has no dead-letter topic for its records; use pause",
@@ -131,19 +131,17 @@ class OperatorOrders:
                 self._core.start_task(self._seek(order, partition), "order")
 
     async def _seek(self, order: Order, partition: TopicPartition) -> None:
-        """Seeks, commits, and then writes the result.
-
-        In that order, because the owner that follows a crash seeks again only while there is no result.
-        """
+        """Seeks, commits, and then writes the result, in that order: after a crash, the next owner seeks again unless
+        there is a result."""
         core = self._core
         sought: tuple[Tenure, int, str] | None = None
         try:
-            # with a sink, a position shows that this member has registered
+            # with a sink, a position means that the sink has registered this owner
             while core.state.is_assigned(partition) and core.state.position(partition) is None:
                 await core.fetcher.news(RETRY_S)
             while (tenure := core.state.assignment.get(partition)) is not None:
                 try:
-                    # a partition that left and came back is at another position
+                    # a new tenure has another position
                     if sought is None or sought[0] is not tenure:
                         found = await self._seek_once(order, partition)
                         sought = None if found is None else (tenure, *found)
@@ -159,7 +157,7 @@ class OperatorOrders:
             self._under_way.discard((order.id, partition))
 
     async def _seek_once(self, order: Order, partition: TopicPartition) -> tuple[int, str] | None:
-        """Returns the offset and the words for the result. None: the partition is about to leave."""
+        """Returns the offset and the text of the result; None if the partition drains or has left."""
         core = self._core
         before = core.state.position(partition)
         offset = await self._offset(partition, order.arguments["to"])
@@ -172,7 +170,8 @@ class OperatorOrders:
         return offset, what
 
     async def _seek_sink(self, sink: SinkOffsets, partition: TopicPartition, offset: int) -> bool:
-        """Takes the sink to `offset`, and delivers nothing of the partition before. Returns False if it has left."""
+        """Sets the sink's offset, and delivers no record of the partition before. Returns False if the partition has
+        left."""
         core, tenure = self._core, self._core.state.assignment[partition]
         self._held_back.add(partition)
         self.apply()
@@ -194,7 +193,7 @@ class OperatorOrders:
             return int(to)
         at: Any = {"earliest": EARLIEST, "latest": LATEST}.get(to)
         found = await list_offsets(self._core.client, {partition: int(to.partition(":")[2]) if at is None else at})
-        if found[partition] is None:  # no record has this or a later time
+        if found[partition] is None:  # no record at or after that time
             found = await list_offsets(self._core.client, {partition: LATEST})
         there = found[partition]
         assert there is not None

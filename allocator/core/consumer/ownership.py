@@ -1,4 +1,4 @@
-"""Reactions of a consumer to changes of its assignment."""
+"""How a consumer reacts when its assignment changes."""
 
 from __future__ import annotations
 
@@ -25,16 +25,15 @@ from allocator.core.types import NO_PARTITIONS, Listener, Partitions, TopicParti
 log = logging.getLogger(__name__)
 
 
-PATIENCE_S = 10.0  # between two warnings that a handler delays a rebalance
+PATIENCE_S = 10.0  # interval of the warnings that delivered records delay a rebalance
 
 
 class Ownership:
     """The `AssignmentListener` of a membership, for one consumer.
 
-    Guarantee, when `revoked` returns, for all partitions but those that it returns because a handler works on them: the
-    user holds no unprocessed record of the revoked partitions, and gets no more of them. The offsets of processed
-    records are committed, or their commit has failed for good and another member processes these records again. No
-    commit of these partitions is under way.
+    `revoked` returns the partitions that a handler still works on. Guarantee, for all others, when it returns: the user
+    holds no record of them and gets no more. The offsets of done records are committed, or their commit has failed, and
+    another member reads these records again. No commit of these partitions is under way.
     """
 
     def __init__(
@@ -57,13 +56,13 @@ class Ownership:
         self.listener = listener
         """The user's listener."""
         self.processor: RecordProcessor | None = None
-        """The latest processor. It may have ended while calls of its handler run, which keep their partitions."""
+        """The latest processor. After its end, handler calls that still run keep their partitions."""
         self._error: BaseException | None = None
-        self._told: asyncio.Event
+        self._received: asyncio.Event
         self.tenures = state
         self._progress = progress
         self._starts = StartingPositions(
-            state, progress, committed, fetcher, sink, self._reached, self._tell, retry_backoff_s
+            state, progress, committed, fetcher, sink, self._reached, self._report, retry_backoff_s
         )
         self._fetcher = fetcher
         self._commit = commit
@@ -74,18 +73,18 @@ class Ownership:
         self._began = began
         self._sink = sink
         self.suspended_at: float | None = None
-        """The loop's time since which no commit is allowed; None while commits are allowed."""
+        """The event loop's time at which commits were suspended; None while they are allowed."""
         self._opening = 0
         self._tasks: BackgroundTasks | None = None
         state.on_end = self._ended
 
     def start(self, tasks: BackgroundTasks) -> None:
-        """`tasks` owns the tasks that read committed offsets."""
-        self._told = asyncio.Event()
+        """`tasks` owns the tasks that this object starts."""
+        self._received = asyncio.Event()
         self._tasks = tasks
 
     def stop_committing(self) -> None:
-        """From this call on, released partitions are not committed."""
+        """Makes later releases commit nothing."""
         self._auto_commit = False
 
     @property
@@ -94,16 +93,14 @@ class Ownership:
         return self.suspended_at is not None or self._opening > 0
 
     def assign(self, partitions: Partitions) -> None:
-        """Like `assigned`, for partitions that the user chose. None of their records is delivered before the listener
-        was called."""
+        """Like `assigned`, for partitions that the user assigns, in a task."""
         assert self._tasks is not None
         self._tasks.start(self.assigned(partitions), "assigned")
 
     # -- called by the membership --------------------------------------------------------------------------------
 
     def expect(self, partitions: Partitions, free: bool) -> None:
-        """Prepares for partitions that this member is about to get. `free`: no other member holds them any more, and
-        `assigned` follows if the claim succeeds."""
+        """Prepares for partitions that this member is about to claim. `free`: no other member owns them any more."""
         assert self._tasks is not None
         self._fetcher.prepare(partitions)
         if free and self._sink is None:
@@ -115,12 +112,12 @@ class Ownership:
             self._measures.partitions_assigned += len(partitions)
             if self._began is not None:
                 self._began()
-            # before the listener is called, because it may ask for positions
+            # before the listener is called, because it may wait for positions
             self._starts.begin(self._tenures(partitions), self._tasks)
             self._opening += 1
             self._fetcher.wake()
             try:
-                await self._tell_all(RebalanceEvent.ASSIGNED, partitions)
+                await self._notify_all(RebalanceEvent.ASSIGNED, partitions)
             finally:
                 self._opening -= 1
                 self._fetcher.wake()
@@ -133,7 +130,7 @@ class Ownership:
         with self._measures.span("rebalance", step="lost", partitions=len(partitions)):
             self._starts.forget_expected()
             self._measures.partitions_lost += len(partitions)
-            await self._tell_all(RebalanceEvent.LOST, partitions)
+            await self._notify_all(RebalanceEvent.LOST, partitions)
 
     def suspended(self, why: str) -> None:
         if self.suspended_at is None:
@@ -148,24 +145,24 @@ class Ownership:
         self._fetcher.wake()
 
     def records_lost(self, loss: RecordsLost) -> None:
-        """Caller: fetch. Nothing more is delivered before the listener was told."""
+        """Notes lost records. No record is delivered before the listener has returned."""
         self._measures.resets += 1
         self._measures.records_lost += loss.count
         if loss.recreated or loss.resumed_at < loss.position:
-            # the done offset will come again, and would not be committed before it is reached once more
+            # the same offsets come again, and have to be committed again
             self._progress.rewind(loss.partition, loss.resumed_at)
         assert self._tasks is not None
         self._opening += 1
-        self._tasks.start(self._tell_loss(loss), "records lost")
+        self._tasks.start(self._notify_loss(loss), "records lost")
 
-    async def _tell_loss(self, loss: RecordsLost) -> None:
+    async def _notify_loss(self, loss: RecordsLost) -> None:
         try:
             if loss.recreated or loss.resumed_at < loss.position:
                 if self._sink is not None:
                     await self._rewind_sink(loss)
                 if self.processor is not None:
                     self.processor.set_back(loss.partition, loss.resumed_at)
-            callback = getattr(self.listener, "on_records_lost", None)  # other clients' have none
+            callback = getattr(self.listener, "on_records_lost", None)  # listeners of other clients have none
             if callback is not None:
                 await _call(callback, loss, str(loss))
         finally:
@@ -185,10 +182,10 @@ class Ownership:
                 await asyncio.sleep(self._retry_backoff_s)
 
     def take_error(self) -> BaseException | None:
-        """Returns an error for the user once."""
+        """Returns an error that the user has not received yet, if any."""
         error, self._error = self._error, None
         if error is not None:
-            self._told.set()
+            self._received.set()
         return error
 
     # ------------------------------------------------------------------------------------------------------------
@@ -197,7 +194,7 @@ class Ownership:
         self._fetcher.wake()
         tenures = self._tenures(partitions)
 
-        def draining() -> Partitions:  # the user may have assigned some of them again in the meantime
+        def draining() -> Partitions:  # without those that the user has assigned again meanwhile
             return frozenset(tenure.partition for tenure in tenures if tenure.phase is Phase.DRAINING)
 
         while True:
@@ -212,44 +209,43 @@ class Ownership:
                 await self._commit(partitions)
             except AllocatorError as error:
                 log.warning("what was done of %d revoked partitions is not committed: %s", len(partitions), error)
-        await tell(self.processor, RebalanceEvent.REVOKED, partitions)
+        await notify(self.processor, RebalanceEvent.REVOKED, partitions)
         working = NO_PARTITIONS if self.processor is None else self.processor.working(partitions)
-        # the user's listener is told of the others once their handler has ended
+        # the listener is called for the others once their handler has ended
         partitions = draining() - working
-        await tell(self.listener, RebalanceEvent.REVOKED, partitions)
-        # wait for commits that the user did not await, too: the next owner starts at the committed offset
+        await notify(self.listener, RebalanceEvent.REVOKED, partitions)
+        # also for commits that the user does not await, because the next owner starts at the committed offset
         await self._commits_settled(partitions)
         self._measures.partitions_revoked += len(partitions & draining())
         return working & draining()
 
-    async def _tell_all(self, event: RebalanceEvent, partitions: Partitions) -> None:
-        """Calls the processor before the user's listener, which then finds all work done and may seek."""
-        await tell(self.processor, event, partitions)
-        await tell(self.listener, event, partitions)
+    async def _notify_all(self, event: RebalanceEvent, partitions: Partitions) -> None:
+        """Calls the processor and then the user's listener, which finds all work done and may seek."""
+        await notify(self.processor, event, partitions)
+        await notify(self.listener, event, partitions)
 
     def _ended(self, tenures: list[TopicPartitionState]) -> None:
         self._progress.forget({tenure.partition: tenure.topic_id for tenure in tenures})
         self._fetcher.wake()
 
     def _reached(self, partition: TopicPartition) -> Committed | None:
-        """What the processor knows to be done of a partition that returns."""
+        """Returns where a partition continues that comes back, as far as the processor knows."""
         return None if self.processor is None else self.processor.reached(partition)
 
-    async def _tell(self, error: AllocatorError) -> None:
-        """Reports the error. Returns when the user has received it and may have removed its cause."""
-        self._told.clear()
+    async def _report(self, error: AllocatorError) -> None:
+        """Passes an error to the user. Returns when the user has received it."""
+        self._received.clear()
         self.failed(error)
-        await self._told.wait()
+        await self._received.wait()
 
     def _tenures(self, partitions: Partitions) -> list[TopicPartitionState]:
         return [self.tenures.assignment[partition] for partition in partitions]
 
 
-async def tell(listener: Any, event: RebalanceEvent, partitions: Partitions) -> None:
-    """Calls a method of a listener, and awaits its result if it is awaitable.
+async def notify(listener: Any, event: RebalanceEvent, partitions: Partitions) -> None:
+    """Calls the listener's method for `event`, and awaits its result if it is awaitable.
 
-    Logs an error of the method. Also logs a cancellation that the method itself raises, because it would stop the
-    rebalance forever.
+    Logs an exception of the method, also a CancelledError that it raises itself, which would stop the rebalance.
     """
     callback = callback_of(listener, event)
     if callback is not None and partitions:

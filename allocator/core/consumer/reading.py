@@ -15,20 +15,20 @@ from allocator.core.errors import Closed, ConfigError, CorruptRecordError, Deser
 from allocator.core.fetch.batch import Batch
 from allocator.core.types import Deserializer, LoadingDeserializer, Record, TopicPartition
 
-# for each `Reading`, the mark of the reader that the current task is, or that started the current task
+# marks the current task, and the tasks that it starts, as the reader of each `Reading`
 _read_here: ContextVar[WeakKeyDictionary[Reading, object]] = ContextVar("allocator_read_here")
 
 
 class Reading:
-    """The reader task, and its position in the current batch.
+    """Delivers records to one task, the reader, and knows how far the current batch is delivered.
 
-    A request for more records marks the delivered ones as done.
+    A request for more records marks the delivered records as done.
     """
 
     def __init__(self, engine: ConsumerCore, deserializers: tuple[Deserializer, Deserializer] = (None, None)) -> None:
-        """`deserializers`: of keys and of values."""
+        """`deserializers` has those of keys and of values."""
         self._engine = engine
-        # deserializers that load something before they are called
+        # the deserializers that load something, such as schemas, before they are called
         self._loaders = [
             (part, each) for part, each in zip(("key", "value"), deserializers) if isinstance(each, LoadingDeserializer)
         ]
@@ -37,33 +37,32 @@ class Reading:
         self._loading = False
         self._load_error: BaseException | None = None
         self._next_error: Exception | None = None
-        # the rest of a batch that `getone` or `getmany` began, with its epoch
+        # the rest of a batch that `one` or `many` has begun, its iterator, and its epoch
         self._rest: Batch | None = None
         self._records: Iterator[Record] | None = None
         self._epoch: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reader: asyncio.Task[Any] | None = None
         self._mark: object = None
-        """A new value for each reader."""
+        """Identifies the reader: a new object for each."""
         self._busy = False
         self._closed = False
 
     def close(self) -> None:
-        """Makes the reader get `Closed`, now or at its next call."""
+        """Makes the reader's present or next request raise `Closed`."""
         self._closed = True
         self._engine.fetcher.wake()
         if self._reader is None or self._reader.done() or self._called_by_reader():
-            # The delivered records may not be handled yet: they are not committed, and the next owner reads them again.
-            # A reader in another task finishes its batch first, requests the next one and gets `Closed`.
+            # the delivered records may not be handled: they are not committed, and the next owner reads them again
             self._engine.progress.abandon()
         else:
-            # the reader may end without another request
+            # the reader finishes its records and requests more, or ends without another request
             self._reader.add_done_callback(lambda _: self._engine.progress.abandon())
 
     def _called_by_reader(self) -> bool:
-        """Whether the reader itself calls, or a task that it started with gather, wait_for or create_task.
+        """Whether the current task is the reader, or was started by it with gather, wait_for or create_task.
 
-        The reader usually waits for such a task, so waiting for the reader would never end.
+        The reader usually waits for such a task, so that task must not wait for the reader.
         """
         known = _read_here.get(None)
         return known is not None and known.get(self) is self._mark
@@ -76,15 +75,15 @@ class Reading:
         if task is self._reader:
             return
         self._reader, self._mark = task, object()
-        # a copy: tasks that were started earlier hold the old one
+        # copied, because the context of tasks that were started earlier has the old mapping
         known = WeakKeyDictionary(_read_here.get({}))
         known[self] = self._mark
         _read_here.set(known)
 
     def put_back(self, partition: TopicPartition) -> None:
-        """Drops the rest of the batch, so that it is fetched again."""
+        """Drops the rest of the current batch if it is of this partition, so that its records are fetched again."""
         if self._rest is not None and (self._rest.topic, self._rest.partition) == partition:
-            # the fetcher has moved past it: the rest of the batch would be skipped
+            # otherwise the fetcher would continue after the batch, and skip the rest
             self._keep(None)
             self._engine.state.fetch_again(partition)
 
@@ -108,7 +107,7 @@ class Reading:
                 try:
                     record = next(self._records, None)
                 except DeserializationError as error:
-                    # the next call goes on after it
+                    # the next call continues after this record
                     self._engine.deliver(batch, error.offset + 1)
                     self._keep(batch.from_offset(error.offset + 1))
                     raise
@@ -141,7 +140,7 @@ class Reading:
         return found
 
     async def _take_also(self, found: Collection[Any]) -> Batch | None:
-        """The next batch, without waiting. An error must not cost the user the records found so far: it comes next."""
+        """Returns the next batch without waiting. If records are `found` already, the next call raises an error."""
         try:
             return await self._take(0)
         except Exception as error:
@@ -151,9 +150,9 @@ class Reading:
             return None
 
     def _some_of(self, batch: Batch, limit: int | None) -> tuple[list[Record], int]:
-        """At most `limit` records, and the position after them."""
+        """Returns at most `limit` records of the batch, and the position after them."""
         records: list[Record] = []
-        # keep one iterator for all calls: a new iterator decodes the whole record batch again, for perhaps one record
+        # one iterator for all calls, because a new iterator decodes the complete record batch again
         if self._records is None:
             self._records = iter(batch)
         while limit is None or len(records) < limit:
@@ -161,7 +160,7 @@ class Reading:
                 record = next(self._records, None)
             except DeserializationError as error:
                 if records:
-                    # deliver the records before it first; the next call reaches it again
+                    # deliver the records before this one first; the next call raises the error
                     self._keep(batch.from_offset(error.offset))
                     return records, error.offset
                 self._engine.deliver(batch, error.offset + 1)
@@ -169,7 +168,7 @@ class Reading:
                 raise
             except CorruptRecordError:
                 if records:
-                    break  # as above; the iterator raises it again
+                    break  # as above; the iterator raises the error again
                 raise
             if record is None:
                 return records, batch.next_offset
@@ -177,7 +176,7 @@ class Reading:
         return records, records[-1].offset + 1
 
     async def _take(self, timeout_s: float | None) -> Batch | None:
-        """The rest of the current batch, else the next one; None after the timeout."""
+        """Returns the rest of the current batch or the next batch; None after the timeout."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
         if self._next_error is not None:
             error, self._next_error = self._next_error, None
@@ -199,22 +198,22 @@ class Reading:
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
                 return None
-            # each event that ends this wait wakes the fetcher
+            # every event that may end this wait calls `Fetcher.wake`
             await self._engine.news(left)
 
     def _load(self, batch: Batch) -> bool:
-        """Whether all that the deserializers need is loaded; starts to load it otherwise.
+        """Returns whether everything is loaded that the deserializers need. Otherwise starts to load it.
 
-        A task loads it, so that a reader with a timeout or a cancelled one does not begin again.
+        The loading runs in a task, so that the timeout or cancellation of a reader does not interrupt it.
         """
         if self._load_error is not None:
             error, self._load_error = self._load_error, None
             raise error
         if self._loading:
-            self._engine.may_take()  # raises an error that the reader must see
+            self._engine.may_take()  # raises an error that the reader has to receive
             return False
         missing = []
-        with contextlib.suppress(CorruptRecordError):  # the reader comes to it
+        with contextlib.suppress(CorruptRecordError):  # raised again when the reader reaches the record
             for part, loader in self._loaders:
                 ids = loader.missing(getattr(record, part) for record in batch.raw())
                 if ids:
@@ -230,7 +229,7 @@ class Reading:
             for loader, ids in missing:
                 await loader.load(ids)
             if self._rest is batch:
-                # not checked again: the first failed id may be due again, and the batch would never be delivered
+                # without another check of missing ids, which may never succeed for an id that cannot be loaded
                 self._loaded = True
         except Exception as error:  # noqa: BLE001 - the reader raises it
             self._load_error = error
@@ -239,7 +238,7 @@ class Reading:
             self._engine.fetcher.wake()
 
     def _still_wanted(self, batch: Batch) -> bool:
-        """False after a seek or a revocation since the fetcher delivered it."""
+        """Returns False if the partition was sought, reset or revoked since the fetcher delivered the batch."""
         partition = TopicPartition(batch.topic, batch.partition)
         return self._engine.state.is_fetchable(partition) and self._engine.state.epoch(partition) == self._epoch
 
@@ -257,7 +256,8 @@ class Reading:
                 self._keep(self._rest.from_offset(position.offset))
 
     def _reading_more(self) -> Reading:
-        """Marks the delivered records as done, because the user requests more. A context; two must not overlap."""
+        """Marks the delivered records as done, because the user requests more. Returns a context manager that two tasks
+        must not enter at once."""
         if self._busy:
             raise RuntimeError("two tasks read from one consumer; records would be taken as done before they are")
         self._is_read()

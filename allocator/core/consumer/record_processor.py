@@ -1,4 +1,4 @@
-"""The part of a record processor that the consumer calls. `allocator.handlers` implements it."""
+"""The methods of a record processor that the consumer calls. `allocator.handlers` implements them."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from allocator.core.types import Partitions, TopicPartition
 
 
 class RecordProcessor(Protocol):
-    """Calls a handler for the records of a consumer, and tracks in its place which of them are done.
+    """Calls a handler for the records of a consumer, and tracks which of them are done.
 
-    It also has the methods of a `RebalanceListener`, and is told of changes before the user's listener.
+    It also has the methods of a `RebalanceListener`. The consumer calls them before those of the user's listener.
     """
 
     @property
     def refuses(self) -> frozenset[str]:
-        """The kinds of operator commands that it cannot carry out."""
+        """The kinds of operator commands that the processor cannot carry out."""
 
     def order(self, orders: RecordOrders) -> None:
         """Replaces the operator commands."""
 
     def reached(self, partition: TopicPartition) -> Committed | None:
-        """Where a partition that comes back continues: its first record that is not done, and what is done beyond.
+        """Returns the first offset that is not done, and the done records beyond it, of a partition that comes back.
 
-        None if no record of the partition was read.
+        None if the processor has read no record of the partition.
         """
 
     def working(self, partitions: Partitions) -> Partitions:
-        """Returns the partitions whose calls still run, so that they must not be released.
+        """Returns the partitions whose calls still run. They must not be released.
 
-        `on_partitions_revoked` may return before, and is called again for them.
+        `on_partitions_revoked` may return earlier, and is called again for these partitions.
         """
 
     def set_back(self, partition: TopicPartition, offset: int) -> None:
-        """Handles records again from `offset` on, because the log was replaced or cut there."""
+        """Handles records again from `offset` on, where the log was replaced or truncated."""
 
     def restart(self, partition: TopicPartition, offset: int) -> None:
-        """Continues at `offset` as soon as the running calls have ended. Drops the records that wait for a call.
+        """Continues at `offset` when the running calls have ended. Drops the records that wait for a call.
 
-        Not called for a partition that drains. `commit_restart` follows.
+        The consumer does not call it for a partition that drains. `commit_restart` follows.
         """
 
     async def commit_restart(self, partition: TopicPartition, offset: int) -> None:
-        """Commits `offset`, or what has been done since the restart there. Raises AllocatorError."""
+        """Commits `offset`, or a later offset that is done since the restart. Raises AllocatorError."""
 
     async def until_ended(self, partition: TopicPartition | None = None) -> None:
-        """Returns once no call runs. With `partition`, no call for it: `restart` has stopped further ones."""
+        """Returns once no call runs. With `partition`, only calls for it count."""

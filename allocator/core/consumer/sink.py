@@ -1,4 +1,4 @@
-"""Offsets that the user's database keeps: the part of a sink that a consumer uses."""
+"""The interface of a sink: a database of the user's that stores the offsets of a group."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from allocator.core.types import TopicPartition
 
 
 class SinkClaim(NamedTuple):
-    """An owner's claim to one partition: its fence, and the id of the topic if the brokers know it."""
+    """An owner's claim to one partition: its fencing token, and the id of the topic if the brokers know it."""
 
     fence: int
     topic_id: Any = None
 
 
 class SinkOffset(NamedTuple):
-    """Where an owner begins: the next offset, and the leader epoch of the record before it (-1: unknown).
+    """The next offset of a partition, and the leader epoch of the record before it (-1 if unknown).
 
-    The consumer compares the epoch with the log, to detect a truncation (KIP-320).
+    By the epoch, the consumer detects a truncation of the log (KIP-320).
     """
 
     offset: int
@@ -27,7 +27,7 @@ class SinkOffset(NamedTuple):
 
 @runtime_checkable
 class OffsetSink(Protocol):
-    """Keeps the offsets of a group, for one owner of each partition. `allocator.sinks` has implementations."""
+    """Stores the offsets of a group, for one owner of each partition. `allocator.sinks` has implementations."""
 
     async def begin(
         self,
@@ -38,8 +38,8 @@ class OffsetSink(Protocol):
     ) -> Mapping[TopicPartition, SinkOffset]:
         """Makes `owner` the only writer of these partitions, and returns the offsets in the database.
 
-        `confirm` returns whether the claims still stood after it was called. Raises AllocatorError.
+        `confirm` returns whether the claims were still valid after its call. Raises AllocatorError.
         """
 
     async def rewind(self, partition: TopicPartition, offset: int, topic_id: Any = None) -> None:
-        """Lets records from this lower offset on be stored again. Raises AllocatorError."""
+        """Sets the offset of a partition back, so that later records can be stored again. Raises AllocatorError."""

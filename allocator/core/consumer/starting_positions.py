@@ -1,4 +1,4 @@
-"""Finds where newly owned partitions begin: at the sink's offset, at the committed offset, or at a reset."""
+"""Finds the positions of newly owned partitions: the sink's offset, the committed offset, or a reset."""
 
 from __future__ import annotations
 
@@ -24,21 +24,20 @@ CommittedOffsets = Mapping[TopicPartition, OffsetAndMetadata]
 
 
 class SinkOffsets(Protocol):
-    """The methods of a sink that ownership uses: the user's database stores the offsets."""
+    """One member's access to the offsets in a sink."""
 
     async def begin(self, partitions: Partitions) -> Mapping[TopicPartition, OffsetAndMetadata]:
         """Makes this member the only writer, and returns the offsets in the database. Raises AllocatorError."""
 
     async def rewind(self, partition: TopicPartition, offset: int) -> None:
-        """Tells the sink that the log was replaced: records from this lower offset on are new. Raises
-        AllocatorError."""
+        """Sets the sink's offset back, because the log was replaced from there on. Raises AllocatorError."""
 
 
 class StartingPositions:
-    """Gives each new tenure its position.
+    """Sets the position of each new tenure.
 
-    `committed` reads the group's offsets. `reached` returns what a processor knows to be done of a partition. `report`
-    passes an error to the user, and returns when the user has received it.
+    `committed` reads the offsets of the group. `reached` returns where a partition continues, as far as a processor
+    knows. `report` passes an error to the user, and returns when the user has received it.
     """
 
     def __init__(
@@ -60,22 +59,22 @@ class StartingPositions:
         self._reached = reached
         self._report = report
         self._retry_backoff_s = retry_backoff_s
-        # the look-up of committed offsets that began before the claim of these partitions
+        # partitions that are about to be claimed, and the request for their committed offsets
         self._expected: tuple[Partitions, asyncio.Task[CommittedOffsets | None]] | None = None
 
     def expect(self, partitions: Partitions, tasks: BackgroundTasks) -> None:
-        """Begins to read the offsets of partitions that are free, and that this member is about to claim."""
+        """Requests the committed offsets of free partitions that this member is about to claim."""
         self.forget_expected()
         self._expected = partitions, tasks.start(self._look_up(partitions), "committed offsets")
 
     def forget_expected(self) -> None:
-        """Another member may own the expected partitions before they are claimed."""
+        """Drops the request of `expect`, because another member may have owned the partitions since."""
         if self._expected is not None:
             self._expected[1].cancel()
             self._expected = None
 
     def begin(self, tenures: list[TopicPartitionState], tasks: BackgroundTasks) -> None:
-        """Begins to find the positions of new tenures."""
+        """Starts to find the positions of new tenures."""
         expected, self._expected = self._expected, None
         early = None
         if expected is not None and expected[0] == {tenure.partition for tenure in tenures}:
@@ -85,17 +84,16 @@ class StartingPositions:
     async def _look_up(self, partitions: Partitions) -> CommittedOffsets | None:
         try:
             return await self._committed(partitions)
-        except AllocatorError:  # `_find` asks again, and reports the error
+        except AllocatorError:  # `_find` repeats the request, and reports the error
             return None
 
     async def _find(
         self, tenures: list[TopicPartitionState], early: asyncio.Task[CommittedOffsets | None] | None = None
     ) -> None:
-        """Seeks to what the group has committed, or asks for a reset; repeats until the coordinator has answered.
+        """Seeks to the committed offsets, or requests a reset. Repeats the request until the coordinator responds.
 
-        The answer for a tenure that has ended is ignored: another member may have committed since.
-
-        `early`: a look-up that has begun already.
+        Ignores the offset of a tenure that has ended, because another member may have committed since. `early` is a
+        request that was sent already.
         """
         found = None if early is None else await early
         if found is not None:
@@ -114,8 +112,7 @@ class StartingPositions:
             except AllocatorError as error:
                 named = missing & (error.partitions if isinstance(error, NoOffsetsError) else NO_PARTITIONS)
                 if named and named != missing:
-                    # one response covers all partitions: without this the others would wait until the cause of these
-                    # few is removed
+                    # request the failed partitions separately, so that the others do not wait for them
                     each = ([t for t in tenures if t.partition in part] for part in (named, missing - named))
                     await asyncio.gather(*map(self._find, each))
                     return
@@ -127,8 +124,7 @@ class StartingPositions:
                 continue
             for partition in self._missing(tenures):
                 if partition in stored:
-                    # the database has the effects up to the sink's offset, whatever position was reached or committed
-                    # in Kafka
+                    # the sink's offset counts, because the database has exactly the effects of the records before it
                     self._progress.rewind(partition, stored[partition].offset)
                     self._state.seek(partition, stored[partition])
                     continue
@@ -139,7 +135,7 @@ class StartingPositions:
     def _begin_at(self, partition: TopicPartition, committed: OffsetAndMetadata | None) -> None:
         start = self._progress.begin(partition, committed, self._reached(partition))
         if start is not None:
-            # with leader epoch and topic id, if known, so that the position is compared with the present log
+            # with leader epoch and topic id, if known, so that the position is validated
             self._state.seek(partition, start)
             return
         try:
@@ -148,5 +144,5 @@ class StartingPositions:
             self._fetcher.fail(partition, error)
 
     def _missing(self, tenures: list[TopicPartitionState]) -> Partitions:
-        """The partitions that have no position yet, of the tenures that last."""
+        """Returns the partitions without a position, of the tenures that have not ended."""
         return frozenset(t.partition for t in tenures if t.phase is not Phase.ENDED and t.is_missing_position())

@@ -1,4 +1,4 @@
-"""What a consumer reads: topics, a pattern, or partitions by hand."""
+"""The user's choice of what a consumer reads: topics, a pattern, or partitions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from allocator.core.types import Listener, TopicPartition
 
 
 class TopicChoice:
-    """The choice of the user, which the membership follows. `config` has the first choice."""
+    """Holds the user's choice, and passes its changes to the membership. `config` has the first choice."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class TopicChoice:
         ownership: Ownership,
     ) -> None:
         self.config = config
-        """The settings of the membership, with the present choice and the additional topics."""
+        """The settings of the membership, including the present choice and the additional topics."""
         self._client = client
         self._state = state
         self._fetcher = fetcher
@@ -43,21 +43,21 @@ class TopicChoice:
         self._also: tuple[str, ...] = ()
         self._nonexistent: set[TopicPartition] = set()
         self.ever_made = config.chosen
-        """Whether topics were subscribed, or partitions assigned, at least once."""
+        """Whether the user has ever subscribed to topics or assigned partitions."""
 
     def follow(self) -> None:
-        """Makes the client read the metadata of what is chosen. Called at the start."""
+        """Makes the client request the metadata of the chosen topics."""
         self._client.on_metadata(self._check_partitions)
         self._client.follow(self.topics())
         if self.config.pattern is not None:
             self._client.follow_all()
 
     def topics(self) -> list[str]:
-        """The topics named by the subscription or by assigned partitions."""
+        """Returns the topics that the subscription or the assigned partitions name."""
         return list(dict.fromkeys([*self.config.topics, *(topic for topic, _ in self.config.partitions)]))
 
     def subscribed(self) -> frozenset[str]:
-        """The subscribed topics; for a pattern, the matching topics whose metadata is known."""
+        """Returns the subscribed topics; for a pattern, the matching topics whose metadata is known."""
         pattern = self.config.pattern
         if pattern is None:
             return frozenset(self.config.topics)
@@ -80,10 +80,10 @@ class TopicChoice:
             self._ownership.listener = listener
 
     def also_read(self, topics: Sequence[str]) -> None:
-        """Subscribes to these topics in addition to the user's, and replaces earlier additional topics. Called by the
-        processor.
+        """Subscribes to these topics in addition to the user's. Replaces earlier additional topics.
 
-        Without a committed offset they begin at their first record.
+        Their partitions begin at the first record if there is no committed offset. The processor calls it for its retry
+        topics.
         """
         before, self._also = self._also, tuple(topics)
         self._state.begin_at_start = frozenset(topics)
@@ -107,8 +107,8 @@ class TopicChoice:
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Assigns these partitions and no others. If the consumer is started, they are assigned when this returns.
 
-        Raises IllegalState when topics are subscribed or a group assigns, and ConfigError for a partition that its
-        topic does not have; in both cases it changes nothing.
+        Raises IllegalState when topics are subscribed or a group assigns, ConfigError for a partition that its topic
+        does not have. An error changes nothing.
         """
         if not partitions:
             self.subscribe((), None)
@@ -128,7 +128,7 @@ class TopicChoice:
             self._ownership.assign(gained)
 
     def _check_partitions(self) -> None:
-        """Fails partitions that their topic does not have. Its metadata may come only after the call of `assign`."""
+        """Reports partitions that their topic does not have. Called on new metadata, which may follow `assign`."""
         for partition in self.config.partitions:
             error = does_not_exist(self._client, partition)
             if error is not None:

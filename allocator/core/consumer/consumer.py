@@ -342,7 +342,7 @@ class ConsumerBase:
                 self.seek(partition, listed(there))
 
     def _tenure(self, partition: PartitionLike) -> TopicPartitionState:
-        """Raises NotOwned."""
+        """Returns the tenure of a partition. Raises NotOwned."""
         partition = as_partition(partition)
         self._engine.must_own([partition])
         return self._engine.state.assignment[partition]
@@ -352,8 +352,8 @@ class ConsumerBase:
         chosen = as_partitions(partitions) or tuple(sorted(self.assignment()))
         if not chosen:
             raise NotOwned(
-                f"{self.group}: no partition is assigned to this member at present; a listener's "
-                "on_partitions_assigned is the place to seek what the group assigns"
+                f"{self.group}: no partition is assigned to this member; to seek what the group assigns, "
+                "use a listener's on_partitions_assigned"
             )
         self._engine.must_own(chosen)
         return chosen
@@ -509,7 +509,7 @@ class ConsumerBase:
         NotOwned.
         """
         found = self._tenure(partition).fence
-        assert found is not None  # every membership claims with one
+        assert found is not None  # every membership claims with a fencing token
         return found
 
     async def next_owners(self, *partitions: PartitionLike | Iterable[PartitionLike]) -> dict[TopicPartition, str]:

@@ -29,7 +29,7 @@ RETRY_S = 0.2
 
 
 class OrderedConsumer(Protocol):
-    """The part of a consumer that obeys operator commands."""
+    """The parts of `ConsumerCore` that operator commands need."""
 
     group: str | None
     state: SubscriptionState
@@ -121,7 +121,7 @@ class OperatorOrders:
             "skip": "this member reads its records itself, or in batches; use seek",
             "quarantine": "this member has no dead-letter topic for its records; use pause",
         }[order.kind]
-        log.error("%s: the order %s (%s) is not kept: %s", self._core.group, str(order), order.id, why)
+        log.error("%s: the order %s (%s) cannot be carried out: %s", self._core.group, str(order), order.id, why)
         self._core.start_task(self._report(order, ours, f"not kept: {why}"), "order")
 
     def _seek_all(self, order: Order, partitions: Partitions) -> None:

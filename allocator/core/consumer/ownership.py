@@ -54,7 +54,6 @@ class Ownership:
     ) -> None:
         check_listener(listener)
         self.listener = listener
-        """The user's listener."""
         self.processor: RecordProcessor | None = None
         """The latest processor. After its end, handler calls that still run keep their partitions."""
         self._error: BaseException | None = None
@@ -89,7 +88,7 @@ class Ownership:
 
     @property
     def closed_gate(self) -> bool:
-        """Whether no record may be delivered at this moment."""
+        """Whether deliveries are suspended, or wait for the listener."""
         return self.suspended_at is not None or self._opening > 0
 
     def assign(self, partitions: Partitions) -> None:
@@ -202,7 +201,7 @@ class Ownership:
                 await within(self._progress.finished(partitions), PATIENCE_S)
                 break
             except asyncio.TimeoutError:
-                log.warning("%d revoked partitions wait for records in the user's hands", len(partitions))
+                log.warning("%d revoked partitions wait until their delivered records are done", len(partitions))
         partitions = draining()
         if self._auto_commit:
             try:

@@ -256,8 +256,10 @@ class Reading:
                 self._keep(self._rest.from_offset(position.offset))
 
     def _reading_more(self) -> Reading:
-        """Marks the delivered records as done, because the user requests more. Returns a context manager that two tasks
-        must not enter at once."""
+        """Marks the delivered records as done, because the user requests more.
+
+        Returns a context manager. Raises RuntimeError while another task is inside.
+        """
         if self._busy:
             raise RuntimeError("two tasks read from one consumer; records would be taken as done before they are")
         self._is_read()

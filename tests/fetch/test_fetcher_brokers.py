@@ -160,27 +160,6 @@ async def test_out_of_range(cluster_factory: Any, topic_factory: Callable[..., s
             assert offsets(list(await take(fetcher, state))) == list(range(10))
 
 
-async def test_records_that_were_deleted_are_jumped_over(kafka_cluster: Any, topic_factory: Callable[..., str]) -> None:
-    from kafka.protocol.admin import DeleteRecordsRequest as Delete
-
-    topic = topic_factory()
-    kafka_cluster.produce(topic, [b"%d" % n for n in range(100)])
-    (tp,) = parts(topic, 1)
-    state = start_at([tp])
-    connected = Connected(kafka_cluster, state)
-    async with connected as fetcher:
-        part = Delete.DeleteRecordsTopic.DeleteRecordsPartition(partition_index=0, offset=60)
-        request = Delete(topics=[Delete.DeleteRecordsTopic(name=topic, partitions=[part])], timeout_ms=10_000)
-        await take(fetcher, state)
-        leader = connected.client.leader(tp)
-        assert leader is not None
-        response = await connected.client.send(leader, request)
-        assert response.topics[0].partitions[0].low_watermark == 60
-        state.seek(tp, 5)
-        fetcher.wake()
-        assert offsets(list(await take(fetcher, state))) == list(range(60, 100))
-
-
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_a_record_larger_than_the_fetch_size_comes(
     cluster_factory: Any, topic_factory: Callable[..., str], version: str
@@ -255,36 +234,3 @@ async def test_a_damaged_log_raises_and_can_be_skipped(version: str) -> None:
                 batch = await take(fetcher, state)
                 seen[0] += offsets(list(batch))
         assert seen[0] == [n for n in range(30) if not error.offset <= n < error.next_offset]
-
-
-async def test_read_committed_sees_no_aborted_record(kafka_cluster: Any, topic_factory: Callable[..., str]) -> None:
-    from kafka import KafkaProducer
-
-    topic = topic_factory()
-
-    def transactions() -> None:
-        producer = KafkaProducer(bootstrap_servers=kafka_cluster.bootstrap, transactional_id=topic)
-        try:
-            producer.init_transactions()
-            for turn in range(6):
-                producer.begin_transaction()
-                for n in range(5):
-                    producer.send(topic, b"%d-%d" % (turn, n), partition=0)
-                producer.flush()
-                (producer.abort_transaction if turn % 2 else producer.commit_transaction)()
-        finally:
-            producer.close()
-
-    await asyncio.to_thread(transactions)
-    (tp,) = parts(topic, 1)
-    expected = [b"%d-%d" % (turn, n) for turn in range(6) for n in range(5)]
-    for level, visible in (
-        ("read_uncommitted", expected),
-        ("read_committed", [value for value in expected if int(value[:1]) % 2 == 0]),
-    ):
-        state = start_at([tp])
-        async with Connected(kafka_cluster, state, isolation_level=level) as fetcher:
-            seen = await collect(fetcher, state, len(visible))
-            assert [r.value for r in seen[tp]] == visible
-            assert await next_batch(fetcher, 0.2) is None
-            assert state.all_consumed_offsets()[tp].offset == 36, "past the last marker"

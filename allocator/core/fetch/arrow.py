@@ -62,26 +62,21 @@ def field(name: str, columns: Columns | None, first: int, last: int) -> pa.Array
     return array if first == 0 and last == len(columns) else array.slice(first, last - first)
 
 
-def _offsets(columns: Any) -> pa.Array:
+def _int64(columns: Any, name: str, number: int) -> pa.Array:
+    """Returns the attribute `name` of all parts. `number`: the compiled decoder's buffer with it."""
     pa = pyarrow()
     if _compiled(columns):
-        return pa.Array.from_buffers(pa.int64(), len(columns), [None, _buffer(columns, 2)], null_count=0)
-    return pa.array([offset for part in columns.parts for offset in part.offsets], pa.int64())
+        return pa.Array.from_buffers(pa.int64(), len(columns), [None, _buffer(columns, number)], null_count=0)
+    return pa.array([each for part in columns.parts for each in getattr(part, name)], pa.int64())
 
 
 def _timestamps(columns: Any) -> pa.Array:
-    pa = pyarrow()
-    kind = schema().field("timestamp").type
-    if not _compiled(columns):
-        times = [None if time == -1 else time for part in columns.parts for time in part.timestamps]
-        return pa.array(times, pa.int64()).view(kind)
-    buffers = [None, _buffer(columns, 3)]
-    if not columns.untimed:
-        return pa.Array.from_buffers(kind, len(columns), buffers, null_count=0)
-    from pyarrow import compute
+    times = _int64(columns, "timestamps", 3)
+    if getattr(columns, "untimed", True):
+        from pyarrow import compute
 
-    times = pa.Array.from_buffers(pa.int64(), len(columns), buffers, null_count=0)
-    return compute.if_else(compute.equal(times, -1), None, times).view(kind)
+        times = compute.if_else(compute.equal(times, -1), None, times)
+    return times.view(schema().field("timestamp").type)
 
 
 def _timestamp_types(columns: Any) -> pa.Array:
@@ -144,6 +139,7 @@ def _headers(columns: Any) -> pa.Array:
     return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(ends)], 0, children=[items])
 
 
+_offsets = partial(_int64, name="offsets", number=2)
 _keys = partial(_bytes, name="key", views=0, bits=4)
 _values = partial(_bytes, name="value", views=1, bits=5)
 _MAKERS: dict[str, Callable[[Any], Any]] = dict(

@@ -21,7 +21,7 @@ def unused_port() -> int:
 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with ca.pem and key.pem, for localhost, signed by itself."""
+    """A directory with ca.pem and key.pem: a self-signed certificate for localhost."""
     if shutil.which("openssl") is None:
         pytest.skip("needs the openssl command to make a certificate")
     directory = tmp_path_factory.mktemp("tls")

@@ -1,4 +1,4 @@
-"""A broker with scripted responses, for errors that a real one returns rarely, late or never."""
+"""A broker with scripted responses, for errors that a real broker returns rarely, late or never."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ class FakeBroker:
         return ApiVersionsResponse(error_code=0, api_keys=keys, throttle_time_ms=0, version=request.API_VERSION)
 
     def _list_groups(self, request: Any) -> Any:
-        # 0.8 does not know it
+        # 0.8 lacks this request
         return HANG_UP if self.versions is None else ListGroupsResponse(error_code=0, groups=[], version=0)
 
     def _metadata(self, request: Any) -> Any:

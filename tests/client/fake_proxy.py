@@ -1,4 +1,4 @@
-"""An HTTP CONNECT and SOCKS 5 proxy, for refusals and logins that a test chooses."""
+"""An HTTP CONNECT and SOCKS 5 proxy with configurable refusals and logins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ __all__ = ["FakeProxy"]
 class FakeProxy:
     """An HTTP CONNECT and SOCKS 5 proxy, with a login if `login` is given.
 
-    `refusal`: its HTTP status, or its SOCKS code. `silent`: it answers nothing. `bound`: what it says of its own end.
+    `refusal` is its HTTP status, or its SOCKS code. If `silent`, it never responds. `bound` is the address of its own
+    socket.
     """
 
     def __init__(self, login: tuple[str, str] | None = None) -> None:

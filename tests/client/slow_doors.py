@@ -1,4 +1,4 @@
-"""A cluster whose brokers are reached through proxies, which delay plain, TLS and SASL connections."""
+"""A cluster behind proxies that delay plain, TLS and SASL connections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from allocator.testing import FaultProxy, LocalCluster
 __all__ = ["SlowDoors", "slow_doors"]
 
 KEYSTORE, USER, PASSWORD = "keystore-pw", "alice", "alice-pw"
-# the listeners beside "PLAINTEXT", which nothing delays
+# name -> protocol of the delayed listeners; "PLAINTEXT" is not delayed
 DOORS = {"plain": "PLAINTEXT", "TLS": "SSL", "SASL": "SASL_SSL"}
 
 
@@ -44,7 +44,7 @@ class SlowDoors:
             proxy.reset()
 
     def settings(self, door: str) -> dict[str, Any]:
-        """Arguments of a client that enters by `door`."""
+        """Returns the arguments of a client for the listener `door`."""
         security: dict[str, Any] = {"security_protocol": DOORS[door]}
         if door != "plain":
             security["ssl_cafile"] = str(self.ca)
@@ -55,7 +55,7 @@ class SlowDoors:
 
 @contextlib.contextmanager
 def slow_doors(kafka: str, directory: Path) -> Iterator[SlowDoors]:
-    """Starts a cluster of one broker, with the doors that this version has."""
+    """Starts a cluster of one broker, with the listeners that this version has."""
     number = tuple(map(int, kafka.split(".")))[:3]
     doors = ["plain"]
     if number >= (0, 9) and shutil.which("openssl") is not None:

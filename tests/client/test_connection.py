@@ -33,8 +33,8 @@ def find() -> Any:
     return FindCoordinatorRequest(key="g", max_version=2)
 
 
-async def test_who_waited_for_a_full_socket_writes_before_who_comes_when_it_has_drained() -> None:
-    """A broker refuses the batches of a producer that come out of order."""
+async def test_requests_that_waited_for_a_full_socket_are_written_first() -> None:
+    """A broker refuses batches of a producer that arrive out of order."""
     connection, order = BrokerConnection(Broker(1, "broker", 9092, None), SETTINGS, None), []
 
     async def write(number: int) -> None:
@@ -52,7 +52,7 @@ async def test_who_waited_for_a_full_socket_writes_before_who_comes_when_it_has_
     assert order == [1, 3, 4]
 
 
-async def test_what_was_written_first_may_fill_it_again() -> None:
+async def test_later_requests_wait_again_if_the_first_fills_the_socket() -> None:
     connection, order = BrokerConnection(Broker(1, "broker", 9092, None), SETTINGS, None), []
 
     async def write(number: int) -> None:
@@ -95,7 +95,7 @@ async def test_a_pause_of_the_process_does_not_count_as_silence_of_the_broker() 
 
         async def pause(request: Any) -> Any:
             time.sleep(1.3)  # noqa: ASYNC251  also the client, which is in this process
-            await asyncio.sleep(0.05)  # the client wakes up before the response is there
+            await asyncio.sleep(0.05)  # the client wakes up before the response arrives
             return answer(request)
 
         broker.handlers[10] = pause
@@ -118,7 +118,7 @@ async def test_an_authentication_is_renewed_before_it_expires_and_requests_wait(
 
 
 async def test_a_request_times_out_while_the_broker_does_not_authenticate_again() -> None:
-    """It was not sent, so the connection goes on when the broker answers."""
+    """It was not sent, so the connection remains usable."""
     again, go_on = asyncio.Event(), asyncio.Event()
     handlers = sasl_handlers("PLAIN", lambda request: {"session_lifetime_ms": 0 if go_on.is_set() else 1000})
     shake = handlers[17]
@@ -148,7 +148,7 @@ async def test_a_refused_renewal_ends_the_connection_and_the_next_request_makes_
     refused = asyncio.Event()
 
     def authenticate(request: Any) -> dict[str, Any]:
-        refuse = broker.count(36) in (3, 4)  # the first two are of the bootstrap address and of broker 1
+        refuse = broker.count(36) in (3, 4)  # the first two authenticate the bootstrap connection and that of broker 1
         if refuse:
             refused.set()
         return {"error_code": 58 if refuse else 0, "session_lifetime_ms": 1000}
@@ -167,7 +167,7 @@ async def test_a_refused_renewal_ends_the_connection_and_the_next_request_makes_
         await wait_until_async(again, 30)
 
 
-async def test_a_broker_that_knows_only_older_versions_requests_is_asked_again_in_one_of_them() -> None:
+async def test_version_detection_falls_back_to_the_versions_that_the_broker_has() -> None:
     async with FakeBroker() as broker:
         answer = broker.handlers[18]
 

@@ -1,4 +1,4 @@
-"""Fetch responses of kafka-python's encoder are read back; invalid bytes are refused."""
+"""Fetch responses that kafka-python encodes are decoded; invalid bytes are refused."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def encoded(given_: dict[str, Any], version: int, correlation_id: int = 77) -> b
 
 @settings(max_examples=150)
 @given(answer, st.integers(0, NEWEST))
-def test_it_reads_what_kafka_python_writes(given_: dict[str, Any], version: int) -> None:
+def test_responses_of_kafka_python_are_read(given_: dict[str, Any], version: int) -> None:
     correlation_id, found = read_response(memoryview(encoded(given_, version)), version)
     assert correlation_id == 77
     assert version == found.API_VERSION
@@ -101,7 +101,7 @@ def test_it_reads_what_kafka_python_writes(given_: dict[str, Any], version: int)
 
 @settings(max_examples=150)
 @given(answer, st.integers(0, NEWEST), st.data())
-def test_a_damaged_answer_is_an_error_of_the_protocol_or_another_answer(
+def test_a_damaged_response_is_undecodable_or_another_response(
     given_: dict[str, Any], version: int, data: st.DataObject
 ) -> None:
     raw = bytearray(encoded(given_, version))

@@ -37,7 +37,7 @@ def begun(*, by_id: bool = False) -> FetchSession:
     return session
 
 
-def test_only_what_changed_is_said_and_what_is_not_wanted_is_forgotten() -> None:
+def test_a_request_has_only_changed_partitions_and_forgets_the_others() -> None:
     session = begun()
     turn = session.turn({A: want(5), C: want(1)}, 12)
     assert turn.session == (9, 1)
@@ -50,7 +50,7 @@ def test_only_what_changed_is_said_and_what_is_not_wanted_is_forgotten() -> None
     assert session.turn({A: Wanted(5, 1000, 4, None), C: want(1)}, 12).wanted == {A: Wanted(5, 1000, 4, None)}
 
 
-def test_old_brokers_hear_everything_each_time() -> None:
+def test_each_request_to_an_old_broker_has_every_partition() -> None:
     session = FetchSession()
     for _ in range(2):
         turn = session.turn({A: want(), B: want()}, 6)
@@ -58,7 +58,7 @@ def test_old_brokers_hear_everything_each_time() -> None:
         assert session.received(FetchResponse(6, []))
 
 
-def test_a_broker_that_grants_no_session_hears_everything_each_time() -> None:
+def test_without_a_session_each_request_has_every_partition() -> None:
     session = FetchSession()
     for _ in range(3):
         turn = session.turn({A: want()}, 12)
@@ -67,26 +67,26 @@ def test_a_broker_that_grants_no_session_hears_everything_each_time() -> None:
 
 
 @pytest.mark.parametrize("code", sorted(SESSION_ERRORS))
-def test_a_refused_session_is_begun_anew_with_everything(code: int) -> None:
+def test_a_refused_session_is_replaced_by_one_with_every_partition(code: int) -> None:
     session = begun()
     session.turn({A: want(1)}, 12)
     assert not session.received(FetchResponse(12, [], code))
     turn = session.turn({A: want(1)}, 12)
-    # a session that the broker does not know needs no close
+    # the broker has no session to close
     assert turn.session == ((0, 0) if code == 70 else (9, 0))
     assert (set(turn.wanted), turn.forgotten) == ({A}, {})
     session.received(granted(10))
     assert session.turn({A: want(1)}, 12).session == (10, 1)
 
 
-def test_another_error_of_the_whole_is_an_answer_and_ends_the_session() -> None:
+def test_another_error_of_the_response_is_delivered_and_ends_the_session() -> None:
     session = begun()
     session.turn({A: want(1)}, 12)
     assert session.received(FetchResponse(12, [], -1))
     assert session.turn({A: want(1)}, 12).session == (9, 0)
 
 
-def test_after_a_lost_answer_the_session_is_closed_and_begun_anew() -> None:
+def test_a_lost_response_replaces_the_session() -> None:
     session = begun()
     session.turn({A: want(1)}, 12)
     session.lost()
@@ -94,14 +94,14 @@ def test_after_a_lost_answer_the_session_is_closed_and_begun_anew() -> None:
     assert (turn.session, set(turn.wanted)) == ((9, 0), {A, B})
 
 
-def test_a_session_that_the_broker_ended_is_begun_anew() -> None:
+def test_a_session_that_the_broker_dropped_is_replaced() -> None:
     session = begun()
     session.turn({A: want(1)}, 12)
     session.received(granted(0))
     assert session.turn({A: want(1)}, 12).session == (0, 0)
 
 
-def test_topics_go_by_id_once_all_have_one() -> None:
+def test_requests_have_topic_ids_once_all_topics_have_one() -> None:
     session = begun(by_id=True)
     turn = session.turn({A: want(1, ONE), B: want(0, ONE)}, 18)
     assert (turn.max_version, set(turn.wanted)) == (18, {A})
@@ -112,14 +112,14 @@ def test_topics_go_by_id_once_all_have_one() -> None:
     assert set(turn.wanted) == {A, B, C}
 
 
-def test_a_topic_made_anew_is_another_topic() -> None:
+def test_a_recreated_topic_is_another_topic() -> None:
     session = begun(by_id=True)
     turn = session.turn({A: want(0, TWO), B: want(0, ONE)}, 18)
     assert turn.wanted == {A: want(0, TWO)}
     assert turn.forgotten == {A: want(0, ONE)}
 
 
-def test_parts_are_told_by_the_names_of_their_topics() -> None:
+def test_parts_have_the_names_of_their_topics() -> None:
     session = begun(by_id=True)
     parts = [
         FetchedPartition(ONE.bytes, 1, 0, 5, 5, -1, [], b""),

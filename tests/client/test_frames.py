@@ -1,4 +1,4 @@
-"""Frames are found in a stream with any chunks, and memory follows their size."""
+"""Frames are cut from a stream of any chunks, with a buffer of the size of the frame."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def feed(frames: Frames, data: bytes, at_once: int = 1 << 30) -> None:
     st.lists(st.integers(1, 300_000) | st.integers(1, 7), min_size=1, max_size=20),
     st.sampled_from([1000, 65_536, 1 << 30]),
 )
-def test_frames_come_whole_wherever_the_stream_is_torn(sent: list[bytes], cuts: list[int], at_once: int) -> None:
+def test_frames_are_whole_however_the_stream_is_split(sent: list[bytes], cuts: list[int], at_once: int) -> None:
     stream = b"".join(struct.pack(">i", len(frame)) + frame for frame in sent)
     frames = Frames()
     for cut in [*cuts, len(stream)]:

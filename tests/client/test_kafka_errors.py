@@ -1,4 +1,4 @@
-"""The table of error codes, and what the sender of a request learns of a failure."""
+"""Error codes, and the errors that callers of a failed request get."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_connection_that_ended_under_a_request_may_be_tried_again() -> None:
     assert str(error) == "broker 1 at h:1: the connection was closed under this request"
 
 
-def test_a_broker_that_lacks_the_request_is_not_asked_again() -> None:
+def test_a_request_that_the_broker_lacks_is_not_retriable() -> None:
     error = broker_error(Unsupported("too old"), "broker 1")
     assert not error.retriable
     assert error.code == 35

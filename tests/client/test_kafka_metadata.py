@@ -47,36 +47,24 @@ def test_partitions_come_in_order_with_leader_and_replicas() -> None:
     assert (m.cluster_id, m.controller) == ("c", 1)
 
 
-def test_a_partition_under_election_has_no_leader() -> None:
-    m = Metadata().updated(answer(topic("t", part(0, -1))), complete=False)
-    assert m.topics["t"].partitions[0].leader is None
-    assert not m.settled(frozenset({"t"}))
-
-
-def test_an_answer_about_some_topics_keeps_the_others() -> None:
-    m = Metadata().updated(answer(topic("a", part(0, 1))), complete=False)
-    m = m.updated(answer(topic("b", part(0, 1))), complete=False)
-    assert set(m.topics) == {"a", "b"}
-
-
-def test_an_answer_about_all_topics_forgets_those_left_out() -> None:
-    m = Metadata().updated(answer(topic("a", part(0, 1))), complete=True)
-    m = m.updated(answer(topic("b", part(0, 1))), complete=True)
-    assert set(m.topics) == {"b"}
-
-
-def test_a_deleted_topic_is_gone_and_its_code_is_kept() -> None:
-    m = Metadata().updated(answer(topic("a", part(0, 1))), complete=False)
-    m = m.updated(answer(topic("a", code=3)), complete=False)
-    assert (dict(m.topics), dict(m.errors)) == ({}, {"a": 3})
-    m = m.updated(answer(topic("a", part(0, 1))), complete=False)
-    assert dict(m.errors) == {}
-
-
-def test_a_known_topic_survives_leader_not_available() -> None:
-    m = Metadata().updated(answer(topic("a", part(0, 1))), complete=False)
-    m = m.updated(answer(topic("a", code=5)), complete=False)
-    assert set(m.topics) == {"a"}
+@pytest.mark.parametrize(
+    ("described", "complete", "topics", "errors"),
+    [
+        (topic("b", part(0, 1)), False, {"a", "b"}, {}),
+        (topic("b", part(0, 1)), True, {"b"}, {}),  # the response has all topics, so "a" was deleted
+        (topic("a", code=3), False, set(), {"a": 3}),
+        (topic("a", code=5), False, {"a"}, {"a": 5}),  # it elects a leader
+    ],
+)
+def test_a_response_updates_the_topics_that_it_has(
+    described: Any, complete: bool, topics: set[str], errors: dict[str, int]
+) -> None:
+    first = Metadata().updated(answer(topic("a", part(0, 1))), complete=False)
+    second = first.updated(answer(described), complete=complete)
+    assert (set(second.topics), dict(second.errors)) == (topics, errors)
+    assert (set(first.topics), dict(first.errors)) == ({"a"}, {}), "a snapshot never changes"
+    again = second.updated(answer(topic("a", part(0, 1))), complete=False)
+    assert dict(again.errors) == {}
 
 
 @pytest.mark.parametrize(("version", "epoch"), [(7, None), (8, None), (9, 3), (12, 3)])
@@ -93,7 +81,7 @@ def test_an_older_epoch_does_not_replace_a_newer_leader() -> None:
     assert newer.topics["a"].partitions[0].leader == 1
 
 
-def test_a_topic_made_again_begins_with_epochs_of_its_own() -> None:
+def test_a_recreated_topic_starts_with_new_epochs() -> None:
     m = Metadata().updated(answer(topic("a", part(0, 2, 5), topic_id=ID)), complete=False)
     again = m.updated(answer(topic("a", part(0, 1, 0), topic_id=uuid.UUID(int=8))), complete=False)
     assert again.topics["a"].partitions[0] == PartitionMetadata(1, 0, (1, 2))
@@ -113,11 +101,7 @@ def test_settled_means_nothing_is_missing() -> None:
     assert m.settled(frozenset({"a"}))
     assert not m.settled(frozenset({"a", "b"}))
     assert not m.settled(None)  # the response was about one topic
+    leaderless = m.updated(answer(topic("a", part(0, -1))), complete=False)
+    assert leaderless.topics["a"].partitions[0].leader is None
+    assert not leaderless.settled(frozenset({"a"}))
     assert Metadata().updated(answer(topic("a", part(0, 1))), complete=True).settled(None)
-
-
-def test_a_snapshot_is_never_changed() -> None:
-    first = Metadata().updated(answer(topic("a", part(0, 1))), complete=False)
-    first.updated(answer(topic("a", code=3), brokers=()), complete=True)
-    assert set(first.topics) == {"a"}
-    assert set(first.brokers) == {1, 2}

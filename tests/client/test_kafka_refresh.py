@@ -1,4 +1,4 @@
-"""Metadata refreshes: shared, never stale, and repeated soon while something is missing."""
+"""Refreshes of metadata are shared, never stale, and repeated while a topic or leader is missing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from allocator.errors import BrokersUnavailable, Closed
 
 
 class Source:
-    """A fetch that a test lets through one at a time."""
+    """A fetch whose rounds a test releases one at a time."""
 
     def __init__(self) -> None:
         self.rounds: list[frozenset[str]] = []
@@ -65,7 +65,7 @@ async def test_a_caller_during_a_round_waits_for_the_next() -> None:
 
 
 @pytest.mark.parametrize("error", [BrokersUnavailable("none"), ValueError("a bug")])
-async def test_a_failed_round_tells_its_callers_only(error: Exception) -> None:
+async def test_an_error_reaches_only_the_callers_of_its_round(error: Exception) -> None:
     source = Source()
     refresher = source.refresher()
     source.fail = error
@@ -91,7 +91,7 @@ async def test_a_cancelled_caller_leaves_the_round_to_the_others() -> None:
     await refresher.close()
 
 
-async def test_it_asks_again_by_itself_when_old_or_incomplete() -> None:
+async def test_old_or_incomplete_metadata_is_read_again() -> None:
     source = Source()
     source.settled = False
     refresher = source.refresher()
@@ -105,7 +105,7 @@ async def test_it_asks_again_by_itself_when_old_or_incomplete() -> None:
     await refresher.close()
 
 
-async def test_closing_tells_who_waits() -> None:
+async def test_close_ends_waiting_callers() -> None:
     source = Source()
     refresher = source.refresher()
     running = asyncio.ensure_future(refresher.refresh(None))
@@ -118,15 +118,4 @@ async def test_closing_tells_who_waits() -> None:
             await waiting
     with pytest.raises(Closed):
         await refresher.refresh(None)
-    await refresher.close()
-
-
-async def test_who_asks_before_it_runs_is_served_when_it_does() -> None:
-    source = Source()
-    refresher = Refresher(source, lambda: True, 60, 0.001)
-    early = asyncio.ensure_future(refresher.refresh(["a"]))
-    await settle()
-    source.gate.release()
-    refresher.start()
-    await asyncio.wait_for(early, 30)
     await refresher.close()

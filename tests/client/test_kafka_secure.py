@@ -26,7 +26,7 @@ async def test_tls_with_the_right_authority(server_context: ssl.SSLContext, cert
         broker.host = "localhost"
         security = {"security_protocol": "SSL", "ssl_cafile": str(certificate / "ca.pem")}
         async with KafkaClient(f"localhost:{broker.port}", security=security) as client:
-            broker.topics["t"] = [1] * 2000  # an answer of many TLS records
+            broker.topics["t"] = [1] * 2000  # a response of many TLS records
             await client.refresh(["t"])
             assert len(client.partitions("t") or ()) == 2000
             assert (await client.send(1, find())).error_code == 0
@@ -49,7 +49,7 @@ async def test_tls_through_a_proxy_checks_the_name_of_the_broker(
 
 @pytest.fixture
 def expired(certificate: Path, tmp_path: Path) -> ssl.SSLContext:
-    """Of a broker whose certificate is signed by the authority and ended yesterday."""
+    """The context of a broker whose certificate expired yesterday."""
     ca, key = certificate / "ca.pem", certificate / "key.pem"
     (tmp_path / "names").write_text("subjectAltName=DNS:localhost\n")
     for command in (
@@ -74,7 +74,7 @@ async def test_an_expired_certificate_of_the_broker_is_to_be_renewed(
     assert "ssl_cafile" not in str(told.value)
 
 
-async def test_tls_with_the_wrong_name_says_so(server_context: ssl.SSLContext, certificate: Path) -> None:
+async def test_a_certificate_for_another_name_is_refused(server_context: ssl.SSLContext, certificate: Path) -> None:
     async with FakeBroker(tls=server_context) as broker:
         security = {"security_protocol": "SSL", "ssl_cafile": str(certificate / "ca.pem")}
         client = KafkaClient(f"127.0.0.1:{broker.port}", security=security)
@@ -91,7 +91,7 @@ def plain(password: str) -> dict[str, str]:
     }
 
 
-async def test_refused_credentials_are_told_at_once_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+async def test_refused_credentials_raise_at_once_and_are_not_shown(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(1)
     async with FakeBroker(sasl_handlers("PLAIN", lambda request: {"error_code": 58, "error_message": "no"})) as broker:
         client = KafkaClient(broker.address, security=plain("wr0ng"))
@@ -102,7 +102,7 @@ async def test_refused_credentials_are_told_at_once_and_not_shown(caplog: pytest
 
 
 async def test_a_broker_that_does_not_know_the_password_is_not_trusted() -> None:
-    """SCRAM: its signature is wrong. The error ends the connecting, as wrong credentials do."""
+    """SCRAM: its signature is wrong. The error is not retriable, as for wrong credentials."""
 
     def authenticate(request: Any) -> dict[str, Any]:
         first = bytes(request.auth_bytes)
@@ -116,6 +116,6 @@ async def test_a_broker_that_does_not_know_the_password_is_not_trusted() -> None
         assert not caught.value.retriable
 
 
-async def test_a_host_name_that_is_none_is_named() -> None:
+async def test_an_invalid_host_name_is_named() -> None:
     with pytest.raises(BrokersUnavailable, match="not a valid host name"):
         await KafkaClient(f"{'x' * 70}:9092").connect(0.5)

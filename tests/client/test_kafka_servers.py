@@ -48,7 +48,7 @@ async def leaders(client: KafkaClient, topic: str) -> None:
 async def test_version_topics_and_offsets(
     kafka: str, version: tuple[int, ...], cluster_factory: Any, unique_name: Any
 ) -> None:
-    """One walk for each version: detection, a topic that is created later, its leaders, start and end."""
+    """For each version: detection, a topic that is created later, its leaders, start and end."""
     cluster: LocalCluster = await asyncio.to_thread(cluster_factory, kafka=kafka)
     name = unique_name()
     async with KafkaClient(cluster.bootstrap) as client:
@@ -76,12 +76,12 @@ async def test_version_topics_and_offsets(
             assert found is not None
             assert (found.offset, found.timestamp >= hour_ago) == (0, True)
             assert at[parts[1]] is None
-        else:  # only times of segments are known: never later than requested
+        else:  # these brokers know only the times of segments
             at = await list_offsets(client, {parts[0]: 1, parts[1]: 1})
             assert [at[tp].offset for tp in parts[:2]] == [0, 0]  # type: ignore[union-attr]
 
 
-async def test_asking_about_a_topic_does_not_create_it(cluster_factory: Any, unique_name: Any) -> None:
+async def test_a_metadata_request_does_not_create_a_topic(cluster_factory: Any, unique_name: Any) -> None:
     for kafka in ("0.8.2.2", "3.9.1"):
         cluster: LocalCluster = await asyncio.to_thread(cluster_factory, kafka=kafka)
         name = unique_name()
@@ -94,9 +94,9 @@ async def test_asking_about_a_topic_does_not_create_it(cluster_factory: Any, uni
 
 
 async def test_an_empty_0_8_cluster_is_connected_to(cluster_factory: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Brokers of 0.8 appear in metadata with the first topic. Here the client connects before there is one.
+    """Brokers of 0.8 appear in metadata with the first topic. Here the client connects before the first topic exists.
 
-    The brokers close the connection on version requests. That is expected, so nothing is logged but the version.
+    The brokers close the connection on version requests. So the client logs only their version.
     """
     cluster = LocalCluster(kafka="0.8.2.2", broker_config={"auto.create.topics.enable": "false"})
     await asyncio.to_thread(cluster.start)
@@ -146,7 +146,7 @@ async def test_leaders_move_when_a_broker_is_killed(kafka: str, cluster_factory:
         await leaders(client, name)
         parts = [TopicPartition(name, p) for p in range(6)]
         assert {client.leader(tp) for tp in parts} == {b.id for b in cluster.brokers}
-        await list_offsets(client, dict.fromkeys(parts, LATEST))  # connections to all of them
+        await list_offsets(client, dict.fromkeys(parts, LATEST))  # opens connections to all brokers
         victim = cluster.brokers[0]
         await asyncio.to_thread(victim.kill)
         ends = await list_offsets(client, dict.fromkeys(parts, LATEST), timeout_s=60)

@@ -1,4 +1,4 @@
-"""AWS_MSK_IAM as far as it shows without AWS: what reaches the broker, checked with botocore's own signature."""
+"""AWS_MSK_IAM without AWS: the broker gets a message with the signature that botocore computes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEY, SECRET, SESSION = "AKIDEXAMPLE", "iam-s3cret/Wq8", "session+token/="
 
 @pytest.fixture(autouse=True)
 def no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No credentials of this machine, and no look for a role."""
+    """Removes the AWS credentials of this machine, and the search for a role."""
     for name in (
         "AWS_PROFILE",
         "AWS_ACCESS_KEY_ID",
@@ -91,7 +91,7 @@ async def test_the_broker_gets_a_request_that_iam_can_verify(
 
 
 @pytest.mark.parametrize(("key", "why"), [("", "NoneType"), (KEY, "region for AWS MSK")])
-async def test_without_credentials_or_a_region_the_error_says_where_they_are_looked_for(
+async def test_without_credentials_or_a_region_the_error_names_their_sources(
     server_context: ssl.SSLContext, certificate: Path, monkeypatch: pytest.MonkeyPatch, key: str, why: str
 ) -> None:
     pytest.importorskip("botocore")

@@ -1,4 +1,4 @@
-"""Token providers by name, and token endpoints: what they are asked, how their failures read, what never shows."""
+"""Token providers by name and token endpoints: requests, errors, and secrets that never show."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OAUTH = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "OAUTHBEARER"}
 
 
 def oauth_broker(tokens: list[bytes], refused: int = 0, lifetime_ms: int = 0) -> FakeBroker:
-    """A broker that notes the tokens. It refuses the first ones."""
+    """A broker that records the tokens, and refuses the first ones."""
 
     def authenticate(request: Any) -> dict[str, Any]:
         tokens.append(bytes(request.auth_bytes))
@@ -51,7 +51,7 @@ def provider_of(settings: dict[str, Any]) -> TokenProvider:
 # -- by name ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_provider_by_name_is_made_once_and_serves_all_clients() -> None:
+async def test_a_provider_by_name_is_created_once_for_all_clients() -> None:
     tokens: list[bytes] = []
     security = {**OAUTH, "sasl_oauth_token_provider": "providers_under_test:Provider"}
     before = len(providers_under_test.made)
@@ -106,7 +106,7 @@ async def test_a_provider_that_fails_or_hangs_is_a_retriable_error_that_names_it
 
 
 async def test_requests_go_on_while_credentials_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The provider fails once when the session must be renewed, then hangs; the same connection answers meanwhile."""
+    """The provider fails once when the session must be renewed, then hangs; the same connection responds meanwhile."""
     monkeypatch.setattr("allocator.core.client.sasl.CREDENTIALS_PAUSE_S", 0.01)
     tokens: list[bytes] = []
     provider = providers_under_test.Provider()
@@ -122,7 +122,7 @@ async def test_requests_go_on_while_credentials_are_renewed(monkeypatch: pytest.
         return "renewed"
 
     async with oauth_broker(tokens, lifetime_ms=3_000_000) as broker:
-        # a session that is to be renewed at once, and lasts
+        # renews the session at once, long before it expires
         monkeypatch.setattr("random.uniform", lambda low, high: 1e-6 if low == 0.85 else (low + high) / 2)
         security = {**OAUTH, "sasl_oauth_token_provider": provider}
         async with KafkaClient(broker.address, security=security) as client:
@@ -138,8 +138,8 @@ async def test_requests_go_on_while_credentials_are_renewed(monkeypatch: pytest.
             assert broker.connections == connections
 
 
-async def test_a_slow_token_provider_holds_up_no_other_task() -> None:
-    """The token comes only after another task of the loop ran. No two calls run at one time."""
+async def test_a_slow_token_provider_blocks_no_other_task() -> None:
+    """The provider returns a token only after another task of the loop ran. Calls do not overlap."""
     ran, running, calls = threading.Event(), threading.Lock(), []
     provider = providers_under_test.Provider()
 
@@ -187,7 +187,7 @@ async def test_a_request_fails_while_a_provider_is_away_and_may_be_repeated() ->
 # -- the token endpoint -----------------------------------------------------------------------------------------------
 
 
-def test_an_endpoint_is_asked_for_client_credentials_and_its_token_is_kept() -> None:
+def test_a_token_is_requested_by_client_credentials_and_kept() -> None:
     with TokenEndpoint() as endpoint:
         settings = {**endpoint.settings(), "sasl_oauth_scope": "kafka read"}
         tokens = {provider_of(settings).token() for _ in range(3)}

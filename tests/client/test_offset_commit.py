@@ -1,4 +1,4 @@
-"""Commits have the bytes of kafka-python's encoder; its responses are read back; invalid bytes are refused."""
+"""Commits are encoded as by kafka-python; its responses are decoded; invalid bytes are refused."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_commit_is_written_as_kafka_python_writes_it(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_static_member_and_a_retention_are_said_where_they_can_be(version: int) -> None:
+def test_a_static_member_and_a_retention_are_in_the_versions_that_have_them(version: int) -> None:
     offsets = {TopicPartition("t", 0): OffsetAndMetadata(1, "", 2)}
     written = ours(offsets, version, instance_id="i-1", retention_s=1.5).encode(framed=True, header=True)
     assert written == theirs(offsets, version, group_instance_id="i-1", retention_time_ms=1500)
@@ -117,7 +117,7 @@ def answered(topics: dict[str, list[tuple[int, int]]], version: int) -> bytes:
 @pytest.mark.parametrize("version", VERSIONS)
 @given(codes)
 @settings(max_examples=30)
-def test_an_answer_is_read_as_kafka_python_writes_it(version: int, topics: dict[str, list[tuple[int, int]]]) -> None:
+def test_a_response_is_read_as_kafka_python_writes_it(version: int, topics: dict[str, list[tuple[int, int]]]) -> None:
     correlation_id, answer = read_response(memoryview(answered(topics, version)), version)
     assert correlation_id == 77
     assert version == answer.API_VERSION
@@ -127,7 +127,7 @@ def test_an_answer_is_read_as_kafka_python_writes_it(version: int, topics: dict[
 
 def test_tagged_fields_that_are_not_known_are_passed_over() -> None:
     frame = bytearray(answered({"t": [(0, 0), (1, 27)]}, 8))
-    # behind the first partition: no tags -> one tag, number 3, of two bytes
+    # after the first partition: no tags -> one tag, number 3, of two bytes
     at = frame.index(b"\0\0\0\0\0\0\0\0\0\0\1")
     frame[at + 6 : at + 7] = b"\x01\x03\x02\xaa\xbb"
     _, answer = read_response(memoryview(frame), 8)
@@ -137,7 +137,7 @@ def test_tagged_fields_that_are_not_known_are_passed_over() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 @given(st.binary(max_size=60), st.integers(0, 40))
 @settings(max_examples=60)
-def test_bytes_that_are_no_answer_are_refused(version: int, noise: bytes, cut: int) -> None:
+def test_invalid_bytes_are_undecodable(version: int, noise: bytes, cut: int) -> None:
     whole = answered({"t": [(0, 0), (1, 27)]}, version)
     for frame in (noise, whole[: max(0, len(whole) - 1 - cut)]):
         try:

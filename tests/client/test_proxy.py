@@ -61,7 +61,7 @@ async def test_the_login_is_decoded_from_the_url(scheme: str) -> None:
 @pytest.mark.parametrize(
     "bound", [b"\x03\x05proxy\0\x07", b"\x04" + bytes(16) + b"\0\x07"], ids=["a name", "an IPv6 address"]
 )
-async def test_what_a_socks_proxy_says_of_its_end_does_not_matter(bound: bytes) -> None:
+async def test_any_address_of_the_proxys_own_socket_is_accepted(bound: bytes) -> None:
     async with broker_behind() as (broker, proxy):
         proxy.bound = bound
         async with KafkaClient(f"localhost:{broker.port}", security=url("socks5h", proxy)) as client:

@@ -1,4 +1,4 @@
-"""A broker that is far away or slow is the same broker: every client reads through it what it reads at once."""
+"""A slow or distant broker returns the same records as a fast one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from allocator.types import TopicPartition
 pytestmark = [pytest.mark.servers, pytest.mark.deadline(900), pytest.mark.timeout(1200)]
 
 OLDER = ("0.8.1.1", "0.8.2.2", "0.9.0.1", "0.10.2.2", "0.11.0.3", "1.1.1", "2.8.2", NEWEST)
-# name of the first digits of each
+# the version as the client detects it
 NAMES = {"0.8.1.1": (0, 8, 1), "0.8.2.2": (0, 8, 2), "0.9.0.1": (0, 9)}
 LONG_DELAYS = [(0.3, "both"), (1.0, "to_client"), (1.5, "both"), (3.0, "to_client"), (3.0, "to_server")]
 
@@ -37,7 +37,7 @@ class Filled(NamedTuple):
 
 @pytest.fixture(scope="module", params=["3.9.1", *(pytest.param(v, marks=pytest.mark.long) for v in OLDER)])
 def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
-    """A topic with keys, timestamps, headers, a committed and two aborted transactions, as far as its version goes."""
+    """A topic with keys, timestamps, headers, a committed and two aborted transactions, if the version has them."""
     with slow_doors(request.param, tmp_path_factory.mktemp("doors")) as doors:
         it = Filled(doors, "filled", request.param)
         doors.cluster.create_topic(it.topic, 2)
@@ -73,13 +73,13 @@ def transactions(cluster: LocalCluster, topic: str) -> None:
 
 
 def old_ones(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Brokers that were taken for old ones."""
+    """Returns the warnings about old brokers."""
     texts = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     return [text for text in texts if " is Kafka 0." in text]
 
 
 async def read(consumer: Consumer, topic: str) -> dict[int, list[Any]]:
-    """Every record from the beginning to the end."""
+    """Reads every record from the start to the end."""
     found: dict[int, list[Any]] = {0: [], 1: []}
     parts = [TopicPartition(topic, n) for n in found]
     for tp in parts:
@@ -106,7 +106,7 @@ def consumer(topic: str, isolation: Any = "read_committed", **where: Any) -> Con
 
 
 async def read_twice(it: Filled, door: str, again: Callable[[], Any]) -> list[Any]:
-    """What a consumer reads over a new connection, and over the ones that replace it after `again`."""
+    """Reads over new connections, and over those that replace them after `again`."""
     async with consumer(it.topic, **it.doors.settings(door)) as reader:
         first = await read(reader, it.topic)
         await again()
@@ -120,7 +120,7 @@ async def read_twice(it: Filled, door: str, again: Callable[[], Any]) -> list[An
 async def test_a_slow_broker_is_read_like_a_fast_one(
     filled: Filled, delay_s: float, direction: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Records, headers, timestamps and aborted ranges, by every door, over the first and the second connections."""
+    """Records, headers, timestamps and aborted ranges, over each listener, with new and with replaced connections."""
     doors = filled.doors
     doors.delay(0.0)
     async with consumer(filled.topic, **doors.settings("plain")) as reader:
@@ -138,7 +138,7 @@ async def test_a_slow_broker_is_read_like_a_fast_one(
     all_wait = asyncio.Event()
 
     async def again() -> None:
-        """Once all have read."""
+        """Replaces the connections when all have read."""
         nonlocal waiting
         waiting -= 1
         if not waiting:

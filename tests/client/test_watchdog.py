@@ -25,13 +25,13 @@ async def watched(limit_s: float, bitten: threading.Event):  # type: ignore[no-u
         await asyncio.wait({task})
 
 
-async def test_a_loop_that_stands_still_is_noticed_while_it_does() -> None:
+async def test_a_blocked_loop_is_noticed_while_it_is_blocked() -> None:
     bitten = threading.Event()
     async with watched(0.2, bitten):
         assert bitten.wait(30)
 
 
-async def test_a_loop_that_pauses_for_less_is_not() -> None:
+async def test_a_loop_that_is_blocked_for_less_is_not() -> None:
     bitten = threading.Event()
     async with watched(3.0, bitten):
         for _ in range(10):
@@ -55,8 +55,8 @@ asyncio.run(main())
 """
 
 
-def test_a_process_that_was_frozen_as_a_whole_is_given_time_to_wake() -> None:
-    """The thread is as late as the loop: the loop comes first if it can."""
+def test_a_frozen_process_gets_time_to_wake() -> None:
+    """The thread wakes up as late as the loop, and gives the loop time to run first."""
     with subprocess.Popen([sys.executable, "-c", FROZEN], stdin=PIPE, stdout=PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -70,7 +70,7 @@ def test_a_process_that_was_frozen_as_a_whole_is_given_time_to_wake() -> None:
     assert process.returncode == 0
 
 
-async def test_one_that_was_ended_bites_nobody() -> None:
+async def test_a_cancelled_watchdog_does_not_bite() -> None:
     bitten = threading.Event()
     async with watched(0.1, bitten):
         pass

@@ -34,7 +34,7 @@ def granted(lifetime_s: float = 3600) -> tuple[int, dict[str, str], str]:
 
 
 class TokenEndpoint:
-    """Serves between `with`. `answer` returns the status, the headers and the body of the next response."""
+    """Use it with `with`. `answer` returns the status, the headers and the body of the next response."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.answer: Callable[[], tuple[int, dict[str, str], str]] = granted
@@ -65,7 +65,7 @@ class TokenEndpoint:
             daemon_threads = True
 
             def handle_error(self, *_: object) -> None:
-                """A client that does not trust the certificate hangs up."""
+                """Ignores clients that do not trust the certificate and hang up."""
 
         self._server = Server(("127.0.0.1", 0), Handler)
         if tls is not None:

@@ -46,7 +46,7 @@ def main() -> None:
             (inputs / f"seed-{number}").write_bytes(seed)
         limits = [f"-max_total_time={options.seconds}", "-timeout=30", "-rss_limit_mb=4096", "-max_len=8192"]
         print(f"{target}: {options.seconds} s", flush=True)
-        # a process of its own for each: atheris ends the process that it runs in
+        # a subprocess for each, since atheris ends its process
         command = [sys.executable, __file__, "--begin", target, *limits, f"-artifact_prefix={found}/", str(inputs)]
         code = subprocess.run([*command, str(found)]).returncode
         if not any(found.iterdir()):

@@ -1,4 +1,4 @@
-"""Fuzz targets: functions of any bytes, which raise only if the code breaks a promise.
+"""Fuzz targets: functions that accept any bytes and raise only if the code breaks a promise.
 
 Each target has seeds: valid inputs that a fuzzer changes. Store an input that broke a target in
 tests/fuzz/corpus/<target>/. The tests then try it in each run.
@@ -36,7 +36,7 @@ from allocator.types import TopicPartition
 
 try:
     from allocator.core import _records
-except ImportError:  # then the plain decoder is tried alone
+except ImportError:  # then only the plain decoder runs
     _records = None  # type: ignore[assignment]
 
 __all__ = ["CORPUS", "SEEDS", "TARGETS", "known"]

@@ -1,6 +1,6 @@
 """Runs the fuzz targets on seeds, on all inputs that ever failed, and on variations of these.
 
-For longer, and led by coverage: `make fuzz`.
+`make fuzz` runs longer, guided by coverage.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from allocator.protocols.kafka_classic.consumer_protocol import (
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_is_known_breaks_nothing(target: str) -> None:
+def test_known_inputs_break_no_target(target: str) -> None:
     for data in known(target):
         TARGETS[target](data)
 
 
 def test_the_seeds_are_good_inputs() -> None:
-    """A seed must not be refused at its first byte, or the fuzzer makes no progress."""
+    """Otherwise the fuzzer makes no progress."""
     for data in SEEDS["records"]:
         assert len([row for row in decoded(plain, data) if isinstance(row, tuple) and len(row) == 6]) == 3
     for data in SEEDS["znodes"]:
@@ -49,7 +49,7 @@ def accepted(read: Callable[..., object], *arguments: object) -> bool:
 
 @st.composite
 def changed(draw: st.DrawFn, target: str) -> bytes:
-    """A known input with up to four changes: bytes set, inserted, repeated or left out."""
+    """A known input with up to four changes: bytes replaced, inserted, repeated or deleted."""
     data = bytearray(draw(st.sampled_from(known(target))))
     for _ in range(draw(st.integers(0, 4))):
         at = draw(st.integers(0, len(data)))

@@ -1,4 +1,4 @@
-"""A certificate authority for a test, made with the openssl command: PEM files, which all parties here can read."""
+"""A certificate authority for a test, created with the openssl command, as PEM files."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ __all__ = ["Certificates"]
 
 
 class Certificates:
-    """`ca`; for each name a certificate, its key, and `pem`, which holds both as Kafka and ZooKeeper want it."""
+    """Has `ca`, and for each name a certificate, its key, and `pem` with both, for Kafka and ZooKeeper."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.ca = directory / "ca.pem"
-        # Python 3.13 and newer refuse an authority that does not say what its key may sign
+        # Python 3.13 and newer refuse an authority without key usage
         usage = "-addext keyUsage=critical,keyCertSign,cRLSign"
         self._run(f"req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=authority {usage}")
 
     def make(self, name: str, password: str = "") -> None:
-        """For 127.0.0.1 and localhost; `password`: of the key that clients read."""
+        """Creates a certificate for 127.0.0.1 and localhost. `password` encrypts its key."""
         self._run(f"req -newkey rsa:2048 -nodes -keyout {name}.key -out {name}.csr -subj /CN={name}")
         (self.directory / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
         self._run(

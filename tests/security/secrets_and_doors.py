@@ -26,7 +26,7 @@ DIGEST_OPTIONS = {"auth_data": [("digest", f"allocator:{DIGEST}")]}
 
 @dataclass
 class Secured:
-    """The cluster, and settings that open each of its doors."""
+    """The cluster, and settings for each of its listeners."""
 
     cluster: LocalCluster
     certificates: Certificates

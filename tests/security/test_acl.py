@@ -1,4 +1,4 @@
-"""With credentials, all created znodes have restrictive ACLs; without them, all works openly."""
+"""With credentials, all created znodes have restrictive ACLs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ OPERATIONS: dict[str, Callable[[KazooClient, str], Any]] = {
 
 
 def breached(stranger: KazooClient, paths: list[str], top: str) -> list[str]:
-    """Each operation on each znode that was not refused for want of credentials."""
+    """Returns each operation on a znode that was not refused with NoAuthError."""
     found = []
     for path in paths:
         for name, operation in OPERATIONS.items():
@@ -59,12 +59,12 @@ def breached(stranger: KazooClient, paths: list[str], top: str) -> list[str]:
             except NoAuthError:
                 continue
             except NotEmptyError:
-                # deleting is up to the parent, and the parent of the topmost znode is not ours; children protect it
+                # the ACL of the parent governs deletion, and the group does not own the parent of the topmost znode
                 if (path, name) == (top, "delete"):
                     continue
                 raise
             except NoNodeError:
-                pass  # the group may have deleted it: then the caller repeats everything
+                pass  # the group may have deleted it; the caller then repeats everything
             found.append(f"{name} {path}")
     return found
 
@@ -77,7 +77,7 @@ async def test_a_stranger_is_refused_every_operation_on_every_znode(
     monkeypatch: pytest.MonkeyPatch,
     chroot: str,
 ) -> None:
-    monkeypatch.setattr(znodes, "SHARD_BYTES", 64)  # so that the assignment has shards, which are znodes too
+    monkeypatch.setattr(znodes, "SHARD_BYTES", 64)  # so that the assignment has shards
     topic, group, root = topic_factory(8), unique_name(), f"/{unique_name()}"
     place = f"/{unique_name()}{chroot}" if chroot else ""
 
@@ -122,7 +122,7 @@ async def test_a_stranger_is_refused_every_operation_on_every_znode(
     print(f"{len(paths)} znodes x {len(OPERATIONS)} operations, twice, all refused")
 
 
-async def test_who_has_the_wrong_credentials_does_not_join(
+async def test_a_member_with_the_wrong_credentials_does_not_join(
     kafka_cluster: LocalCluster, topic_factory: Topics, group: str
 ) -> None:
     topic = topic_factory(2)

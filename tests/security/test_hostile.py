@@ -49,7 +49,7 @@ MEMBER = "m-0123456789abcdef-0000000042"
     [
         *("..", ".", "", "a/../b", "%2e%2e", "\u202e", f"{MEMBER}\n", f"../{MEMBER}", f"{MEMBER}/.."),
         *("m-0123456789abcdef-000000004", "m-0123456789ABCDEF-0000000042", "m-0123456789abcdef--0000000042"),
-        "m-0123456789abcdef-" + "\u0660" * 8 + "\u0664\u0662",  # digits, but not ours
+        "m-0123456789abcdef-" + "\u0660" * 8 + "\u0664\u0662",  # digits, but not ASCII
     ],
 )
 def test_a_name_with_a_trick_is_no_members(name: str) -> None:
@@ -122,7 +122,7 @@ def test_a_few_bytes_do_not_become_a_gigabyte(bomb: str) -> None:
     ("members", "partitions"), [(100, 50_000), pytest.param(1000, 1_000_000, marks=pytest.mark.long)]
 )
 def test_a_large_group_is_no_bomb(members: int, partitions: int) -> None:
-    """While all of it moves: each partition is drained by one member, and promised to another."""
+    """All of it moves: each partition is drained by one member and promised to another."""
     names = [f"m-{number:016x}-{number:010d}" for number in range(members)]
     owned = {
         name: frozenset(TopicPartition("t", partition) for partition in range(number, partitions, members))
@@ -139,7 +139,7 @@ def test_a_large_group_is_no_bomb(members: int, partitions: int) -> None:
     budget = InflateBudget.of_claims()
     for name, parts in owned.items():
         claim = Claim(9, parts, 3)
-        for _ in range(2):  # read again, it counts once
+        for _ in range(2):  # the same claim counts once
             assert Claim.decode(f"/claims/{name}", claim.encode(), budget) == claim
 
 
@@ -154,10 +154,10 @@ def test_all_claims_of_a_group_share_one_budget() -> None:
     Claim.decode("/claims/c", little, budget)
     budget.keep(["/claims/b", "/claims/c"])
     Claim.decode("/claims/c", much, budget)
-    Claim.decode("/claims/b", much, budget)  # the same again
+    Claim.decode("/claims/b", much, budget)  # the same claim
 
 
-def test_a_topic_bounds_what_is_said_of_it() -> None:
+def test_the_partition_count_of_a_topic_bounds_its_entry() -> None:
     data = AssignmentDocument(
         leader=MEMBER, strategy="naive", owners={MEMBER: frozenset(TopicPartition("t", n) for n in range(30_000))}
     )
@@ -225,7 +225,7 @@ def test_a_quoted_value_is_short_and_one_line(value: object) -> None:
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_what_a_znode_says_forges_no_line_of_the_log(form: str) -> None:
+def test_the_content_of_a_znode_forges_no_log_line(form: str) -> None:
     stream = io.StringIO()
     forged = "x\n2024-05-01T10:00:00.000Z error allocator: all is lost \x1b[2J\x9b2J\u202e"
     handler, log = logging.StreamHandler(stream), logging.Logger("allocator.x")
@@ -256,7 +256,7 @@ def plant(hosts: str, base: str) -> int:
     payloads = [b"", b"\x00" * 1_000_000, bomb, depth, wide, future, b"null", b"{" * 1000, b"\xff\xfe\xfd"]
     pattern = json.dumps({"format": 1, "name": "n", "host": "h", "topics": [], "pattern": "(", "strategies": ["x"]})
     greedy = {"format": 1, "name": "n", "host": "h", "topics": ["no-such-topic"] * 1000, "strategies": ["naive"]}
-    # for Python's re, two tries for each letter of a topic's name
+    # exponential for Python's re
     endless = pattern.replace('"("', '"([a-z0-9-]|[a-z0-9-])*!"')
     payloads += [
         pattern.encode(),
@@ -298,7 +298,7 @@ def plant(hosts: str, base: str) -> int:
 
 
 def uproot(hosts: str, base: str) -> None:
-    """An operator deletes what the log names."""
+    """Deletes the hostile znodes, as an operator would."""
     zk = KazooClient(hosts, timeout=10)
     zk.start(20)
     for kind in ("members", "claims"):
@@ -333,7 +333,7 @@ async def test_a_group_among_hostile_znodes_neither_ends_nor_spins(
         count = await asyncio.to_thread(plant, kafka_cluster.zookeeper, base)
         assert count > 60
         await wait_until_async(lambda: "is not readable" in caplog.text, 30, "a line about it")
-        await asyncio.sleep(1.0)  # a client that would retry a hostile znode does so now
+        await asyncio.sleep(1.0)  # a client that retries a hostile znode does so now
         logged, used, began = len(caplog.records), time.process_time(), time.monotonic()
         await asyncio.sleep(4.0)
         share = (time.process_time() - used) / (time.monotonic() - began)

@@ -29,7 +29,7 @@ Topics = Callable[..., str]
 
 
 class Everything(logging.Handler):
-    """Each line as it would be written, and the arguments that it was made of."""
+    """Collects each log line with its arguments."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -42,7 +42,7 @@ class Everything(logging.Handler):
 
 @pytest.fixture
 def everything() -> Iterator[Everything]:
-    """All that is logged, from level 1 up, by anyone."""
+    """All log records, from level 1 up."""
     handler, root = Everything(), logging.getLogger()
     for name in ("", "kafka", "kazoo", "kazoo.client", "allocator", "asyncio"):
         logging.getLogger(name).setLevel(1)
@@ -57,7 +57,7 @@ def shown(text: str) -> list[str]:
 
 
 async def session(secured: Secured, topic: str, group: str, mechanism: str) -> str:
-    """A member joins, reads, commits, loses its connections, leaves; returns all that its objects say of themselves."""
+    """A member joins, reads, commits, loses its connections and leaves. Returns the `repr` of all objects."""
     with FaultProxy(int(secured.zookeeper.rpartition(":")[2])) as ensemble:
         return await session_through(ensemble, secured, topic, group, mechanism)
 
@@ -85,7 +85,7 @@ async def session_through(ensemble: FaultProxy, secured: Secured, topic: str, gr
 
 
 def contents(secured: Secured, path: str) -> list[str]:
-    """Names, data (as it is and inflated) and ACLs of all znodes below."""
+    """Returns the names, data (raw and inflated) and ACLs of all znodes below `path`."""
     zk = KazooClient(secured.cluster.zookeeper, auth_data=DIGEST_OPTIONS["auth_data"])
     zk.start(20)
     found = []
@@ -124,7 +124,7 @@ async def test_not_by_a_member_that_works(
     print(f"{len(everything.lines)} log lines, none with a secret")
 
 
-async def test_not_by_one_that_fails(secured: Secured, everything: Everything) -> None:
+async def test_not_by_a_member_that_fails(secured: Secured, everything: Everything) -> None:
     errors = []
     for change, where in (
         ({"sasl_plain_username": "nobody"}, "security"),

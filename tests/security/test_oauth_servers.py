@@ -1,4 +1,4 @@
-"""OAUTHBEARER on a real broker, which ends each session after a few seconds, through every entrance."""
+"""OAUTHBEARER on a real broker with short sessions, in the client, the daemon, the commands and Spark."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def run(*words: object, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 class Authentications(logging.Handler):
-    """Counts what the connections log."""
+    """Counts the connections and authentications in the log."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
@@ -158,7 +158,7 @@ async def test_sessions_that_end_lose_no_record_and_show_no_error(
 async def test_a_provider_that_fails_until_sessions_end_delays_records_and_loses_none(
     secured: Secured, topic_factory: Topics, group: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The error reaches the log alone."""
+    """The error appears in the log only."""
     topic = await asyncio.to_thread(topic_factory, 2, 1, None, secured.cluster)
     provider, failures = Provider(), 0
 
@@ -238,14 +238,14 @@ async def test_the_daemon_its_page_and_the_commands(
     assert not shown(json.dumps(logs))
 
 
-async def test_a_daemon_without_the_secret_is_told_which_variable(service: tuple[Setup, Path]) -> None:
+async def test_a_daemon_without_the_secret_names_the_variable(service: tuple[Setup, Path]) -> None:
     it, config = service
     done = await asyncio.to_thread(it.check, config)
     assert done.returncode == 2
     assert f"kafka.sasl_oauth_client_secret not set (nor {SECRET}): the endpoint needs it" in done.stderr
 
 
-async def test_a_broker_without_iam_is_told_so(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broker_without_iam_is_a_clear_error(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> None:
     security = {**secured.kafka("SASL_SSL"), "sasl_mechanism": "AWS_MSK_IAM"}
     del security["sasl_plain_username"], security["sasl_plain_password"]
     with pytest.raises(BrokersUnavailable, match=r"(?i)mechanism.*set sasl_mechanism to one of") as caught:

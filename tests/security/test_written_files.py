@@ -13,7 +13,6 @@ import pytest
 from allocator._files import write_file, write_json
 from allocator.errors import ConfigError
 from allocator.spark.archive.commits import CommitLog
-from allocator.testing.traffic import Recording
 
 
 @pytest.fixture
@@ -36,13 +35,6 @@ def test_state_goes_through_no_link(victim, place):
         (place / name).symlink_to(victim)
     write_json(place / "state.json", {"a": 1})
     assert not (place / "state.json").is_symlink()
-
-
-def test_a_recording_goes_through_no_link(victim, place):
-    for name in ("t.jsonl", "t.jsonl.part"):
-        (place / name).symlink_to(victim)
-    Recording({"t": 1}).save(place / "t.jsonl")
-    assert Recording.load(place / "t.jsonl").partitions == {"t": 1}
 
 
 def test_the_lock_of_an_archive_is_no_link(victim, place):

@@ -15,18 +15,18 @@ from allocator.core.client.client import KafkaClient
 from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import BrokersUnavailable, ZooKeeperUnavailable
 
-TIMEOUT_S: Final = 5.0  # all at once
+TIMEOUT_S: Final = 5.0  # for all of them together
 
 
 @pytest.fixture(scope="module")
 def strangers(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """An untrusted authority, and a client certificate of it."""
+    """An untrusted authority with a client certificate."""
     made = Certificates(tmp_path_factory.mktemp("strangers"))
     made.make("client")
     return made
 
 
-# fault -> (the port, settings made of the right ones and foreign certificates, the error text)
+# fault -> (port, wrong settings, text of the error)
 Door = tuple[str, Callable[[Secured, Certificates], Mapping[str, Any]], str]
 KAFKA: Final[Mapping[str, Door]] = {
     "PLAIN password": (
@@ -92,7 +92,7 @@ KAFKA: Final[Mapping[str, Door]] = {
 }
 
 
-async def test_a_broker_that_does_not_take_us_is_told_in_one_line_with_a_remedy(
+async def test_a_refusal_of_a_broker_is_one_line_with_a_remedy(
     secured: Secured, strangers: Certificates, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def told(wrong: str) -> None:
@@ -110,7 +110,7 @@ async def test_a_broker_that_does_not_take_us_is_told_in_one_line_with_a_remedy(
     assert all("unencrypted" in text for text in logged), logged
 
 
-# fault -> (whether the port has TLS, options, the error text)
+# fault -> (whether the port has TLS, wrong options, text of the error)
 Keeper = tuple[bool, Callable[[Secured, Certificates], Mapping[str, Any]], str]
 ZOOKEEPER: Final[Mapping[str, Keeper]] = {
     "authority": (True, lambda ours, theirs: {**ours.zookeeper_options(), "ca": str(theirs.ca)}, "Correct ca"),
@@ -130,7 +130,7 @@ ZOOKEEPER: Final[Mapping[str, Keeper]] = {
 }
 
 
-async def test_an_ensemble_that_does_not_take_us_is_told_in_one_line_with_a_remedy(
+async def test_a_refusal_of_zookeeper_is_one_line_with_a_remedy(
     secured: Secured, strangers: Certificates, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def told(wrong: str) -> None:

@@ -21,7 +21,7 @@ class Oops(Exception):
 
 
 async def ticks(count: int) -> None:
-    """Goes once around the loop so many times."""
+    """Runs `count` iterations of the loop."""
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -51,7 +51,7 @@ async def bounded(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 def others() -> set[asyncio.Task[Any]]:
-    """All tasks except the test and the one that enforces its deadline."""
+    """Returns all tasks except the test and its deadline."""
     return {task for task in asyncio.all_tasks() - {asyncio.current_task()} if "_within" not in repr(task.get_coro())}
 
 
@@ -73,7 +73,7 @@ async def test_main_gives_its_result_and_the_others_end() -> None:
     assert not others()
 
 
-async def test_a_child_that_fails_is_heard_whatever_main_waits_for() -> None:
+async def test_the_failure_of_a_child_is_raised_whatever_main_waits_for() -> None:
     with pytest.raises(Oops, match="child"):
         await bounded(TaskGroup().run(for_ever(), child=fails(after=2)))
 
@@ -140,7 +140,7 @@ async def test_nothing_starts_without_an_owner() -> None:
 # -- cancelled from outside --------------------------------------------------------------------------------------------
 
 
-async def test_who_is_cancelled_hears_so_and_a_failure_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_cancelled_caller_gets_cancelled_and_failures_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Otherwise a loop that continues after errors would ignore its cancellation."""
     running = asyncio.ensure_future(TaskGroup().run(for_ever(), child=fails_at_its_end("child")))
     await ticks(3)
@@ -150,7 +150,7 @@ async def test_who_is_cancelled_hears_so_and_a_failure_is_logged(caplog: pytest.
     assert "Oops('child')" in caplog.text
 
 
-async def test_nobody_is_left_behind_by_who_is_cancelled_twice() -> None:
+async def test_a_caller_that_is_cancelled_twice_leaves_no_task() -> None:
     ended: list[int] = []
 
     async def slow() -> None:
@@ -158,7 +158,7 @@ async def test_nobody_is_left_behind_by_who_is_cancelled_twice() -> None:
             await for_ever()
         finally:
             try:
-                await asyncio.sleep(60)  # the second cancellation cuts it short
+                await asyncio.sleep(60)  # the second cancellation ends it
             finally:
                 ended.append(1)
 
@@ -173,7 +173,7 @@ async def test_nobody_is_left_behind_by_who_is_cancelled_twice() -> None:
     assert ended == [1]
 
 
-async def test_within_leaves_nobody_behind_either() -> None:
+async def test_within_leaves_no_task() -> None:
     ended: list[int] = []
 
     async def slow() -> None:
@@ -201,11 +201,11 @@ async def test_within_leaves_nobody_behind_either() -> None:
     main=st.tuples(st.integers(0, 8), st.sampled_from(["fails", "ends", "waits"])),
     cancelled=st.one_of(st.none(), st.integers(0, 12)),
 )
-def test_whatever_happens_in_whatever_order(
+def test_any_order_of_failures_ends_and_cancellations_loses_nothing(
     children: list[tuple[int, str]], main: tuple[int, str], cancelled: int | None
 ) -> None:
-    """Every failure is raised or logged, a cancellation is heeded, a result is given only where nothing failed, and
-    nobody is left."""
+    """Every failure is raised or logged, a cancellation cancels, a result is returned only if nothing failed, and no
+    task is left."""
     raised: list[BaseException] = []
 
     async def act(after: int, how: str) -> str:
@@ -242,7 +242,7 @@ def test_whatever_happens_in_whatever_order(
             at = cancelled
             waits = main[1] == "waits" and not any(how == "fails" for _, how in children)
             if at is None and waits:
-                at = 30  # else it would run for ever
+                at = 30  # otherwise it would run for ever
             accepted = False
             if at is not None:
                 await ticks(at)
@@ -268,7 +268,7 @@ def test_whatever_happens_in_whatever_order(
 # -- owners that start and close in different tasks --------------------------------------------------------------------
 
 
-async def test_background_tasks_tell_each_failure_and_end_with_their_owner() -> None:
+async def test_background_tasks_report_each_failure_and_end_with_their_owner() -> None:
     failures: list[BaseException] = []
     tasks = BackgroundTasks(failures.append)
 
@@ -285,7 +285,7 @@ async def test_background_tasks_tell_each_failure_and_end_with_their_owner() -> 
     assert not others()
 
 
-async def test_first_of_says_which_have_ended_and_ends_the_others() -> None:
+async def test_first_of_returns_which_have_ended_and_ends_the_others() -> None:
     assert await bounded(first_of(ticks(2), for_ever())) == (True, False)
     with pytest.raises(Oops):
         await bounded(first_of(for_ever(), fails(3)))

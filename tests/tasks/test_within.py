@@ -10,7 +10,7 @@ import pytest
 from allocator.core.aio.tasks import within
 
 
-async def test_a_cancellation_that_comes_with_the_result_is_not_forgotten() -> None:
+async def test_a_cancellation_with_the_result_is_not_lost() -> None:
     result: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     waiting = asyncio.ensure_future(within(result, 5))
     await asyncio.sleep(0)
@@ -20,7 +20,7 @@ async def test_a_cancellation_that_comes_with_the_result_is_not_forgotten() -> N
         await waiting
 
 
-async def test_what_takes_too_long_has_ended_when_the_timeout_is_raised() -> None:
+async def test_work_has_ended_when_the_timeout_is_raised() -> None:
     ended = []
 
     async def slow() -> None:
@@ -37,7 +37,7 @@ async def test_what_takes_too_long_has_ended_when_the_timeout_is_raised() -> Non
 
 
 async def many_steps(value: str) -> str:
-    """Needs the event loop several times, like a response that is read in parts."""
+    """Takes several iterations of the loop, like a response that is read in parts."""
     for _ in range(20):
         await asyncio.sleep(0)
     return value
@@ -50,7 +50,7 @@ async def test_a_pause_of_the_process_is_not_counted() -> None:
     assert await started == "read"
 
 
-async def test_after_a_pause_it_still_ends() -> None:
+async def test_the_timeout_comes_after_a_pause() -> None:
     silent = asyncio.ensure_future(within(asyncio.Event().wait(), 0.1))
     await asyncio.sleep(0)
     time.sleep(0.3)  # noqa: ASYNC251

@@ -26,6 +26,7 @@ from allocator.spark.archive.schema import Transform, columns_of, transformed
 from allocator.spark.archive.store import ParquetStore, open_store
 from allocator.spark.errors import DataLoss
 from allocator.spark.ranges import limit_ends
+from allocator.spark.sessions import session
 from allocator.spark.topic import Extent, Topic
 from allocator.types import TopicPartition
 
@@ -136,7 +137,7 @@ def archive(
         report.seconds = time.monotonic() - began
         return report
     if report.ranges:
-        spark = spark or _session("allocator archive")  # before the lock, because it takes seconds
+        spark = spark or session("allocator archive")  # before the lock, because it takes seconds
     with store.locked():  # also completes the commit of a killed run
         if report.ranges or report.gaps or new:
             extent, alive, new = plan()  # again, because another run may have added commits
@@ -150,7 +151,7 @@ def archive(
             files: tuple[DataFile, ...] = ()
             columns: dict[str, Any] = {}
             if piece:
-                spark = spark or _session("allocator archive")
+                spark = spark or session("allocator archive")
                 rows = transformed(topic.frame(spark, topic.ranges(piece)), transform, alive)
                 files, columns = store.write(rows, staged, piece), columns_of(rows)
             if extent.topic_id is not None and topic.topic_id() != extent.topic_id:
@@ -184,12 +185,6 @@ def archive(
             todo = {p: reach for p, reach in todo.items() if reach[0] < reach[1]}
     report.seconds = time.monotonic() - began
     return report
-
-
-def _session(name: str) -> SparkSession:
-    from allocator.spark import session
-
-    return session(name)
 
 
 def _start(alive: list[Manifest], topic: str, extent: Extent, allow_gaps: bool) -> tuple[dict[int, int], Reach]:
@@ -272,7 +267,7 @@ def compact(
     store = ParquetStore(found.directory / f"topic={found.topic}")
     report = ArchiveReport(found.topic, str(found.directory), dry_run=dry_run)
     if not dry_run:
-        spark = spark or _session("allocator archive compact")
+        spark = spark or session("allocator archive compact")
     with contextlib.nullcontext() if dry_run else store.locked():
         alive = store.live()
         groups = _groups(alive, file_size)

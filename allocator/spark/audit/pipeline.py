@@ -29,6 +29,7 @@ from allocator.errors import ConfigError
 from allocator.spark.audit.report import KINDS, Difference, Report, Side
 from allocator.spark.errors import SchemaMismatch
 from allocator.spark.report_html import readable
+from allocator.spark.sessions import session
 from allocator.spark.topic import Topic
 
 if TYPE_CHECKING:
@@ -83,10 +84,7 @@ def audit(
     errors of reading a topic.
     """
     _check(by, ignore, samples)
-    if spark is None:
-        from allocator.spark import session
-
-        spark = session("allocator audit")
+    spark = spark or session("allocator audit")
     began, started = time.monotonic(), datetime.now(timezone.utc)
     notes: list[str] = []
     one, other, ends = _pin(spark, left, right, notes)

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Union
 
 from allocator.errors import ConfigError
+from allocator.spark.sessions import session
 from allocator.spark.skew.report import HotKey, PartitionSkew, SkewReport
 from allocator.spark.topic import Topic
 
@@ -30,10 +31,7 @@ def skew(
     if members is not None and members < 1:
         raise ConfigError(f"members = {members} must be 1 or more")
     began = time.monotonic()
-    if spark is None:
-        from allocator.spark import session
-
-        spark = session("allocator skew")
+    spark = spark or session("allocator skew")
     partitions: dict[str, int] = {}
     if isinstance(source, Topic):
         extent = source.extent()

@@ -82,15 +82,6 @@ class Query:
         finally:
             query.stop()
 
-    def fails(self) -> str:
-        """Starts it, and waits for its failure; what it says."""
-        query = self.start()
-        try:
-            wait_until(lambda: query.exception() is not None, PATIENCE_S, "the query to fail")
-            return str(query.exception())
-        finally:
-            query.stop()
-
 
 def _begun(query: Any) -> bool:
     return query.exception() is not None or not query.isActive or query.status["message"] != "Initializing sources"

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from spark_queries import never_connected
 
-from allocator.testing import LocalCluster, produce, wait_until
+from allocator.testing import LocalCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,31 +57,6 @@ def test_headers_and_topics_are_columns_too(
     assert len(rows_of(spark, kafka_cluster, other)) == 1
     (row,) = rows_of(spark, kafka_cluster, topic, include_headers="true")
     assert [(header.key, header.value and bytes(header.value)) for header in row.headers] == [("h", b"x"), ("n", None)]
-
-
-def test_a_stream_writes_what_it_reads(
-    spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: TopicFactory, tmp_path: Path
-) -> None:
-    source, target = topic_factory(partitions=2), topic_factory(partitions=2)
-    produce(kafka_cluster.bootstrap, source, [(b"k%d" % n, b"v%d" % n) for n in range(100)])
-    options = {"brokers": kafka_cluster.bootstrap, "topics": source, "startingOffsets": "earliest"}
-    frame = spark.readStream.format("allocator").options(**options).load().select("key", "value")
-    writer = (
-        frame.writeStream.format("allocator")
-        .options(brokers=kafka_cluster.bootstrap, topic=target, checkpointLocation=str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-    )
-    while True:
-        query = writer.start()
-        try:
-            wait_until(lambda query=query: not query.isActive, 240, "the query to end")
-        finally:
-            query.stop()
-        if not never_connected(query):
-            break
-    assert query.exception() is None
-    found = Counter((bytes(row.key), bytes(row.value)) for row in rows_of(spark, kafka_cluster, target))
-    assert found == Counter((b"k%d" % n, b"v%d" % n) for n in range(100))
 
 
 @pytest.mark.parametrize(

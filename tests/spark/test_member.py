@@ -31,9 +31,10 @@ class Pieces:
 
     generation, member_id, ended = 1, "m", None
 
-    def __init__(self, *_: Any, **__: Any) -> None: ...
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.options = self
 
-    def make(self, connections: Any) -> Pieces:
+    def make(self, _: Any, connections: Any) -> Pieces:
         Pieces.listener = connections.listener
         return self
 

@@ -191,35 +191,6 @@ async def test_records_that_the_new_cluster_loses_after_a_crash_are_sent_again(
     assert (await translation(mirror.settings, TopicPartition(world.topic, 0))).target(111) == 100
 
 
-@pytest.mark.long
-async def test_compaction_of_both_logs_after_a_crash_repeats_nothing(
-    cluster_factory: Any, topic_factory: Callable[..., str], group: str
-) -> None:
-    config = {"cleanup.policy": "compact", "segment.ms": "100", "min.cleanable.dirty.ratio": "0.01"}
-    world = await scene(cluster_factory, topic_factory, group, config)
-    await world.fill("first", 100, 10)
-    await Mirror(world.settings).run(until_caught_up=True)
-    await world.fill("second", 100, 10)
-    await world.crash(200)
-
-    async def visible(cluster: LocalCluster) -> list[str]:
-        return [row[3].decode() for row in (await contents(cluster, world.topic))[0]]
-
-    async def compacted() -> bool:
-        await world.fill("third", 1)  # so that the last segment is closed
-        return "second 5" not in await visible(world.old)
-
-    await wait_until_async(compacted, 120, "the old log to be compacted", interval_s=1.0)
-    mirror = Mirror(world.settings)
-    await mirror.run(until_caught_up=True)
-    found = await visible(world.new)
-    seconds = [each for each in found if each.startswith("second")]
-    assert len(seconds) == len(set(seconds))
-    assert {each for each in await visible(world.old) if each.startswith("second")} <= set(seconds)
-    assert mirror.already_present > 0
-    await mirror.run(until_caught_up=True)  # nothing of the tail is left
-
-
 async def test_a_mirror_that_has_caught_up_ends_although_producers_continue(
     cluster_factory: Any, topic_factory: Callable[..., str], group: str
 ) -> None:
@@ -380,19 +351,6 @@ def test_any_compaction_and_other_producers_and_any_crash_write_each_record_once
     mirror = Crashing()
     live(data, mirror, [*HISTORY, "compact", "compact", "other"])
     mirror.check()
-
-
-@given(st.sets(st.integers(0, 19)), st.integers(0, 20))
-def test_records_that_compaction_removes_after_a_crash_do_not_repeat_the_others(gone: set[int], written: int) -> None:
-    rows = [Record("t", 0, n, 1, 0, b"k%d" % n, b"v", []) for n in range(20)]
-    mirror = Crashing()
-    mirror.source += rows[:written]
-    mirror.step(20)
-    mirror.source[:] = [None if n in gone else row for n, row in enumerate(rows)]
-    mirror.start()
-    mirror.step(20)
-    assert mirror.written == [row for n, row in enumerate(rows) if n < written or n not in gone]
-    assert mirror.unexpected == len([n for n in gone if n < written])
 
 
 @pytest.mark.parametrize(

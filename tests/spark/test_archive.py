@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -252,35 +251,6 @@ def test_an_archive_whose_run_was_killed_before_the_rename_is_read_and_repaired(
     again = archive(Made([15]), tmp_path, spark=spark)
     assert again.to_text() == "made: nothing to do"
     assert whole(spark, Made([15]), tmp_path)
-
-
-@pytest.mark.parametrize("at", ["rename", "delete"])
-def test_an_archive_whose_compact_was_killed_is_read_and_repaired(
-    at: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Killed before the new files have their name, or before the old ones are deleted."""
-
-    class Killed(BaseException):
-        pass
-
-    delete = shutil.rmtree
-
-    def kill(path: Any, *_: Any, **options: Any) -> None:
-        if at == "rename" or Path(path).name.startswith("commit="):
-            raise Killed
-        delete(path, **options)
-
-    archive(Made([5]), tmp_path, spark=spark)
-    archive(Made([9]), tmp_path, spark=spark)
-    with monkeypatch.context() as patch:
-        patch.setattr(*(os, "rename") if at == "rename" else (shutil, "rmtree"), kill)
-        with pytest.raises(Killed):
-            compact(tmp_path, spark=spark)
-    assert sorted(row.offset for row in Archive(tmp_path).frame(spark).collect()) == list(range(9))
-    assert archive(Made([9]), tmp_path, spark=spark).to_text() == "made: nothing to do"
-    found = sorted(path.name for path in (tmp_path / "topic=made").iterdir())
-    assert found == ["_commits", "_lock", "commit=00000003"]
-    assert whole(spark, Made([9]), tmp_path)
 
 
 @pytest.mark.parametrize("dry_run", [True, False])

@@ -56,48 +56,15 @@ CORRUPTIONS: dict[str, tuple[Callable[[Rows], object], dict[tuple[str, str], int
     # the change of the right side; the findings by partition; the findings by key
     "nothing": (lambda log: None, {}, {}),
     "one dropped": (lambda log: log[0].pop(6), {("missing", ""): 1}, {("missing", ""): 1}),
-    "one of two that are equal dropped": (lambda log: log[1].pop(7), {("missing", ""): 1}, {("missing", ""): 1}),
     "one duplicated": (lambda log: log[0].insert(9, log[0][6]), {("duplicated", ""): 1}, {("duplicated", ""): 1}),
-    "one written a third time": (
-        lambda log: log[1].append(log[1][7]),
-        {("duplicated", ""): 1},
-        {("duplicated", ""): 1},
-    ),
     # 4 is overtaken by 5 to 9, and these (but 9) by 9
     "two swapped": (swap, {("reordered", ""): 5}, {("reordered", ""): 1}),
-    "neighbours swapped": (
-        lambda log: log[0].insert(6, log[0].pop(7)),
-        {("reordered", ""): 1},
-        {},  # of different keys
-    ),
+    "neighbours swapped": (lambda log: log[0].insert(6, log[0].pop(7)), {("reordered", ""): 1}, {}),  # different keys
     "the value altered": (alter(value=b"v0-7"), {("altered", "value"): 1}, {("altered", "value"): 1}),
-    "the value made empty": (alter(value=b""), {("altered", "value"): 1}, {("altered", "value"): 1}),
-    "the value deleted": (alter(value=None), {("altered", "value"): 1}, {("altered", "value"): 1}),
-    "the key altered": (alter(key=b"other"), {("altered", "key"): 1}, {("altered", "key"): 1}),
-    "the key deleted": (alter(key=None), {("altered", "key"): 1}, {("altered", "key"): 1}),
-    "a header altered": (alter(headers=(("h", b"x"),)), {("altered", "headers"): 1}, {("altered", "headers"): 1}),
     "a header renamed": (alter(headers=(("g", b"6"),)), {("altered", "headers"): 1}, {("altered", "headers"): 1}),
-    "a header added": (
-        alter(headers=(("h", b"6"), ("h", None))),
-        {("altered", "headers"): 1},
-        {("altered", "headers"): 1},
-    ),
-    "headers lost": (alter(headers=()), {("altered", "headers"): 1}, {("altered", "headers"): 1}),
     "a millisecond": (alter(ms=1061), {("altered", "timestamp"): 1}, {("altered", "timestamp"): 1}),
-    "no timestamp": (alter(ms=None), {("altered", "timestamp"): 1}, {("altered", "timestamp"): 1}),
-    "headers and timestamp": (
-        alter(headers=(), ms=5),
-        {("altered", "headers,timestamp"): 1},
-        {("altered", "headers,timestamp"): 1},
-    ),
     "moved to another partition": (move, {("moved", ""): 1}, {}),
-    "the tail cut": (lambda log: log[0].__delitem__(slice(17, None)), {("truncated", ""): 3}, {("truncated", ""): 3}),
     "a partition emptied": (lambda log: log[0].clear(), {("truncated", ""): 20}, {("truncated", ""): 20}),
-    "one that nobody wrote": (
-        lambda log: log[0].insert(6, Row(b"new", b"new", 1)),
-        {("extra", ""): 1},
-        {("extra", ""): 1},
-    ),
     "one replaced": (
         lambda log: log[0].__setitem__(6, Row(b"new", b"new", 1)),
         {("missing", ""): 1, ("extra", ""): 1},
@@ -169,11 +136,7 @@ def test_the_report_is_text_json_and_a_page_with_escaped_values(reports: dict[st
         side.name: {(p.topic, p.partition): p.checksum for p in side.partitions} for side in (report.left, report.right)
     }
     same = [name for name in CORRUPTIONS if checksums["left"][name, 1] == checksums["right"].get((name, 1))]
-    assert sorted(set(CORRUPTIONS) - set(same)) == [
-        "moved to another partition",
-        "one of two that are equal dropped",
-        "one written a third time",
-    ]
+    assert set(CORRUPTIONS) - set(same) == {"moved to another partition"}
     assert checksums["left"]["two swapped", 0] == checksums["right"]["two swapped", 0]
     assert checksums["left"]["a millisecond", 0] != checksums["right"]["a millisecond", 0]
 

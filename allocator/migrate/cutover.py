@@ -256,9 +256,9 @@ class Cutover:
             if not committed:
                 faults.append(f"group {group!r} has no committed offsets in these topics on the old cluster")
             topics = {each.topic for each in committed}
-            rest = [each for each in ends if each.topic in topics and each not in committed]
-            empty[group] = [[*each, ends[each].end] for each in rest if ends[each].start == ends[each].end]
-            unread = [f"{each.topic}:{each.partition}" for each in rest if ends[each].start < ends[each].end]
+            uncommitted = [each for each in ends if each.topic in topics and each not in committed]
+            empty[group] = [[*each, ends[each].end] for each in uncommitted if ends[each].start == ends[each].end]
+            unread = [f"{each.topic}:{each.partition}" for each in uncommitted if ends[each].start < ends[each].end]
             if unread:
                 faults.append(
                     f"group {group!r} has no committed offset in {', '.join(unread[:5])}, which hold records, so its "

@@ -137,11 +137,11 @@ async def make_alike(
     settings = await settings_of(new, existing) if existing else {}
     zstd = new.broker_version >= (2, 1)
     for name in existing:
-        asked, here_of = carried(wanted[name], zstd), settings[name]
-        if here_of.get(RETENTION) not in (None, asked.get(RETENTION)) and await deletes_after(old, new, name) is None:
-            asked.pop(RETENTION, None)  # it keeps records longer
-            here_of.pop(RETENTION, None)
-        differences += _unlike(name, asked, here_of)
+        expected, actual = carried(wanted[name], zstd), settings[name]
+        if actual.get(RETENTION) not in (None, expected.get(RETENTION)) and await deletes_after(old, new, name) is None:
+            expected.pop(RETENTION, None)  # it keeps records longer
+            actual.pop(RETENTION, None)
+        differences += _unlike(name, expected, actual)
         # the default of the cluster counts, too
         if (await describe_configs(new, "topic", [name], [TIMES]))[name].get(TIMES) == "LogAppendTime":
             differences.append(f"{name!r} has {TIMES}=LogAppendTime: times would be lost; set it to CreateTime")
@@ -173,7 +173,7 @@ def _unlike(topic: str, wanted: Mapping[str, str], here: Mapping[str, str]) -> l
 async def refuse_same_cluster(old: KafkaClient, new: KafkaClient) -> None:
     """Raises ConfigError if both are the same cluster: a mirror would read the records that it writes.
 
-    Brokers report the id of their cluster from Kafka 0.10.1 on. Older ones are told apart by address, except behind
+    Brokers report the id of their cluster from Kafka 0.10.1 on. Addresses distinguish older ones, except behind
     different listeners.
     """
     await old.refresh()

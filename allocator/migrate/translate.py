@@ -88,9 +88,9 @@ async def by_timestamp(
         elif times.get(each) == -1:
             found[each] = Found(None, "its records have no timestamp (before 0.10); use map or content")
     targets = await list_offsets(new.client, {each: when for each, when in times.items() if each not in found})
-    rest = {each for each in committed if each not in found}
-    new_ends = await ends_of(new.client, rest)
-    for each in rest:
+    remaining = {each for each in committed if each not in found}
+    new_ends = await ends_of(new.client, remaining)
+    for each in remaining:
         target = targets.get(each)
         if each not in new_ends:
             found[each] = Found(None, "not on the new cluster")

@@ -74,7 +74,7 @@ def _jaas(text: str) -> dict[str, str]:
         return {}
     if module and module[1] == "OAuthBearer":
         names = {"clientId": "client_id", "clientSecret": "client_secret", "scope": "scope"}
-        return {f"sasl_oauth_{ours}": found[theirs] for theirs, ours in names.items() if theirs in found}
+        return {f"sasl_oauth_{own}": found[java] for java, own in names.items() if java in found}
     if not module or not {"username", "password"} <= found.keys():
         raise ValueError(
             "only PlainLoginModule and ScramLoginModule with username and password, OAuthBearerLoginModule and "
@@ -84,7 +84,7 @@ def _jaas(text: str) -> dict[str, str]:
 
 
 def _pem(option: str, *keys: str) -> Callable[[str], dict[str, str]]:
-    def made(text: str) -> dict[str, str]:
+    def translate(text: str) -> dict[str, str]:
         if not text.lower().endswith((".pem", ".crt", ".cer")):
             raise ValueError(
                 "a Java key store cannot be read by Python; export it as PEM (keytool -exportcert -rfc, or openssl "
@@ -92,7 +92,7 @@ def _pem(option: str, *keys: str) -> Callable[[str], dict[str, str]]:
             )
         return dict.fromkeys(keys, text)
 
-    return made
+    return translate
 
 
 def _store_type(text: str) -> dict[str, str]:

@@ -165,7 +165,7 @@ def _decoded(
         found.append(value)
         errors.append(why)
     try:
-        made = pa.array(found, kind)
+        decoded = pa.array(found, kind)
     except UNFIT:
         # values that the column cannot hold, such as a decimal of too many digits
         for number, value in enumerate(found):
@@ -173,5 +173,5 @@ def _decoded(
                 pa.array([value], kind)
             except UNFIT as error:
                 found[number], errors[number] = None, f"does not fit into the column: {error}"
-        made = pa.array(found, kind)
-    return made, pa.array(errors, pa.string())
+        decoded = pa.array(found, kind)
+    return decoded, pa.array(errors, pa.string())

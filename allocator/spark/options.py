@@ -319,12 +319,12 @@ def _java_security(found: Mapping[str, str], names: dict[str, str], faults: Faul
     for option, text in found.items():
         if option in connector.JAVA:
             try:
-                made = connector.JAVA[option](text)
+                own = connector.JAVA[option](text)
             except ValueError as error:
                 faults.add(option, f"{names[option]}: {error}")
                 continue
-            translated.update({f"security.{key}": value for key, value in made.items()})
-            names.update((f"security.{key}", names[option]) for key in made)
+            translated.update({f"security.{key}": value for key, value in own.items()})
+            names.update((f"security.{key}", names[option]) for key in own)
     return translated
 
 
@@ -425,7 +425,7 @@ def _check_together(options: Options, names: Mapping[str, str], use: str | None,
         return
     for option in ("starting_offsets", "starting_timestamps", "ending_offsets", "ending_timestamps"):
         place: StartOrEnd | None = getattr(options, option)
-        strangers = sorted(tp for tp in (place.each if place else ()) if not options.wants(tp))
-        if strangers:
-            some = ", ".join(f"{tp.topic}:{tp.partition}" for tp in strangers[:5])
+        unread = sorted(tp for tp in (place.each if place else ()) if not options.wants(tp))
+        if unread:
+            some = ", ".join(f"{tp.topic}:{tp.partition}" for tp in unread[:5])
             fault(option, f"{names[option]} names {some}, which is not read")

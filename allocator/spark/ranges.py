@@ -74,11 +74,11 @@ def split(ranges: Iterable[Range], at_least: Optional[int] = None, at_most_each:
             _, number = largest[0]
             parts[number] += 1
             heapreplace(largest, (-full[number].size / parts[number], number))
-    made = []
+    result = []
     for found, count in zip(full, parts):
         edges = [found.start + found.size * number // count for number in range(count + 1)]
-        made += [found._replace(start=low, end=high) for low, high in zip(edges, edges[1:])]
-    return made
+        result += [found._replace(start=low, end=high) for low, high in zip(edges, edges[1:])]
+    return result
 
 
 def pack(ranges: Sequence[Range], at_most: int) -> list[list[Range]]:

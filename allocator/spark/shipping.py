@@ -23,9 +23,9 @@ def rebuild(module: str, name: str, state: bytes) -> Any:
             "zk-partition-allocator[spark] in that Python, or ship an environment that has it and name its Python in "
             "spark.pyspark.python (docs/spark.md, On a cluster)"
         ) from None
-    made = kind.__new__(kind)
-    getattr(made, "__setstate__", made.__dict__.update)(pickle.loads(state))
-    return made
+    rebuilt = kind.__new__(kind)
+    getattr(rebuilt, "__setstate__", rebuilt.__dict__.update)(pickle.loads(state))
+    return rebuilt
 
 
 # otherwise the pickle has only the function's name, and an executor must import this module to find it

@@ -100,7 +100,7 @@ def test_a_delta_table_of_another_program_and_an_archive_of_another_format_are_l
     deltalake.write_deltalake(str(tmp_path / "topic=made"), pyarrow.table({"offset": [1]}))
     (tmp_path / "topic=old/_commits").mkdir(parents=True)
     for topic, format, words in (
-        ("made", "delta", "holds a Delta table that no archive made"),
+        ("made", "delta", "holds a Delta table that no archive created"),
         ("made", "parquet", "holds a Delta table; use --format delta"),
         ("old", "delta", "holds a Parquet archive; use --format parquet"),
     ):
@@ -113,7 +113,7 @@ def test_a_delta_table_of_another_program_and_an_archive_of_another_format_are_l
 def test_an_iceberg_table_of_another_program_and_wrong_names_are_refused(iceberg: IcebergTables) -> None:
     iceberg.catalog.create_namespace("raw")
     iceberg.catalog.create_table(("raw", "made"), pyarrow.schema([("offset", pyarrow.int64())]))
-    with pytest.raises(ArchiveMismatch, match=r"lake\.raw\.made is a table that no archive made"):
+    with pytest.raises(ArchiveMismatch, match=r"lake\.raw\.made is a table that no archive created"):
         iceberg.archive(Made([5]))
     for wrong in ("/data/lake", "lake", "lake.", "s3://bucket/lake"):
         with pytest.raises(ConfigError, match=r"names no Iceberg catalog and namespace; write CATALOG\.NAMESPACE"):

@@ -69,7 +69,7 @@ class DeltaStore(TableStore):
         known = self._table.metadata().configuration
         if "allocator.topic" not in known:
             raise ArchiveMismatch(
-                f"{self.place} holds a Delta table that no archive made; archive to another directory"
+                f"{self.place} holds a Delta table that no archive created; archive to another directory"
             )
         self._number = self._version("") or 0
         if not self._number:

@@ -76,7 +76,7 @@ class IcebergStore(TableStore):
             return []
         known = self._table.properties
         if "allocator.topic" not in known:
-            raise ArchiveMismatch(f"{self.place} is a table that no archive made; archive to another namespace")
+            raise ArchiveMismatch(f"{self.place} is a table that no archive created; archive to another namespace")
         if "allocator.commit" not in known:
             return []
         ends = {int(partition): end for partition, end in json.loads(known["allocator.offsets"]).items()}
@@ -113,8 +113,8 @@ class IcebergStore(TableStore):
             with (
                 self._catalog.create_table_transaction(
                     self._identifier, self._columns, properties={_RETRIES: "0", "allocator.topic": self._identifier[-1]}
-                ) as made,
-                made.update_spec() as spec,
+                ) as change,
+                change.update_spec() as spec,
             ):
                 spec.add_identity("partition")
         except (CommitFailedException, TableAlreadyExistsError) as error:

@@ -64,15 +64,15 @@ def transformed(rows: DataFrame, transform: Transform | None, manifests: Iterabl
         rows = transform(rows)
         if not hasattr(rows, "columns"):
             raise SchemaMismatch(f"the transform returned {type(rows).__name__}, not a DataFrame")
-        gone = [name for name in ("topic", "partition", "offset") if name not in rows.columns]
+        removed = [name for name in ("topic", "partition", "offset") if name not in rows.columns]
         own = [name for name in rows.columns if name.lower() == "commit"]
         if own:
             raise SchemaMismatch(
                 f"the transform adds the column {own[0]!r}, which is the name of the archive's own directories; give "
                 "it another name"
             )
-        if gone:
-            raise SchemaMismatch(f"the transform removes {', '.join(gone)}; these columns must stay")
+        if removed:
+            raise SchemaMismatch(f"the transform removes {', '.join(removed)}; these columns must stay")
     kinds = {name.lower(): kind for name, kind in columns_of(rows).items()}
     for manifest in manifests:
         for name, kind in manifest.columns.items():

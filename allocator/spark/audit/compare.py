@@ -213,8 +213,8 @@ class Comparison:
         later = rows.where(F.col("side") & F.col("mo").isNotNull()).select("t", F.col("p").alias("lp"), "o")
         ends = paired.union(later).groupBy("t", F.col("lp").alias("p")).agg(F.max("lo").alias("end"))
         joined = rows.join(F.broadcast(ends), ["t", "p"], "left")
-        gone = F.when(F.col("o") > F.coalesce(F.col("end"), F.lit(-1)), "truncated").otherwise("missing")
-        kind = F.coalesce(F.col("kind"), F.when(F.col("side"), gone).otherwise("extra"))
+        lost = F.when(F.col("o") > F.coalesce(F.col("end"), F.lit(-1)), "truncated").otherwise("missing")
+        kind = F.coalesce(F.col("kind"), F.when(F.col("side"), lost).otherwise("extra"))
         return joined.withColumn("kind", kind).drop("end")
 
 

@@ -174,10 +174,10 @@ def _still_there(covered: Reach, has: Reach, notes: list[str]) -> dict[int, tupl
     """Returns the part of an archive that retention has not deleted. Offsets beyond the end of the topic stay: an
     error."""
     found = {p: (max(low, min(high, has.get(p, (low, high))[0])), high) for p, (low, high) in covered.items()}
-    gone = sum(found[p][0] - low for p, (low, _) in covered.items())
+    deleted = sum(found[p][0] - low for p, (low, _) in covered.items())
     newer = sum(max(0, end - covered.get(p, (0, first))[1]) for p, (first, end) in has.items())
-    if gone:
-        notes.append(f"{gone} offsets of the archive are no longer in the topic (retention) and were not compared")
+    if deleted:
+        notes.append(f"{deleted} offsets of the archive are no longer in the topic (retention) and were not compared")
     if newer:
         notes.append(f"{newer} offsets of the topic are not in the archive yet and were not compared")
     return found

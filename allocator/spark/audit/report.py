@@ -162,9 +162,9 @@ class Report:
         ]
         lines += [f"note: {note}" for note in self.notes]
         lines += [f"  {sample}" for sample in self.samples]
-        untold = self.count() - len(self.samples)
-        if self.samples and untold:
-            lines.append(f"  and {untold} more")
+        hidden = self.count() - len(self.samples)
+        if self.samples and hidden:
+            lines.append(f"  and {hidden} more")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:

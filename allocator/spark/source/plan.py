@@ -212,9 +212,9 @@ async def plan_batch(client: KafkaClient, options: Options, pushed: PushedFilter
     tps = await find_partitions(client, options)
     start_place, end_place = options.start or StartOrEnd(EARLIEST), options.end or StartOrEnd(LATEST)
     for place, name in ((start_place, "starting_offsets"), (end_place, END_NAME)):
-        strangers = place.each.keys() - set(tps)
-        if strangers:
-            raise ConfigError(f"{name} names {some(strangers)}, which does not exist; remove it")
+        unknown = place.each.keys() - set(tps)
+        if unknown:
+            raise ConfigError(f"{name} names {some(unknown)}, which does not exist; remove it")
     known = await bounds(client, options, [tp for tp in tps if pushed.wants(tp)])
     start = await resolve(client, options, start_place, known, "starting_offsets")
     end = await resolve(client, options, end_place, known, END_NAME)

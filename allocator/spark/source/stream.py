@@ -194,19 +194,19 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self, client: KafkaClient, member: StreamMember, before: StreamOffsets, most: int | None
     ) -> StreamOffsets:
         """Like `_after`, for the partitions that the group assigns to this query."""
-        options, ours = self.options, member.border(before.next, before.ids)
+        options, owned = self.options, member.border(before.next, before.ids)
         # the membership may know newer partitions than this client
         await find_partitions(client, options, METADATA_S)
-        upto = await self._ends(client, before, list(ours))
-        ids = topic_ids(client, {tp.topic for tp in ours})
+        upto = await self._ends(client, before, list(owned))
+        ids = topic_ids(client, {tp.topic for tp in owned})
         again = self._created_again(before, ids)
         # a partition of another member starts at its commit
-        former = [tp for tp, at in ours.items() if tp.topic in again and at == before.next.get(tp)]
-        new = [tp for tp, at in ours.items() if at is None]
+        former = [tp for tp, at in owned.items() if tp.topic in again and at == before.next.get(tp)]
+        new = [tp for tp, at in owned.items() if at is None]
         known = await bounds(client, options, new)
         first = await resolve(client, options, options.start or StartOrEnd(EARLIEST), known, "starting_offsets")
         earliest = {tp: at for tp, (at, _) in (await bounds(client, options, former)).items()}
-        start = {**{tp: first[tp] if at is None else at for tp, at in ours.items()}, **earliest}
+        start = {**{tp: first[tp] if at is None else at for tp, at in owned.items()}, **earliest}
         if self._target is not None:
             upto = {tp: max(start[tp], min(end, self._target.get(tp, start[tp]))) for tp, end in upto.items()}
         upto = await self._held_back(client, start, upto)
@@ -231,13 +231,13 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
             if not start:
                 raise  # it never existed, so the name is probably wrong
             if options.fail_on_data_loss:
-                raise self._gone(error.topics) from error
+                raise self._deleted(error.topics) from error
             log.warning("%s; reading the others", error)
             present = {topic: client.partitions(topic) or () for topic in options.topics or ()}
             return [TopicPartition(topic, number) for topic, numbers in present.items() for number in numbers]
-        gone = sorted({tp.topic for tp in start if tp not in set(tps)})
-        if gone and options.fail_on_data_loss:
-            raise self._gone(gone)
+        deleted = sorted({tp.topic for tp in start if tp not in set(tps)})
+        if deleted and options.fail_on_data_loss:
+            raise self._deleted(deleted)
         return tps
 
     async def _ends(self, client: KafkaClient, before: StreamOffsets, tps: Collection[TopicPartition]) -> Offsets:
@@ -260,7 +260,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
             log.warning("topic %r was deleted and created again; reading it from its first record", topic)
         return set(again)
 
-    def _gone(self, topics: Any) -> DataLoss:
+    def _deleted(self, topics: Any) -> DataLoss:
         return DataLoss(
             f"topic {', '.join(map(repr, topics))} was deleted, or lost partitions, while the query read it; create it "
             "and start with another checkpointLocation, or set fail_on_data_loss to false to read the others"
@@ -295,11 +295,11 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         begin = {**start.next, **end.begin}
         if self._member is not None:
             planned = [tp for tp, last in end.next.items() if tp in begin and last > begin[tp]]
-            ours = self._member.claim(frozenset(planned))
-            left_out = set(planned) - ours.keys()
+            owned = self._member.claim(frozenset(planned))
+            left_out = set(planned) - owned.keys()
             if left_out:
                 log.warning("other members own %s now, and continue from the commit", some(left_out))
-            done = {tp: max(begin[tp], ours[tp] or 0) for tp in planned if tp in ours}
+            done = {tp: max(begin[tp], owned[tp] or 0) for tp in planned if tp in owned}
             return [_range(tp, at, end) for tp, at in done.items() if end.next[tp] > at]
         missing = [tp for tp in end.next if tp not in begin]
         # with fail_on_data_loss false, recreated topics start at their first record

@@ -163,7 +163,7 @@ async def test_a_frame_gets_columns_of_values_and_of_errors(spark: SparkSession)
         assert errors[2] is None
         assert "no id of a schema" in errors[1]
         assert "does not fit" in errors[3]
-        assert "the record is JSON" in errors[4]
+        assert "the record is of json" in errors[4]
         assert found[1].value == b"text", "the bytes stay"
         texts = await in_thread(lambda: decode_values(frame, url, into="json").collect())
         assert [json.loads(row.json) if row.json else None for row in texts] == [

@@ -59,7 +59,7 @@ class Mirror(MirrorReport):
         """Mirrors. Once it has reached its servers, it logs retriable failures and retries forever.
 
         Raises failures to reach the servers, so that a mistyped address ends it. Raises failures that an operator has
-        to mend, such as ConfigError, TopicsDiffer and NotEmpty. After all other work it raises TopicsStopped for
+        to correct, such as ConfigError, TopicsDiffer and NotEmpty. After all other work it raises TopicsStopped for
         stopped topics, and RecordsGone if the old cluster deleted unmirrored records, unless `settings.accept_loss`.
         """
         stopping = self._stopping = asyncio.Event()

@@ -64,6 +64,7 @@ async def test_a_broker_that_died(
     assert "broker 2 unavailable" in found["under-replicated"][0].what
 
 
+@pytest.mark.servers
 @pytest.mark.long
 async def test_a_broker_that_clients_cannot_reach(group: str) -> None:
     async with LocalCluster("3.9.1", brokers=2, proxied=True) as cluster:
@@ -78,6 +79,7 @@ async def test_a_broker_that_clients_cannot_reach(group: str) -> None:
             assert cluster.brokers[1].address in unreachable[0].what
 
 
+@pytest.mark.servers
 @pytest.mark.long
 async def test_brokers_of_two_versions(group: str) -> None:
     protocol = {"inter.broker.protocol.version": "1.1"}

@@ -62,6 +62,7 @@ def test_nor_with_records_of_different_keys_side_by_side(capsys: pytest.CaptureF
     disturb(0.0, capsys, FAULTS, SHORT, "by_key")
 
 
+@pytest.mark.servers
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_nor_in_ten_minutes(capsys: pytest.CaptureFixture[str]) -> None:

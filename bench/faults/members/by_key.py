@@ -13,42 +13,44 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from allocator import AllocatorError, Consumer, RebalanceListener, Record, TopicPartition
+from allocator import AllocatorError, Consumer, RebalanceListener, Record, TopicPartition, ZooKeeper
 from allocator.daemon.stacks import dump_when_stuck
 from bench.faults.journal import Journal
 
 
-class Journalled(Consumer):
-    """A consumer that writes each commit to the journal."""
+def journal_commits(consumer: Consumer, journal: Journal) -> None:
+    """Writes each commit of the processor to the journal: `Consumer.process` shows its commits to no public method."""
+    commits = consumer._engine.commits
+    commit = commits.commit
 
-    journal: Journal
-
-    async def commit(self, offsets: Mapping[TopicPartition, Any] | None = None) -> None:
-        noted = {p.partition: getattr(each, "offset", each) for p, each in (offsets or {}).items()}
+    async def journalled(offsets: Mapping[TopicPartition, Any]) -> None:
+        noted = {p.partition: getattr(each, "offset", each) for p, each in offsets.items()}
         try:
-            await super().commit(offsets)
+            await commit(offsets)
         except AllocatorError as error:
-            self.journal.refused(noted, error)
+            journal.refused(noted, error)
             raise
-        done = {p.partition: each.done.runs for p, each in (offsets or {}).items() if getattr(each, "done", None)}
-        self.journal.commit(noted, done=done)
+        done = {p.partition: each.done.runs for p, each in offsets.items() if getattr(each, "done", None)}
+        journal.commit(noted, done=done)
+
+    commits.commit = journalled  # type: ignore[method-assign]
 
 
 class Service(RebalanceListener):
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
         self.journal = Journal(settings["journal"])
-        self.consumer = Journalled(
+        self.consumer = Consumer(
             settings["topic"],
             brokers=settings["brokers"],
             zookeeper=settings["zookeeper"],
             group=settings["group"],
             client_id=settings["name"],
             assignor="sticky",
-            session_timeout_s=settings["session_timeout_s"],
+            membership=ZooKeeper(session_timeout_s=settings["session_timeout_s"]),
             listener=self,
         )
-        self.consumer.journal = self.journal
+        journal_commits(self.consumer, self.journal)
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
         self.journal.turn("own", [p.partition for p in partitions])

@@ -80,8 +80,8 @@ class BatchTooLarge(AllocatorError):
 
     def __init__(self, topic: str, partition: int, encoded: Encoded) -> None:
         super().__init__(
-            f"{topic}:{partition}: the record at old offset {encoded.first} makes a record batch of {encoded.size} "
-            f"bytes, and format v2 holds {MOST_BYTES}; to leave it behind, stop the mirror and commit "
+            f"{topic}:{partition}: the record at old offset {encoded.first} needs a record batch of {encoded.size} "
+            f"bytes, and format v2 allows {MOST_BYTES}; to skip it, stop the mirror and commit "
             f"{encoded.next} for its group"
         )
 

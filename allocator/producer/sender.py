@@ -135,7 +135,7 @@ class PartitionQueue(Generic[B]):
             again = item.corrupt < CORRUPT_TRIES
         if first and (error.code in LOST or (misplaced and not self.broken)):
             again = False
-            error = SequenceLost(f"{error}; a new producer has to go on", code=error.code, retriable=True)
+            error = SequenceLost(f"{error}; create a new producer", code=error.code, retriable=True)
         if first or self.error is None:
             self.error, self.refused = error, first and not again
         self.broken = True

@@ -155,7 +155,7 @@ class TransactionalWriter:
             return
         size = sum(len(part or b"") for part in refused.rows[0][:2])
         self._too_large = TooLargeForTopic(
-            f"{where} does not take a record with {size} bytes of key and value; raise max.message.bytes of the topic",
+            f"{where} does not accept a record with {size} bytes of key and value; raise its max.message.bytes",
             code=error.code,
         )
         self._sender.replace_first(partition, ())

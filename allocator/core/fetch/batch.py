@@ -225,7 +225,7 @@ class Batch(Sequence[Record]):
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Returns `to_arrow` as a DataFrame with two more columns, topic and partition, so that frames can be joined.
+        """Returns `to_arrow` as a DataFrame with two more columns: topic and partition.
 
         Keys and values are bytes objects. Raises `MissingExtra` without pandas and pyarrow.
         """
@@ -288,7 +288,7 @@ class Batch(Sequence[Record]):
     def _slice(self, index: slice) -> Batch:
         first, last, step = index.indices(len(self))
         if step != 1:
-            raise ValueError(f"a batch is cut in steps of 1, not {step}; iterate over it to skip records")
+            raise ValueError(f"a batch can only be sliced in steps of 1, not {step}; iterate over it to skip records")
         start = self._offset_at(first) if first < len(self) else self._stop
         if last <= first:
             return self._between(start, start)

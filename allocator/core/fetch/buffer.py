@@ -131,7 +131,7 @@ class PartitionBuffer:
         return self._epochs[at][1] if at >= 0 else -1
 
     def precedes(self, found: RecordSet) -> bool:
-        """Returns whether `found` has an older epoch than the records before it. In the log of one topic, it cannot."""
+        """Returns whether `found` has an older epoch than the records before: then it is of another topic."""
         epoch = found.segments[0].leader_epoch if found.segments else None
         return epoch is not None and 0 <= epoch < self._epochs[-1][1]
 

@@ -135,7 +135,7 @@ def _snappy(data: bytes | memoryview, room: type[Room]) -> bytes:
     for block in _snappy_blocks(view):
         size = cramjam.snappy.decompress_raw_len(block)
         if cramjam.snappy.decompress_raw_into(block, whole.view[at : at + size]) != size:
-            raise CodecError(f"snappy: a block has not the {size} bytes that it claims")
+            raise CodecError(f"snappy: a block does not have the {size} bytes that it claims")
         at += size
     return whole.take(at)
 

@@ -54,7 +54,7 @@ def _check(tp: TopicPartition, offset: Any) -> None:
     if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset < 2**63:
         raise ConfigError(
             f"{tp.topic}:{tp.partition}: offset {offset!r} cannot be committed; give the offset of the next record to "
-            "read, 0 or more. To take a committed offset away, stop the group and use Kafka's DeleteOffsets"
+            "read, 0 or more. To delete a committed offset, stop the group and use Kafka's DeleteOffsets"
         )
 
 

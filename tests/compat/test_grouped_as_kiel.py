@@ -349,20 +349,6 @@ async def test_what_a_function_leaves_out_is_named(
     assert report.phase == "stable"
 
 
-@closing
-async def test_what_a_function_leaves_out_of_a_group_of_kafkas_own_is_logged(
-    scene: Scene, topic_factory: Topics, caplog: pytest.LogCaptureFixture
-) -> None:
-    topic = topic_factory(2)
-
-    def first(members: list[str], partitions: list[str]) -> Any:
-        return naive_allocator(members, [each for each in partitions if each != f"{topic}:1"])
-
-    consumer = await scene.consumer(partition_allocator=first, membership="kafka")
-    assert consumer.allocation[topic] == [0]
-    assert f"omits 1 partitions: {topic}:1; no member reads them" in caplog.text
-
-
 @pytest.mark.long
 async def test_a_topic_that_may_not_be_read_does_not_starve_the_others(
     cluster_factory: Callable[..., LocalCluster], group: str, caplog: pytest.LogCaptureFixture

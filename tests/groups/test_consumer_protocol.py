@@ -10,7 +10,6 @@ from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, Cons
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka.coordinator.assignors.sticky.user_data import StickyAssignorUserData
-from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
 from allocator.protocols.kafka_classic.consumer_protocol import (
     NEWEST,
@@ -67,29 +66,6 @@ def test_sticky_user_data_comes_back(sent: StickyUserData) -> None:
 
 
 # -- as other clients write and read it -------------------------------------------------------------------------------
-
-
-@given(subscriptions)
-def test_kafka_python_writes_a_subscription_in_the_same_bytes(ours: Subscription) -> None:
-    partition = ConsumerProtocolSubscription.TopicPartition
-    theirs = ConsumerProtocolSubscription(
-        topics=list(ours.topics),
-        user_data=ours.user_data,
-        owned_partitions=[partition(topic=t, partitions=p) for t, p in grouped(ours.owned)],
-        generation_id=ours.generation,
-        rack_id=ours.rack,
-        version=ours.version,
-    )
-    assert theirs.encode() == ours.encode()
-    assert Subscription.decode(theirs.encode()) == Subscription.decode(ours.encode())
-    assert list(ConsumerProtocolSubscription.decode(ours.encode()).topics) == list(ours.topics)
-
-
-@given(st.builds(MemberAssignment, parts, data, st.integers(0, NEWEST)))
-def test_kafka_python_writes_an_assignment_in_the_same_bytes(ours: MemberAssignment) -> None:
-    theirs = ConsumerProtocolAssignment(ours.version, grouped(ours.partitions), ours.user_data)
-    assert theirs.encode() == ours.encode()
-    assert frozenset(ConsumerProtocolAssignment.decode(ours.encode()).partitions()) == ours.partitions
 
 
 @given(parts, generations)

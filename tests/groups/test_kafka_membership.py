@@ -276,14 +276,6 @@ async def test_a_broker_that_denies_a_topic_is_believed_only_if_it_lasts(how: di
         assert [what for _, _, what, _ in ours.owner.history.events] == ["begin", "end", "begin"]
 
 
-async def test_topics_that_begin_to_match_a_pattern_are_taken_up() -> None:
-    async with broker_with_topic() as broker, member(broker, topics=[], pattern="t.*", topic_poll_s=0.05) as ours:
-        await holds(ours, ALL)
-        broker.topics["t2"] = [1]
-        broker.topics["other"] = [1]
-        await holds(ours, ALL | {TopicPartition("t2", 0)})
-
-
 async def test_an_assignment_that_cannot_be_read_is_told_and_leaves_nothing() -> None:
     async with broker_with_topic() as broker:
         broker.leads = False

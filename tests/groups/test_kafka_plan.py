@@ -19,7 +19,7 @@ from allocator.protocols.kafka_classic.consumer_protocol import (
     generation_data,
 )
 from allocator.protocols.kafka_classic.messages import JoinedMember
-from allocator.protocols.kafka_classic.plan import Decision, GroupMembers, OwnMetadata, is_cooperative, offers
+from allocator.protocols.kafka_classic.plan import Decision, GroupMembers, OwnMetadata, offers
 from allocator.protocols.kafka_classic.plan import decide as decide_on
 from allocator.types import TopicPartition
 
@@ -93,20 +93,6 @@ def test_under_a_name_of_ours_a_member_says_who_it_is() -> None:
     me = OwnMetadata(frozenset({"t"}), name="n", host="h", weight=2.0)
     ((_, data),) = offers(["naive"], me)
     assert json.loads(Subscription.decode(data).user_data or b"") == {"name": "n", "host": "h", "weight": 2.0}
-
-
-@pytest.mark.parametrize(
-    ("names", "cooperative"),
-    [
-        (["cooperative-sticky"], True),
-        (["naive"], True),
-        (["cooperative-sticky", "range"], False),
-        (["sticky"], False),
-        (["roundrobin"], False),
-    ],
-)
-def test_a_member_holds_on_only_if_all_that_it_offers_allow_it(names: list[str], cooperative: bool) -> None:
-    assert is_cooperative(names) is cooperative
 
 
 # -- what the leader sees ---------------------------------------------------------------------------------------------

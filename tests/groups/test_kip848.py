@@ -115,18 +115,6 @@ async def test_kafkas_own_topics_that_match_are_left_alone() -> None:
             assert len(ours.held) == 2  # asked for by name
 
 
-async def test_another_subscription_is_said_at_once_and_one_that_cannot_be_changes_nothing() -> None:
-    async with Kip848Broker() as broker, member(broker) as ours:
-        broker.interval_s = 600.0
-        await wait_until_async(lambda: ours.membership.group.heartbeat.interval_s > 0.1, 30, "slow heartbeats")
-        with pytest.raises(ConfigError, match="regular expression"):
-            ours.membership.subscribe([], "(")
-        ours.membership.subscribe(["t", "u"])
-        await wait_until_async(
-            lambda: ["t", "u"] in [beat.subscribed_topic_names for beat in broker.beats], 30, "the heartbeat"
-        )
-
-
 async def test_a_subscription_that_changes_during_a_heartbeat_is_not_lost() -> None:
     async with Kip848Broker() as broker, member(broker) as ours:
         broker.interval_s = 600.0

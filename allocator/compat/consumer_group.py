@@ -205,7 +205,7 @@ class ConsumerGroup:
         if not tracker.may_begin(pending):
             return None
 
-        def still_ours() -> bool:
+        def still_owned() -> bool:
             here = pending.committer is None or pending.committer.identity is not None
             return here and member.member_id == pending.member_id and member.may_act()
 
@@ -215,7 +215,7 @@ class ConsumerGroup:
             pending.member_id,
             self._starts(pending.partitions, committed, offsets.of_former_topics(committed)),
             offsets,
-            still_ours,
+            still_owned,
             client.topic_id,
         )
         tracker.current = generation
@@ -227,7 +227,7 @@ class ConsumerGroup:
             len(pending.partitions),
         )
         if kept is not None:
-            generation.start(kept.keep(committed, still_ours), "idle offsets")
+            generation.start(kept.keep(committed, still_owned), "idle offsets")
         if self.config.watch_partition_changes:
             for topic in self.config.topics:
                 generation.start(self._watch(topic, client, member), f"watch of {topic}")

@@ -53,7 +53,7 @@ class Generation:
         member_id: str,
         assignments: Mapping[str, tuple[PartitionStart, ...]],
         offsets: GroupOffsets,
-        still_ours: Callable[[], bool],
+        still_owned: Callable[[], bool],
         topic_id: Callable[[str], Any] = lambda topic: None,
     ) -> None:
         self.id = id
@@ -71,7 +71,7 @@ class Generation:
             TopicPartition(topic, start.partition) for topic, starts in self.assignments.items() for start in starts
         )
         self._offsets = offsets
-        self._still_ours = still_ours
+        self._still_owned = still_owned
         self._topic_ids = {topic: topic_id(topic) for topic in self.assignments}
         self._end = asyncio.Event()
         self._functions: set[asyncio.Task[Any]] = set()
@@ -182,14 +182,14 @@ class Generation:
         wanted = self._checked(offsets)
         if not wanted:
             return
-        if self._over or not self._still_ours():
+        if self._over or not self._still_owned():
             raise self._refusal(wanted) from self.ended
         under_way: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._commits.add(under_way)
         try:
             await self._offsets.commit(wanted)
         except CommitFailed as error:
-            if self._still_ours() and not isinstance(error, Fenced):
+            if self._still_owned() and not isinstance(error, Fenced):
                 raise
             raise self._refusal(wanted) from error
         finally:

@@ -170,8 +170,8 @@ class ConsumerGroupConfig:
 def client_of(config: ConsumerGroupConfig) -> KafkaClient:
     """Returns a client for the brokers, not connected."""
     if config.client is not None:
-        made: KafkaClient = config.client(config)
-        return made
+        client: KafkaClient = config.client(config)
+        return client
     # brokers of 0.9 use the name in a JMX name, which may not contain a colon
     name = re.sub(r"[^A-Za-z0-9._-]", "-", config.client_id)
     client = KafkaClient(config.brokers, client_id=name, security=config.security, request_timeout_s=config.timeout_s)

@@ -102,7 +102,7 @@ class GroupedConsumer(BaseConsumer):
         self._make = partial(
             ConsumerCore,
             joining,
-            listener=_PauseUnasked(self),
+            listener=_PauseUnconsumed(self),
             auto_commit_interval_s=None,
             old_offsets=True,
             auto_offset_reset="earliest",
@@ -119,7 +119,7 @@ class GroupedConsumer(BaseConsumer):
         place = joining.options
         if isinstance(place, EnsembleOptions) and place.name == "zookeeper":
             self._watcher = ChoiceWatcher(place.ensemble(), choice_path(place.root, group))
-        self._asked: set[str] = set()
+        self._consumed: set[str] = set()
         self._fetching: dict[str, ConsumerCore] = {}  # topic -> the core that fetches it for the current `consume`
         self._synced: set[str] = set()  # `synced_offsets`, and the topics that the user removed from it
         self._started = False
@@ -138,7 +138,7 @@ class GroupedConsumer(BaseConsumer):
         if self._started:
             return
         self._loop = asyncio.get_running_loop()
-        self._going = asyncio.Lock()
+        self._switching = asyncio.Lock()
         try:
             if self._watcher is not None:
                 await self._watcher.start(self._connect_timeout_s)
@@ -164,37 +164,37 @@ class GroupedConsumer(BaseConsumer):
 
     async def _follow(self) -> bool:
         """Leaves or joins as the cluster choice of the group demands. Returns whether the member may read."""
-        told = self._wanted_cluster()
-        if told == self._reads:
-            return told is not None
+        choice = self._wanted_cluster()
+        if choice == self._reads:
+            return choice is not None
         if self._engine.progress.in_hand:
             return False
-        async with self._going:
-            told = self._wanted_cluster()
-            if self.closing or told == self._reads or self._engine.progress.in_hand:
+        async with self._switching:
+            choice = self._wanted_cluster()
+            if self.closing or choice == self._reads or self._engine.progress.in_hand:
                 return False  # another call followed the choice meanwhile
             if self._reads is not None:
-                log.info("%s: leaving, because the group's cluster choice is now %s", self.group_name, told)
+                log.info("%s: leaving, because the group's cluster choice is now %s", self.group_name, choice)
                 self._reads = None
                 await self._engine.close()
-            if told is None:
+            if choice is None:
                 return False
-            self._engine = self._make(brokers=told.brokers or self._brokers)
+            self._engine = self._make(brokers=choice.brokers or self._brokers)
             if self._watcher is not None:
-                self._engine.membership.join_again_if(self._watcher.still(told))
+                self._engine.membership.join_again_if(self._watcher.still(choice))
             await self._engine.start()
             try:
                 await self._engine.commits.offsets.find()
             except BaseException:
                 await self._engine.close()
                 raise
-            self._reads = told
+            self._reads = choice
             return True
 
     def _wanted_cluster(self) -> ClusterChoice | None:
         """Returns the cluster that the group reads; None if the group is paused."""
-        told = ClusterChoice() if self._watcher is None else self._watcher.current
-        return None if told.frozen else told
+        choice = ClusterChoice() if self._watcher is None else self._watcher.current
+        return None if choice.frozen else choice
 
     def _stop(self) -> None:
         self._engine.progress.abandon()
@@ -202,7 +202,7 @@ class GroupedConsumer(BaseConsumer):
     async def _wind_down(self) -> None:
         if not self._started:
             return
-        async with self._going:  # waits for a join in progress
+        async with self._switching:  # waits for a join in progress
             if self._reads is not None:
                 self._reads = None
                 await self._engine.close()
@@ -282,9 +282,9 @@ class GroupedConsumer(BaseConsumer):
         self._fetching[topic] = engine
         engine.membership.polled()
         if (
-            topic not in self._asked
+            topic not in self._consumed
         ):  # members own partitions of all topics, but fetch only those that the user consumes
-            self._asked.add(topic)
+            self._consumed.add(topic)
             for partition in engine.state.owned:
                 if partition.topic == topic:
                     engine.state.resume(partition)
@@ -339,9 +339,9 @@ class GroupedConsumer(BaseConsumer):
         return asyncio.ensure_future(self._determine_offsets(topic))
 
     async def _determine_offsets(self, topic: str) -> None:
-        ours = [p for p in self._engine.state.held if p.topic == topic]
-        committed = {p: value.offset for p, value in (await self._engine.commits.committed(ours)).items()}
-        rest = set(ours) - set(committed)
+        partitions = [p for p in self._engine.state.held if p.topic == topic]
+        committed = {p: value.offset for p, value in (await self._engine.commits.committed(partitions)).items()}
+        rest = set(partitions) - set(committed)
         if rest:  # partitions without a committed offset are read from their beginning
             found = await list_offsets(self._engine.client, dict.fromkeys(rest, "earliest"))
             committed.update((p, at.offset) for p, at in found.items() if at is not None)
@@ -387,9 +387,9 @@ class GroupedConsumer(BaseConsumer):
     async def _commit_in_turn(
         self, engine: ConsumerCore, wanted: dict[TopicPartition, int], metadata: str | None, retry: bool
     ) -> None:
-        backoff, ours = Backoff(COMMIT_BACKOFF_S, COMMIT_BACKOFF_MAX_S), f"committed by {self.name}"
+        backoff, stamp = Backoff(COMMIT_BACKOFF_S, COMMIT_BACKOFF_MAX_S), f"committed by {self.name}"
         while wanted:
-            text = {p: engine.commits.stamped(ours, p) if metadata is None else metadata for p in wanted}
+            text = {p: engine.commits.stamped(stamp, p) if metadata is None else metadata for p in wanted}
             try:
                 await engine.commits.commit({p: OffsetAndMetadata(o, text[p], -1) for p, o in wanted.items()})
                 engine.progress.finish_up_to(wanted)
@@ -414,14 +414,14 @@ class GroupedConsumer(BaseConsumer):
             wanted = left
 
 
-class _PauseUnasked(RebalanceListener):
+class _PauseUnconsumed(RebalanceListener):
     def __init__(self, consumer: GroupedConsumer) -> None:
         self._consumer = consumer
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
         consumer = self._consumer
         for partition in partitions:
-            if partition.topic not in consumer._asked:
+            if partition.topic not in consumer._consumed:
                 consumer._engine.state.pause(partition)
         self._rebalanced(partitions)
 

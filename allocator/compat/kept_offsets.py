@@ -17,7 +17,7 @@ class KeptOffsets(GroupOffsets):
         self._known: dict[TopicPartition, int] = {}
         self._under_way = 0
         self._idle = IdleOffsets(self, self._to_keep, self.commit)
-        self._still_ours: Callable[[], bool] = bool
+        self._still_owned: Callable[[], bool] = bool
 
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         self._under_way += 1
@@ -28,12 +28,14 @@ class KeptOffsets(GroupOffsets):
         self._known.update({p: value.offset for p, value in offsets.items()})
         self._idle.committed(offsets)
 
-    async def keep(self, committed: Mapping[TopicPartition, OffsetAndMetadata], still_ours: Callable[[], bool]) -> None:
-        """Commits these offsets, and later ones, again before they expire, while `still_ours` returns True. Runs until
+    async def keep(
+        self, committed: Mapping[TopicPartition, OffsetAndMetadata], still_owned: Callable[[], bool]
+    ) -> None:
+        """Commits these offsets, and later ones, again before they expire, while `still_owned` returns True. Runs until
         cancelled."""
         self._known = {p: value.offset for p, value in committed.items()}
-        self._still_ours = still_ours
+        self._still_owned = still_owned
         await self._idle.run()
 
     def _to_keep(self) -> Mapping[TopicPartition, int]:
-        return {} if self._under_way or not self._still_ours() else self._known
+        return {} if self._under_way or not self._still_owned() else self._known

@@ -152,14 +152,14 @@ class OldConsumers(EnsembleOptions):
         "both",
         "kafka",
     )  # Java's `offsets.storage`, and `dual.commit.enabled`
-    made: ClassVar[type[Any]] = ConsumersMembership
+    kind: ClassVar[type[Any]] = ConsumersMembership
 
     def check_assignor(self, config: MembershipConfig) -> None:
         if config.assignor not in (None, "range"):
             raise ConfigError("all members of such a group use range")
 
     def make(self, config: MembershipConfig, connections: Connections) -> Membership:
-        made: Membership = self.made(
+        membership: Membership = self.kind(
             self.ensemble(),
             config.group,
             connections.listener,
@@ -167,7 +167,7 @@ class OldConsumers(EnsembleOptions):
             OwnersSettings(**_of_member(config)),
             measures=connections.client.measures,
         )
-        return made
+        return membership
 
 
 @names_arguments
@@ -177,7 +177,7 @@ class Pykafka(OldConsumers):
 
     name = "pykafka"
     storages: ClassVar[tuple[OffsetStorage, ...]] = ("kafka", "both")
-    made: ClassVar[type[Any]] = PykafkaMembership
+    kind: ClassVar[type[Any]] = PykafkaMembership
 
 
 def _of_member(config: MembershipConfig) -> dict[str, Any]:

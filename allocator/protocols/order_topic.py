@@ -115,11 +115,11 @@ class OrderTopic:
         self, client: KafkaClient, ordered: Callable[[Orders, OrderTopic], None], began: asyncio.Event
     ) -> None:
         """Calls `ordered` with the current commands, and again after each change. Sets `began` after the first call."""
-        changed, told = asyncio.Event(), False
+        changed, warned = asyncio.Event(), False
 
-        def news(orders: Orders) -> None:
-            nonlocal told
-            told = False
+        def notify(orders: Orders) -> None:
+            nonlocal warned
+            warned = False
             ordered(orders, self)
             began.set()
 
@@ -129,26 +129,26 @@ class OrderTopic:
                 changed.clear()
                 try:
                     if self._exists(client) and client.broker_version >= OLDEST:
-                        await self._follow(client, news, began)
-                        news(Orders())  # the topic was deleted
+                        await self._follow(client, notify, began)
+                        notify(Orders())  # the topic was deleted
                     began.set()
                     if not await wait_for_event(changed, LOOK_S):
                         await client.refresh(max_age_s=LOOK_S)
                 except AllocatorError as error:
                     log.log(
-                        logging.DEBUG if told else logging.WARNING,
+                        logging.DEBUG if warned else logging.WARNING,
                         "%s: the operator commands in topic %s cannot be read; the last ones stay in force: %s",
                         self.group,
                         self.topic,
                         error,
                     )
-                    told = True
+                    warned = True
                     began.set()
                     await asyncio.sleep(AGAIN_S)
         finally:
             remove()
 
-    async def _follow(self, client: KafkaClient, news: Callable[[Orders], None], began: asyncio.Event) -> None:
+    async def _follow(self, client: KafkaClient, notify: Callable[[Orders], None], began: asyncio.Event) -> None:
         """Follows the topic. Returns when it was deleted, or deleted and created again."""
         assert self.topic is not None
         topic_id, looked = client.topic_id(self.topic), time.monotonic()
@@ -164,7 +164,7 @@ class OrderTopic:
                 if await consumer.position(at) >= end and (changed or (expiry is not None and expiry <= now_ms)):
                     orders, changed = records.orders, False
                     expiry = orders.next_expiry(now_ms)
-                    news(orders)
+                    notify(orders)
                 if time.monotonic() - looked > LOOK_S:
                     looked = time.monotonic()
                     await client.refresh(max_age_s=LOOK_S)

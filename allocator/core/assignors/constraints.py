@@ -132,7 +132,7 @@ class _Steering:
                 holder = self._holder.get(partition)
                 if holder is not None and (self._rules.frozen or self._canary_keeps(holder, partition, canary_has)):
                     self._give(partition, holder)
-                elif partition not in chosen and self._subscribers[topic] & self._asked:
+                elif partition not in chosen and self._subscribers[topic] & self._visible:
                     continue  # the assignor omits the partition
                 elif holder in self._cordoned and holder in self._may_have(partition):
                     self._give(partition, holder)
@@ -158,8 +158,8 @@ class _Steering:
     # -- the function --------------------------------------------------------------------------------------------
 
     def _by_function(self, assignor: Assignor) -> dict[TopicPartition, str]:
-        """Returns the assignor's result as partition -> member. Sets `_asked`, the members that the assignor sees, and
-        `_share`."""
+        """Returns the assignor's result as partition -> member. Sets `_visible`, the members that the assignor sees,
+        and `_share`."""
         rules = self._rules
         swapped = self._swapped
         substitutes = frozenset(swapped.values())
@@ -176,11 +176,11 @@ class _Steering:
             members = tuple(member for member in self._view.members if member.id not in absent)
             if members:
                 break
-        self._asked = frozenset(member.id for member in members)
-        owned = {member: parts for member, parts in self._view.owned.items() if member in self._asked}
+        self._visible = frozenset(member.id for member in members)
+        owned = {member: parts for member, parts in self._view.owned.items() if member in self._visible}
         for old, new in swapped.items():
             owned[old] = owned.get(old, frozenset()) | self._view.owned.get(new, frozenset())
-        self._canaries = frozenset(rules.canaries.keys() & self._members.keys() - self._leaving - self._asked)
+        self._canaries = frozenset(rules.canaries.keys() & self._members.keys() - self._leaving - self._visible)
         chosen = {}
         for member, partitions in compute(assignor, replace(self._view, members=members, owned=owned)).items():
             substitute = swapped.get(member, member)
@@ -228,7 +228,7 @@ class _Steering:
         A cordoned member keeps its number. Another member gets the assignor's number, changed in proportion if canaries
         or cordoned members have more or fewer partitions than the assignor gave them.
         """
-        able = self._asked.union(self._rules.swapped.values()) - self._leaving
+        able = self._visible.union(self._rules.swapped.values()) - self._leaving
         goals = {member: self._share[member] for member in able}
         goals.update((member, self._count[member]) for member in able & self._cordoned)
         wanted = sum(max(self._rules.canaries[each], self._count[each]) for each in self._canaries)

@@ -134,10 +134,10 @@ def _adapt(target: Any, spec: str | None, *, forced: bool = False, of_kiel: bool
         )
     if inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None)):  # noqa: B004
         raise AssignorError(f"allocator function {shown} is a coroutine; it must be a plain function")
-    asked = getattr(target, "wants", ())
-    if isinstance(asked, str) or not isinstance(asked, Iterable) or not WANTABLE.issuperset(asked):
+    wanted = getattr(target, "wants", ())
+    if isinstance(wanted, str) or not isinstance(wanted, Iterable) or not WANTABLE.issuperset(wanted):
         raise AssignorError(
-            f"allocator function {shown}: its `wants` is {asked!r}; it must be a collection of some of "
+            f"allocator function {shown}: its `wants` is {wanted!r}; it must be a collection of some of "
             f"{', '.join(map(repr, sorted(WANTABLE)))}"
         )
     if of_kiel or _positional(target, shown) == 2:

@@ -98,16 +98,16 @@ class GroupMembers:
     """The decoded metadata of all members, for the assignor that all of them offer."""
 
     def __init__(self, protocol: str, members: Sequence[JoinedMember]) -> None:
-        said = _read(members)
+        subscriptions = _read(members)
         self.protocol = protocol
         self.ids = [member.member_id for member in members]
-        valid = (_member(protocol, m, said[m.member_id]) for m in members if m.member_id in said)
+        valid = (_member(protocol, m, subscriptions[m.member_id]) for m in members if m.member_id in subscriptions)
         # the coordinator lists members in no order, and each leader must compute the same result
         self.members = tuple(sorted(valid, key=attrgetter("order")))
         """The members whose metadata is valid."""
-        self.topics = frozenset(topic for each in said.values() for topic in each.topics)
+        self.topics = frozenset(topic for each in subscriptions.values() for topic in each.topics)
         """All topics that at least one member subscribes to."""
-        self.claims = {member: _claims(protocol, each) for member, each in said.items()}
+        self.claims = {member: _claims(protocol, each) for member, each in subscriptions.items()}
 
     @property
     def owned(self) -> dict[str, Partitions]:
@@ -166,26 +166,26 @@ def _read(members: Sequence[JoinedMember]) -> dict[str, Subscription]:
     return found
 
 
-def _claims(protocol: str, said: Subscription) -> tuple[Partitions, int]:
+def _claims(protocol: str, subscription: Subscription) -> tuple[Partitions, int]:
     """Returns the partitions that a member claims, and the generation of the claim. Under `sticky`: its last
     assignment."""
-    if protocol == "sticky" and said.user_data:
+    if protocol == "sticky" and subscription.user_data:
         try:
-            data = StickyUserData.decode(said.user_data)
+            data = StickyUserData.decode(subscription.user_data)
         except Malformed as error:
             log.warning("%s; it counts as a member without partitions", error)
             return NO_PARTITIONS, -1
         return data.partitions, data.generation
-    if protocol in COMMON and said.generation < 0:
-        return said.owned, generation_from(said.user_data)
-    return said.owned, said.generation
+    if protocol in COMMON and subscription.generation < 0:
+        return subscription.owned, generation_from(subscription.user_data)
+    return subscription.owned, subscription.generation
 
 
-def _member(protocol: str, member: JoinedMember, said: Subscription) -> Member:
+def _member(protocol: str, member: JoinedMember, subscription: Subscription) -> Member:
     about: dict[str, Any] = {}
-    if protocol not in COMMON and said.user_data:
+    if protocol not in COMMON and subscription.user_data:
         try:
-            loaded = json.loads(said.user_data)
+            loaded = json.loads(subscription.user_data)
         except ValueError:
             loaded = None
         about = loaded if isinstance(loaded, dict) else {}
@@ -194,9 +194,9 @@ def _member(protocol: str, member: JoinedMember, said: Subscription) -> Member:
     return Member(
         id=member.member_id,
         name=str(about.get("name", "")),
-        topics=frozenset(said.topics),
+        topics=frozenset(subscription.topics),
         weight=float(weight) if sound else 1.0,
-        rack=said.rack,
+        rack=subscription.rack,
         host=str(about.get("host", "")),
         instance_id=member.instance_id,
     )

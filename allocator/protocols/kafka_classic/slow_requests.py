@@ -45,7 +45,7 @@ class SlowRequests:
         return max(self.client.request_timeout_s, self.settings.rebalance_timeout_s + 5)
 
     async def join(self, member_id: str, offers: Sequence[tuple[str, bytes]], why: str, *events: asyncio.Event) -> Any:
-        """Returns the response to a JoinGroup. Raises what `ask` raises.
+        """Returns the response to a JoinGroup. Raises what `send` raises.
 
         `offers`: pairs of assignor name and the member's metadata, the preferred assignor first.
         """
@@ -60,12 +60,12 @@ class SlowRequests:
             reason=why[:MAX_REASON],
             max_version=9,
         )
-        return await self.ask(request, self._patience_s, *events, nameless=not member_id)
+        return await self.send(request, self._patience_s, *events, nameless=not member_id)
 
     async def sync(
         self, member: Identity, protocol: str, assignments: Mapping[str, bytes], *events: asyncio.Event
     ) -> Any:
-        """Returns the response to a SyncGroup, which waits for the leader's assignment. Raises what `ask` raises.
+        """Returns the response to a SyncGroup, which waits for the leader's assignment. Raises what `send` raises.
 
         `assignments`: member id -> assignment, from the leader; empty from the other members.
         """
@@ -80,13 +80,13 @@ class SlowRequests:
             assignments=[entry(member_id=each, assignment=data) for each, data in assignments.items()],
             max_version=5,
         )
-        return await self.ask(request, self._patience_s, *events)
+        return await self.send(request, self._patience_s, *events)
 
     async def ready(self, *events: asyncio.Event) -> None:
         """Finds the coordinator. Call it before the time of a request is taken, because the search may take long."""
         await unless(self.coordinator.find(time.monotonic() + self._patience_s), *events)
 
-    async def ask(self, request: Any, patience_s: float, *events: asyncio.Event, nameless: bool = False) -> Any:
+    async def send(self, request: Any, patience_s: float, *events: asyncio.Event, nameless: bool = False) -> Any:
         """Returns the coordinator's response. Raises `BrokerError`, or `Interrupted` if one of the events is set first.
 
         `nameless`: whether the request is a JoinGroup without a member id.
@@ -94,26 +94,26 @@ class SlowRequests:
         deadline = time.monotonic() + patience_s
         node = await unless(self.coordinator.find(deadline), *events)
         moved = asyncio.Event()
-        ask = asyncio.ensure_future(self.coordinator.send(request, deadline, patience_s))
+        sending = asyncio.ensure_future(self.coordinator.send(request, deadline, patience_s))
         watch = asyncio.ensure_future(self._watch(node, moved))
         try:
-            return await unless(asyncio.shield(ask), *events, moved)
+            return await unless(asyncio.shield(sending), *events, moved)
         except Interrupted:
             old = (self.client.api_version(JoinGroupRequest) or 0) < MEMBER_ID_FIRST
             if nameless and old and not moved.is_set():
                 # an old broker has created a member whose id this process does not know, and the group would wait for
                 # it
                 with contextlib.suppress(AllocatorError, asyncio.TimeoutError):
-                    raise Interrupted((await within(asyncio.shield(ask), LEAVE_WITHIN_S)).member_id) from None
+                    raise Interrupted((await within(asyncio.shield(sending), LEAVE_WITHIN_S)).member_id) from None
             raise
         finally:
-            unanswered = not ask.done()
-            for task in (ask, watch):
+            pending = not sending.done()
+            for task in (sending, watch):
                 task.cancel()
-            await asyncio.wait({ask, watch})
-            if unanswered and node is not None:
+            await asyncio.wait({sending, watch})
+            if pending and node is not None:
                 self.client.hang_up(node, JoinGroupRequest)  # otherwise the next request waits for this response
-            for task in (ask, watch):
+            for task in (sending, watch):
                 if not task.cancelled():
                     task.exception()  # marks it as retrieved, because the interruption takes precedence
 

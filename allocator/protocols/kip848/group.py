@@ -56,7 +56,7 @@ NONE: IdPartitions = frozenset()
 SESSION_TIMEOUT = "consumer.session.timeout.ms"
 # seconds between two requests for the session timeout. Higher: the member notices a shorter timeout later; lower: more
 # requests
-SESSION_ASKED_EVERY_S = 60.0
+SESSION_READ_EVERY_S = 60.0
 # seconds for the response with the session timeout. Higher: a hung broker delays a heartbeat longer; lower: a slow
 # broker does not report the timeout
 RESPONSE_WITHIN_S = 2.0
@@ -131,7 +131,7 @@ class Kip848Group(KafkaGroup):
         self.epoch = JOIN_EPOCH
         self._participant = participant
         self._session_s: float | None = None  # the session timeout of the group; None while unknown
-        self._session_asked = float("-inf")
+        self._session_read_at = float("-inf")
         self._reported: MemberState | None = None  # what the coordinator has acknowledged; None: report everything
         self._assigned: IdPartitions | None = None  # the newest assignment; None before the first one of a membership
         self._reached: IdPartitions | None = None  # the last assignment that the member reached
@@ -248,7 +248,7 @@ class Kip848Group(KafkaGroup):
 
     async def _send_heartbeat(self) -> None:
         """Sends one heartbeat and handles the response. Raises `BrokerError` if the heartbeat must be repeated."""
-        await self._ask_session_timeout()
+        await self._read_session_timeout()
         # a response proves nothing about the time before its request was sent
         await self._coordinator.find(time.monotonic() + self._coordinator.patience_s)
         epoch, known, reported = self.epoch, self._assigned, self._reported
@@ -299,12 +299,12 @@ class Kip848Group(KafkaGroup):
             self._owned |= new
             self._poke()
 
-    async def _ask_session_timeout(self) -> None:
+    async def _read_session_timeout(self) -> None:
         """Reads the session timeout from the broker. Needs the right to DESCRIBE_CONFIGS on the group."""
-        now, first = self.heartbeat.clock(), self._session_asked == float("-inf")
-        if now < self._session_asked + SESSION_ASKED_EVERY_S:
+        now, first = self.heartbeat.clock(), self._session_read_at == float("-inf")
+        if now < self._session_read_at + SESSION_READ_EVERY_S:
             return
-        self._session_asked = now
+        self._session_read_at = now
         try:
             found = await describe_configs(
                 self._client, "group", [self.group], [SESSION_TIMEOUT], timeout_s=RESPONSE_WITHIN_S

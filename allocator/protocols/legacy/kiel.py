@@ -99,7 +99,7 @@ class KielMembership(Membership if TYPE_CHECKING else object):  # type: ignore[m
         self._offsets = offsets
         self._subscription: tuple[frozenset[str], str | None] | None = None
         self._admitted: Callable[[ZooKeeperClient], Awaitable[bool]] | None = None
-        self._old = _KielMember(zk, group, listener, topics, settings, offsets, self._go_on, measures)
+        self._old = _KielMember(zk, group, listener, topics, settings, offsets, self._continue, measures)
         self._current: Membership = self._old
         self._newest: Membership = self._old
         """The membership that gets the user's settings: that of the new layout from the moment when it begins to
@@ -125,7 +125,7 @@ class KielMembership(Membership if TYPE_CHECKING else object):  # type: ignore[m
             await self._current.leave()
         await self._old.leave()
 
-    async def _go_on(self, root: str) -> None:
+    async def _continue(self, root: str) -> None:
         member = self._next_member(root)
         if self._subscription is not None:
             member.subscribe(*self._subscription)
@@ -146,16 +146,16 @@ class _KielMember(OwnersMembership):
         topics: PartitionCountSource,
         settings: KielSettings,
         offsets: Carrier,
-        go_on: Callable[[str], Awaitable[None]],
+        continue_under: Callable[[str], Awaitable[None]],
         measures: Measures | None,
     ) -> None:
         self._paths = KielPaths(group)
         super().__init__(zk, group, listener, topics, settings, measures=measures)
         self._offsets = offsets
-        self._go_on = go_on
+        self._continue = continue_under
         self._lock, self._opening = EphemeralZnodes(zk), EphemeralZnodes(zk)
         self._missing: Partitions = NO_PARTITIONS  # the partitions that the shared list lacks
-        self._gone_over = False
+        self._moved = False
         self._view: tuple[list[str], list[str]] = ([], [])
         self._since: dict[TopicPartition, float] = {}
         # the time when the last member of kiel left; infinite while the group has members of kiel
@@ -272,10 +272,10 @@ class _KielMember(OwnersMembership):
         if seal is None or seal[0].phase is HandoverPhase.SEALING:
             await super()._session(joined)
             return
-        self._gone_over = True
+        self._moved = True
         if not joined.done():
             log.info("%s: the group has moved to %s; joining there", self._group, seal[0].root)
-        await self._go_over()
+        await self._move()
         if not joined.done():
             joined.set_result(None)
         await self._until_leaving()
@@ -288,7 +288,7 @@ class _KielMember(OwnersMembership):
         seal = read_shared(self._paths.partitions, data)[1]
         return None if seal is None else (seal, stat.version)
 
-    async def _go_over(self) -> None:
+    async def _move(self) -> None:
         """Waits until the group is open in the new layout, and joins it."""
         await self._begin_session()  # otherwise this member could wait for its own znodes
         await until_empty(self._zk, self._paths.members)
@@ -306,7 +306,7 @@ class _KielMember(OwnersMembership):
         self._listener.resumed()
         while True:
             try:
-                await self._go_on(seal[0].root)
+                await self._continue(seal[0].root)
                 return
             except AllocatorError as error:
                 if not error.retriable:
@@ -317,7 +317,7 @@ class _KielMember(OwnersMembership):
     async def _open(self, seal: Seal, version: int, changed: asyncio.Event) -> None:
         """Copies the offsets, or waits for the member that copies them. Returns when the seal may have changed.
 
-        `changed`: set by a watch on the seal. After ConnectionLost, `_go_over` runs again.
+        `changed`: set by a watch on the seal. After ConnectionLost, `_move` runs again.
         """
         try:
             await self._opening.create({self._paths.opening: b""})
@@ -344,7 +344,7 @@ class _KielMember(OwnersMembership):
             await asyncio.sleep(RETRY_S)  # meanwhile, another member tries, which may reach Kafka
 
     def _state_changed(self, state: SessionState) -> None:
-        if not self._gone_over:
+        if not self._moved:
             super()._state_changed(state)
         elif state is SessionState.CONNECTED:
             self._connected.set()

@@ -102,7 +102,7 @@ class _OldConsumer(OwnersMembership):
 
     _topics: KafkaClient
     _registered: frozenset[str] = frozenset()
-    _said: Mapping[str, bytes]
+    _registrations: Mapping[str, bytes]
     _view: Any
 
     @property
@@ -120,8 +120,8 @@ class _OldConsumer(OwnersMembership):
         raise NotImplementedError
 
     def _assign(self, topic: str, numbers: Sequence[int]) -> Iterable[int]:
-        """Returns this member's partitions of a topic that has the partitions `numbers`. `_said` has the registrations
-        of all members."""
+        """Returns this member's partitions of a topic that has the partitions `numbers`. `_registrations` has the
+        registrations of all members."""
         raise NotImplementedError
 
     # -- the layout ----------------------------------------------------------------------------------------------
@@ -131,16 +131,16 @@ class _OldConsumer(OwnersMembership):
         for path in (self._ids_path, self._owners_path):
             await self._zk.ensure_path(path)
         self._registered = frozenset(self._chosen())
-        self._mine_said = self._ids()
-        self.member_id = next(iter(self._mine_said))
+        self._own_registrations = self._ids()
+        self.member_id = next(iter(self._own_registrations))
         await self._registration.create(dict(self._own_znodes()))
         zk, path = self._zk, self._ids_path
         self._names = Watched(lambda watch: zk.get_children(path, watch), self._changed.set)
-        self._said, self._view, self._complained = {}, None, set[str]()
+        self._registrations, self._view, self._reported = {}, None, set[str]()
         log.info("%s: joined as %s (pid %d)", self._group, self.member_id, os.getpid())
 
     def _own_znodes(self) -> list[tuple[str, bytes]]:
-        return [(f"{self._ids_path}/{name}", data) for name, data in self._mine_said.items()]
+        return [(f"{self._ids_path}/{name}", data) for name, data in self._own_registrations.items()]
 
     def _proof(self) -> tuple[str, bytes]:
         return self._own_znodes()[0]
@@ -159,8 +159,8 @@ class _OldConsumer(OwnersMembership):
             self._changed.set()
             return NO_PARTITIONS
         await self._listen(names)
-        for name in self._mine_said:
-            self._check_registered(self._said, name)
+        for name in self._own_registrations:
+            self._check_registered(self._registrations, name)
         mine: set[TopicPartition] = set()
         for topic in sorted(self._registered):
             numbers = self._topics.partitions(topic)
@@ -168,7 +168,7 @@ class _OldConsumer(OwnersMembership):
                 mine |= {p for p in self.held if p.topic == topic}
             else:
                 mine |= {TopicPartition(topic, number) for number in self._assign(topic, sorted(numbers))}
-        view = (self._said, frozenset(mine))
+        view = (self._registrations, frozenset(mine))
         if view != self._view:
             self._view = view
             self.generation += 1
@@ -184,20 +184,20 @@ class _OldConsumer(OwnersMembership):
 
     async def _listen(self, names: Collection[str]) -> None:
         """Reads the znodes of new members. These znodes never change."""
-        new = [name for name in names if name not in self._said]
-        found = {**self._said, **dict(zip(new, await asyncio.gather(*map(self._ask, new))))}
-        self._said = {name: data for name in names if (data := found[name]) is not None}
+        new = [name for name in names if name not in self._registrations]
+        found = {**self._registrations, **dict(zip(new, await asyncio.gather(*map(self._read_registration, new))))}
+        self._registrations = {name: data for name in names if (data := found[name]) is not None}
 
-    async def _ask(self, name: str) -> bytes | None:
+    async def _read_registration(self, name: str) -> bytes | None:
         try:
             return (await self._zk.get(f"{self._ids_path}/{name}"))[0]
         except NoZnode:
             return None  # the znode was deleted since; the watch triggers the next read
 
-    def _complain(self, name: str, error: AllocatorError) -> None:
+    def _report_invalid(self, name: str, error: AllocatorError) -> None:
         """Reports an invalid member once. The member counts as absent."""
-        if name not in self._complained:
-            self._complained.add(name)
+        if name not in self._reported:
+            self._reported.add(name)
             log.error("%s: %s", self._group, error)
             self._listener.failed(error)
 
@@ -228,11 +228,11 @@ class ConsumersMembership(_OldConsumer):
     async def _listen(self, names: Collection[str]) -> None:
         await super()._listen(names)
         self._subscriptions: dict[str, OldSubscription] = {}
-        for name, data in self._said.items():
+        for name, data in self._registrations.items():
             try:
                 self._subscriptions[name] = OldSubscription.decode(f"{self._ids_path}/{name}", data)
             except InvalidZnode as error:
-                self._complain(name, error)
+                self._report_invalid(name, error)
 
     def _assign(self, topic: str, numbers: Sequence[int]) -> Iterable[int]:
         threads = sorted(
@@ -286,18 +286,18 @@ class PykafkaMembership(_OldConsumer):
 
     async def _listen(self, names: Collection[str]) -> None:
         await super()._listen(names)
-        for name, data in self._said.items():
+        for name, data in self._registrations.items():
             if data.startswith(b"{"):
                 why = "not a topic name; a group cannot have members of pykafka and of Kafka's own client"
-                self._complain(name, InvalidZnode(f"{self._ids_path}/{name}", why))
-        members = tuple(sorted(self._said))
+                self._report_invalid(name, InvalidZnode(f"{self._ids_path}/{name}", why))
+        members = tuple(sorted(self._registrations))
         if members != self._ordered_for:
             # the other members keep the order of partitions until the members change, even if a leader changes
             self._ordered_for, self._leaders = members, {}
 
     def _assign(self, topic: str, numbers: Sequence[int]) -> Iterable[int]:
-        members = sorted(name for name, data in self._said.items() if data == topic.encode())
-        (ours,) = (name for name, data in self._mine_said.items() if data == topic.encode())
+        members = sorted(name for name, data in self._registrations.items() if data == topic.encode())
+        (ours,) = (name for name, data in self._own_registrations.items() if data == topic.encode())
         return range_share(sorted(numbers, key=lambda n: self._sort_key(topic, n)), len(members), members.index(ours))
 
     def _sort_key(self, topic: str, number: int) -> str:

@@ -1,4 +1,4 @@
-"""Fixtures of this room."""
+"""Fixtures of the tests of groups."""
 
 from __future__ import annotations
 

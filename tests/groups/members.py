@@ -21,7 +21,7 @@ from allocator.types import TopicPartition
 
 
 class StaticTopics:
-    """A Kafka cluster that consists of partition counts."""
+    """Partition counts in place of a Kafka cluster."""
 
     def __init__(self, counts: dict[str, int]) -> None:
         self.counts = dict(counts)
@@ -105,7 +105,7 @@ class RecordingOwner(AssignmentListener):
         self.may_drain = asyncio.Event()
         self.may_drain.set()
         self.may_return = asyncio.Event()
-        """Until it is set, `assigned` and `lost` do not return."""
+        """`assigned` and `lost` return once it is set."""
         self.may_return.set()
         self.draining = asyncio.Event()
 
@@ -253,7 +253,7 @@ async def plain_view(
 
 
 class OneGroup:
-    """One group on one ZooKeeper, its topics, and the history of its members. `options`: of each member."""
+    """One group on one ZooKeeper, its topics, and the history of its members. Each member gets `options`."""
 
     def __init__(self, hosts: str, group: str, counts: dict[str, int], **options: Any) -> None:
         self.hosts, self.group, self.options = hosts, group, options

@@ -111,13 +111,13 @@ RULES = {
     "check": "a claim grows only in one transaction with a check of the document",
     "since": "only a claim that is new enough shows a release",
     "drain": "a member has stopped before its claim shows it",
-    "names": "a leader that goes on from somebody else's document reads the names after it",
+    "names": "a leader that continues from another leader's document reads the names after it",
     "claims": "who has a claim is not gone, though its znode may be",
     "compare": "a document is written by compare-and-set",
     "wait": "what is revoked is waited for",
     "news": "a claim is written when something was released",
 }
-"""What the protocol rests on; each can be left out, to see that it is missed."""
+"""The rules of the protocol. A test omits each one, to show that the protocol needs it."""
 
 
 def steps(state: State, broken: str = "") -> Iterator[Step]:
@@ -155,7 +155,7 @@ def _unaware(member: Member) -> Member:
 
 @cache  # states are many, members few
 def _follow(member: Member, mine: int, broken: str) -> tuple[tuple[str, Member], ...]:
-    """What a member that the document gives `mine` may do next, and what it is like then."""
+    """Returns the possible next steps of a member to which the document assigns `mine`, each with its result."""
     found = []
     if not member.current:
         released = member.held & ~mine

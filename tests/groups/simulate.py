@@ -49,7 +49,7 @@ def shrunk(seed: int, schedule: Sequence[Event]) -> list[Event]:
 
 
 def broken_seeds(first: int, end: int, processes: Optional[int] = None) -> str:
-    """What the runs of these seeds print that break a promise; "" if none does. In processes of their own."""
+    """Runs these seeds in several processes. Returns the output of the runs that break a promise; "" if none does."""
     many = processes or os.cpu_count() or 1
     command = [sys.executable, str(Path(__file__))]
     children = [
@@ -58,7 +58,7 @@ def broken_seeds(first: int, end: int, processes: Optional[int] = None) -> str:
     ]
     printed = [child.communicate()[0] for child in children]
     failed = any(child.returncode for child in children)
-    return "".join(printed) or ("a run ended without a word" if failed else "")
+    return "".join(printed) or ("a run failed without output" if failed else "")
 
 
 def main() -> None:

@@ -72,7 +72,7 @@ class Worker:
         self.expected: dict[TopicPartition, int] = {}
         """The committed offsets that were read before the claim."""
         self.turns: dict[TopicPartition, int] = {}
-        """Which of its turns with a partition this one is; absent while it has none."""
+        """The number of the present ownership of each owned partition."""
         self._turn = 0
         self.pauses: list[str] = []
         self.gone = False
@@ -124,7 +124,7 @@ class Worker:
             await asyncio.sleep(self.world.random.uniform(0.02, 0.1))
             self.membership.polled()
             for partition in sorted(self.active - self.stopping):
-                # asked before each record, as the daemon does
+                # checked before each record, as the daemon does
                 if self.membership.may_act():
                     self._process(partition)
 
@@ -184,4 +184,4 @@ class Worker:
     def failed(self, error: BaseException) -> None:
         if isinstance(error, InstanceIdInUse) and self.world.grace_s:
             return
-        self.world.broken(f"{self.name} was told of {error!r}")
+        self.world.broken(f"{self.name} got {error!r}")

@@ -30,9 +30,9 @@ class OrdersOfGroup:
         self.world = world
         self.orders = Orders()
         self.moves: list[tuple[int, int]] = []
-        """When how many partitions left a live owner."""
+        """(time, number of partitions that left a live owner), for each document."""
         self.noted: dict[str, int] = {}
-        """When a document named an order for the first time."""
+        """The time when a document first named each order."""
         self._number = 0
 
     @property
@@ -45,7 +45,7 @@ class OrdersOfGroup:
     # -- the operator --------------------------------------------------------------------------------------------
 
     def put(self, kind: str, name: str, seconds: float) -> None:
-        """Orders `kind` about the member of the client id `name`, for so long (0: for ever)."""
+        """Orders `kind` about the member with the client id `name`, for so many seconds (0: without end)."""
         self._number += 1
         made = Order.make(
             kind,

@@ -70,7 +70,7 @@ class OffsetsOfWorker:
     async def fetch(
         self, partitions: Iterable[TopicPartition], *, require_stable: bool = False
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Sometimes the answer takes longer than a session."""
+        """Sometimes the response takes longer than a session."""
         world, asked = self._worker.world, list(partitions)
         answer: asyncio.Future[dict[TopicPartition, OffsetAndMetadata]] = world.loop.create_future()
         random = world.random
@@ -104,7 +104,7 @@ class OffsetsOfWorker:
 
 
 class ReadingWorker(Worker):
-    """Reads some records of each partition at a time. The handler takes a while, and a request for more ends it."""
+    """Reads some records of each partition at a time. The records count as handled at the next poll."""
 
     processor = sink = None
     group = "g"
@@ -141,7 +141,7 @@ class ReadingWorker(Worker):
         self.tasks = BackgroundTasks(lambda error: world.broken(f"{name}: {error!r}"))
         self.start_task = self.tasks.start
         self.seeking: set[TopicPartition] = set()
-        """Partitions whose next commit is the one of a seek."""
+        """Partitions whose next commit is that of a seek."""
         self._in_work: set[TopicPartition] = set()
 
     async def main(self) -> None:
@@ -160,7 +160,7 @@ class ReadingWorker(Worker):
                 self.tasks.start(self._auto_commit())
             for partition in self.state.assignment.values():
                 if partition.awaiting_reset:  # nothing is committed
-                    partition.seek(0)
+                    partition.seek(OffsetAndMetadata(0, "", -1))
             ready = [p for p in sorted(self.active) if self.state.is_fetchable(p)]
             if ready and not self.ownership.closed_gate and self.membership.may_act():
                 for partition in ready:

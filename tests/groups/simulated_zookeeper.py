@@ -169,7 +169,7 @@ SEQUENCE = -2
 
 
 class SimulatedZooKeeper:
-    """One client, with the surface of `wire.zookeeper.ZooKeeper`; its follower is part of it."""
+    """One client, with the methods of `ZooKeeperClient`, and the server that it is connected to."""
 
     def __init__(self, ensemble: Ensemble, name: str, *, session_timeout_s: float = 4.0) -> None:
         self.ensemble = ensemble
@@ -193,9 +193,9 @@ class SimulatedZooKeeper:
         self._connected = asyncio.Event()
         self._last_answer = self._last_event = 0.0
         self.slow_s = 0.0
-        """How long each packet may take besides."""
+        """Additional delay of each packet, at most."""
         self._connections = 0
-        """Connections that have ended. What was sent on one of them arrives no more."""
+        """Number of connections that have ended. Their packets arrive no more."""
         self._context = contextvars.copy_context()
         self._thread = thread_context()
 
@@ -363,7 +363,7 @@ class SimulatedZooKeeper:
                     self._deliver_event(watch)
 
     def _deliver(self, callback: Callable[[], None]) -> None:
-        """Answers travel to the client in order."""
+        """Delivers responses to the client in order."""
         self._last_answer = max(self._last_answer, self.ensemble.loop.time() + self._latency()) + 1e-9
         self.ensemble.loop.call_at(self._last_answer, self._pass, callback, context=self._context)
 
@@ -441,7 +441,7 @@ class SimulatedZooKeeper:
         try:
             return self.ensemble.commit(ops, self.session)
         finally:
-            # a client sees its own writes, and what made them fail: an error has its place in the history as well
+            # a client sees its own writes, and the earlier writes of others that made them fail
             self._catch_up(len(self.ensemble.history))
 
     async def sync(self) -> None:

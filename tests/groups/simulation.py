@@ -91,12 +91,12 @@ class Simulation:
         self.kafka = CommitsOfGroup(self)
         self.processed: dict[TopicPartition, int] = {}
         self.farthest: dict[TopicPartition, int] = {}
-        """As `processed`, but no seek sets it back."""
+        """Like `processed`, but no seek sets it back."""
         self.repeated = 0
         """Records that were processed again."""
         self.committed: dict[TopicPartition, int] = {}
         self.fences: dict[TopicPartition, int] = {}
-        """Of the newest owner."""
+        """The fence of the newest owner of each partition."""
         self.late: dict[TopicPartition, bool] = {}
         """Whether the committed offset came after its sender had lost the partition, unseen by the owner."""
         self.claims: dict[str, Claim] = {}
@@ -108,7 +108,7 @@ class Simulation:
         self.over = False
         self.steps_of_leaders = 0
         self.settled: Callable[[], bool] = lambda: True
-        """What has to be so in the end, besides that each partition has one owner."""
+        """A further condition that must hold at the end of the run."""
         self._dies_at_step = dies_at_step
 
     def run(self) -> None:
@@ -205,14 +205,14 @@ class Simulation:
         self.farthest[partition] = max(self.farthest.get(partition, 0), done)
 
     def read_committed(self, partition: TopicPartition) -> int:
-        """Where a new owner begins."""
+        """Returns the offset at which a new owner starts."""
         self.late[partition] = False
         return self.committed.get(partition, 0)
 
     def send_commit(
         self, worker: Worker, partition: TopicPartition, offset: int, metadata: str = "", *, seeks: bool = False
     ) -> asyncio.Future[None]:
-        """A commit, which arrives after a delay, in the order of its connection, even if the sender crashes.
+        """Sends a commit. It arrives after a delay, in the order of its connection, even if the sender crashes.
 
         `seeks`: all records from `offset` on must be processed again.
         """
@@ -259,7 +259,7 @@ class Simulation:
                 self.faults.do("kill", name)
 
     def note_fence(self, worker: Worker, partition: TopicPartition) -> None:
-        """The worker begins with a partition."""
+        """Called when the worker starts a partition."""
         fence, before = worker.tenures.assignment[partition].fence, self.fences.get(partition, 0)
         if fence <= before:
             self.broken(f"{worker.name} begins with {partition.partition} at fence {fence}, after fence {before}")

@@ -88,7 +88,7 @@ async def test_a_pattern_follows_metadata_that_is_requested_regularly() -> None:
     assert owner.calls == [("begin", [("ab", 0)])]
     cluster.now(ab=1, ac=1, b=1)
     await becomes(owner, 2)
-    await wait_until_async(lambda: cluster.refreshes >= 4, 30, "metadata to be asked for though it failed at first")
+    await wait_until_async(lambda: cluster.refreshes >= 4, 30, "further metadata requests after a failure")
     member.subscribe(["b"])
     await becomes(owner, 4)
     assert sorted(owner.calls[2:]) == [("begin", [("b", 0)]), ("end", [("ab", 0), ("ac", 0)])]

@@ -12,7 +12,7 @@ TIMEOUT_S = 4.0
 
 
 def lease() -> tuple[EnsembleLease, Clock, float]:
-    """And when its session began."""
+    """Returns a lease, its clock, and the time when its session started."""
     clock = Clock()
     return EnsembleLease(clock), clock, clock.now
 

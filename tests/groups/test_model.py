@@ -91,7 +91,7 @@ def everything() -> tuple[Ways, dict[State, list[State]]]:
 
 
 def test_no_state_has_two_owners(everything: tuple[Ways, dict[State, list[State]]]) -> None:
-    """`explore` looks at each; here it is only seen that these are all kinds of them."""
+    """`explore` checks each state. This test checks that the interesting states are among them."""
     ways, _ = everything
     assert len(ways) > 30_000
     assert any(sum(m.leads for m in state.members) == 2 for state in ways)
@@ -101,7 +101,7 @@ def test_no_state_has_two_owners(everything: tuple[Ways, dict[State, list[State]
 def test_from_any_state_the_group_can_own_everything_again(
     everything: tuple[Ways, dict[State, list[State]]],
 ) -> None:
-    """A member that never takes a step again is not waited for longer than its session, and that is another state."""
+    """The group waits for a member that takes no further step only until its session ends, which is another state."""
     ways, before = everything
     assert stranded(ways, before) == []
 
@@ -185,8 +185,8 @@ def test_the_leaders_function_takes_exactly_the_steps_of_the_model(alive: tuple[
 
 
 def test_seats_allow_nothing_that_the_model_does_not() -> None:
-    """Members 0 and 2 have seats; 2 is the next process of 1, which is gone, or nobody is. Then the leader's function
-    gives what is modelled, from any document and for any target."""
+    """Members 0 and 2 have seats, and 2 may be the next process of 1, which has ended. From any document and for any
+    target, the leader's function stays within the model."""
     infos = {
         name: MemberInfo(name, "h", frozenset({"t"}), instance_id=instance, restart_grace_s=9, features=(FEATURE,))
         for name, instance in zip(NAMES, ("i", "j", "j"))
@@ -221,7 +221,7 @@ def unreserved(document: RealDocument) -> Document:
 
 
 def test_orders_and_budgets_choose_among_what_the_model_allows() -> None:
-    """Whatever they want, the next document is one of the model's, and nothing that is free waits for a budget."""
+    """For any orders, the next document is one of the model's, and no free partition waits for a budget."""
     claims = {name: Claim(5, frozenset(T)) for name in NAMES}  # no partition is released in between
     for document in product(ENTRIES, repeat=2):
         before = real(document, (-1, -1))

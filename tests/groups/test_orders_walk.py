@@ -1,4 +1,4 @@
-"""All orders on a real ZooKeeper, as an operator gives them at a shell; and plans that come true."""
+"""All orders on a real ZooKeeper, given at a shell, and plans that match what the group then does."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ async def test_no_partition_is_left_unowned_after_a_network_failure(pain: OneGro
             await wait_until_async(lambda: gone(store), 30, "the sessions to end")
             assert not any(member.membership.may_act() for member in (a, b, c))
         await wait_until_async(
-            lambda: [member.owner.lost_partitions for member in (a, b, c)] == had, 30, "the losses to be told"
+            lambda: [member.owner.lost_partitions for member in (a, b, c)] == had, 30, "the listeners to get the losses"
         )
         await pain.settle(a, b, c)
 
@@ -62,7 +62,7 @@ async def test_a_slow_listener_delays_no_other_member(pain: OneGroup) -> None:
             pain.topics.change(t=14)
             await pain.settle(a, b)
             async with pain.member("c") as c:
-                # two from a, and of the two from b at least the one that its user knows
+                # two of a, and of the two of b at least the one whose `assigned` has returned
                 await wait_until_async(lambda: len(c.owned) >= 3, 30, "partitions of b to move")
                 await store.zk.delete(pain.paths.member(b.membership.member_id))
                 await pain.settle(a, c)
@@ -82,7 +82,7 @@ async def test_a_restart_during_a_rebalance_gives_no_partition_two_owners(pain: 
             await asyncio.wait_for(b.owner.draining.wait(), 30)
             leaving = asyncio.ensure_future(b.membership.leave())
             await asyncio.sleep(0)
-            leaving.cancel()  # as when the service manager loses patience
+            leaving.cancel()  # as a service manager does after its timeout
             await asyncio.wait({leaving})
             pain.history.note("b", "lost", everything(pain.topics))
             async with pain.member("b") as again:
@@ -97,7 +97,7 @@ async def test_deleted_ephemeral_znodes_are_created_again(pain: OneGroup, which:
         before = b.membership.member_id
         await store.zk.delete(f"{pain.paths.base}/{which}/{before}")
         if which == "claims":
-            async with pain.member("c"):  # a claim is looked at when it is written next
+            async with pain.member("c"):  # a member notices a deleted claim when it writes it next
                 await wait_until_async(lambda: b.membership.member_id != before, 30, "another member id")
         await wait_until_async(lambda: b.membership.member_id != before, 30, "another member id")
         await pain.settle(a, b)
@@ -148,7 +148,7 @@ class WatchedClient(ZooKeeperClient):
 
 
 async def test_a_change_wakes_each_follower_once_per_document(pain: OneGroup) -> None:
-    """Each follower hears of the documents and of its predecessor, however many members there are."""
+    """Each follower watches the documents and its predecessor, however many members there are."""
     read: dict[str, int] = {}
     async with contextlib.AsyncExitStack() as stack:
         pain.topics.counts = {"t": 48}
@@ -170,7 +170,7 @@ async def test_a_change_wakes_each_follower_once_per_document(pain: OneGroup) ->
         await pain.settle(*members)
         documents = await revision(store) - before
         assert documents <= 6
-        assert max(member.zk.fired for member in members[1:]) <= documents  # the predecessor of none of them went
+        assert max(member.zk.fired for member in members[1:]) <= documents  # no predecessor of these members left
 
 
 async def revision(store: Store) -> int:

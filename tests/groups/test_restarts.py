@@ -116,7 +116,7 @@ def test_a_second_process_of_an_instance_waits_until_the_first_one_is_gone() -> 
 
 @pytest.mark.usefixtures("quiet")
 def test_a_member_thawed_after_its_grace_acts_on_nothing_and_joins_again() -> None:
-    """The simulation checks at each step that only one acts."""
+    """The simulation checks at each step that only one member acts."""
     found = run("0.000 start w1\n0.000 start w2\n5.000 freeze w2 12.000\n", 30.0)
     assert set(found.ids("w1", "w2")) == found.document.owners.keys() == found.document.seats.keys()
 
@@ -165,7 +165,7 @@ def test_a_seat_that_is_taken_from_a_member_that_lives_is_found(monkeypatch: pyt
         try:
             Simulation(seed).run()
         except AssertionError as error:
-            # a seed may show first that more moves than a budget allows
+            # some seeds break a budget first
             broken = re.search(r"\A.*(both claim|may act|may both act)", str(error))
             if broken is not None:
                 break
@@ -199,11 +199,11 @@ async def test_ten_members_restart_one_by_one_and_no_partition_moves(zk_chroot: 
     # a second process of a live instance gets an error and owns nothing
     twin = member(3)
     await twin.membership.join()
-    await wait_until_async(lambda: bool(twin.owner.errors), 30, "the second process to be told")
+    await wait_until_async(lambda: bool(twin.owner.errors), 30, "the error of the second process")
     assert isinstance(twin.owner.errors[0], InstanceIdInUse)
     assert twin.owned == frozenset()
     await twin.membership.leave()
-    # one that is absent is shown; one that leaves for good is not waited for
+    # an absent member is shown; the group does not wait for a member that leaves for good
     await members[9].membership.leave()
     async with bench.store() as store:
         await wait_until_async(lambda: _reserved(store), 30, "the reservation to be shown")
@@ -216,7 +216,7 @@ async def test_ten_members_restart_one_by_one_and_no_partition_moves(zk_chroot: 
         assert await store.end_reservation("i0") == frozenset()  # its process lives
         assert await store.end_reservation("i9") == had[9]
         await bench.settle(*members[:8])
-        await wait_until_async(lambda: _unmarked(store), 30, "the mark of the one that left to be deleted")
+        await wait_until_async(lambda: _unmarked(store), 30, "the left mark to be deleted")
         await asyncio.gather(*(one.membership.leave() for one in members[:8]))
     assert bench.history.overlaps() == []
 

@@ -33,7 +33,7 @@ LONG_SEEDS = 20_000
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """A schedule has thousands of lines, and only one that fails is of interest: it prints its own."""
+    """A run logs thousands of lines. A run that fails prints its schedule instead."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -128,7 +128,7 @@ def test_orders_are_kept_though_the_leader_dies_at_any_step(every: int) -> None:
     leader_dies_at_every(every, ORDERED, ordered)
 
 
-# orders that end: one that is withdrawn, one that expires, and one that goes on beside them
+# an order that is withdrawn, an order that expires, and an order that stays
 ENDED = parse(
     """
        0.000 start w1
@@ -219,8 +219,11 @@ ASSIGNMENT = "/allocator/g/assignment"
 
 
 def claim_is_held_up(seed: int, patch: pytest.MonkeyPatch, checked: Callable[[Op], bool]) -> str:
-    """What breaks if the first claim of w2 is held up while the assignment is deleted, created again without partitions
-    for w2, and written until its znode has the version that the claim names."""
+    """Returns the promise that breaks, or "".
+
+    The first claim of w2 is held up. Meanwhile the assignment is deleted, created again without partitions for w2, and
+    written until its znode has the version that the claim names.
+    """
     run = Simulation(seed, faults_s=6.0, schedule=BEFORE_THE_CLAIM)
     multi, named = SimulatedZooKeeper.multi, []
 
@@ -323,160 +326,142 @@ def test_records_are_repeated_but_not_often() -> None:
 
 # -- each promise can be broken --------------------------------------------------------------------------------------
 
-
-def a_lease_as_long_as_the_session_and_longer(patch: pytest.MonkeyPatch) -> None:
-    def renew(self: EnsembleLease, started: float, session_timeout_s: float) -> None:
-        self.ends = max(self.ends, started + 1.5 * session_timeout_s)
-
-    patch.setattr(EnsembleLease, "renew", renew)
+multi, read, drain, constraints = SimulatedZooKeeper.multi, GroupZnodes.read, Tenures.drain, decision.constraints_of
+commit, read_committed, lost = Worker.commit_partition, Simulation.read_committed, Worker.lost
 
 
-def a_watchdog_that_leaves_the_lease(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LeaseRenewer, "revoke", lambda self: None)
+def renew_for_longer_than_the_session(self: EnsembleLease, started: float, session_timeout_s: float) -> None:
+    self.ends = max(self.ends, started + 1.5 * session_timeout_s)
 
 
-def members_that_do_not_ask_whether_they_may_act(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LeaseRenewer, "may_act", True)
+async def multi_without_checks(self: SimulatedZooKeeper, ops: Sequence[Op]) -> int:
+    return await multi(self, [op for op in ops if op.kind != "check"])
 
 
-def partitions_that_are_free_as_soon_as_they_are_revoked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(plan, "_still_waiting", lambda entry, claim: Waiting(entry.since, frozenset()))
+def still_waiting_by_any_claim(entry: Waiting, claim: Claim | None) -> Waiting:
+    return entry if claim is None else Waiting(entry.since, entry.partitions & claim.held)
 
 
-def old_claims_that_count_and_new_ones_that_grow_unchecked(patch: pytest.MonkeyPatch) -> None:
-    """Omitting one rule is harmless, because each covers the other."""
-    multi = SimulatedZooKeeper.multi
-
-    async def unchecked(self: SimulatedZooKeeper, ops: Sequence[Op]) -> int:
-        return await multi(self, [op for op in ops if op.kind != "check"])
-
-    patch.setattr(SimulatedZooKeeper, "multi", unchecked)
-    patch.setattr(
-        plan,
-        "_still_waiting",
-        lambda entry, claim: entry if claim is None else Waiting(entry.since, entry.partitions & claim.held),
-    )
+async def read_and_forget_changes(self: GroupZnodes) -> Snapshot:
+    found = await read(self)
+    self.regrouped.clear()
+    self.changed.clear()
+    return found
 
 
-def a_leader_that_forgets_what_changed_while_it_read(patch: pytest.MonkeyPatch) -> None:
-    read = GroupZnodes.read
-
-    async def forgetful(self: GroupZnodes) -> Snapshot:
-        found = await read(self)
-        self.regrouped.clear()
-        self.changed.clear()
-        return found
-
-    patch.setattr(GroupZnodes, "read", forgetful)
+def drain_at_once(self: Tenures[Tenure], partitions: frozenset) -> list[Tenure]:
+    draining = drain(self, partitions)
+    self.release(draining)
+    return draining
 
 
-def members_that_release_before_they_have_stopped(patch: pytest.MonkeyPatch) -> None:
-    drain = Tenures.drain
-
-    def at_once(self: Tenures[Tenure], partitions: frozenset) -> list[Tenure]:
-        draining = drain(self, partitions)
-        self.release(draining)
-        return draining
-
-    patch.setattr(Tenures, "drain", at_once)
+def advance_without_waiting_members(
+    document: AssignmentDocument, me: str, alive: set[str], *rest: object, **more: object
+) -> AssignmentDocument | None:
+    return plan.advance(document, me, alive - document.waiting.keys(), *rest, **more)
 
 
-def a_leader_that_takes_waiting_members_for_gone(patch: pytest.MonkeyPatch) -> None:
-    def careless(
-        document: AssignmentDocument, me: str, alive: set[str], *rest: object, **more: object
-    ) -> AssignmentDocument | None:
-        return plan.advance(document, me, alive - document.waiting.keys(), *rest, **more)
-
-    patch.setattr(decider, "advance", careless)
+def adopt_from_generation_1(claims: dict[str, Claim], last: object = None, writes: int = 0) -> AssignmentDocument:
+    return AssignmentDocument(owners={member: claim.held for member, claim in claims.items() if claim.held})
 
 
-def a_leader_that_numbers_from_one_after_rubbish(patch: pytest.MonkeyPatch) -> None:
-    def anew(claims: dict[str, Claim], last: object = None, writes: int = 0) -> AssignmentDocument:
-        return AssignmentDocument(owners={member: claim.held for member, claim in claims.items() if claim.held})
-
-    patch.setattr(group_znodes, "adopt", anew)
-
-
-def a_leader_that_moves_all_at_once(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(decider, "portion", lambda document, goal, alive, most: (goal, 1, 0))
+def commit_the_next_record(self: Worker, partition: TopicPartition) -> object:
+    self.positions[partition] += 1
+    try:
+        return commit(self, partition)
+    finally:
+        self.positions[partition] -= 1
 
 
-def a_leader_that_forgets_the_moves_of_the_last_one(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(AssignmentDocument, "recent_moves", lambda document, now_ms: ())
+async def lost_with_its_generation(self: Worker, partitions: frozenset) -> None:
+    self.membership.generation = 0
+    await lost(self, partitions)
 
 
-def a_leader_that_moves_what_is_frozen(patch: pytest.MonkeyPatch) -> None:
-    constraints = decision.constraints_of
-    patch.setattr(decision, "constraints_of", lambda *given: replace(constraints(*given), frozen=False))
+OVERLAP = "both claim|may (both )?act"
+BROKEN: list[tuple[str, str, list[tuple[object, str, object]]]] = [
+    ("a lease that outlives the session", OVERLAP, [(EnsembleLease, "renew", renew_for_longer_than_the_session)]),
+    ("a watchdog that leaves the lease", OVERLAP, [(LeaseRenewer, "revoke", lambda self: None)]),
+    ("members that do not check the lease", OVERLAP, [(LeaseRenewer, "may_act", True)]),
+    (
+        "partitions that are free once they are revoked",
+        OVERLAP,
+        [(plan, "_still_waiting", lambda entry, claim: Waiting(entry.since, frozenset()))],
+    ),
+    (  # each of the two rules covers the other
+        "old claims that count and new claims that grow unchecked",
+        OVERLAP,
+        [(SimulatedZooKeeper, "multi", multi_without_checks), (plan, "_still_waiting", still_waiting_by_any_claim)],
+    ),
+    (
+        "a leader that forgets changes during its reading",
+        "without an owner",
+        [(GroupZnodes, "read", read_and_forget_changes)],
+    ),
+    ("members that release before they stop", OVERLAP, [(Tenures, "drain", drain_at_once)]),
+    (
+        "a leader that takes waiting members for dead",
+        OVERLAP,
+        [(decider, "advance", advance_without_waiting_members)],
+    ),
+    (
+        "a leader that numbers from 1 after a lost document",
+        "after generation",
+        [(group_znodes, "adopt", adopt_from_generation_1)],
+    ),
+    (
+        "a leader that ignores the budget",
+        "are on the move, 2 may be",
+        [(decider, "portion", lambda document, goal, alive, most: (goal, 1, 0))],
+    ),
+    (
+        "a leader that forgets earlier moves",
+        "within a minute",
+        [(AssignmentDocument, "recent_moves", lambda document, now_ms: ())],
+    ),
+    (
+        "a leader that moves frozen partitions",
+        "while the group is frozen",
+        [(decision, "constraints_of", lambda *given: replace(constraints(*given), frozen=False))],
+    ),
+    (
+        "a leader that assigns to cordoned members",
+        "under the order cordon",
+        [(decision, "constraints_of", lambda *given: replace(constraints(*given), cordoned=frozenset()))],
+    ),
+    (
+        "members that commit unprocessed records",
+        "which nobody processed",
+        [(Worker, "commit_partition", commit_the_next_record)],
+    ),
+    (
+        "members that start after the committed offset",
+        "is skipped",
+        [(Simulation, "read_committed", lambda self, partition: self.committed.get(partition, 0) + 1)],
+    ),
+    (
+        "members that start before the committed offset",
+        "sets . back",
+        [(Simulation, "read_committed", lambda self, partition: max(0, read_committed(self, partition) - 3))],
+    ),
+    ("a generation that starts again", "back to", [(Worker, "lost", lost_with_its_generation)]),
+]
 
 
-def a_leader_that_gives_to_cordoned_members(patch: pytest.MonkeyPatch) -> None:
-    constraints = decision.constraints_of
-    patch.setattr(decision, "constraints_of", lambda *given: replace(constraints(*given), cordoned=frozenset()))
-
-
-def members_that_commit_what_they_will_process_next(patch: pytest.MonkeyPatch) -> None:
-    commit = Worker.commit_partition
-
-    def early(self: Worker, partition: object) -> object:
-        self.positions[partition] += 1
-        try:
-            return commit(self, partition)
-        finally:
-            self.positions[partition] -= 1
-
-    patch.setattr(Worker, "commit_partition", early)
-
-
-def members_that_begin_after_the_committed_offset(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Simulation, "read_committed", lambda self, partition: self.committed.get(partition, 0) + 1)
-
-
-def members_that_begin_where_nobody_committed(patch: pytest.MonkeyPatch) -> None:
-    read = Simulation.read_committed
-    patch.setattr(Simulation, "read_committed", lambda self, partition: max(0, read(self, partition) - 3))
-
-
-def a_membership_whose_generation_starts_again(patch: pytest.MonkeyPatch) -> None:
-    lost = Worker.lost
-
-    async def forgets(self: Worker, partitions: frozenset) -> None:
-        self.membership.generation = 0
-        await lost(self, partitions)
-
-    patch.setattr(Worker, "lost", forgets)
+def first_broken(patch: pytest.MonkeyPatch, patches: list[tuple[Any, str, object]], first: int = 0) -> str:
+    """The text of the first broken promise, in 300 seeds."""
+    for owner, name, by in patches:
+        patch.setattr(owner, name, by)
+    return next(str(what) for seed in range(first, first + 300) if (what := outcome(seed)[1]) is not None)
 
 
 @pytest.mark.parametrize(
-    ("break_it", "found"),
-    [
-        (a_lease_as_long_as_the_session_and_longer, "may (both )?act|both claim"),
-        (a_watchdog_that_leaves_the_lease, "may (both )?act"),
-        (members_that_do_not_ask_whether_they_may_act, "may (both )?act"),
-        (partitions_that_are_free_as_soon_as_they_are_revoked, "both claim|may (both )?act"),
-        (old_claims_that_count_and_new_ones_that_grow_unchecked, "both claim|may (both )?act"),
-        (a_leader_that_forgets_what_changed_while_it_read, "without an owner"),
-        (members_that_release_before_they_have_stopped, "may (both )?act"),
-        (a_leader_that_takes_waiting_members_for_gone, "both claim|may (both )?act"),
-        (a_leader_that_numbers_from_one_after_rubbish, "after generation"),
-        (a_leader_that_moves_all_at_once, "are on the move, 2 may be"),
-        (a_leader_that_forgets_the_moves_of_the_last_one, "within a minute"),
-        (a_leader_that_moves_what_is_frozen, "while the group is frozen"),
-        (a_leader_that_gives_to_cordoned_members, "under the order cordon"),
-        (members_that_commit_what_they_will_process_next, "which nobody processed"),
-        (members_that_begin_after_the_committed_offset, "is skipped"),
-        (members_that_begin_where_nobody_committed, "sets . back"),
-        (a_membership_whose_generation_starts_again, "back to"),
-    ],
+    ("found", "patches"), [pytest.param(found, patches, id=name) for name, found, patches in BROKEN]
 )
-def test_a_broken_protocol_is_found(
-    break_it: Callable[[pytest.MonkeyPatch], None], found: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    break_it(monkeypatch)
-    broken = next((what for seed in range(300) if (what := outcome(seed)[1]) is not None), None)
-    assert broken is not None
-    assert re.search(found, str(broken).splitlines()[0])
-    assert re.search(r"again: python tests/groups/simulate.py --seed \d+\Z", str(broken))
+def test_a_broken_protocol_is_found(found: str, patches: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    text = first_broken(monkeypatch, patches)
+    assert re.search(found, text.splitlines()[0])
+    assert re.search(r"again: python tests/groups/simulate.py --seed \d+\Z", text)
 
 
 # -- consumers: `simulated_reader`
@@ -492,43 +477,32 @@ def test_every_promise_of_consumers_holds_under_many_more() -> None:
     assert broken_seeds(READING + 20, READING + 1000) == ""
 
 
-def seeks_that_drop_what_is_in_hand(patch: pytest.MonkeyPatch) -> None:
-    rewind = OffsetTracker.rewind
-
-    def drops(self: OffsetTracker, partition: TopicPartition, *to: Any) -> None:
-        rewind(self, partition, *to)
-        self.put_back([partition])
-
-    patch.setattr(OffsetTracker, "rewind", drops)
+rewind = OffsetTracker.rewind
 
 
-def owners_that_prefer_their_own_offset(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(OffsetTracker, "is_own", lambda self, committed: True)
+def rewind_and_drop_delivered_records(self: OffsetTracker, partition: TopicPartition, *to: Any) -> None:
+    rewind(self, partition, *to)
+    self.put_back([partition])
 
 
-def look_ups_that_outlive_an_ownership(patch: pytest.MonkeyPatch) -> None:
-    def missing(self: StartingPositions, tenures: list[Tenure]) -> frozenset[TopicPartition]:
-        waiting = {tp for tp, each in self._state.assignment.items() if each.is_missing_position()}
-        return frozenset(tenure.partition for tenure in tenures) & waiting
-
-    patch.setattr(StartingPositions, "_missing", missing)
+def missing_in_any_tenure(self: StartingPositions, tenures: list[Tenure]) -> frozenset[TopicPartition]:
+    waiting = {tp for tp, each in self._state.assignment.items() if each.is_missing_position()}
+    return frozenset(tenure.partition for tenure in tenures) & waiting
 
 
 @pytest.mark.parametrize(
-    ("break_it", "found"),
+    ("found", "patch"),
     [
-        (seeks_that_drop_what_is_in_hand, "may (both )?act"),
-        (owners_that_prefer_their_own_offset, "is skipped"),
-        (look_ups_that_outlive_an_ownership, "sets . back"),
+        ("may (both )?act", (OffsetTracker, "rewind", rewind_and_drop_delivered_records)),
+        ("is skipped", (OffsetTracker, "is_own", lambda self, committed: True)),
+        ("sets . back", (StartingPositions, "_missing", missing_in_any_tenure)),
     ],
+    ids=["seeks that drop records", "owners that prefer their own offset", "look-ups that outlive a tenure"],
 )
 def test_a_broken_consumer_is_found(
-    break_it: Callable[[pytest.MonkeyPatch], None], found: str, monkeypatch: pytest.MonkeyPatch
+    found: str, patch: tuple[Any, str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    break_it(monkeypatch)
-    broken = next((what for seed in range(READING, READING + 300) if (what := outcome(seed)[1]) is not None), None)
-    assert broken is not None
-    assert re.search(found, str(broken).splitlines()[0])
+    assert re.search(found, first_broken(monkeypatch, [patch], READING).splitlines()[0])
 
 
 def members_that_lose_everything_with_their_znode(patch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What the orders of a group require, their states, and how a budget divides a change into steps."""
+"""Orders become constraints and get states, and a budget divides a change into steps."""
 
 from __future__ import annotations
 

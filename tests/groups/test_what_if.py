@@ -1,4 +1,4 @@
-"""Plans of moves, for groups whose members may return after a restart."""
+"""Plans of moves for groups whose members have seats."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ async def test_zookeeper_killed_and_restarted(cluster_factory, group: str) -> No
         node = cluster.zookeepers[0]
         await asyncio.get_running_loop().run_in_executor(None, node.kill)
         await wait_until_async(lambda: not a.membership.may_act() and not b.membership.may_act(), 30, "the pause")
-        await asyncio.sleep(8.5)  # longer than the session: it lives on, for the ensemble was down as well
+        await asyncio.sleep(8.5)  # longer than the session, which continues because the ensemble was down as well
         assert not a.membership.may_act()
         await asyncio.get_running_loop().run_in_executor(None, node.start)
         await wait_until_async(lambda: a.membership.may_act() and b.membership.may_act(), 30, "the end of the pause")
@@ -184,7 +184,7 @@ async def test_new_partitions_and_topics_are_assigned(bench: OneGroup) -> None:
 async def test_subscriptions_may_differ(bench: OneGroup) -> None:
     bench.topics.counts = {"t": 6, "u": 6, "v": 6}
     async with bench.member("a", subscribe=("t", "u")) as a, bench.member("b", subscribe=("u",), pattern="v") as b:
-        # all is owned at times before both have joined: `a` alone has all of "u" until it gives half away
+        # before both have joined, `a` alone owns all of "u"
         await wait_until_async(
             lambda: (
                 a.owned | b.owned == everything(bench.topics)

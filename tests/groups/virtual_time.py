@@ -28,7 +28,7 @@ class Deadlock(Exception):
 
 
 class _Clock(selectors.BaseSelector):
-    """Never waits: asking it to wait moves the loop's clock on."""
+    """Never waits: `select` advances the loop's clock instead."""
 
     def __init__(self) -> None:
         self.loop: VirtualLoop | None = None
@@ -36,7 +36,7 @@ class _Clock(selectors.BaseSelector):
     def select(self, timeout: float | None = None) -> list[Any]:
         assert self.loop is not None
         if timeout is None:
-            raise Deadlock("every task waits for something that nobody will do")
+            raise Deadlock("every task waits, and no timer is set")
         # whole nanoseconds: sums of floats would depend on how often the loop woke in between
         now = round(self.loop.now + max(0.0, timeout), 9)
         if timeout > 0 and now <= self.loop.now:  # otherwise the clock never reaches a timer a fraction of 1 ns ahead

@@ -325,7 +325,7 @@ class Order:
         return self.fault is None and KINDS[self.kind].once and not self.left
 
     def expired(self, now_ms: int) -> bool:
-        """Whether it has expired or is done at `now_ms`."""
+        """Whether it has expired at `now_ms`."""
         return self.expires is not None and self.expires <= now_ms
 
     def __str__(self) -> str:

@@ -1,7 +1,8 @@
-"""What operators read and change: groups, operator commands, plans, the doctor, dead letters.
+"""Tools for operators: the state of groups, operator commands, plans, the doctor and dead letters.
 
-In: open connections to ZooKeeper and to the brokers, and the name of a group. Out: the state of the group, plans,
-reports. May touch: the znodes of operator commands and of the cluster choice; what a deletion or an adoption names.
+The functions take open connections, or the addresses of the clusters, and the name of a group. No function joins a
+group. Most only read. Writers change the orders and the cluster choice of a group, its committed offsets, or what a
+deletion or an adoption names.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Moves a kiel group to the new layout, once all its members use this library."""
+"""Moves a group from the layout of kiel to the layout of this library, while its members run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POLL_S = 0.2
 
 
 class AdoptionUnfinished(AllocatorError):
-    """The move has begun but not ended. The members finish it by themselves."""
+    """The move has started, and was not complete in time. The members complete it without further commands."""
 
     retriable = True
 
@@ -33,37 +33,37 @@ class Candidate:
 
     @property
     def obstacle(self) -> str | None:
-        """The reason why the group cannot move now, or None."""
+        """Why the group cannot move now; None if it can."""
         if self.phase not in (None, HandoverPhase.SEALING):
             return None
         if self.foreign:
             return (
-                f"it still has members of kiel: {', '.join(self.foreign)}; they would continue to read partitions of "
-                "other members. Stop or upgrade them first"
+                f"it still has members that run kiel: {', '.join(self.foreign)}. They would read partitions that other "
+                "members own. Stop or upgrade them first"
             )
         if not self.members:
-            return "it has no members; start one with membership 'kiel' first, which copies the offsets"
+            return "it has no members. Start one with membership 'kiel' first: it copies the offsets"
         return None
 
 
 async def candidate(zk: ZooKeeperClient, group: str) -> Candidate:
-    """Reads the state of a group; changes nothing. Raises AdoptionRefused if there is no such group."""
+    """Returns the state of a kiel group. Raises AdoptionRefused if the group does not exist."""
     members, foreign, assigned, sealed = await read_group(zk, KielPaths(group))
     return Candidate(members, foreign, len(assigned), None if sealed is None else sealed.phase)
 
 
 async def adopt(zk: ZooKeeperClient, group: str, root: str, wait_s: float, say: Callable[[str], None]) -> None:
-    """Seals the group and waits until its members own everything under `root`.
+    """Seals the group, and returns when its members own all partitions under `root`.
 
-    Raises AdoptionRefused before any change, and AdoptionUnfinished after `wait_s` seconds. It may be called again at
-    any time, and continues. It waits for a lost connection to come back.
+    `say` gets a line for each step. Raises AdoptionRefused before it changes anything, and AdoptionUnfinished after
+    `wait_s` seconds. A further call continues. A lost connection to ZooKeeper is retried until then.
     """
     ends = asyncio.get_running_loop().time() + wait_s
     found = await candidate(zk, group)
     if found.obstacle is not None:
         raise AdoptionRefused(f"group {group!r} cannot move to {root}: {found.obstacle}")
     await retrying(lambda: seal(zk, KielPaths(group), root), ends)
-    say(f"{group} moves to {root}; {len(found.members)} members release {found.partitions} partitions")
+    say(f"{group} moves to {root}: {len(found.members)} members release {found.partitions} partitions")
     while True:
         now = await retrying(lambda: candidate(zk, group), ends)
         opened = now.phase is HandoverPhase.OPEN
@@ -81,7 +81,7 @@ async def adopt(zk: ZooKeeperClient, group: str, root: str, wait_s: float, say: 
             if state is not None:
                 where = f"{len(state.members)} members own {len(state.owners)} partitions under {root}"
             raise AdoptionUnfinished(
-                f"group {group!r} is moving to {root}; after {wait_s:g} s {where}. Its members continue by themselves. "
-                "Read their logs, or run this again to wait"
+                f"group {group!r} is moving to {root}; after {wait_s:g} s {where}. The members complete the move "
+                "without further commands. Read their logs, or run this again to wait longer"
             )
         await asyncio.sleep(POLL_S)

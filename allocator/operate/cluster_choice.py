@@ -1,8 +1,7 @@
-"""A znode selects the Kafka cluster that a group reads, so that running services move to another cluster without a
-restart.
+"""The cluster choice: a znode that selects the Kafka cluster of a group, so that services move without a restart.
 
 The znode `<root>/<group>/cluster` holds JSON: {"format": 1, "brokers": "host:port,...", "frozen": false}. Without this
-znode, services read the cluster of their own settings.
+znode, each service reads the cluster in its own settings.
 """
 
 from __future__ import annotations
@@ -20,35 +19,35 @@ FORMAT = 1
 
 
 class ClusterChoice(NamedTuple):
-    """`brokers` None: use those of the service's settings. `frozen`: no member may read."""
+    """The content of the znode. `brokers` None: those in the settings of the service. `frozen`: no member reads."""
 
     brokers: Optional[str] = None
     frozen: bool = False
 
 
 def choice_path(root: str, group: str) -> str:
-    """The znode of a group."""
+    """Returns the path of the group's znode."""
     return f"{Paths(root, group).base}/cluster"
 
 
 def elsewhere(choice: ClusterChoice, brokers: str | None) -> str | None:
-    """Returns a hint for readers of the group's offsets on these brokers, if the znode tells members to read
-    other brokers."""
+    """Returns a warning for offsets that were read from `brokers`, if the members read another cluster."""
     if choice.brokers is None or brokers is None or same_cluster(choice.brokers, brokers):
         return None
     return (
-        f"the group is told to read {choice.brokers}; offsets and lag are those of {brokers}: look at it by the others"
+        f"the members read {choice.brokers} (cluster choice), but offsets and lag are from {brokers}: "
+        f"run this with --brokers {choice.brokers}"
     )
 
 
 def same_cluster(brokers: str, others: str) -> bool:
-    """Whether two address lists name the same cluster: they share at least one address."""
+    """Returns whether two lists of addresses name the same cluster: they share at least one address."""
     some, more = ({text.strip().lower() for text in texts.split(",")} for texts in (brokers, others))
     return not some.isdisjoint(more)
 
 
 async def read_choice(zk: ZooKeeperClient, path: str, watch: Any = None) -> ClusterChoice:
-    """Reads the setting; `watch` is called at the next change. Raises ConfigError for invalid content."""
+    """Returns the choice, and calls `watch` at its next change. Raises ConfigError for invalid content."""
     while True:
         try:
             data, _ = await zk.get(path, watch)
@@ -57,25 +56,23 @@ async def read_choice(zk: ZooKeeperClient, path: str, watch: Any = None) -> Clus
                 return ClusterChoice()
             continue
         try:
-            told = json.loads(data)
-            brokers, frozen = told["brokers"], told["frozen"]
-            if told["format"] != FORMAT or not isinstance(frozen, bool) or not isinstance(brokers, (str, type(None))):
-                raise ValueError("its fields are others")
+            choice = json.loads(data)
+            brokers, frozen = choice["brokers"], choice["frozen"]
+            if choice["format"] != FORMAT or not isinstance(frozen, bool) or not isinstance(brokers, (str, type(None))):
+                raise ValueError("a field has an unexpected value")
         except (ValueError, LookupError, TypeError) as error:
-            raise ConfigError(
-                f"znode {path} does not say which cluster to read: {shown(data)} ({shown(error)})"
-            ) from error
+            raise ConfigError(f"znode {path} is not a valid cluster choice: {shown(data)} ({shown(error)})") from error
         return ClusterChoice(brokers, frozen)
 
 
 async def choose_cluster(zk: ZooKeeperClient, path: str, choice: ClusterChoice) -> None:
-    """Writes the setting. Every service of the group follows it."""
+    """Writes the choice. Every service of the group follows it."""
     data = json.dumps({"format": FORMAT, "brokers": choice.brokers, "frozen": choice.frozen}).encode()
     while True:
         await zk.ensure_path(path.rpartition("/")[0] or "/")
         try:
             with contextlib.suppress(ZnodeExists):
-                await zk.create(path, data)  # with its data in one step: a service may read it at any moment
+                await zk.create(path, data)  # in one step, because a service may read the znode at any time
                 return
             await zk.set(path, data)
             return

@@ -1,4 +1,4 @@
-"""The clusters that groups are on: addresses, credentials, connections."""
+"""The addresses and credentials of a Kafka cluster and a ZooKeeper ensemble, and connections to them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from allocator.errors import ConfigError
 
 @dataclass(frozen=True)
 class Clusters:
-    """A Kafka cluster and a ZooKeeper ensemble. One of them may be unknown."""
+    """A Kafka cluster and a ZooKeeper ensemble. One of them may be None."""
 
     zookeeper: Optional[str] = None
     root: str = DEFAULT["root"]

@@ -1,4 +1,4 @@
-"""Gives, lists and withdraws the orders of a group, without joining the group."""
+"""Gives, lists and withdraws the orders of a group, without joining it."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from allocator.operate.order_report import OrderReport, order_reports
 from allocator.types import PartitionLike
 
 NOT_OURS = (
-    'Orders about members and moves are for groups with membership="zookeeper"; in other groups Kafka\'s coordinator, '
-    "or each member by itself, assigns the partitions, and no such orders count"
+    'Orders about members and moves need membership="zookeeper". In other groups Kafka\'s coordinator or each member '
+    "assigns the partitions, and no such orders count"
 )
 
 WITHDRAWN_BY_PARTITION = ("pause", "quarantine", "pin", "skip")
 
 
 class OrdersFromOutside:
-    """The orders of one group; see `GroupOrders`. Subclasses look up the members of the group."""
+    """The orders of one group; `GroupOrders` describes them. Subclasses read the members of the group."""
 
     def __init__(self, orders: OrderKeeper, group: str, who: Optional[str] = None) -> None:
         self._orders = orders
@@ -50,11 +50,11 @@ class OrdersFromOutside:
     # -- about members -------------------------------------------------------------------------------------------
 
     async def cordon(self, member: str, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
-        """The member gets no more partitions, and keeps those that it has."""
+        """The member keeps its partitions and gets no further ones."""
         return await self.give_by_name("cordon", {"member": member}, why=why, expires_s=expires_s)
 
     async def evacuate(self, member: str, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
-        """The member gives up all its partitions, within the budget. The order is done when it has none."""
+        """The member releases all its partitions, within the budget. The order is done when it owns none."""
         return await self.give_by_name("evacuate", {"member": member}, why=why, expires_s=expires_s)
 
     async def uncordon(self, member: str) -> tuple[Order, ...]:
@@ -67,7 +67,7 @@ class OrdersFromOutside:
         )
 
     async def swap(self, old: str, new: str, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
-        """`new` takes over all partitions of `old`; no others move. `new` may join later."""
+        """`new` gets all partitions of `old`, and no other partition moves. `new` may join later."""
         return await self.give_by_name("swap", {"old": old, "new": new}, why=why, expires_s=expires_s)
 
     async def canary(self, count: int, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
@@ -81,7 +81,7 @@ class OrdersFromOutside:
         return await self.give("canary", arguments, why=why, expires_s=expires_s)
 
     async def promote(self, member: Optional[str] = None) -> Union[OrderReport, tuple[Order, ...]]:
-        """Ends the canary order for one member, or for all members if None."""
+        """Ends the canary order for one member; None: for all members."""
         present = await _canary(self._orders)
         if present is None or member is None:
             return await self._withdraw(lambda order: order.kind == "canary", "no canary order")
@@ -99,12 +99,12 @@ class OrdersFromOutside:
         why: str = "",
         expires_s: Optional[float] = None,
     ) -> OrderReport:
-        """The partitions go to this member and stay there, or with "rack:NAME" to the members of this rack."""
+        """Assigns the partitions to this member, or with "rack:NAME" to the members in this rack."""
         arguments = {"partitions": to_ranges(partitions), "place": parse_place(place)}
         return await self.give_by_name("pin", arguments, why=why, expires_s=expires_s)
 
     async def unpin(self, partitions: Collection[PartitionLike]) -> tuple[Order, ...]:
-        """Withdraws the pins of these partitions. A pin that also names other partitions stays for those."""
+        """Withdraws the pins of these partitions. A pin keeps its other partitions."""
         return await self.withdraw("pin", {"partitions": to_ranges(partitions)})
 
     # -- about records -------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ class OrdersFromOutside:
     async def pause(
         self, partitions: Collection[PartitionLike], *, why: str = "", expires_s: Optional[float] = None
     ) -> OrderReport:
-        """The owners of the partitions keep them, but deliver none of their records to the handler."""
+        """The owners keep the partitions, but deliver none of their records to the handler."""
         return await self.give("pause", {"partitions": to_ranges(partitions)}, why=why, expires_s=expires_s)
 
     async def resume(self, partitions: Collection[PartitionLike]) -> tuple[Order, ...]:
@@ -122,7 +122,7 @@ class OrdersFromOutside:
     async def quarantine(
         self, partitions: Collection[PartitionLike], *, why: str = "", expires_s: Optional[float] = None
     ) -> OrderReport:
-        """The records of the partitions go to the dead-letter topic of the handler, until the order is withdrawn."""
+        """The records go to the dead-letter topic of the handler until the order is withdrawn."""
         return await self.give("quarantine", {"partitions": to_ranges(partitions)}, why=why, expires_s=expires_s)
 
     async def lift(self, partitions: Collection[PartitionLike]) -> tuple[Order, ...]:
@@ -132,7 +132,7 @@ class OrdersFromOutside:
     async def skip(
         self, partition: PartitionLike, offset: int, *, why: str = "", expires_s: Optional[float] = None
     ) -> OrderReport:
-        """The handler does not get the record at this offset; the record counts as done."""
+        """The handler does not get the record at this offset. The record counts as done."""
         arguments = {"partitions": to_ranges([partition]), "offset": offset}
         return await self.give("skip", arguments, why=why, expires_s=expires_s)
 
@@ -164,7 +164,7 @@ class OrdersFromOutside:
     # -- about the group -----------------------------------------------------------------------------------------
 
     async def freeze(self, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
-        """No partition leaves a live owner. Partitions without one still get an owner."""
+        """No partition leaves a live owner. Partitions without an owner still get one."""
         return await self.give("freeze", {}, why=why, expires_s=expires_s)
 
     async def thaw(self) -> tuple[Order, ...]:
@@ -179,7 +179,7 @@ class OrdersFromOutside:
         why: str = "",
         expires_s: Optional[float] = None,
     ) -> OrderReport:
-        """Limits the partitions that leave live owners: at once, and in a minute. None: any number."""
+        """Limits how many partitions leave live owners at once and within a minute. None: no limit."""
         if at_once is None and per_minute is None:
             raise ConfigError("a budget needs at_once or per_minute")
         arguments = {"at_once": at_once, "per_minute": per_minute}
@@ -190,14 +190,14 @@ class OrdersFromOutside:
     async def give(
         self, kind: str, arguments: Mapping[str, Any], *, why: str = "", expires_s: Optional[float] = None
     ) -> OrderReport:
-        """Writes an order of any kind; its arguments are those of the znode."""
+        """Writes an order of any kind. `arguments` are written as they are."""
         return await self._put(self.make(kind, arguments, why=why, expires_s=expires_s))
 
     async def give_by_name(
         self, kind: str, arguments: Mapping[str, Any], *, why: str = "", expires_s: Optional[float] = None
     ) -> OrderReport:
-        """Like `give`, but takes members as operators name them. Raises OrderRefused for an unknown member or rack."""
-        self.make(kind, arguments)  # refuses wrong arguments before it asks for the members
+        """Like `give`, with members as operators name them. Raises OrderRefused for an unknown member or rack."""
+        self.make(kind, arguments)  # raises for wrong arguments before it reads the members
         if not MEMBER_ARGUMENTS.isdisjoint(arguments):
             arguments = with_lasting_names(self._group, await self._members(), arguments)
         return await self.give(kind, arguments, why=why, expires_s=expires_s)
@@ -205,10 +205,10 @@ class OrdersFromOutside:
     async def withdraw(self, kind: str, arguments: Mapping[str, Any]) -> tuple[Order, ...]:
         """Withdraws orders of one kind from these partitions: "pause", "quarantine", "pin" or "skip".
 
-        Other partitions of the same orders keep them. Raises OrderRefused if there is no such order.
+        The orders stay in force for their other partitions. Raises OrderRefused if there is no such order.
         """
         if kind not in WITHDRAWN_BY_PARTITION:
-            raise ConfigError(f"an order {kind!r} is withdrawn by its id")
+            raise ConfigError(f"withdraw an order {kind!r} by its id, with `remove`")
         probe = self.make(kind, {**arguments, "place": {"rack": "any"}} if kind == "pin" else arguments)
         if kind == "skip":
             (partition,) = probe.partitions
@@ -246,14 +246,14 @@ class OrdersFromOutside:
         )
 
     async def remove(self, *ids: str) -> tuple[Order, ...]:
-        """Withdraws orders by id. If one id does not exist, raises NoSuchOrder and withdraws none."""
+        """Withdraws orders by id. Raises NoSuchOrder, and withdraws none, if an id does not exist."""
         return await self._orders.remove(ids, wall_ms())
 
     # -- inside --------------------------------------------------------------------------------------------------
 
     async def _put(self, order: Order) -> OrderReport:
         members = await self._members()
-        # resources may have names that are no valid topic
+        # a group of resources has no topics, and a resource may have any name
         if members and all(info.pattern != ANY_TOPIC for info in members.values()):
             for topic in {topic for topic, _ in order.partitions}:
                 check_topic(topic)
@@ -270,7 +270,7 @@ class OrdersFromOutside:
         return await self._orders.remove(found, wall_ms())
 
     def _check_kind(self, kind: str) -> None:
-        """Raises OrderRefused for an order that the group cannot honour."""
+        """Raises OrderRefused for a kind of order that the group does not support."""
 
     async def _members(self) -> Mapping[str, MemberInfo]:
         """Returns the live members in join order. Raises OrderRefused if the group does not exist."""
@@ -282,7 +282,7 @@ class OrdersFromOutside:
 
 
 class OrdersOfGroup(OrdersFromOutside):
-    """The orders of a group in ZooKeeper, over a session that the caller has opened."""
+    """The orders of a group in ZooKeeper. The caller opens and closes the session."""
 
     def __init__(
         self, zk: ZooKeeperClient, paths: Paths, who: Optional[str] = None, orders: Optional[OrderKeeper] = None
@@ -307,12 +307,12 @@ class GroupOrders(OrdersOfGroup):
             for each in await orders.list():
                 print(each.order.kind, each.state, each.why)
 
-    A member is named by its client id, by the name that `allocator group describe` shows, or by its number, "#12". A
-    place is a member, or "rack:NAME". Each order is written with `who` (default user@host), the time, and `why`; it
-    expires after `expires_s` seconds. A new order replaces an earlier one of its kind with the same subject.
+    Name a member by its client id, by the name that `allocator group describe` shows, or by its number, "#12". A place
+    is a member, or "rack:NAME". Each order has `who` (default user@host), the time and `why`, and expires after
+    `expires_s` seconds. A new order replaces an earlier order of its kind with the same subject.
 
-    The leader honours an order once every live member knows its kind: the report names the members of older versions.
-    Every method raises OrderRefused if the group cannot honour the order, and ConfigError for wrong arguments; in both
+    The leader follows an order once every live member knows its kind; the report names the members of older versions.
+    Every method raises OrderRefused if the group cannot follow the order, and ConfigError for wrong arguments. In both
     cases it writes nothing. `timeout_s`: seconds to connect to ZooKeeper.
     """
 
@@ -338,7 +338,7 @@ class GroupOrders(OrdersOfGroup):
 
 
 def parse_place(text: str) -> dict[str, str]:
-    """Converts "rack:NAME", or the name of a member, to a place in an order."""
+    """Returns the place in an order for "rack:NAME", or for the name of a member."""
     kind, colon, name = text.partition(":")
     if kind == "rack" and colon and name:
         return {"rack": name}
@@ -346,10 +346,10 @@ def parse_place(text: str) -> dict[str, str]:
 
 
 def default_operator() -> str:
-    """The user and the host of this process."""
+    """Returns "user@host" of this process."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name, as in many containers
+    except (KeyError, OSError):  # in many containers the user has no name
         user = str(os.getuid()) if hasattr(os, "getuid") else "unknown"
     return f"{user}@{socket.gethostname()}"
 

@@ -1,4 +1,4 @@
-"""Reads a group from outside, without joining it: once, or again at each change."""
+"""Reads a group without joining it: once, or again at each change."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ from allocator.types import OffsetAndMetadata, TopicPartition
 T = TypeVar("T")
 Watch = Callable[[], None]
 
-EVENT_S = 2.0  # delay between a response without a znode and the event of its deletion
+EVENT_S = 2.0  # maximum time from a response without the znode to the event of its deletion
 
 
 class NoSuchGroup(AllocatorError):
-    """The group exists neither in ZooKeeper nor in Kafka, as far as their addresses were given."""
+    """The group exists neither in ZooKeeper nor in Kafka, or the address of the one that has it was not given."""
 
 
 class GroupReader:
     """Reads one group from ZooKeeper.
 
-    With `changed`, it watches the group and keeps what has not changed: it calls `changed` when the next `read` may
-    return something else, and `reported` when that is only a load report. A group without changes costs five watches,
-    a rebalance one read for each changed document and claim.
+    With `changed`, it watches the group and caches its znodes. It calls `changed` when the next `read` may return
+    another state, and `reported` when only a load report changed. A group without changes costs five watches, and a
+    rebalance one read for each changed document and claim.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class GroupReader:
     ) -> None:
         self.store = Store(zk, Paths(root, group))
         self.crashed: set[str] = set()
-        """Members whose session ended while they held partitions. The caller clears it."""
+        """Members whose session ended while they owned partitions. The caller clears the set."""
         self._changed = changed
         self._reported = reported
         self._group = group
@@ -82,23 +82,23 @@ class GroupReader:
         return read if self._changed is None else Watched(read, changed or self._changed).get
 
     async def read(self) -> GroupState:
-        """Returns the present state; its `problems` name invalid znodes. Raises NoZnode if there is no such group."""
+        """Returns the present state, with invalid znodes in `problems`. Raises NoZnode if the group does not exist."""
         problems: list[str] = []
         document, _ = await _valid(self._document(), problems) or (None, 0)
-        # read the members after the document: otherwise a member that has left seems to be present, and its
-        # partitions seem to move without a reason
+        # read the members after the document: otherwise a member that has left would appear as present, and its
+        # partitions would appear to move without a reason
         names = await self._names()
-        ours = in_join_order(names)
-        foreign = sorted({*names} - {*ours})
+        joined = in_join_order(names)
+        foreign = sorted({*names} - {*joined})
         problems += [f"znode {self.store.paths.member(name)} is not a member of this library" for name in foreign]
-        # a member without a znode still owns the partitions in its claim
-        claiming = in_join_order({*ours, *await self._claim_names()})
-        await asyncio.gather(*(self._read_member(name, problems) for name in ours if name not in self._members))
+        # a member without a member znode still owns the partitions in its claim
+        claiming = in_join_order({*joined, *await self._claim_names()})
+        await asyncio.gather(*(self._read_member(name, problems) for name in joined if name not in self._members))
         await asyncio.gather(*(self._read_claim(name, problems) for name in claiming))
         for name in set(self._claims).difference(claiming):
             await self._notice_end(name)
-        # new objects: an earlier state must not change
-        self._members = {name: self._members[name] for name in ours if name in self._members}
+        # build new dicts, because states that were returned earlier must not change
+        self._members = {name: self._members[name] for name in joined if name in self._members}
         self._joined = {name: self._joined[name] for name in self._members}
         self._claims = {name: self._claims[name] for name in claiming if name in self._claims}
         self._budget.keep(map(self.store.paths.claim, claiming))
@@ -113,7 +113,7 @@ class GroupReader:
         )
 
     async def read_without_members(self) -> GroupState:
-        """Returns what ZooKeeper may know of a group whose members are elsewhere."""
+        """Returns only the cluster choice, for a group whose members are not in ZooKeeper."""
         problems: list[str] = []
         choice = await self._read_choice(problems)
         return GroupState(self._group, {}, {}, None, tuple(problems), choice=choice)
@@ -151,7 +151,6 @@ class GroupReader:
             await self._notice_end(name)
 
     async def _read_loads(self, problems: list[str]) -> dict[str, LoadReport]:
-        """Returns the load reports of the members."""
         self._loads = {
             name: self._loads.get(name) or self._kept(partial(self.store.load_report, name), self._reported)
             for name, info in self._members.items()
@@ -161,35 +160,35 @@ class GroupReader:
         return {name: report for name, report in zip(self._loads, reports) if report is not None}
 
     async def _notice_end(self, name: str) -> None:
-        """Handles a deleted claim."""
+        """Records a crash if the claim was deleted while it listed partitions."""
         watched, claim = self._watched[name], self._claims.pop(name)
-        # kazoo delivers responses and events in two threads: the list may come before the event
+        # kazoo delivers responses and events in two threads, so the list of claims may arrive before the event
         if claim.held and await wait_for_event(watched.fired, EVENT_S) and watched.deleted:
             self.crashed.add(name)
 
 
 class _WatchedClaim:
-    """The claim of a member. A member that leaves cleanly empties its claim before it deletes it."""
+    """The watched claim of a member. A member that leaves cleanly empties its claim before it deletes it."""
 
     def __init__(self, store: Store, member: str, budget: InflateBudget, changed: Watch | None) -> None:
         self.deleted = False
-        """Whether it was deleted with its latest content."""
+        """True once the claim was deleted with the content that was read last."""
         self.fired = asyncio.Event()
         read = partial(store.claim, member, budget=budget)
-        self._poke = changed
-        self.get = read if changed is None else Watched(partial(read, deleted=self._gone), self._told).get
+        self._changed = changed
+        self.get = read if changed is None else Watched(partial(read, deleted=self._on_deleted), self._on_event).get
 
-    def _told(self) -> None:
-        assert self._poke is not None
+    def _on_event(self) -> None:
+        assert self._changed is not None
         self.fired.set()
-        self._poke()
+        self._changed()
 
-    def _gone(self) -> None:
+    def _on_deleted(self) -> None:
         self.deleted = True
 
 
 async def _valid(reading: Awaitable[T], problems: list[str]) -> T | None:
-    """The result of `reading`; None for an invalid znode, whose problem is added to `problems`."""
+    """Returns the result of `reading`. For an invalid znode, adds the error to `problems` and returns None."""
     try:
         return await reading
     except InvalidZnode as error:
@@ -198,7 +197,7 @@ async def _valid(reading: Awaitable[T], problems: list[str]) -> T | None:
 
 
 async def describe(zk: ZooKeeperClient, group: str, root: str = DEFAULT["root"]) -> GroupState | None:
-    """The state of a group; None if it does not exist. `problems` lists invalid znodes."""
+    """Returns the state of a group in ZooKeeper; None if it does not exist. `problems` lists invalid znodes."""
     try:
         return await GroupReader(zk, group, root).read()
     except NoZnode:
@@ -206,7 +205,7 @@ async def describe(zk: ZooKeeperClient, group: str, root: str = DEFAULT["root"])
 
 
 async def measure(client: KafkaClient, state: GroupState, brokers: str | None = None) -> GroupReport:
-    """The group with its committed offsets, and both ends of the logs that it has read or should read."""
+    """Returns the group with its committed offsets, and both ends of the logs that it reads or has read."""
     committed = await GroupOffsets(client, state.group, timeout_s=client.request_timeout_s).fetch(None)
     existing = subscribed(state, client)
     logs = await read_logs(client, {*existing, *committed, *state.assigned}, committed)
@@ -218,7 +217,7 @@ async def read_logs(
     partitions: Iterable[TopicPartition],
     committed: Mapping[TopicPartition, OffsetAndMetadata],
 ) -> Logs:
-    """Returns both ends of the log of each partition with a leader, and adds other partitions to `problems`."""
+    """Returns both ends of the log of each partition. Partitions without a leader are in `problems`."""
     readable: list[TopicPartition] = []
     missing: list[TopicPartition] = []
     leaderless: list[TopicPartition] = []
@@ -250,24 +249,24 @@ def subscribed(state: GroupState | None, client: KafkaClient) -> frozenset[Topic
 
 
 def _each(partitions: Iterable[TopicPartition], what: str) -> Iterator[str]:
-    """Formats partitions as one line for each topic, since a topic may have thousands."""
+    """Yields one line for each topic, because a topic may have thousands of partitions."""
     for topic, ranges in to_ranges(partitions).items():
         yield f"{topic}:{ranges} {what}"
 
 
 async def list_groups(zk: ZooKeeperClient, root: str = DEFAULT["root"], watch: Watch | None = None) -> list[str]:
-    """Returns the groups under a root, sorted. Ignores znodes whose names are not valid group names."""
+    """Returns the names of the groups under a root, sorted. Ignores znodes without a valid group name."""
     while True:
         try:
             return sorted(filter(_is_group, await zk.get_children(root, watch)))
         except NoZnode:
-            # a failed call leaves no watch
+            # the failed call set no watch
             if watch is None or await zk.exists(root, watch) is None:
                 return []
 
 
 async def read_groups(clusters: Clusters) -> list[GroupReport]:
-    """Every group under the root, without offsets."""
+    """Returns every group under the root, without offsets."""
     async with clusters.ensemble() as zk:
         names = await list_groups(zk, clusters.root)
         states = await asyncio.gather(*(describe(zk, group, clusters.root) for group in names))
@@ -275,28 +274,28 @@ async def read_groups(clusters: Clusters) -> list[GroupReport]:
 
 
 async def read_group(clusters: Clusters, group: str) -> GroupReport:
-    """One group, with offsets if brokers are given. Unreachable brokers appear as a problem of the group.
+    """Returns one group, with offsets if brokers are given. Unreachable brokers appear as a problem of the group.
 
-    Members are those in ZooKeeper, or if there are none, those that Kafka's coordinator has. Members in the znodes of
-    kiel or of Kafka 0.8's consumer appear as a problem. Raises NoSuchGroup if nothing else of the group exists.
+    The members come from ZooKeeper, or from Kafka's coordinator if ZooKeeper has none. Members of kiel or of the
+    consumer of Kafka 0.8 appear as a problem. Raises NoSuchGroup if the group has no other members and no offsets.
     """
     state, older, known = None, None, list[str]()
-    nobody = GroupState(group, {}, {}, None)
+    known_state = GroupState(group, {}, {}, None)
     if clusters.zookeeper is not None or clusters.brokers is None:
         async with clusters.ensemble() as zk:
             state = await describe(zk, group, clusters.root)
-            nobody = state or await GroupReader(zk, group, clusters.root).read_without_members()
-            if not nobody.members:
+            known_state = state or await GroupReader(zk, group, clusters.root).read_without_members()
+            if not known_state.members:
                 older = await older_members(zk, group)
             known = await list_groups(zk, clusters.root)
-    found = GroupReport(nobody, brokers=clusters.brokers)
+    found = GroupReport(known_state, brokers=clusters.brokers)
     if clusters.brokers is not None:
         try:
             async with clusters.cluster() as client:
                 state = await _with_kafkas(state, client, group)
                 if state is not None and state.coordinated is not None:
-                    state = replace(state, problems=nobody.problems, choice=nobody.choice)
-                found = await measure(client, state or nobody, clusters.brokers)
+                    state = replace(state, problems=known_state.problems, choice=known_state.choice)
+                found = await measure(client, state or known_state, clusters.brokers)
         except AllocatorError as error:
             if state is None or isinstance(error, ConfigError):
                 raise
@@ -308,24 +307,26 @@ async def read_group(clusters: Clusters, group: str) -> GroupReport:
             raise NoSuchGroup(older)
         raise NoSuchGroup(
             f"ZooKeeper has no group {group!r} under {clusters.root}"
-            + (", and Kafka neither members nor offsets of it" if clusters.brokers is not None else "")
-            + (f"; there are {', '.join(known)}" if known else "; there is none")
+            + (", and Kafka has neither members nor offsets of it" if clusters.brokers is not None else "")
+            + (f"; groups there: {', '.join(known) or 'none'}")
         )
     return found if older is None else replace(found, logs=found.logs + Logs(problems=(older,)))
 
 
 async def older_members(zk: ZooKeeperClient, group: str) -> str | None:
-    """A message about members in layouts of older clients, which `read_group` does not read; None without any."""
+    """Returns a message about members in the layouts of older clients; None without such members."""
     found = await old_layouts(zk, group)
     kinds = {KIEL: found.kiel, OLD_CONSUMERS: found.consumers}
     counts = [f"{len(members)} members under {path.format(group)}" for path, members in kinds.items() if members]
     if not counts:
         return None
-    return f"group {group!r} has {' and '.join(counts)}, which are not shown; see `allocator doctor {group}`"
+    return (
+        f"group {group!r} has {' and '.join(counts)}, which this command does not show; run `allocator doctor {group}`"
+    )
 
 
 async def _with_kafkas(state: GroupState | None, client: KafkaClient, group: str) -> GroupState | None:
-    """`state`, or the state from Kafka's coordinator if the group has no members in ZooKeeper."""
+    """Returns `state`, or the state from Kafka's coordinator if ZooKeeper has no members of the group."""
     if state is None or not state.members:
         found = await kafka_group(client, group)
         if found is not None and (found.members or state is None):
@@ -334,7 +335,7 @@ async def _with_kafkas(state: GroupState | None, client: KafkaClient, group: str
 
 
 async def describe_anywhere(clusters: Clusters, client: KafkaClient, group: str) -> GroupState | None:
-    """The members in ZooKeeper, or if there are none, those that Kafka's coordinator has."""
+    """Returns the group from ZooKeeper, or from Kafka's coordinator if ZooKeeper has no members of it."""
     if clusters.zookeeper is None:
         return await _with_kafkas(None, client, group)
     async with clusters.ensemble() as zk:

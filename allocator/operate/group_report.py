@@ -1,4 +1,4 @@
-"""A group as seen from outside: members, owners, progress and problems. Immutable; `group_reader` reads it."""
+"""A group as an operator sees it: members, owners, offsets and problems. Immutable; `group_reader` reads it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from allocator.types import NO_PARTITIONS, OffsetAndMetadata, Partitions, TopicP
 
 @dataclass(frozen=True)
 class Coordinated:
-    """A group of Kafka's own protocol, as its coordinator describes it."""
+    """What Kafka's coordinator reports about a group of Kafka's own protocols."""
 
     state: str
-    """The coordinator's name of the state: "Stable", "PreparingRebalance", ..."""
+    """The state, as the coordinator names it: "Stable", "PreparingRebalance", ..."""
     assignor: str
 
 
 @dataclass(frozen=True)
 class GroupState:
-    """The state of one group, read within a moment."""
+    """The state of one group at one time."""
 
     group: str
     members: Mapping[str, MemberInfo]
@@ -36,18 +36,18 @@ class GroupState:
     claims: Mapping[str, Claim]
     document: AssignmentDocument | None
     problems: tuple[str, ...] = field(default=())
-    """Invalid znodes, and problems that the leader reports."""
+    """Invalid znodes, and problems from the leader."""
     orders: Orders = field(default_factory=Orders)
     read_ms: int = 0
-    """When this was read, in milliseconds since the epoch."""
+    """Time of the read, in milliseconds since the epoch."""
     loads: Mapping[str, LoadReport] = field(default_factory=dict)
     """The load reports of the members (`follow_load`)."""
     joined: Mapping[str, float] = field(default_factory=dict)
-    """When each member joined, in seconds since the epoch by ZooKeeper's clock."""
+    """Time at which each member joined, in seconds since the epoch by ZooKeeper's clock."""
     choice: ClusterChoice | None = field(default_factory=ClusterChoice)
-    """Which cluster the members are told to read; None if its znode is invalid."""
+    """The cluster choice of the group; None if its znode is invalid."""
     coordinated: Coordinated | None = None
-    """None for a group in ZooKeeper. A group in Kafka has no document, and its coordinator does not name the leader."""
+    """None for a group in ZooKeeper. A group in Kafka has no document and no known leader."""
 
     @property
     def leader(self) -> str | None:
@@ -55,7 +55,7 @@ class GroupState:
 
     @property
     def strategy(self) -> str | None:
-        """The allocator function of the last assignment, if known."""
+        """The allocator function of the current assignment; None if unknown."""
         if self.coordinated is not None:
             return self.coordinated.assignor or None
         return None if self.document is None else self.document.strategy
@@ -70,28 +70,28 @@ class GroupState:
 
     @cached_property
     def owners(self) -> dict[TopicPartition, str]:
-        """Partition -> the member that claims it and reads it. A moving partition may have no owner."""
+        """Partition -> the member that claims it. A moving partition may have no owner."""
         return {p: member for member, claim in self.claims.items() for p in claim.held}
 
     @cached_property
     def load_source(self) -> str | None:
-        """The unit of the loads (`follow_load`); None if load moves nothing in this group."""
+        """The unit of the loads (`follow_load`); None if this group does not follow load."""
         source: str | None = getattr(built_in(self.strategy or ""), "source", None)
         return source
 
     @cached_property
     def held(self) -> dict[str, Partitions]:
-        """Each member with the partitions that it claims."""
+        """Member -> the partitions that it claims."""
         return {member: self.claims[member].held if member in self.claims else NO_PARTITIONS for member in self.members}
 
     @cached_property
     def partition_loads(self) -> dict[TopicPartition, float]:
-        """The reported loads; empty if load moves nothing in this group."""
+        """The reported loads; empty if this group does not follow load."""
         return {} if self.load_source is None else loads_of(self.loads, self.load_source)
 
     @cached_property
     def load(self) -> MemberLoads | None:
-        """The load of each member, and how even the loads are; None if load moves nothing in this group."""
+        """The load of each member, and how even the loads are; None if this group does not follow load."""
         if self.load_source is None:
             return None
         weights = {member: info.weight for member, info in self.members.items()}
@@ -104,14 +104,14 @@ class GroupState:
 
     @cached_property
     def assigned(self) -> Partitions:
-        """Partitions that a member owns, or that it gets when another member releases them."""
+        """Partitions that a member owns, or gets once their present owner releases them."""
         if self.document is None:
             return frozenset()
         return frozenset().union(*self.document.owners.values(), *self.document.promised.values())
 
 
 def reported_problems(document: AssignmentDocument | None, members: Mapping[str, MemberInfo]) -> list[str]:
-    """The problems that the leader reports in the assignment."""
+    """Returns the problems that the leader wrote into the assignment."""
     if document is None:
         return []
     kept = [f"the leader keeps the old assignment: {plain(document.problem)}"] if document.problem else []
@@ -126,7 +126,7 @@ SHOWN = 10  # names listed in text; JSON lists all
 
 
 class Lag(NamedTuple):
-    """Lag of several partitions together, in records."""
+    """Lag of several partitions, in records."""
 
     known: int
     """Sum over the partitions whose lag is known."""
@@ -135,13 +135,13 @@ class Lag(NamedTuple):
 
     @property
     def total(self) -> Optional[int]:
-        """None if the lag of any partition is unknown, because a partial sum would look like the total."""
+        """The lag of all partitions; None if one is unknown, because a partial sum would look like the total."""
         return None if self.unknown else self.known
 
 
 @dataclass(frozen=True)
 class Logs:
-    """Offsets of partitions in Kafka. A partition whose leader did not respond is missing."""
+    """Committed offsets and both ends of the logs. Partitions whose leader did not respond are missing."""
 
     committed: Mapping[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
     start: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -157,10 +157,10 @@ class Logs:
         )
 
     def lag(self, partition: TopicPartition) -> Optional[int]:
-        """Records between the committed offset and the end of the log; None if unknown.
+        """Returns the number of records from the committed offset to the end of the log; None if unknown.
 
-        An empty log has no lag, whether or not an offset was committed. In a log with records and without a committed
-        offset, the lag depends on where the consumer begins, which only the consumer knows.
+        An empty log has no lag. Without a committed offset, the lag of other logs depends on `auto_offset_reset` of the
+        members, so it is unknown.
         """
         committed, end = self.committed.get(partition), self.end.get(partition)
         if end is None:
@@ -176,35 +176,35 @@ class Logs:
 
 
 class Reservation(NamedTuple):
-    """Partitions that are reserved for the next process of an instance id (`restart_grace_s`)."""
+    """Partitions that wait for the next process with the same instance id (`restart_grace_s`)."""
 
     instance_id: str
     host: str
-    """The host of its last process."""
+    """The host of the last process."""
     until: float
-    """Seconds since the epoch, by the clock of the leader that began the reservation."""
+    """End of the reservation, in seconds since the epoch by the leader's clock."""
     partitions: Partitions
 
 
 @dataclass(frozen=True)
 class GroupReport:
-    """One group: members, owners, progress and problems."""
+    """One group: members, owners, offsets and problems."""
 
     state: GroupState
     logs: Logs = Logs()
     subscribed: Collection[TopicPartition] = ()
     """All existing partitions of the members' subscriptions."""
     brokers: str | None = None
-    """The addresses of the cluster that `logs` are of, as the reader was given them."""
+    """The addresses of the brokers that `logs` were read from."""
 
     @property
     def complete(self) -> bool:
-        """Whether the offsets are those that the members use, and all are known."""
+        """Whether all offsets are known, and come from the cluster that the members read."""
         return not self.logs.problems and self.state.choice is not None and self.elsewhere is None
 
     @property
     def elsewhere(self) -> str | None:
-        """A hint if the members are told to read another cluster than the one of `logs`."""
+        """A warning if the members read another cluster than the one that `logs` come from."""
         return None if self.state.choice is None else elsewhere(self.state.choice, self.brokers)
 
     @cached_property
@@ -213,10 +213,9 @@ class GroupReport:
 
     @cached_property
     def current(self) -> list[TopicPartition]:
-        """The partitions that the group reads.
+        """The partitions that the group reads now; without members, all partitions with a committed offset.
 
-        The group may have committed offsets of more partitions, because members have dropped a topic from their
-        subscriptions. Without members, all partitions with committed offsets count.
+        A group also keeps the committed offsets of topics that its members no longer subscribe to.
         """
         if not self.state.members:
             return self.partitions
@@ -233,14 +232,14 @@ class GroupReport:
 
     @cached_property
     def unowned(self) -> list[TopicPartition]:
-        """Partitions that the group should read, but that have no owner."""
+        """Partitions of the subscriptions or the assignment without an owner."""
         if not self.state.members:
             return []
         return sorted(self._to_read - set(self.state.owners))
 
     @cached_property
     def left_out(self) -> list[TopicPartition]:
-        """The partitions of `unowned` that the allocator function omits."""
+        """The partitions in `unowned` that the allocator function omits."""
         return [partition for partition in self.unowned if partition in self.state.left_out]
 
     @cached_property
@@ -250,7 +249,7 @@ class GroupReport:
 
     @cached_property
     def reserved(self) -> list[Reservation]:
-        """The reserved partitions, in the order of the instance ids."""
+        """The reservations, sorted by instance id."""
         document = self.state.document
         if document is None:
             return []
@@ -296,7 +295,7 @@ class GroupReport:
                 )
         for each in self.reserved:
             found.append(
-                f"{len(each.partitions)} partitions wait for instance {shown(each.instance_id)} (it ran on "
+                f"{len(each.partitions)} partitions wait for instance {shown(each.instance_id)} (last on "
                 f"{plain(each.host)}) to start again, until {clock_time(each.until)}: {_names(each.partitions)}"
             )
         reserved = frozenset().union(*(each.partitions for each in self.reserved))
@@ -410,7 +409,7 @@ class GroupReport:
         )
 
     def _lag_text(self) -> str:
-        """The lag, and which partitions it leaves out because theirs is unknown."""
+        """The known lag, and the partitions whose lag is unknown."""
         unknown = [partition for partition in self.current if self.logs.lag(partition) is None]
         if not unknown:
             return f"lag {self.lag.known}"
@@ -422,7 +421,7 @@ class GroupReport:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Returns the first names, and how many more there are."""
+    """Returns at most `SHOWN` names, and the number of the others."""
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 

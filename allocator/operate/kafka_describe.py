@@ -1,7 +1,7 @@
-"""Describes a cluster and its groups from the brokers' responses, for the doctor, the page and `group describe`.
+"""Reads the brokers of a cluster, their settings, the replicas, and the groups of Kafka's own protocols.
 
 Protocol: Metadata (replicas in sync), ApiVersions, DescribeConfigs (from 0.11 on), DescribeGroups (from 0.9 on),
-ConsumerGroupDescribe for KIP-848 groups. It only reads.
+ConsumerGroupDescribe (KIP-848 groups).
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from allocator.protocols.kip848 import ConsumerGroupDescribeRequest
 from allocator.types import TopicPartition
 
 HAS_API_VERSIONS = (0, 10)  # the first broker version that knows ApiVersions
-NO_SOFTWARE_NAME = 2  # newer versions of ApiVersions need the name of the client software
-AT_ONCE = 20  # brokers asked at the same time
-# limit of one broker's response. more: a broker that hangs costs more time; less: a busy one counts as dead
-BROKER_S = 5.0
+NO_SOFTWARE_NAME = 2  # newer versions of ApiVersions require the name of the client software
+AT_ONCE = 20  # concurrent requests to brokers
+BROKER_S = 5.0  # limit for one response. Higher: waits longer for a hanging broker; lower: a busy broker counts as dead
 GROUP_NOT_FOUND, UNSUPPORTED_VERSION = 69, 35
 WANTED_SETTINGS = [
     "group.min.session.timeout.ms",
@@ -48,7 +47,7 @@ class BrokerSeen:
     version: tuple[int, ...] = ()
     """() if the broker does not report it."""
     refused: Optional[str] = None
-    """Why the broker does not respond."""
+    """The error of the request; None if the broker responded."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Replicas:
 
 
 async def replicas(client: KafkaClient) -> dict[TopicPartition, Replicas]:
-    """Every partition of the cluster."""
+    """Returns the replicas of every partition of the cluster."""
     request = MetadataRequest(
         topics=MetadataRequest.ALL_TOPICS,
         allow_auto_topic_creation=False,
@@ -77,7 +76,7 @@ async def replicas(client: KafkaClient) -> dict[TopicPartition, Replicas]:
 
 
 async def brokers(client: KafkaClient) -> dict[int, BrokerSeen]:
-    """Each broker of the cluster, with its own settings and versions."""
+    """Returns each broker by its id, with its version or the error of the request."""
     turn = asyncio.Semaphore(AT_ONCE)
 
     async def ask(node: int, address: str) -> BrokerSeen:
@@ -98,14 +97,14 @@ async def brokers(client: KafkaClient) -> dict[int, BrokerSeen]:
 
 
 async def settings(client: KafkaClient, node: int) -> dict[str, str]:
-    """Returns `WANTED_SETTINGS` of a broker; {} from brokers before 0.11, which do not report them."""
+    """Returns the `WANTED_SETTINGS` of a broker; {} before 0.11, where brokers do not report settings."""
     if client.api_version(DescribeConfigsRequest) is None:
         return {}
     return (await describe_configs(client, "broker", [str(node)], WANTED_SETTINGS, node=node))[str(node)]
 
 
 async def kafka_group(client: KafkaClient, name: str) -> GroupState | None:
-    """The group; None if Kafka knows no members of it, now or before, or is older than 0.9. Raises BrokerError."""
+    """Returns the group; None if it never had members in Kafka, or if Kafka is older than 0.9. Raises BrokerError."""
     if client.api_version(DescribeGroupsRequest) is None:
         return None
     deadline = time.monotonic() + client.request_timeout_s
@@ -115,7 +114,7 @@ async def kafka_group(client: KafkaClient, name: str) -> GroupState | None:
         (newer,) = (await coordinator.send(request, deadline)).groups
         if not newer.error_code:
             return _state(name, newer.group_state, newer.assignor_name, newer.members, _kip848_member)
-        # a classic group is not found by this request; 3.7 to 3.9 refuse it unless they are configured for it
+        # this request does not find classic groups, and 3.7 to 3.9 refuse it unless the protocol is enabled
         if newer.error_code not in (GROUP_NOT_FOUND, UNSUPPORTED_VERSION):
             raise for_code(newer.error_code, f"group {name!r}")
     request = DescribeGroupsRequest(groups=[name], include_authorized_operations=False)
@@ -126,7 +125,7 @@ async def kafka_group(client: KafkaClient, name: str) -> GroupState | None:
         raise for_code(found.error_code, f"group {name!r}")
     members = found.members if found.protocol_type == PROTOCOL_TYPE else ()
     if not members and not found.protocol_type:
-        return None  # the group has offsets, and never had a member of this protocol
+        return None  # the group has offsets, but never had members in Kafka
     return _state(name, found.group_state, found.protocol_data or "", members, _classic_member)
 
 
@@ -137,7 +136,7 @@ def _state(
     members: Iterable[Any],
     read: Callable[[Any], tuple[frozenset[str], frozenset[TopicPartition]]],
 ) -> GroupState:
-    """The group in the form of a group in ZooKeeper, as far as the coordinator reports it."""
+    """Returns the group with the fields that the coordinator reports."""
     infos, claims = {}, {}
     for member in members:
         topics, partitions = read(member)
@@ -147,7 +146,7 @@ def _state(
 
 
 def _kip848_member(member: Any) -> tuple[frozenset[str], frozenset[TopicPartition]]:
-    """The topics that the member subscribes to by name, or else those of its partitions (by a pattern)."""
+    """Returns (topics, partitions) of a member. If it subscribes by a pattern, the topics of its partitions."""
     partitions = frozenset(
         TopicPartition(topic.topic_name, number)
         for topic in member.assignment.topic_partitions
@@ -160,10 +159,10 @@ def _classic_member(member: Any) -> tuple[frozenset[str], frozenset[TopicPartiti
     topics: frozenset[str] = frozenset()
     partitions: frozenset[TopicPartition] = frozenset()
     try:
-        # empty while the group is being rebalanced
+        # empty during a rebalance
         if member.member_metadata:
             topics = frozenset(Subscription.decode(member.member_metadata).topics)
         partitions = MemberAssignment.decode(member.member_assignment).partitions
     except Malformed:
-        pass  # another kind of group; the rest of the member is readable
+        pass  # not a consumer group; the other fields of the member are valid
     return topics, partitions

@@ -1,4 +1,4 @@
-"""Gives orders to a group of Kafka's own protocols, without joining the group."""
+"""Gives orders to a group of Kafka's own protocols, without joining it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class OrdersOfKafkaGroup(OrdersFromOutside):
 
     async def _state(self) -> GroupState:
         found = await kafka_group(self._client, self._group) or GroupState(self._group, {}, {}, None)
-        # Kafka does not report which orders a member knows
+        # Kafka does not report the kinds of orders that a member knows
         return replace(found, members={m: replace(info, orders=OWNERS_KINDS) for m, info in found.members.items()})
 
 
@@ -42,11 +42,11 @@ class KafkaGroupOrders(OrdersOfKafkaGroup):
         async with KafkaGroupOrders("b1:9092", "billing", create=True) as orders:
             await orders.pause([TopicPartition("orders", 3)], why="its customer asked for it")
 
-    They are in the compacted topic `<group>.orders`, which `create` creates with the first order. Each order is written
-    with `who` (default user@host), the time, and `why`; it ceases to count after `expires_s` seconds. Kafka's
-    coordinator assigns the partitions, so orders about members and assignments raise OrderRefused.
+    The orders are in the compacted topic `<group>.orders`. With `create`, the first order creates it. Each order has
+    `who` (default user@host), the time and `why`, and expires after `expires_s` seconds. Kafka's coordinator assigns
+    the partitions, so orders about members and assignments raise OrderRefused.
 
-    Members of older versions and of other clients do not obey, and Kafka does not tell which members these are.
+    Members of older versions and of other clients ignore the orders, and Kafka does not report which members those are.
     `timeout_s`: seconds for the brokers to respond.
     """
 

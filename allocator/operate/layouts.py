@@ -1,4 +1,4 @@
-"""Reads a group in the layout of kiel, or of Kafka 0.8's consumers and pykafka."""
+"""Reads a group in the znode layout of kiel, or of pykafka and the consumers of Kafka 0.8."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OldLayouts:
     kiel: tuple[str, ...] = ()
     """Members in kiel's layout."""
     assigned: frozenset[TopicPartition] = frozenset()
-    """The partitions that they share; kiel does not store the owners."""
+    """The partitions of the kiel group; kiel does not store the owners."""
     consumers: tuple[str, ...] = ()
     """Members in the layout of Kafka 0.8."""
     subscriptions: tuple[OldSubscription, ...] = ()
@@ -31,7 +31,7 @@ class OldLayouts:
     """Topics with offsets in ZooKeeper, with or without members."""
 
     def __add__(self, other: OldLayouts) -> OldLayouts:
-        """Joins the results of two ensembles, which may be the same one."""
+        """Combines the results from two ensembles, which may be the same ensemble."""
         return OldLayouts(
             tuple(sorted({*self.kiel, *other.kiel})),
             self.assigned | other.assigned,
@@ -42,17 +42,17 @@ class OldLayouts:
         )
 
     def reads(self, partition: TopicPartition) -> bool:
-        """Whether the partition should have an owner."""
+        """Returns whether the group reads this partition."""
         return partition in self.assigned or any(each.threads(partition.topic) for each in self.subscriptions)
 
 
 async def old_layouts(zk: ZooKeeperClient, group: str) -> OldLayouts:
-    """Reads all layouts. A member with an invalid znode counts, without a subscription."""
+    """Returns the group in all old layouts. A member with an invalid znode counts, without a subscription."""
     kiel = await children(zk, KIEL.format(group))
     consumers = await children(zk, OLD_CONSUMERS.format(group))
     claims: set[TopicPartition] = set()
     for directory in await children(zk, OLD_OWNERS.format(group)) if consumers else ():
-        topic = re.sub("^b'(.*)'$", r"\1", directory)  # as pykafka writes it on Python 3
+        topic = re.sub("^b'(.*)'$", r"\1", directory)  # pykafka on Python 3 writes the repr of bytes
         numbers = [name.rpartition("-")[2] for name in await children(zk, f"{OLD_OWNERS.format(group)}/{directory}")]
         claims |= {TopicPartition(topic, int(number)) for number in numbers if number.isdigit()}
     subscriptions = [await _subscription(zk, f"{OLD_CONSUMERS.format(group)}/{name}") for name in consumers]
@@ -67,7 +67,7 @@ async def old_layouts(zk: ZooKeeperClient, group: str) -> OldLayouts:
 
 
 async def children(zk: ZooKeeperClient, path: str) -> list[str]:
-    """The sorted names of the children; [] if the znode does not exist."""
+    """Returns the names of the children, sorted; [] if the znode does not exist."""
     try:
         return sorted(await zk.get_children(path))
     except NoZnode:
@@ -84,7 +84,7 @@ async def _assigned(zk: ZooKeeperClient, paths: KielPaths) -> frozenset[TopicPar
 async def _subscription(zk: ZooKeeperClient, path: str) -> OldSubscription | None:
     try:
         data = (await zk.get(path))[0]
-        if re.fullmatch(rb"[a-zA-Z0-9._-]{1,249}", data):  # a pykafka member writes the name of its one topic
+        if re.fullmatch(rb"[a-zA-Z0-9._-]{1,249}", data):  # pykafka: the name of the only topic
             return OldSubscription("static", {data.decode(): 1})
         return OldSubscription.decode(path, data)
     except (NoZnode, InvalidZnode):

@@ -1,4 +1,4 @@
-"""The live members of a group, whatever their protocol."""
+"""Lists the live members of a group in all protocols."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ IDLE: Final = ("Empty", "Dead", "")
 async def live_members(
     client: KafkaClient, ensembles: Iterable[ZooKeeperClient], group: str, root: str, patience_s: float = 30.0
 ) -> list[str]:
-    """The names of all members that may commit for this group: in Kafka, and in these ensembles.
+    """Returns the names of all members, in Kafka and in these ensembles, that may commit for the group.
 
-    Waits `patience_s` at most for a coordinator that is still loading. Raises BrokerError.
+    Retries for at most `patience_s` seconds while the coordinator loads its offsets. Raises BrokerError.
     """
     found: list[str] = []
     for ensemble in ensembles:
@@ -45,5 +45,5 @@ async def live_members(
         found += [f"{described.name_of(member)} (Kafka)" for member in described.members]
         phase = "" if described.coordinated is None else described.coordinated.state
         if not described.members and phase not in IDLE:
-            found.append(f"a group of another kind in state {phase} (Kafka)")
+            found.append(f"members that are not consumers, in state {phase} (Kafka)")
     return list(dict.fromkeys(found))

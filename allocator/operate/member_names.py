@@ -1,4 +1,4 @@
-"""Members as operators name them in orders. Pure."""
+"""Resolves the names that operators use for members in orders. Pure."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from allocator.errors import ConfigError, OrderRefused
 Members = Mapping[str, MemberInfo]
 
 MEMBER_ARGUMENTS = frozenset({"member", "old", "new", "place"})
-"""Arguments of orders that name members."""
+"""The arguments of orders that name members."""
 
 
 def lasting_name(group: str, members: Members, text: str, *, must_live: bool = True) -> str:
-    """Returns the name by which an order refers to a member. If possible, it stays the same over sessions of its
-    process. Raises OrderRefused."""
+    """Returns the name to write into an order. Where possible, it stays valid when the process gets a new session.
+
+    Raises OrderRefused if `text` names no live member (with `must_live`), or several.
+    """
     found = members_named(text, members)
     if len(found) > 1:
         several = ", ".join(member_name(each, members[each]) for each in found)
-        raise OrderRefused(f"{shown(text)} names {len(found)} members; name one of {plain(several)}")
+        raise OrderRefused(f"{shown(text)} matches {len(found)} members; use one of these names: {plain(several)}")
     if not found:
         if not must_live:
             return text
         there = ", ".join(member_name(each, info) for each, info in members.items()) or "none"
         racks = {info.rack for info in members.values()}
-        remedy = f"; for the members of a rack write rack:{plain(text)}" if text in racks else ""
+        remedy = f"; a rack is written as rack:{plain(text)}" if text in racks else ""
         raise OrderRefused(f"group {group!r} has no live member {shown(text)}; its members: {plain(there)}{remedy}")
     info = members[found[0]]
     if text in (info.name, info.instance_id):
@@ -38,21 +40,23 @@ def lasting_name(group: str, members: Members, text: str, *, must_live: bool = T
 
 
 def with_lasting_names(group: str, members: Members, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of an order with lasting names of members. Raises OrderRefused for an unknown member or
-    rack, ConfigError for a member that is to replace itself."""
+    """Returns the arguments of an order with names from `lasting_name`.
+
+    Raises OrderRefused for an unknown member or rack, and ConfigError if a member would replace itself.
+    """
     named = dict(arguments)
     for name in ("member", "old", "new"):
         if name in named:
             named[name] = lasting_name(group, members, named[name], must_live=name != "new")
     if "old" in named and named["old"] == named["new"]:
-        raise ConfigError(f"a member cannot take the place of itself: {shown(arguments['old'])}")
+        raise ConfigError(f"a member cannot replace itself: {shown(arguments['old'])}")
     place = named.get("place")
     if place is not None and "member" in place:
         named["place"] = {"member": lasting_name(group, members, place["member"])}
     elif place is not None:
         racks = sorted({info.rack for info in members.values() if info.rack is not None})
         if place["rack"] not in racks:
-            there = ", ".join(racks) or "none names one"
+            there = ", ".join(racks) or "none"
             raise OrderRefused(
                 f"no live member is in rack {shown(place['rack'])}; racks of the members: {plain(there)}"
             )
@@ -60,5 +64,5 @@ def with_lasting_names(group: str, members: Members, arguments: Mapping[str, Any
 
 
 def names_of(member: str, info: MemberInfo) -> Iterable[str]:
-    """Returns every name by which an order may refer to a member."""
+    """Returns every name that an order may have for this member."""
     return filter(None, (member, info.name, info.instance_id, member_name(member, info, session=False)))

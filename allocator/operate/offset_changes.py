@@ -1,4 +1,4 @@
-"""Replaces the committed offsets of a group without members: plans, resets, copies."""
+"""Plans, resets and copies the committed offsets of a group without members."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from allocator.types import OffsetAndMetadata, TopicPartition
 
 
 class MembersAlive(AllocatorError):
-    """Offsets of a group cannot be replaced while it has members, which commit their own offsets."""
+    """The group has members. They would commit their own offsets over the new ones."""
 
 
 async def check_members_known(clusters: Clusters, group: str) -> None:
-    """Raises if members of the group may be registered where nobody looks for them: they commit over what is changed.
+    """Raises if the group may have members that the caller would not find. They would overwrite changed offsets.
 
-    Raises ConfigError without a ZooKeeper, NoSuchGroup if ZooKeeper does not know the group, MembersAlive if it has
-    members in the layout of an older client.
+    Raises ConfigError without a ZooKeeper, NoSuchGroup if the group is not in ZooKeeper, and MembersAlive if the group
+    has members in the layout of an older client.
     """
     if clusters.zookeeper is None:
         raise ConfigError(
-            f"in which ZooKeeper may members of {group!r} be registered? Give --zookeeper or --config, or "
-            "--zookeeper none if it has none there. Nothing was changed"
+            f"members of {group!r} may be registered in a ZooKeeper. Give --zookeeper or --config, or --zookeeper none "
+            "if it has no members in any ZooKeeper. Nothing was changed"
         )
     async with clusters.ensemble() as zk:
         older = await older_members(zk, group)
@@ -43,25 +43,24 @@ async def check_members_known(clusters: Clusters, group: str) -> None:
             raise MembersAlive(f"{older}; stop them first. Nothing was changed")
         known = await list_groups(zk, clusters.root)
         if group not in known:
-            others = f"the groups there are {', '.join(known)}" if known else "there are no groups"
             raise NoSuchGroup(
-                f"ZooKeeper {clusters.zookeeper} has no group {group!r} under {clusters.root} ({others}). Correct the "
-                "name, --zookeeper or --root, or give --zookeeper none if no member of it is registered in any "
-                "ZooKeeper. Nothing was changed"
+                f"ZooKeeper {clusters.zookeeper} has no group {group!r} under {clusters.root} (groups there: "
+                f"{', '.join(known) or 'none'}). Correct the name, --zookeeper or --root, or give --zookeeper none if "
+                "the group has no members in any ZooKeeper. Nothing was changed"
             )
 
 
 async def plan_reset(clusters: Clusters, group: str, target: Target, topics: Collection[str] = ()) -> ResetPlan:
-    """The planned offsets. Empty `topics`: all topics that the group has committed or owns."""
+    """Returns the planned offsets. Without `topics`: of all topics that the group has committed or owns."""
     async with clusters.cluster() as client:
         return await _plan(client, group, await describe_anywhere(clusters, client, group), target, topics)
 
 
 async def execute_reset(clusters: Clusters, group: str, target: Target, topics: Collection[str] = ()) -> ResetPlan:
-    """Commits the planned offsets. Raises MembersAlive and changes nothing while the group has members."""
+    """Commits and returns the planned offsets. Raises MembersAlive, and changes nothing, if the group has members."""
     async with clusters.cluster() as client:
         plan = await _plan(client, group, await describe_anywhere(clusters, client, group), target, topics)
-        # check again after the slow plan, so that a member has little time left to join
+        # check again after the plan, which takes time: a member may have joined
         _refuse_members(await describe_anywhere(clusters, client, group), group)
         await GroupOffsets(client, group, timeout_s=client.request_timeout_s).commit(
             {p: OffsetAndMetadata(offset, "reset by allocator group offsets", -1) for p, offset in plan.after.items()}
@@ -69,8 +68,8 @@ async def execute_reset(clusters: Clusters, group: str, target: Target, topics: 
         joined = _members(await describe_anywhere(clusters, client, group))
         if joined:
             raise MembersAlive(
-                f"the offsets of {group!r} were reset, but {', '.join(joined)} joined meanwhile and may have started "
-                "from the old ones, which it will commit; stop it and reset again"
+                f"the offsets of {group!r} were reset, but {', '.join(joined)} joined at the same time and may have "
+                "started from the old offsets. These members will commit over the new ones: stop them and reset again"
             )
     return plan
 
@@ -91,7 +90,7 @@ async def _plan(
     wanted = {TopicPartition(topic, p) for topic in chosen for p in client.partitions(topic) or ()}
     if not wanted:
         raise NoSuchGroup(
-            f"group {group!r} has neither offsets nor an assignment; correct its name, or name topics with --topic"
+            f"group {group!r} has neither offsets nor an assignment: correct its name, or name topics with --topic"
         )
     logs = await _all_logs(client, wanted, committed)
     return ResetPlan.make(group, target, logs, await _times(client, target, wanted), _members(state))
@@ -100,7 +99,7 @@ async def _plan(
 async def read_partitions(
     clusters: Clusters, group: str, partitions: Collection[TopicPartition], target: Optional[Target] = None
 ) -> tuple[Logs, Mapping[TopicPartition, int]]:
-    """The logs of these partitions with the group's offsets, and the target offset of a seek to `target`.
+    """Returns the logs of these partitions with the group's offsets, and the offsets of a seek to `target`.
 
     Raises ConfigError if a leader does not respond, and for an offset outside a log.
     """
@@ -119,26 +118,25 @@ async def _all_logs(
 ) -> Logs:
     logs = await read_logs(client, wanted, committed)
     if set(logs.end) != set(wanted):
-        raise ConfigError(f"not all partitions can be asked, so nothing is planned: {'; '.join(logs.problems)}")
+        raise ConfigError(f"not all partitions can be read, so there is no plan: {'; '.join(logs.problems)}")
     return logs
 
 
 async def _times(
     client: KafkaClient, target: Target, wanted: Collection[TopicPartition]
 ) -> dict[TopicPartition, int | None]:
-    """The offsets at the time of a target "timestamp:..."; {} for another target."""
+    """Returns the offsets at the time of a target "timestamp:..."; {} for another target."""
     if not (isinstance(target, str) and target.startswith("timestamp:")):
         return {}
     when = int(target.partition(":")[2])
-    answers = await list_offsets(client, dict.fromkeys(wanted, when), timeout_s=client.request_timeout_s)
-    return {p: None if answer is None else answer.offset for p, answer in answers.items()}
+    found = await list_offsets(client, dict.fromkeys(wanted, when), timeout_s=client.request_timeout_s)
+    return {p: None if at is None else at.offset for p, at in found.items()}
 
 
 async def copy_offsets(clusters: Clusters, group: str, other: str, *, execute: bool) -> ResetPlan:
-    """Commits the offsets of a group for another group on the same brokers, or only plans it.
+    """Commits the offsets of a group for another group on the same brokers; without `execute`, only returns the plan.
 
-    Raises MembersAlive and changes nothing while the other group has members; NoSuchGroup if there are no offsets to
-    copy.
+    Raises MembersAlive, and changes nothing, if the other group has members; NoSuchGroup without offsets to copy.
     """
     async with clusters.cluster() as client:
         offsets = await GroupOffsets(client, group, timeout_s=client.request_timeout_s).fetch(None)
@@ -158,8 +156,8 @@ def _refuse_members(state: GroupState | None, group: str) -> None:
     alive = _members(state)
     if alive:
         raise MembersAlive(
-            f"group {group!r} has members: {', '.join(alive)}; stop them first, or they commit their own offsets over "
-            "these. Nothing was changed"
+            f"group {group!r} has members: {', '.join(alive)}; stop them first, because they would commit their own "
+            "offsets over the new ones. Nothing was changed"
         )
 
 

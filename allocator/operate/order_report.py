@@ -1,4 +1,4 @@
-"""Reports the orders of a group, as text and as JSON. Pure."""
+"""The orders of a group with their states. Pure."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class OrderReport(NamedTuple):
 
     order: Order
     state: str
-    """"pending": members of older versions do not know its kind. "given": the leader has not read it yet, or members
-    carry it out without the leader. "waiting": the group does not comply yet. "kept": the group complies. "done":
-    nothing is left to do. "not kept": the group cannot comply, and goes on without it. "expired"."""
+    """"pending": members of older versions do not know the kind of order. "given": the leader has not read it yet, or
+    members execute it without the leader. "waiting": the group does not comply yet. "kept": the group complies. "done":
+    nothing is left to do. "not kept": the group cannot comply, and continues without it. "expired"."""
     why: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """{"id", "kind", "text", "arguments", "who", "when", "why", "expires", "results", "state", "state_why"}; times
-        in milliseconds since the epoch, `expires` null for never."""
+        """Returns the fields of the order with "text", "state" and "state_why". Times are milliseconds since the
+        epoch; "expires" is null if the order never expires."""
         return {
             **self.order.to_json(),
             "text": str(self.order),
@@ -36,7 +36,7 @@ class OrderReport(NamedTuple):
 def order_reports(
     orders: Orders, document: Optional[AssignmentDocument], members: Mapping[str, MemberInfo], now_ms: int
 ) -> list[OrderReport]:
-    """Returns every order, oldest first. `members` in join order."""
+    """Returns every order, oldest first. `members` are in join order, so the first one leads."""
     noted = {} if document is None else document.orders
     leader = next(iter(members.values()), None)
     return [OrderReport(order, *_state(order, noted, leader, now_ms)) for order in orders.entries]
@@ -54,7 +54,7 @@ def _state(order: Order, noted: Mapping[str, Any], leader: Optional[MemberInfo],
     if leader is None:
         return "waiting", "the group has no member"
     if KINDS[order.kind].acts == "leader" and order.kind not in leader.orders:
-        return "pending", "the leader is of a version that does not know this order"
-    if order.results:  # the result of an order that an owner cannot carry out
+        return "pending", "the version of the leader does not know this kind of order"
+    if order.results:  # an owner reported why it cannot execute the order
         return "not kept", "; ".join(sorted({result.what for result in order.results}))
     return "given", ""

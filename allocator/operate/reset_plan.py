@@ -1,4 +1,4 @@
-"""The planned offsets of a reset. Pure."""
+"""Computes the offsets of a reset. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TARGETS = "earliest, latest, an offset, shift:-100, timestamp:MILLISECONDS, or a
 
 
 def parse_target(text: str) -> Target:
-    """`text` may also be an ISO 8601 time with its zone, with or without "timestamp:". Raises ConfigError."""
+    """Parses the value of `--to`, which may also be an ISO 8601 time with a zone. Raises ConfigError."""
     if text in ("earliest", "latest"):
         return text
     if re.fullmatch(r"[0-9]{1,18}", text):
@@ -35,13 +35,13 @@ def parse_target(text: str) -> Target:
 
 @dataclass(frozen=True)
 class ResetPlan:
-    """The planned offsets of a reset."""
+    """The committed offsets before and after a reset."""
 
     group: str
     before: Mapping[TopicPartition, Optional[int]]
     after: Mapping[TopicPartition, int]
     alive: tuple[str, ...] = ()
-    """Members that prevent the reset."""
+    """Names of the members that prevent the reset."""
 
     @classmethod
     def make(
@@ -52,11 +52,11 @@ class ResetPlan:
         times: Mapping[TopicPartition, Optional[int]],
         alive: Collection[str] = (),
     ) -> ResetPlan:
-        """Plans all partitions of `logs.end`. `times` has the offsets found for a timestamp (None: no record at or
-        after it).
+        """Returns the plan for all partitions in `logs.end`.
 
-        A shift stays within the log, and leaves out partitions without a committed offset. Raises ConfigError when an
-        offset lies outside the log of a partition.
+        `times` has the offset of the first record at or after the target time, or None without such a record. A shift
+        stays within the log, and leaves out partitions without a committed offset. Raises ConfigError if an offset lies
+        outside the log of a partition.
         """
         after: dict[TopicPartition, int] = {}
         outside = []

@@ -1,4 +1,4 @@
-"""Steers a group wherever its members are: gives and withdraws orders, and plans their effect."""
+"""Gives and withdraws the orders of a group in ZooKeeper or in Kafka, and plans their effect."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from allocator.types import TopicPartition
 Act = Callable[[OrdersFromOutside], Awaitable[Any]]
 Change = Callable[[Scenario], Scenario]
 
-NOT_FOUND = f"{NOT_OURS}. Give --zookeeper or --config for a group in ZooKeeper"
-MEASURED = 5  # round trips to ZooKeeper: the median counts
+NOT_FOUND = f"{NOT_OURS}. For a group in ZooKeeper, give --zookeeper or --config"
+MEASURED = 5  # measured round trips to ZooKeeper; the plan uses the median
 
 
 class Rehearsal:
-    """Collects the orders that would be written, and writes none."""
+    """Collects the orders that would be written. Writes none."""
 
     def __init__(self, orders: OrderKeeper) -> None:
         self.given: list[Order] = []
@@ -46,15 +46,15 @@ class Rehearsal:
 
 
 class Steered(NamedTuple):
-    """A group whose members follow orders, with the connection that reaches them."""
+    """The orders of a group, and where its members read them."""
 
     orders: OrdersFromOutside
     state: Optional[GroupState]
-    """None: neither ZooKeeper nor Kafka's coordinator knows the group."""
+    """None if neither ZooKeeper nor Kafka's coordinator knows the group."""
     zk: Optional[ZooKeeperClient]
-    """None: Kafka's coordinator has its members, and its orders are in a topic."""
+    """None if the members are in Kafka, and the orders in a topic."""
     creates: Optional[str]
-    """The topic that the first order would create."""
+    """The topic that the first order would create; None if it exists or is not needed."""
     rehearsal: Rehearsal
 
 
@@ -68,10 +68,11 @@ async def steered(
     rehearse: bool = False,
     by_leader: bool = False,
 ) -> AsyncIterator[Steered]:
-    """Finds where the members of a group read orders: in ZooKeeper, or if only Kafka has members, in a topic.
+    """Yields the orders of a group: in ZooKeeper, or in a topic if only Kafka has members.
 
-    `create`: the first order creates that topic. `rehearse`: no order is written. `by_leader`: for orders about members
-    and moves, which Kafka's coordinator does not follow. Raises OrderRefused if the group follows no such orders.
+    `create`: the first order creates the topic. `rehearse`: collects orders and writes none. `by_leader`: the orders
+    are about members and moves, which only the leader of a group in ZooKeeper follows. Raises OrderRefused if the group
+    cannot follow such orders.
     """
     if by_leader and clusters.zookeeper is None:
         raise OrderRefused(NOT_FOUND)
@@ -97,14 +98,14 @@ async def steered(
         if state is None or not state.members:
             older = await old_layouts(zk, name)
             if older.kiel or older.consumers:
-                raise OrderRefused(f"group {name!r} has members in the layout of an older client. {NOT_OURS}")
+                raise OrderRefused(f"group {name!r} has members of an older client. {NOT_OURS}")
         paths = Paths(clusters.root, name)
         rehearsal = Rehearsal(OrderStore(zk, paths))
         yield Steered(OrdersOfGroup(zk, paths, who, rehearsal if rehearse else None), state, zk, None, rehearsal)
 
 
 async def give(clusters: Clusters, name: str, act: Act, who: Optional[str] = None, **options: bool) -> Any:
-    """Runs `act` on the orders of the group, and returns its result. The options are those of `steered`."""
+    """Calls `act` with the orders of the group, and returns its result. `options` are those of `steered`."""
     async with steered(clusters, name, who, **options) as found:
         return await act(found.orders)
 
@@ -113,7 +114,7 @@ async def give(clusters: Clusters, name: str, act: Act, who: Optional[str] = Non
 
 
 def changes_of(options: Mapping[str, Sequence[str]], function: Optional[str]) -> list[Change]:
-    """The assumed changes from the options of `allocator group plan`, without orders. Raises ConfigError."""
+    """Returns the hypothetical changes from the options of `allocator group plan`. Raises ConfigError."""
     changes: list[Change] = []
     for text in options["add"]:
         name, weight = pair(text, "--add") if "=" in text else (text, "1")
@@ -137,7 +138,7 @@ def changes_of(options: Mapping[str, Sequence[str]], function: Optional[str]) ->
 
 
 def pair(text: str, option: str) -> tuple[str, str]:
-    """(NAME, VALUE) of "NAME=VALUE". Raises ConfigError."""
+    """Splits "NAME=VALUE". Raises ConfigError."""
     first, equals, second = text.rpartition("=")
     if not equals or not first or not second:
         raise ConfigError(f"{option} {text!r}: write NAME=VALUE")
@@ -150,12 +151,12 @@ def _number(text: str, option: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 1e9:
-        raise ConfigError(f"{option}: {text!r} is no positive number")
+        raise ConfigError(f"{option}: {text!r} is not a positive number")
     return value
 
 
 async def planned(clusters: Clusters, name: str, changes: Iterable[Change], acts: Iterable[Act]) -> GroupPlan:
-    """The plan of a group with these changes and orders. Writes nothing."""
+    """Returns the plan of a group with these changes and orders. Writes nothing."""
     async with steered(clusters, name, rehearse=True, by_leader=True) as found:
         state, zk, given = found.state, found.zk, found.rehearsal.given
         if state is None or zk is None:

@@ -1,4 +1,4 @@
-"""Services that follow the cluster choice of their group: they leave one cluster and join on another."""
+"""Consumers that follow the cluster choice of their group: they leave one cluster and join on another."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from allocator.types import MembershipName, Offset, OffsetAndMetadata, Partition
 
 log = logging.getLogger(__name__)
 
-# interval of reading the znode again, in case its watch was lost with a session. more: notices a switch later; less:
-# more reads
+# seconds between reads without an event, because a lost session loses its watch. Higher: may notice a switch later;
+# lower: more reads
 LOOK_S = 5.0
 
 
 class ChoiceWatcher:
-    """Follows the setting of one znode in a session of its own.
+    """Follows the cluster choice in one znode, with a session of its own.
 
-    While ZooKeeper does not respond, or the session is lost, `current` keeps the last setting that was read. The
-    members have their own sessions; a member whose session is lost reads the setting again before it joins (`still`).
+    While ZooKeeper does not respond, or the session is lost, `current` keeps the last choice that was read. Members
+    have their own sessions. A member that loses its session reads the choice again before it joins (`still`).
     """
 
     def __init__(self, zk: ZooKeeperClient, path: str) -> None:
-        self.current = ClusterChoice()  # known once started
+        self.current = ClusterChoice()  # valid after `start`
         self.changed: asyncio.Event
         self._zk = zk
         self._path = path
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, timeout_s: float | None = 15.0) -> None:
-        """Returns once the first setting is read. Raises ZooKeeperUnavailable or ConfigError."""
+        """Connects and reads the choice. Raises ZooKeeperUnavailable or ConfigError."""
         self.changed, self._look = asyncio.Event(), asyncio.Event()
         await self._zk.connect(timeout_s)
         self._zk.on_state(lambda _: self._look.set())
@@ -55,44 +55,44 @@ class ChoiceWatcher:
         self._task = asyncio.get_running_loop().create_task(self._follow(), name=f"watch of {self._path}")
 
     async def close(self) -> None:
-        """Ends the session."""
+        """Stops the watch and closes the session."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
         await self._zk.close()
 
     def still(self, choice: ClusterChoice) -> Callable[[ZooKeeperClient], Awaitable[bool]]:
-        """Asks ZooKeeper, in the given session, whether the setting is unchanged.
+        """Returns a function that reads the choice with the given session, and returns whether it is unchanged.
 
-        Members that join again call it: the session of this watcher may still be lost, and its setting out of date.
+        A member calls it before it joins again, because this watcher may have lost its session at the same time.
         """
 
-        async def ask(zk: ZooKeeperClient) -> bool:
+        async def is_unchanged(zk: ZooKeeperClient) -> bool:
             try:
                 return await read_choice(zk, self._path) == choice
             except ConfigError as error:
-                log.error("%s; stays with %s", error, choice)
+                log.error("%s; the member keeps %s", error, choice)
                 return True
 
-        return ask
+        return is_unchanged
 
     async def _follow(self) -> None:
         while True:
-            # an earlier watch still stands unless it has fired
+            # without an event, the earlier watch is still set
             watch = self._look.set if await wait_for_event(self._look, LOOK_S) else None
             self._look.clear()
             try:
                 found = await read_choice(self._zk, self._path, watch)
             except ZooKeeperError as error:
-                log.debug("%s: read again soon: %s", self._path, error)
+                log.debug("%s: the read failed and is retried: %s", self._path, error)
                 await asyncio.sleep(0.1)
                 self._look.set()
                 continue
             except ConfigError as error:
-                log.error("%s; stays with %s", error, self.current)
+                log.error("%s; the service keeps %s", error, self.current)
                 continue
-            except Exception:  # log an internal error, because without this watcher no switch would be noticed
-                log.exception("%s cannot be read; stays with %s", self._path, self.current)
+            except Exception:  # an internal error must not end the watch: the service would miss a switch
+                log.exception("%s cannot be read; the service keeps %s", self._path, self.current)
                 continue
             if found != self.current:
                 log.info("%s: %s", self._path, found)
@@ -105,15 +105,14 @@ class SwitchingConsumer:
     """A `Consumer` that follows the cluster choice of its group.
 
     Takes the arguments of `Consumer`. It reads `brokers` until the znode names other brokers. Group, membership and
-    ZooKeeper stay the same. `zookeeper` has the choice: an ensemble, or a `ZooKeeper` with its root and credentials. On
-    other brokers the group continues at the offsets that are committed there. `securities`
-    maps the brokers' text in the znode to their TLS and SASL settings, for brokers whose settings differ from
-    `security`.
+    ZooKeeper stay the same. `zookeeper` holds the choice: an ensemble, or a `ZooKeeper` with its root and credentials.
+    On other brokers the group continues at the offsets that are committed there. `securities` maps brokers, as the
+    znode names them, to TLS and SASL settings that differ from `security`.
 
-    Guarantee: after a change of the choice, the member leaves when all delivered records are done (you requested more,
-    and with auto-commit they are committed). It delivers no record of the other cluster before. A frozen group has no
-    members, so its offsets can be moved. A member that loses its ZooKeeper session reads the choice again before it
-    joins.
+    Guarantee: after a change of the choice, the member leaves once all delivered records are done: the caller requests
+    more, and with auto-commit the records are committed. Until then it delivers no record of the other cluster. A
+    frozen group has no members, so its offsets can be moved. A member that loses its ZooKeeper session reads the choice
+    again before it joins.
     """
 
     def __init__(
@@ -127,7 +126,7 @@ class SwitchingConsumer:
         securities: Mapping[str, Mapping[str, Any]] | None = None,
         **options: Any,
     ) -> None:
-        # check now, because the consumer is created later, once its cluster is known
+        # check it now: the consumer is created later, when its cluster is known
         check_listener(options.get("listener"))
         self.group = group
         self._default = brokers
@@ -146,7 +145,7 @@ class SwitchingConsumer:
         self._session_timeout_s = place.session_timeout_s
         self._watcher = ChoiceWatcher(place.ensemble(), choice_path(place.root, group))
         self._consumer: Consumer | None = None
-        self._last: Consumer | None = None  # also while it is being closed
+        self._last: Consumer | None = None  # stays set while it closes
         self._reads: ClusterChoice | None = None
         self._started = False
         self._closed = False
@@ -154,11 +153,11 @@ class SwitchingConsumer:
 
     @property
     def brokers(self) -> str | None:
-        """The brokers of the current cluster; None without one."""
+        """The brokers of the current cluster; None if the group is frozen or the consumer not started."""
         return None if self._reads is None else self._reads.brokers or self._default
 
     async def start(self) -> None:
-        """Connects to ZooKeeper, and joins the group unless it is frozen."""
+        """Connects to ZooKeeper, and joins the group unless the group is frozen."""
         if self._closed:
             raise Closed(f"the consumer of group {self.group!r} is closed")
         self._started = True
@@ -173,7 +172,7 @@ class SwitchingConsumer:
         """Like `Consumer.close`."""
         self._closed = True
         if self._closing.begun and self._last is not None:
-            await self._last.close()  # the reader itself may be the second caller
+            await self._last.close()  # the task that reads may be the second caller
         await self._closing.run(partial(self._close, restart))
 
     async def _close(self, restart: bool) -> None:
@@ -202,14 +201,13 @@ class SwitchingConsumer:
         return batch
 
     async def getbatch(self, timeout_s: float | None = None) -> Batch | None:
-        """Like `Consumer.getbatch`. It also switches clusters, because the call marks delivered records as done."""
+        """Like `Consumer.getbatch`. Also switches clusters, because the call marks delivered records as done."""
         loop = asyncio.get_running_loop()
         end = None if timeout_s is None else loop.time() + timeout_s
         while True:
             if self._closed:
                 if self._last is not None:
-                    # `close` waits until the reader says that its records are done, which this call does; it raises
-                    # Closed
+                    # marks the delivered records as done, which `close` waits for; raises Closed
                     await self._last.getbatch(0)
                 raise Closed(f"the consumer of group {self.group!r} is closed")
             await self._follow()
@@ -218,7 +216,7 @@ class SwitchingConsumer:
                 if not await wait_for_event(self._watcher.changed, left):
                     return None
                 continue
-            # waits in short turns, so that a switch does not wait for the next record
+            # short waits, so that a switch does not wait for the next record
             batch = await self._consumer.getbatch(0.2 if left is None else min(0.2, left))
             if batch is not None:
                 return batch
@@ -226,16 +224,16 @@ class SwitchingConsumer:
                 return None
 
     async def commit(self, offsets: Mapping[PartitionKey, Offset] | None = None) -> None:
-        """Like `Consumer.commit`; does nothing without a cluster."""
+        """Like `Consumer.commit`. Does nothing while the group is frozen."""
         if self._consumer is not None:
             await self._consumer.commit(offsets)
 
     async def committed(self, partition: PartitionLike) -> OffsetAndMetadata | None:
-        """Like `Consumer.committed`; None without a cluster."""
+        """Like `Consumer.committed`; None while the group is frozen."""
         return None if self._consumer is None else await self._consumer.committed(partition)
 
     def assignment(self) -> frozenset[TopicPartition]:
-        """The partitions that this member owns now, on the current cluster."""
+        """Returns the partitions that this member owns on the current cluster."""
         return frozenset() if self._consumer is None else self._consumer.assignment()
 
     def may_act(self) -> bool:
@@ -243,7 +241,7 @@ class SwitchingConsumer:
         return self._consumer is not None and self._consumer.may_act()
 
     async def _follow(self) -> None:
-        """Leaves and joins as the setting demands."""
+        """Leaves and joins until the member reads the chosen cluster."""
         while self._watcher.changed.is_set() or self._reads is None:
             self._watcher.changed.clear()
             choice = self._watcher.current
@@ -257,11 +255,11 @@ class SwitchingConsumer:
             consumer = self._make(brokers=brokers, security=self._securities.get(brokers, self._security))
             join_again_if(consumer, self._watcher.still(choice))
             await consumer.start()
-            if self._closed:  # closed in the meantime; `close` could not close a consumer that did not exist yet
+            if self._closed:  # `close` was called before this consumer existed
                 await consumer.close()
                 return
             self._last = consumer
-            log.info("%s: reads %s", self.group, brokers)
+            log.info("%s: the member reads %s", self.group, brokers)
             self._consumer, self._reads = consumer, choice
 
     async def _leave(self, *, restart: bool = True) -> None:
@@ -271,12 +269,12 @@ class SwitchingConsumer:
         try:
             if self._auto and not self._closed:
                 if consumer.assignment():
-                    # while the connection to ZooKeeper is lost, the commit would be refused
+                    # without a valid lease, the commit would be refused
                     with contextlib.suppress(asyncio.TimeoutError):
                         await within(consumer.until_may_act(), self._session_timeout_s)
-                # a call for more marks the batch as done; after `close` there are no more calls
+                # the caller's request for more marked the batch as done; after `close` there is no such request
                 await consumer.commit()
         except AllocatorError as error:
-            log.warning("%s: what was not committed comes again on the other cluster: %s", self.group, error)
+            log.warning("%s: records that were not committed are repeated on the other cluster: %s", self.group, error)
         finally:
             await consumer.close(restart=restart)

@@ -1,8 +1,8 @@
-"""Plans what a group would do after a change of members, weights, racks, the function, partition counts, or orders.
+"""Plans the moves of a group after a change of members, weights, racks, the function, partition counts, or orders.
 
-The plan comes from `preview`, which decides as the leader does, applied to the present document of the group. So the
-group does what the plan says, unless something else changes first. There is one exception: the id of a member that will
-join is not known. If a function breaks a tie by ids, another partition may move there; their number is the same.
+Guarantee: the group does what the plan says, unless something else changes first. `preview` decides as the leader does,
+from the present document. One exception: the id of a new member is not known in advance. If a function breaks ties by
+id, another partition may move to the new member, but the same number.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from allocator.operate.group_report import GroupState
 from allocator.operate.order_report import OrderReport
 from allocator.types import Partitions, TopicPartition
 
-ROUND_TRIPS = 5  # for one move: the document, its reading, the smaller claim, the next document, the larger claim
+ROUND_TRIPS = 5  # of one move: write and read the document, release the claim, write the document, claim
 MINUTE_S = 60.0
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A hypothetical state of a group. Each method returns a new scenario, and raises ConfigError for an
-    unknown name."""
+    """A hypothetical state of a group. Each method returns a new scenario. Raises ConfigError for an unknown name."""
 
     state: GroupState
     members: Mapping[str, MemberInfo]
@@ -39,24 +38,24 @@ class Scenario:
     """Topic -> partitions."""
     orders: Orders
     failed: Mapping[str, MemberInfo] = field(default_factory=dict)
-    """Members that ended without leaving."""
+    """Members that crash, so that they do not leave."""
     function: Optional[str] = None
-    """The allocator function to use instead of the one that the members agree on."""
+    """The allocator function to use instead of the function that the members agree on."""
 
     @classmethod
     def of(cls, state: GroupState, counts: Mapping[str, int]) -> Scenario:
         """Returns the present state of the group."""
         if state.coordinated is not None:
             raise ConfigError(
-                f"Kafka's coordinator assigns the partitions of group {state.group!r}; only groups with membership "
-                '"zookeeper" can be planned'
+                f"Kafka's coordinator assigns the partitions of group {state.group!r}. A plan needs a group with "
+                'membership "zookeeper"'
             )
         return cls(state, dict(state.members), dict(counts), state.orders)
 
     def adding(self, name: str, *, weight: float = DEFAULT["weight"], rack: Optional[str] = None) -> Scenario:
         """Adds a member with the subscription of the youngest member."""
         if not self.members:
-            raise ConfigError("the group has no member whose subscription a new one could share")
+            raise ConfigError("a new member gets the subscription of the youngest member, and the group has no member")
         youngest = list(self.members)[-1]
         number = int(youngest.rpartition("-")[2]) + 1
         like = self.members[youngest]
@@ -74,11 +73,11 @@ class Scenario:
         return replace(self, members={**self.members, f"m-{'f' * 16}-{number:010}": info})
 
     def removing(self, text: str, *, failed: bool = False) -> Scenario:
-        """Removes a member: it leaves for good, or it `failed` and does not come back within its grace."""
+        """Removes a member: it leaves, or with `failed` it crashes and does not restart within its grace."""
         return self._without({self._member(text)}, failed)
 
     def failing_rack(self, rack: str) -> Scenario:
-        """Removes the members in this rack. All of them fail."""
+        """Crashes all members in this rack."""
         gone = {member for member, info in self.members.items() if info.rack == rack}
         if not gone:
             racks = sorted({info.rack for info in self.members.values() if info.rack is not None})
@@ -107,7 +106,7 @@ class Scenario:
                 f"the group reads no topic {shown(topic)}; it reads {', '.join(sorted(self.counts)) or 'none'}"
             )
         if count < before:
-            raise ConfigError(f"topic {shown(topic)} has {before} partitions; Kafka cannot make them fewer")
+            raise ConfigError(f"topic {shown(topic)} has {before} partitions; Kafka cannot remove partitions")
         return replace(self, counts={**self.counts, topic: count})
 
     def ordering(self, order: Order) -> Scenario:
@@ -128,12 +127,12 @@ class Scenario:
         found = members_named(text, self.members)
         if len(found) != 1:
             there = ", ".join(member_name(member, info) for member, info in self.members.items()) or "none"
-            raise ConfigError(f"{shown(text)} names {len(found)} members; members: {there}")
+            raise ConfigError(f"{shown(text)} matches {len(found)} members; the members are {there}")
         return found[0]
 
 
 class PlannedMove(NamedTuple):
-    """One partition that changes its owner. None: no owner before, or none after."""
+    """One partition that changes its owner. None: no owner."""
 
     partition: TopicPartition
     source: Optional[str]
@@ -141,7 +140,7 @@ class PlannedMove(NamedTuple):
 
 
 class PlannedMember(NamedTuple):
-    """The load of one member before and after. Lag is in records; None if it is unknown."""
+    """One member: partitions and lag (records; None if unknown) before and after the moves."""
 
     member: str
     name: str
@@ -153,36 +152,35 @@ class PlannedMember(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """The moves of a plan, and their cost."""
+    """The moves of a plan, and their expected duration."""
 
     group: str
     function: str
     moves: tuple[PlannedMove, ...]
     members: tuple[PlannedMember, ...]
     orders: tuple[OrderReport, ...]
-    """The orders in effect, with their states after the last move."""
+    """The orders in force, with their states after the last move."""
     budget: Budget
     names: Mapping[str, str] = field(repr=False)
     round_trip_s: float = 0.0
     """The measured round trip to ZooKeeper, in seconds."""
     failed_s: Optional[float] = None
-    """The longest session timeout of a failing member, plus its `restart_grace_s`."""
+    """The longest session timeout plus `restart_grace_s` of a crashed member, in seconds; None without one."""
 
     @property
     def voluntary(self) -> int:
-        """Moves away from a member that stays alive."""
+        """Number of moves away from members that stay alive."""
         gone = {each.member for each in self.members if each.change in ("leaves", "fails")}
         return sum(move.source is not None and move.source not in gone for move in self.moves)
 
     @property
     def move_s(self) -> float:
-        """Expected time without an owner for each moving partition, without the time that its handler needs
-        to finish."""
+        """Expected standstill of each moving partition in seconds, without the time that its handler needs."""
         return ROUND_TRIPS * self.round_trip_s
 
     @property
     def duration_s(self) -> float:
-        """Expected time from the first move to the last, without the time of the handlers."""
+        """Expected time from the first to the last move in seconds, without the time that handlers need."""
         portions = max(1 if self.moves else 0, ceil(self.voluntary / (self.budget.at_once or inf)))
         minutes = max(0, ceil(self.voluntary / (self.budget.per_minute or inf)) - 1)
         return max(portions * self.move_s, minutes * MINUTE_S) + (self.failed_s or 0.0)
@@ -200,9 +198,6 @@ class GroupPlan:
         return table(heads, members, len(members), note) + table(("partition", "from", "to"), moves, len(moves))
 
     def to_json(self) -> dict[str, Any]:
-        """{"group", "function", "moves": [{"topic", "partition", "from", "from_name", "to", "to_name"}],
-        "members": [{"id", "name", "change", "partitions_before", "partitions_after", "lag_before", "lag_after"}],
-        "voluntary_moves", "standstill": {"round_trip_s", "move_s", "failed_s", "duration_s"}, "orders": [...]}"""
         return {
             "group": self.group,
             "function": self.function,
@@ -249,20 +244,20 @@ async def plan_of(
     lag: Optional[Mapping[TopicPartition, int]] = None,
     round_trip_s: float = 0.0,
 ) -> GroupPlan:
-    """Returns the plan for a scenario. `build` creates the view of the group, as for the leader.
+    """Returns the plan for a scenario. `build` creates the view of the group that the function gets.
 
-    Raises AssignorError for an allocator function that cannot be loaded here, and the errors of the function.
+    Raises AssignorError for an allocator function that cannot be loaded, and the errors of the function.
     """
     state, members = scenario.state, dict(scenario.members)
     if not members:
-        raise ConfigError(f"group {state.group!r} would have no member, so no member would get a partition")
+        raise ConfigError(f"group {state.group!r} would have no members, so there is nothing to plan")
     if scenario.function is not None:
         members = {member: replace(info, strategies=(scenario.function,)) for member, info in members.items()}
     document = state.document or AssignmentDocument()
-    # a member removed by the scenario does not come back to its seat; restarting members may
+    # members that the scenario removes do not come back to their seats
     gone = state.members.keys() - members.keys()
     document = document.but(seats={member: seat for member, seat in document.seats.items() if member not in gone})
-    # the leader waits until an imbalance has lasted; every other change is decided without load moves
+    # the leader moves partitions for load only after a lasting imbalance, and not together with another change
     unchanged = scenario.members == state.members and scenario.orders == state.orders and scenario.function is None
     decision = await preview(
         members,
@@ -310,7 +305,7 @@ async def plan_of(
 
 
 def _present(document: AssignmentDocument) -> dict[str, frozenset[TopicPartition]]:
-    """Returns the partitions that each member owns, or gets as soon as they are free."""
+    """Returns the partitions that each member owns, or gets as soon as they are released."""
     found = dict(document.owners)
     for member, parts in document.promised.items():
         found[member] = found.get(member, frozenset()) | parts

@@ -1,8 +1,7 @@
-"""Finds records of a topic by offset, time or key, decodes them, and masks their fields, for commands and the status
-page.
+"""Finds records of a topic by offset, time or key, decodes them, and masks fields.
 
-In: a query, masks, formats and perhaps a schema registry. Out: records as JSON. May touch: the brokers, without a
-group; and the schema registry, if one is configured. Writes nothing.
+The command `allocator records` and the status page use it. It reads from the brokers without a group, and from the
+schema registry if one is configured. Writes nothing.
 """
 
 from allocator.handlers.schemas import Decoded, Formats, Masks, Registry, Schema

@@ -1,6 +1,7 @@
-"""Finds records of a topic around an offset, from a time on, from the end, or by key.
+"""Finds records of a topic around an offset, from a time on, at the end, or by key.
 
-Joins no group and commits nothing. A read is bounded in records, bytes and time, and reports which offsets it read.
+Joins no group and commits nothing. Limits in records, bytes and time bound each read. The result names the offsets that
+were read.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ BYTES_AHEAD = 4 << 20
 
 @dataclass(frozen=True)
 class Position:
-    """The start of a read. `at`: epoch milliseconds for "time", the offset for "offset"."""
+    """The start of a read. `at`: milliseconds since the epoch for "time", the offset for "offset"."""
 
     kind: Literal["earliest", "latest", "offset", "time"]
     at: int = 0
 
     @classmethod
     def parse(cls, text: str) -> Position:
-        """Reads "earliest", "latest", an offset, or an ISO 8601 time with a zone. Raises ConfigError."""
+        """Parses "earliest", "latest", an offset, or an ISO 8601 time with a zone. Raises ConfigError."""
         if text == "earliest" or text == "latest":
             return cls(text)  # type: ignore[arg-type]
         if re.fullmatch(r"[0-9]{1,18}", text):
@@ -51,14 +52,14 @@ class Position:
 
 
 def parse_key(text: Optional[str], as_hex: Optional[str]) -> Optional[bytes]:
-    """A key from its text, or from its bytes as hex; None without both. Raises ConfigError."""
+    """Returns a key from text, or from hex; None without both. Raises ConfigError."""
     if text is not None and as_hex is not None:
         raise ConfigError("give the key as text or as hex, not both")
     if as_hex is None:
         try:
             return None if text is None else text.encode()
         except UnicodeEncodeError:
-            raise ConfigError(f"key {text!r} is no UTF-8 text; give its bytes as hex") from None
+            raise ConfigError(f"key {text!r} is not valid UTF-8; give its bytes as hex") from None
     try:
         return bytes.fromhex(as_hex)
     except ValueError:
@@ -67,10 +68,10 @@ def parse_key(text: Optional[str], as_hex: Optional[str]) -> Optional[bytes]:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits of one read. The read stops at the first limit that it reaches."""
+    """The limits of one read, which stops at the first limit that it reaches."""
 
     scanned: int = 200_000
-    """Records read, also those that do not match, for instance during a search for a key."""
+    """Number of records read, including records that do not match the key."""
     size: int = 64 << 20
     """Bytes of keys and values read."""
     seconds: float = 15.0
@@ -78,19 +79,19 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Query:
-    """The wanted records. With several partitions, the result is ordered by timestamp."""
+    """The records to find. If there are several partitions, the result is sorted by timestamp."""
 
     topic: str
     partition: Optional[int] = None
-    """None: all partitions; with a key, the partition that the default partitioner chooses for it."""
+    """None: all partitions, or with a key, the partition that Kafka's default partitioner chooses."""
     position: Position = field(default_factory=lambda: Position("latest"))
     limit: int = 50
-    """Maximum number of records in the result, without those of `before`."""
+    """Maximum number of records from the position on."""
     before: int = 0
-    """Maximum number of records before the position. "latest" has no records after it, so `limit` applies instead."""
+    """Maximum number of records before the position. For "latest", 0 means `limit`."""
     key: Optional[bytes] = None
     every_partition: bool = False
-    """Search all partitions for the key: for a producer with another partitioner, or after partitions were added."""
+    """Searches all partitions for the key: for another partitioner, or if partitions were added."""
     isolation_level: IsolationLevel = DEFAULT["isolation_level"]
 
     def __post_init__(self) -> None:
@@ -100,7 +101,7 @@ class Query:
 
 @dataclass
 class ReadWindow:
-    """The range of offsets that was read in a partition: `first` to `next` - 1. The log has `begin` to `end` - 1."""
+    """The offsets `first` to `next` - 1 were read of a partition whose log has `begin` to `end` - 1."""
 
     partition: int
     first: int
@@ -117,26 +118,28 @@ class ReadResult:
     records: list[Record]
     windows: list[ReadWindow]
     scanned: int
-    """Number of records read, also those that did not match."""
+    """Number of records read, including records that did not match."""
     stopped: str
     """The limit that ended the read: "records", "bytes" or "time"; "" if the read is complete."""
     by_partitioner: bool
-    """Whether the default partitioner chose the partition of the key."""
+    """True if the default partitioner chose the partition of the key."""
 
 
 @dataclass
 class Reader:
-    """Reads from one cluster. Each read has its own connection."""
+    """Reads from one cluster. Each read opens its own connection."""
 
     brokers: str
     security: Optional[Mapping[str, Any]] = field(default=None, repr=False)
     bounds: Bounds = Bounds()
     timeout_s: float = 10.0
-    """How long to wait for a response of the brokers."""
+    """Maximum seconds to wait for a response of the brokers."""
 
     async def read(self, query: Query) -> ReadResult:
-        """Reads the records of a query. Raises TopicNotFound, ConfigError for a missing partition,
-        BrokersUnavailable, BrokerError."""
+        """Returns the records of a query.
+
+        Raises TopicNotFound, ConfigError for a missing partition, BrokersUnavailable, BrokerError.
+        """
         client = KafkaClient(self.brokers, security=self.security)
         try:
             await client.connect(self.timeout_s)
@@ -145,7 +148,7 @@ class Reader:
             reader = RangeReader(
                 client,
                 isolation_level=query.isolation_level,
-                patience_s=max(self.timeout_s, 2 * self.bounds.seconds),  # a read ends at its bound before
+                patience_s=max(self.timeout_s, 2 * self.bounds.seconds),  # the limit in seconds ends a read first
                 prefetch_bytes=BYTES_AHEAD,
             )
             logs = await reader.bounds(partitions)
@@ -178,7 +181,7 @@ def _partitions(client: KafkaClient, query: Query) -> list[TopicPartition]:
         wanted = Partitioner().choose(query.key, len(numbers))
     if wanted is None:
         if query.position.kind == "offset" and len(numbers) > 1:
-            raise ConfigError(f"offset {query.position.at} of which partition? Name it: {query.topic}:0")
+            raise ConfigError(f"an offset needs a partition, such as {query.topic}:0 for offset {query.position.at}")
         return [TopicPartition(query.topic, number) for number in sorted(numbers)]
     if wanted not in numbers:
         raise ConfigError(f"{query.topic} has partitions 0 to {max(numbers)}; there is no {wanted}")
@@ -195,14 +198,14 @@ async def _starts(reader: RangeReader, position: Position, logs: Ranges) -> dict
 
 
 def _in_order(records: list[Record]) -> list[Record]:
-    """Orders records by offset within a partition, and by timestamp between partitions."""
+    """Sorts by offset within one partition, and by timestamp if there are several."""
     if len({record.partition for record in records}) < 2:
         return sorted(records, key=lambda record: record.offset)
     return sorted(records, key=lambda record: (record.timestamp, record.partition, record.offset))
 
 
 class _Scan:
-    """The state of one read: the remaining limits, and the offsets read so far."""
+    """The state of one read: the remaining limits, and the offsets that were read."""
 
     def __init__(self, reader: RangeReader, key: Optional[bytes], bounds: Bounds) -> None:
         self._reader = reader
@@ -215,12 +218,11 @@ class _Scan:
         self.looked: dict[TopicPartition, tuple[int, int]] = {}
 
     async def backward(self, stops: Offsets, logs: Ranges, most: int) -> list[Record]:
-        """The last `most` records before `stops`, of all partitions together. Reads larger windows further back if
-        necessary."""
+        """Returns at least `most` records before `stops`, if they exist. Reads larger and larger windows backwards."""
         found: list[Record] = []
         left, size = {p: stop for p, stop in stops.items() if stop > logs[p][0]}, most
         while left and len(found) < most and not self.stopped:
-            # a window cut by the limit of records would lack its newest records
+            # a window that the limit cuts off would lack its newest records
             size = min(size, (self._bounds.scanned - self.scanned) // len(left))
             if size < 1:
                 self.stopped = "records"
@@ -228,14 +230,14 @@ class _Scan:
             windows = {p: (max(logs[p][0], stop - size), stop) for p, stop in left.items()}
             older = await self._pass(windows, None)
             if self.stopped and self.looked:
-                break  # these windows do not continue the ranges that were read before
+                break  # these windows do not reach the windows that were read before
             found += self._keep(older)
             left = {p: first for p, (first, _) in windows.items() if first > logs[p][0]}
             size *= WIDER
         return found
 
     async def forward(self, windows: Ranges, most: int) -> list[Record]:
-        """The first `most` records of each partition, from its first offset to its second one."""
+        """Returns the first `most` records of each window (first offset, offset after the last)."""
         return self._keep(await self._pass(windows, most)) if most and not self.stopped else []
 
     def _keep(self, passed: Mapping[TopicPartition, _Passed]) -> list[Record]:
@@ -245,7 +247,7 @@ class _Scan:
         return [record for each in passed.values() for record in each.records]
 
     async def _pass(self, windows: Ranges, most: Optional[int]) -> dict[TopicPartition, _Passed]:
-        """Reads windows (first offset, offset after the last) until the end or a bound; `most` records of each."""
+        """Reads at most `most` records of each window, until a limit."""
         passed = {p: _Passed(first, first, stop) for p, (first, stop) in windows.items() if first < stop}
         try:
             await within(self._read(windows, passed, most), max(0.0, self._until - time.monotonic()))
@@ -274,7 +276,7 @@ class _Scan:
             self._size += len(record.value or b"") + len(record.key or b"")
             into.next = record.offset + 1
             if self._key is None or record.key == self._key:
-                into.records.append(copy.copy(record))  # the copy releases the memory of the batch
+                into.records.append(copy.copy(record))  # a copy, so that the memory of the batch is released
             if self.scanned >= self._bounds.scanned:
                 self.stopped = "records"
             elif self._size >= self._bounds.size:
@@ -282,12 +284,12 @@ class _Scan:
             if self.stopped:
                 return
         if len(into.records) != most:
-            into.next = batch.next_offset  # transaction markers and deleted records follow
+            into.next = batch.next_offset  # only transaction markers and compacted records follow
 
 
 @dataclass
 class _Passed:
-    """The part of a window that was read: offsets `first` to `next` - 1, all below `stop`."""
+    """The part of a window that was read: offsets `first` to `next` - 1. The window ends before `stop`."""
 
     first: int
     next: int

@@ -1,4 +1,4 @@
-"""Reads, decodes and masks records of a cluster in one call."""
+"""Reads, decodes and masks records in one call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SeenRecord:
     headers: tuple[tuple[str, Decoded], ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The record as JSON, with decoded key and value: one line of a download."""
+        """Returns the record with complete key, value and headers."""
         return {
             "partition": self.partition,
             "offset": self.offset,
@@ -39,7 +39,7 @@ class SeenRecord:
         }
 
     def shown(self, most: int) -> dict[str, Any]:
-        """The record for a page: key and value as text of at most `most` characters each."""
+        """Returns the record with key, value and headers as texts of at most `most` characters."""
         return {
             "partition": self.partition,
             "offset": self.offset,
@@ -58,7 +58,7 @@ class View:
     records: list[SeenRecord]
 
     def to_json(self, most: Optional[int] = None) -> dict[str, Any]:
-        """`most`: maximum characters of each key and value, as text; None: complete values, as JSON."""
+        """Returns the result. `most`: maximum characters of keys and values as text; None: complete values."""
         return {
             **vars(self.found),
             "records": [each.to_json() if most is None else each.shown(most) for each in self.records],
@@ -66,14 +66,14 @@ class View:
         }
 
     def _repr_html_(self) -> str:
-        """HTML for notebooks: the first records, and the ranges of offsets that were read."""
+        """Returns HTML for notebooks: the first records, and how many were read."""
         rows = [[r.partition, r.offset, r.timestamp_ms, r.key.text, r.value.text] for r in self.records]
         until = f", until the limit of {self.found.stopped}" if self.found.stopped else ""
-        note = f"{self.found.topic}: {len(rows)} records; {self.found.scanned} looked at{until}"
+        note = f"{self.found.topic}: {len(rows)} records of {self.found.scanned} read{until}"
         return table(("partition", "offset", "timestamp, ms", "key", "value"), rows, len(rows), note)
 
     def lines(self) -> Iterator[str]:
-        """Yields one JSON object per record."""
+        """Yields one line of JSON for each record."""
         for each in self.records:
             line = json.dumps({"topic": self.found.topic, **each.to_json()}, ensure_ascii=False)
             yield utf8(line).decode() + "\n"
@@ -81,7 +81,7 @@ class View:
 
 @dataclass(frozen=True)
 class Viewer:
-    """Reads, decodes and masks. A server or a command has one instance."""
+    """Reads, decodes and masks records. Create one per process."""
 
     reader: Reader
     masks: Masks = field(default_factory=Masks)
@@ -89,7 +89,7 @@ class Viewer:
     registry: Optional[Registry] = None
 
     async def view(self, query: Query, key_format: str = "auto", value_format: str = "auto") -> View:
-        """The records of a query. "auto" is the format that `formats` has for the topic.
+        """Returns the decoded and masked records of a query. "auto" uses the format that `formats` has for the topic.
 
         Raises ConfigError for an invalid query, MissingExtra, and the errors of `Reader.read`.
         """
@@ -100,7 +100,7 @@ class Viewer:
         return View(found, await self._all_seen(found.records, decoder))
 
     async def decode(self, topic: str, record: Record) -> SeenRecord:
-        """Decodes and masks a record of this topic that another consumer read. Raises MissingExtra, RegistryFailed."""
+        """Decodes and masks a record that the caller has read. Raises MissingExtra, RegistryFailed."""
         (one,) = await self._all_seen([record], self._decoder(topic, "auto", "auto"))
         return one
 
@@ -116,7 +116,7 @@ class Viewer:
         if self.registry is not None:
             ids = {number for each in records for number in decoder.schema_ids(each)}
             schemas = await self.registry.load(ids)
-        # large values take time, and a server has other requests to answer
+        # in a thread: large values take time, and a server has other requests to handle
         return await asyncio.to_thread(lambda: [seen(record, decoder, schemas) for record in records])
 
 

@@ -149,7 +149,7 @@ async def test_a_group_that_has_ended_still_shows_its_offsets_and_lag(shell: She
     assert (plan["executed"], plan["members_alive"], plan["committed"], plan["offsets_stay"]) == (False, [], 3, "")
     code, out, _ = await shell.run("delete", shell.group, "--keep-offsets", "--execute")
     assert code == 0
-    assert "the offsets stay: as you asked" in out
+    assert "the offsets stay: --keep-offsets was given" in out
     assert await shell.committed() == {0: 10, 1: 10, 2: 10}
     assert (await shell.json("delete", shell.group, "--execute", *NOWHERE))["committed"] == 3
     assert await shell.committed() == {}
@@ -211,7 +211,7 @@ async def test_a_group_whose_members_are_not_looked_for_is_not_changed(shell: Sh
             full = ["group", *group_command, shell.group, *arguments, *execute, "--brokers", shell.cluster.bootstrap]
             done = await asyncio.to_thread(CliRunner().invoke, main, full)
             assert done.exit_code == 2
-            assert "Give --zookeeper or --config, or --zookeeper none if it has none there" in done.stderr
+            assert "Give --zookeeper or --config, or --zookeeper none " in done.stderr
             mistyped = [*full, "--zookeeper", shell.zookeeper, "--root", "/alocator"]
             done = await asyncio.to_thread(CliRunner().invoke, main, mistyped)
             assert done.exit_code == 1

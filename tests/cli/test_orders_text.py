@@ -49,7 +49,7 @@ def test_other_text_is_no_expiry(text: str) -> None:
         (["pin", "billing", "t", "m", "--zookeeper", "127.0.0.1:1"], "write topic:0 or topic:0-3,7", 2),
         (["freeze", "billing", "--expires", "soon", "--zookeeper", "127.0.0.1:1"], "such as 30m, 2h or 1d", 2),
         (["plan", "billing", "--apply", "--zookeeper", "127.0.0.1:1"], "must consist of orders", 2),
-        (["plan", "billing", "--add", "a=0", "--zookeeper", "127.0.0.1:1"], "is no positive number", 2),
+        (["plan", "billing", "--add", "a=0", "--zookeeper", "127.0.0.1:1"], "is not a positive number", 2),
         (["plan", "billing", "--rack", "a", "--zookeeper", "127.0.0.1:1"], "write NAME=VALUE", 2),
     ],
 )

@@ -193,5 +193,5 @@ def test_a_saved_record_with_a_lone_surrogate_is_utf_8_and_the_same_json() -> No
 
 
 def test_a_key_that_utf_8_cannot_encode_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'\\udcff' is no UTF-8 text; give its bytes as hex"):
+    with pytest.raises(ConfigError, match=r"'\\udcff' is not valid UTF-8; give its bytes as hex"):
         parse_key("\udcff", None)

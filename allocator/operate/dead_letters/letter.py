@@ -1,4 +1,4 @@
-"""One dead letter: the record, and what its headers say of its first place and of the error. Pure."""
+"""One dead letter: the record, its original place and the error, from its headers. Pure."""
 
 from __future__ import annotations
 
@@ -24,18 +24,20 @@ class Settled(NamedTuple):
 
 
 class Note(NamedTuple):
-    """The note that a letter is settled. Its key names partition and offset, which a topic that is created again uses
-    again. So the note also identifies the letter.
+    """The note that a letter is settled. Its key is the letter's partition and offset.
+
+    A topic that is deleted and created again uses the same offsets again. So the note also has the id of the topic and
+    the timestamp of the letter.
     """
 
     settled: Settled
     topic_id: Optional[str]
     """None for brokers before 2.8."""
     written_ms: Optional[int]
-    """The letter's own timestamp."""
+    """The timestamp of the letter."""
 
     def concerns(self, written_ms: int, topic_id: Optional[str]) -> bool:
-        """Whether it is about the letter with this timestamp, in the topic with this id."""
+        """Returns whether the note is about the letter with this timestamp in the topic with this id."""
         return self.written_ms in (None, written_ms) and (
             None in (self.topic_id, topic_id) or self.topic_id == topic_id
         )
@@ -45,7 +47,7 @@ class Note(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes | None) -> Note | None:
-        """None for what no version wrote."""
+        """Returns None for content that no version of this library writes."""
         try:
             found = json.loads(data or b"")
             topic_id, written_ms = found.get("topic_id"), found.get("written_ms")
@@ -60,29 +62,29 @@ class Note(NamedTuple):
 
 @dataclass(frozen=True)
 class Letter:
-    """A record of a dead-letter topic. What its headers do not say is None, or "" for texts."""
+    """A record of a dead-letter topic. Fields that its headers lack are None, or "" for texts."""
 
     place: TopicPartition
-    """The letter's own partition."""
+    """The partition of the letter."""
     offset: int
-    """The letter's own offset."""
+    """The offset of the letter."""
     record: Record
     original: Optional[TopicPartition]
     original_offset: Optional[int]
     original_timestamp: int
-    """Milliseconds since the epoch; the letter's own where the headers do not have it."""
+    """Milliseconds since the epoch; the timestamp of the letter if the headers lack it."""
     group: str
     error: str
-    """The error's class and message."""
+    """The class and message of the error."""
     stack: str
     attempts: Optional[int]
     redrives: int
-    """How often the record was written back to its topic before."""
+    """Number of earlier times that the record was written back to its topic."""
     settled: Optional[Settled] = None
 
     @classmethod
     def of(cls, record: Record, settled: Settled | None = None) -> Letter:
-        """Reads the headers; of several with one name the last counts."""
+        """Returns the letter from a record. The last header of a name counts."""
         origin = origin_of(record)
         return cls(
             TopicPartition(record.topic, record.partition),
@@ -101,21 +103,21 @@ class Letter:
 
     @property
     def name(self) -> str:
-        """The letter's place as commands take it: "partition:offset"."""
+        """The name of the letter in commands: "partition:offset"."""
         return f"{self.place.partition}:{self.offset}"
 
     @property
     def written_ms(self) -> Optional[int]:
-        """When the letter was written; None in a log without timestamps (0.9)."""
+        """Time of the letter in milliseconds since the epoch; None in a log without timestamps (0.9)."""
         return self.record.timestamp if self.record.timestamp >= 0 else None
 
     @property
     def error_class(self) -> str:
-        """The error without its message, which may quote the record."""
+        """The error without its message, because the message may quote the record."""
         return self.error.partition(": ")[0] if ": " in self.error else self.error.partition("(")[0]
 
     def to_json(self) -> dict[str, Any]:
-        """For programs: without the record's bytes."""
+        """Returns the letter without key, value and headers."""
         original = self.original
         return {
             "letter": self.name,
@@ -133,11 +135,11 @@ class Letter:
 
 @dataclass(frozen=True)
 class LetterFilter:
-    """Which letters are meant; empty: all that are not settled.
+    """Selects letters. Without fields: all letters.
 
-    `error`: a part of the error's class or message, of the class alone with `class_only`. `topic`: the first topic.
-    `since_ms` and `until_ms`: when the letter was written, in milliseconds since the epoch, `until_ms` excluded; a
-    letter without a time matches neither. `places`: (partition, offset) of letters.
+    `error`: a part of the class or message of the error; with `class_only`, of the class. `topic`: the original topic.
+    `since_ms` and `until_ms` (exclusive): times of letters in milliseconds since the epoch; a letter without a time
+    matches neither. `places`: (partition, offset) of letters.
     """
 
     error: str = ""
@@ -159,16 +161,16 @@ class LetterFilter:
 
 
 def redriven(letter: Letter, now_ms: int) -> NewRecord:
-    """The record as it was, with two headers more: its first timestamp, and how often it was redriven.
+    """Returns the original record with two more headers: its first timestamp, and the number of redrives.
 
-    Its timestamp is `now_ms`: the retention of its topic could delete an old one at once.
+    Its timestamp is `now_ms`, because the retention of its topic could delete an old record at once.
     """
     value, headers = restored(letter.record)
     return NewRecord(letter.record.key, value, now_ms, headers)
 
 
 def parse_place(name: str) -> tuple[int, int]:
-    """(partition, offset) of the name of a letter. Raises ConfigError."""
+    """Returns (partition, offset) from the name of a letter. Raises ConfigError."""
     if not re.fullmatch(r"[0-9]{1,9}:[0-9]{1,18}", name):
         raise ConfigError(f'letter {name!r} is not "PARTITION:OFFSET", such as "0:17"')
     partition, _, offset = name.partition(":")
@@ -176,7 +178,7 @@ def parse_place(name: str) -> tuple[int, int]:
 
 
 def parse_time(option: str, text: str | None) -> int | None:
-    """Milliseconds since the epoch of an ISO 8601 time; None without one. Raises ConfigError, which names `option`."""
+    """Returns milliseconds since the epoch for an ISO 8601 time; None for "" or None. Raises ConfigError."""
     try:
         return milliseconds(text) if text else None
     except ValueError as error:

@@ -1,9 +1,9 @@
-"""The letters of one dead-letter topic: lists, redrives and discards them.
+"""Lists, redrives and discards the letters of one dead-letter topic.
 
-Guarantee of `redrive` and `discard`: a letter is settled once. The record in its first topic and the note that the
-letter is settled are one transaction. A killed process leaves either both or none, and the next one continues where it
-stopped. A process that was frozen meanwhile cannot write any more. Consumers of the first topic that read uncommitted
-records also see the records of an aborted transaction, so they may see a letter twice.
+Guarantee of `redrive` and `discard`: each letter is settled once. The record in its original topic and the note about
+the letter are one transaction. A killed process leaves both or none, and the next process continues from there. A
+process that was frozen and replaced cannot write any more. Consumers of the original topic that read uncommitted
+records also see aborted records, so they may see a record twice.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from allocator.types import Record, TopicPartition
 log = logging.getLogger(__name__)
 
 EVERY = LetterFilter()
-AT_ONCE = 100  # letters in one transaction; more: fewer transactions; less: less is repeated after a kill
+AT_ONCE = 100  # letters in one transaction. Higher: fewer transactions; lower: less work is lost by a kill
 BYTES_AT_ONCE = 512 << 10
 MAX_REDRIVES = 3
 REPLICATION = 3
@@ -37,7 +37,7 @@ REPLICATION = 3
 
 @dataclass
 class Outcome:
-    """The settled letters, or without `execute` those that would be. `refused`: the others, with the reasons."""
+    """The letters that were settled, or would be without `execute`. `refused`: (letter, reason) of the others."""
 
     done: list[Letter] = field(default_factory=list)
     refused: list[tuple[Letter, str]] = field(default_factory=list)
@@ -45,15 +45,15 @@ class Outcome:
 
 @names_arguments
 class DeadLetterQueue:
-    """The letters of topic `topic`. Use `async with`.
+    """The letters of one dead-letter topic. Use `async with`.
 
         async with DeadLetterQueue("orders.dead", "b1:9092") as letters:
             async for letter in letters.read(LetterFilter(error="Timeout")):
                 print(letter.name, letter.error)
             await letters.redrive(LetterFilter(error="Timeout"), execute=True)
 
-    Each settled letter is noted with `by`, by default the user and the host. `timeout_s`: seconds for the brokers to
-    respond. Reading raises a retriable BrokerError if nothing comes for that long.
+    The note about a settled letter names `by`, by default user@host. `timeout_s`: seconds for the brokers to respond.
+    Reading raises a retriable BrokerError if no record arrives for that long.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class DeadLetterQueue:
 
     @property
     def settled_topic(self) -> str:
-        """The topic of the notes about settled letters; created with the first one."""
+        """The topic of the notes about settled letters. The first settled letter creates it."""
         return f"{self.topic}.settled"
 
     async def __aenter__(self) -> DeadLetterQueue:
@@ -97,7 +97,7 @@ class DeadLetterQueue:
     async def first(
         self, most: int, chosen: LetterFilter = EVERY, *, settled: bool = False
     ) -> tuple[list[Letter], int]:
-        """The first `most` letters of `read`, and the number of all."""
+        """Returns the first `most` letters of `read`, and the number of all letters."""
         found, count = [], 0
         async for letter in self.read(chosen, settled=settled):
             count += 1
@@ -106,7 +106,7 @@ class DeadLetterQueue:
         return found, count
 
     async def read(self, chosen: LetterFilter = EVERY, *, settled: bool = False) -> AsyncIterator[Letter]:
-        """The letters that are there now, partition by partition; with `settled` those that are settled too."""
+        """Yields the present letters, partition by partition; with `settled`, also settled letters."""
         notes = await self._notes()
         topic_id = self._topic_id()
         async for record in self._records(self.topic, chosen.since_ms):
@@ -117,19 +117,19 @@ class DeadLetterQueue:
                 yield letter
 
     async def get(self, partition: int, offset: int) -> Letter | None:
-        """One letter, settled or not; None if it is not there."""
+        """Returns one letter, settled or not; None if it does not exist."""
         chosen = LetterFilter(places=frozenset({(partition, offset)}))
         async for letter in self.read(chosen, settled=True):
             return letter
         return None
 
     def _topic_id(self) -> str | None:
-        """The id of the letters' topic; None for brokers before 2.8."""
+        """Returns the id of the dead-letter topic; None for brokers before 2.8."""
         found = self._client.topic_id(self.topic)
         return None if found is None else str(found)
 
     async def _notes(self) -> dict[tuple[int, int], Note]:
-        """The notes about settled letters, by partition and offset."""
+        """Returns the notes by partition and offset of their letters."""
         notes = {}
         await self._client.refresh([self.topic, self.settled_topic])
         if self._client.partitions(self.settled_topic) is not None:
@@ -141,7 +141,7 @@ class DeadLetterQueue:
         return notes
 
     async def _records(self, topic: str, since_ms: int | None) -> AsyncIterator[Record]:
-        """Every record from then up to the present end."""
+        """Yields every record of a topic, or every record since a time, up to the present end."""
         partitions = [TopicPartition(topic, number) for number in self._client.partitions(topic) or ()]
         reader = RangeReader(self._client, isolation_level="read_committed", patience_s=self._timeout_s)
         async for batch in reader.read(await reader.bounds(partitions, since_ms)):
@@ -158,13 +158,15 @@ class DeadLetterQueue:
         rate: float | None = None,
         max_redrives: int = MAX_REDRIVES,
     ) -> Outcome:
-        """Writes these letters back to their topics and partitions, as the records that they were.
+        """Writes the original records of these letters back to their topics and partitions.
 
-        They get the present time, because the topic's retention could delete an old record at once; the header
-        `allocator.first_timestamp` has the original time. Without `execute` nothing is written. `rate` is the most
-        letters a second. A letter is refused that was redriven `max_redrives` times before, that has no first place in
-        its headers, whose partition does not exist, or that is too large for the topic's `max.message.bytes` (found
-        with `execute` only). Raises ConfigError for brokers without transactions.
+        The records get the present time, because the retention of the topic could delete an old record at once. The
+        header `allocator.first_timestamp` has the original time. Without `execute`, writes nothing. `rate` limits the
+        letters per second.
+
+        Refuses a letter that was redriven `max_redrives` times before, whose headers lack the original place, whose
+        partition does not exist, or that is too large for the topic's `max.message.bytes` (detected only with
+        `execute`). Raises ConfigError for brokers without transactions.
         """
 
         def back(letter: Letter) -> tuple[TopicPartition, NewRecord]:
@@ -173,9 +175,9 @@ class DeadLetterQueue:
 
         async def refusal(letter: Letter) -> str | None:
             if letter.redrives >= max_redrives:
-                return f"it was redriven {letter.redrives} times before; find out why it comes back (--max-redrives)"
+                return f"it was redriven {letter.redrives} times before; find out why it fails again (--max-redrives)"
             if letter.original is None:
-                return "its headers do not say which topic and partition it came from"
+                return "its headers lack the original topic and partition"
             topic, number = letter.original
             if self._client.metadata.topics.get(topic) is None:
                 await self._client.refresh([topic])
@@ -186,19 +188,19 @@ class DeadLetterQueue:
         return await self._settle(chosen, Settled("redriven", 0, self._by), back, refusal, execute, rate)
 
     async def discard(self, chosen: LetterFilter, *, execute: bool = False, reason: str = "") -> Outcome:
-        """Notes that these letters need nothing more. They stay in the topic as long as its retention says."""
+        """Marks letters as settled. They stay in the topic until its retention deletes them."""
         return await self._settle(chosen, Settled("discarded", 0, self._by, reason), None, None, execute, None)
 
     async def _settle(
         self, chosen: LetterFilter, note: Settled, made: Any, refusal: Any, execute: bool, rate: float | None
     ) -> Outcome:
         if rate is not None and not rate > 0:
-            raise ConfigError(f"rate must be more than 0 letters a second, not {rate!r}")
+            raise ConfigError(f"rate must be more than 0 letters per second, not {rate!r}")
         writer = TransactionalWriter(self._client, f"allocator-deadletters-{self.topic}")
         outcome = Outcome()
         if execute:
             await self._prepare()
-            # before the notes are read: another process writes none from now on
+            # before the read of the notes, because it fences other processes that write notes
             await writer.open()
         pace = _Pace(rate)
         chunk: list[Letter] = []
@@ -224,7 +226,7 @@ class DeadLetterQueue:
     async def _write_fitting(
         self, writer: TransactionalWriter, letters: list[Letter], note: Settled, made: Any, outcome: Outcome
     ) -> None:
-        """Writes these letters, without those that are too large for their topics. Adds them to `outcome`."""
+        """Writes these letters, except letters that are too large for their topics. Adds all to `outcome`."""
         try:
             await self._write(writer, letters, note, made)
             outcome.done += letters
@@ -247,17 +249,17 @@ class DeadLetterQueue:
             settled = NewRecord(letter.name.encode(), about.encode(), note.at_ms)
             records[TopicPartition(self.settled_topic, 0)].append(settled)
         await writer.write(records)
-        log.info("%s: %d letters are %s", self.topic, len(letters), note.action)
+        log.info("%s: %d letters %s", self.topic, len(letters), note.action)
 
     async def _prepare(self) -> None:
-        """Creates the topic of the notes; they stay as long as the letters may."""
+        """Creates the topic of the notes. It is compacted, so that no note expires before its letter."""
         await self._client.refresh([self.settled_topic])
         if self._client.partitions(self.settled_topic) is None:
             await create_topic(self._client, self.settled_topic, 1, REPLICATION, {"cleanup.policy": "compact"})
 
 
 class _Pace:
-    """Waits so that no more than `rate` letters a second are written."""
+    """Limits writes to `rate` letters per second."""
 
     def __init__(self, rate: float | None) -> None:
         self.at_once = AT_ONCE if rate is None else max(1, min(AT_ONCE, int(rate)))

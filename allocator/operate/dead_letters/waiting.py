@@ -1,4 +1,4 @@
-"""The records that wait in the retry topics of a group: how many, and when the next one is due."""
+"""Counts the records that wait in the retry topics of a group, and finds the next due time."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from allocator.types import TopicPartition
 
 log = logging.getLogger(__name__)
 
-HEAD_BYTES = 64 << 10  # of a partition; a broker sends its first record however large it is
+HEAD_BYTES = 64 << 10  # per partition; a broker sends the first record even if it is larger
 
 
 @dataclass(frozen=True)
 class WaitingRecords:
-    """One retry topic. `due_ms`: milliseconds since the epoch; None if nothing waits or it is not known."""
+    """One retry topic. `due_ms`: milliseconds since the epoch; None if nothing waits or the time is unknown."""
 
     topic: str
     records: int
@@ -35,12 +35,15 @@ class WaitingRecords:
 
 
 async def read_retries(clusters: Clusters, report: GroupReport) -> list[WaitingRecords]:
-    """One entry for each retry topic of the group, by name, if brokers are given and answer. Reads the first waiting
-    records; after the timeout of the clusters, the due times that are not known yet stay None."""
+    """Returns the retry topics of the group, sorted; [] without brokers, or if the brokers do not respond.
+
+    Reads the first waiting record of each partition. A due time stays None if the read takes longer than the timeout of
+    `clusters`.
+    """
     try:
         return [] if clusters.brokers is None else await _read_waiting(clusters, report.state.group, report.logs)
     except AllocatorError as error:
-        log.warning("what waits in retry topics is not known: %s", error)
+        log.warning("the records in retry topics are unknown: %s", error)
         return []
 
 
@@ -55,7 +58,7 @@ async def _read_waiting(clusters: Clusters, group: str, logs: Logs) -> list[Wait
         heads[partition] = start if committed is None else max(start, committed.offset)
     left = {partition: logs.end[partition] - offset for partition, offset in heads.items()}
     waiting = {partition: (offset, logs.end[partition]) for partition, offset in heads.items() if left[partition] > 0}
-    due = await _due(waiting, clusters)
+    due = await _read_due_times(waiting, clusters)
     return [
         WaitingRecords(
             topic, sum(max(0, left[p]) for p in partitions), min((due[p] for p in partitions if p in due), default=None)
@@ -64,7 +67,9 @@ async def _read_waiting(clusters: Clusters, group: str, logs: Logs) -> list[Wait
     ]
 
 
-async def _due(heads: Mapping[TopicPartition, tuple[int, int]], clusters: Clusters) -> dict[TopicPartition, int]:
+async def _read_due_times(
+    heads: Mapping[TopicPartition, tuple[int, int]], clusters: Clusters
+) -> dict[TopicPartition, int]:
     found: dict[TopicPartition, int] = {}
     if not heads:
         return found

@@ -1,7 +1,6 @@
-"""The doctor: inspects a cluster and a group, and reports findings with their remedies.
+"""The doctor: examines a cluster and a group, and returns findings with their remedies.
 
-In: a connected `KafkaClient`, a `ZooKeeper` session, the name of a group. Out: `Finding`s.
-May touch: the znodes of `apply_fixes`. Everything else only reads brokers and znodes.
+`examine_clusters` connects and polls, `observe` polls once, `diagnose` compares two polls. Only `apply_fixes` writes.
 """
 
 from allocator.operate.doctor.doctor import apply_fixes, diagnose, examine_clusters

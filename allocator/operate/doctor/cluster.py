@@ -9,8 +9,8 @@ from allocator.operate.doctor.finding import Finding, Severity, names
 from allocator.operate.doctor.observation import Observation
 
 OLD = (0, 10)
-SKEW_S = 2.0  # NTP keeps clocks within milliseconds, but requests take time too
-LATE_S = 10.0  # a restarted broker waits at least this long until the znode of its former session is deleted
+SKEW_S = 2.0  # NTP keeps clocks within milliseconds, but requests take time
+LATE_S = 10.0  # a restarted broker waits at least this long until ZooKeeper deletes the znode of its former session
 
 
 def cluster_findings(before: Observation, after: Observation) -> Iterator[Finding]:
@@ -30,11 +30,12 @@ def _brokers(seen: Observation) -> Iterator[Finding]:
             yield Finding(
                 "broker-unreachable",
                 Severity.CRITICAL,
-                f"broker {broker.id} at {broker.address} belongs to the cluster and does not answer: {broker.refused}",
+                f"broker {broker.id} at {broker.address} is in the cluster but does not respond: {broker.refused}",
                 (f"broker {broker.id}",),
-                "The partitions that it leads cannot be read, and its groups can neither commit nor rebalance.",
-                f"Check that clients can use the address {broker.address} (advertised.listeners), that no firewall "
-                "blocks it, and that the process is not paused or in garbage collection.",
+                "The partitions that it leads cannot be read. The groups that it coordinates cannot commit or "
+                "rebalance.",
+                f"Check that clients can connect to {broker.address} (advertised.listeners, firewall), and that the "
+                "process is not paused or in a long garbage collection.",
                 "nc -vz {} {}".format(*broker.address.rpartition(":")[::2]),
             )
     versions = Counter(broker.version for broker in seen.brokers.values() if broker.version)
@@ -43,26 +44,25 @@ def _brokers(seen: Observation) -> Iterator[Finding]:
         yield Finding(
             "mixed-versions",
             Severity.WARNING,
-            f"the brokers are of different versions: {listed}",
+            f"the brokers have different versions: {listed}",
             tuple(f"broker {b.id}: {version_text(b.version)}" for b in seen.brokers.values() if b.version),
-            "A client uses the request versions of the first broker that it connects to. Newer requests fail on older "
-            "brokers, and the first broker changes with each reconnection.",
+            "Some clients use the request versions of the first broker they connect to, and fail on older brokers.",
             "Finish the upgrade (inter.broker.protocol.version last), or roll the newer brokers back.",
             "kafka-broker-api-versions.sh --bootstrap-server BROKERS",
         )
     if seen.version and seen.version < OLD:
         missing = "records have no timestamps, so offsets cannot be reset to a time"
         if seen.version < (0, 9):
-            missing += "; Kafka's own group protocol and TLS do not exist"
+            missing += "; there is no TLS and no group protocol of Kafka's own"
         if seen.version < (0, 8, 2):
-            missing += "; offsets are kept in ZooKeeper only"
+            missing += "; offsets are stored only in ZooKeeper"
         yield Finding(
             "old-version",
             Severity.INFO,
             f"the brokers are Kafka {version_text(seen.version)}",
             tuple(f"broker {node}" for node in sorted(seen.brokers)),
-            f"This version gets no fixes; {missing}.",
-            "Plan a migration: mirror the topics, map the offsets, cut over.",
+            f"This version gets no more fixes; {missing}.",
+            "Plan a migration: mirror the topics, map the offsets, then cut over.",
             "allocator mirror BROKERS NEW-BROKERS --topic TOPIC --zookeeper ZOOKEEPER",
         )
 
@@ -75,7 +75,7 @@ def _replicas(seen: Observation) -> Iterator[Finding]:
             Severity.CRITICAL,
             f"{len(leaderless)} partitions have no leader",
             names(leaderless),
-            "Clients can neither read nor write them until a replica with their records is available.",
+            "Nobody can read or write them until a broker with one of their in-sync replicas runs again.",
             "Start the brokers with their replicas: "
             + _numbers({node for p in leaderless for node in seen.replicas[p].all} - set(seen.brokers))
             + ". If these brokers are lost, an unclean election restores the partitions without their last records.",
@@ -92,8 +92,8 @@ def _replicas(seen: Observation) -> Iterator[Finding]:
             Severity.WARNING,
             f"{len(lacking)} partitions have replicas that are not in sync: {'; '.join(causes)}",
             names(lacking),
-            "If another broker fails, acknowledged records may be lost, or partitions may have no leader.",
-            "Start unavailable brokers. For a broker that is behind, check its disk, network and num.replica.fetchers.",
+            "If another broker fails, acknowledged records may be lost, or partitions may lose their leader.",
+            "Start unavailable brokers. If a broker is behind, check its disk, its network and num.replica.fetchers.",
             "kafka-topics.sh --bootstrap-server BROKERS --describe --under-replicated-partitions",
         )
 
@@ -104,11 +104,11 @@ def _clocks(before: Observation, after: Observation) -> Iterator[Finding]:
         yield Finding(
             "clock-skew",
             Severity.WARNING,
-            f"ZooKeeper's clock is {_ahead(skew_s)} this machine's",
+            f"ZooKeeper's clock is {_ahead(skew_s)} the clock of this machine",
             ("ZooKeeper", "this machine"),
-            "Ownership does not depend on wall clocks. But log times cannot be compared, and an offset reset to a time "
-            "finds another offset.",
-            "Compare both with NTP and correct the wrong one.",
+            "Ownership does not depend on clocks. But an offset reset to a time may find a wrong offset, and times in "
+            "logs cannot be compared.",
+            "Compare both clocks with NTP, and correct the wrong one.",
             "chronyc tracking",
         )
     for each in after.registrations:
@@ -117,10 +117,10 @@ def _clocks(before: Observation, after: Observation) -> Iterator[Finding]:
             yield Finding(
                 "clock-skew",
                 Severity.WARNING,
-                f"when broker {each.broker} started, its clock was {_ahead(skew_s)} ZooKeeper's",
+                f"when broker {each.broker} started, its clock was {_ahead(skew_s)} ZooKeeper's clock",
                 (f"broker {each.broker}", "ZooKeeper"),
-                "The broker stamps records (LogAppendTime) and expires records and offsets by that clock.",
-                "Compare both with NTP; this finding stays until the broker restarts.",
+                "The broker uses its clock for LogAppendTime and to expire records and offsets.",
+                "Compare both clocks with NTP. This finding stays until the broker restarts.",
                 "chronyc tracking",
             )
     if after.future_timestamps:
@@ -131,17 +131,16 @@ def _clocks(before: Observation, after: Observation) -> Iterator[Finding]:
             f"{len(after.future_timestamps)} partitions hold records with timestamps up to "
             f"{(furthest - after.ended_ms) / 1000:.0f} s ahead of this machine's clock",
             names(after.future_timestamps),
-            "Their log segments stay longer than the retention time, and an offset reset to a time finds a wrong "
-            "offset. A producer writes seconds or microseconds instead of milliseconds, or its clock is wrong.",
-            "Find the producer. message.timestamp.type=LogAppendTime or message.timestamp.difference.max.ms prevents "
-            "such records.",
+            "Their log segments outlive the retention time, and an offset reset to a time may find a wrong offset. "
+            "Perhaps a producer writes microseconds instead of milliseconds, or its clock is wrong.",
+            "Correct the producer. message.timestamp.type=LogAppendTime prevents such records.",
             "kafka-configs.sh --bootstrap-server BROKERS --alter --entity-type topics "
             f"--entity-name {min(after.future_timestamps).topic} --add-config message.timestamp.type=LogAppendTime",
         )
 
 
 def _zookeeper_skew_s(before: Observation, after: Observation) -> float:
-    """Minimum seconds that ZooKeeper's clock is ahead of this one (negative: behind); 0 if unknown."""
+    """Returns by how many seconds ZooKeeper's clock is at least ahead (negative: behind); 0 if unknown."""
     newest = after.zookeeper_ms
     if newest is None:
         return 0.0
@@ -159,25 +158,25 @@ def _session_timeouts(seen: Observation) -> Iterator[Finding]:
         yield Finding(
             "session-timeout-out-of-range",
             Severity.WARNING,
-            f"ZooKeeper grants {granted:g} s where {requested:g} s are requested: the {limit} that it allows",
+            f"ZooKeeper grants a session timeout of {granted:g} s instead of {requested:g} s: the {limit} it allows",
             ("ZooKeeper",),
-            "The group notices a crashed member after the granted timeout, not after the one in the settings. By "
-            "default ZooKeeper allows 2 to 20 times its tickTime.",
-            "Set the members' session timeout within the range, or minSessionTimeout and maxSessionTimeout in zoo.cfg.",
+            "The group notices a crashed member after the granted timeout, not after the configured one. By default "
+            "ZooKeeper allows 2 to 20 times its tickTime.",
+            "Change the members' session timeout, or minSessionTimeout and maxSessionTimeout in zoo.cfg.",
         )
     if requested is None or (seen.state is not None and seen.state.members and seen.kafka is None):
-        return  # the coordinator's range does not apply to members through ZooKeeper
+        return  # the limits of Kafka's coordinator do not apply to members in ZooKeeper
     least, most = (_seconds(seen, f"group.{end}.session.timeout.ms") for end in ("min", "max"))
     if (least is not None and requested < least) or (most is not None and requested > most):
         yield Finding(
             "session-timeout-out-of-range",
             Severity.WARNING if seen.kafka is None else Severity.CRITICAL,
-            f"the brokers allow session timeouts of {least or 0:g} to {most or 0:g} s in groups by Kafka's own "
-            f"protocol, and {requested:g} s are requested",
+            f"the brokers allow session timeouts of {least or 0:g} to {most or 0:g} s in groups of Kafka's own "
+            f"protocols, and the members request {requested:g} s",
             ("Kafka's group coordinator",),
-            "The coordinator refuses a member with a session timeout out of this range.",
-            "Set the members' session timeout within the range, or group.min.session.timeout.ms and "
-            "group.max.session.timeout.ms of the brokers.",
+            "The coordinator refuses a member with a session timeout outside this range.",
+            "Change the members' session timeout, or group.min.session.timeout.ms and group.max.session.timeout.ms of "
+            "the brokers.",
         )
 
 

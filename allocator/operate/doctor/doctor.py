@@ -1,8 +1,8 @@
-"""The doctor: polls a cluster and a group twice, and reports problems with their remedies.
+"""Polls a cluster and a group twice, and returns the findings.
 
     findings = await examine("billing", client=client, zookeeper=zk)
 
-Reads only; `fixes` has the remedies of `allocator doctor --fix`. docs/doctor.md lists every finding.
+docs/doctor.md lists every finding.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ async def examine_clusters(
     interval_s: float,
     patience_s: float,
 ) -> list[Finding]:
-    """Connects and calls `examine`. A cluster that was not reached is a finding.
+    """Connects and calls `examine`. A cluster that cannot be reached is a finding.
 
-    Raises the connection error if no cluster was reached.
+    Raises the connection error if no cluster can be reached.
     """
     failed: list[tuple[str, AllocatorError]] = []
     async with AsyncExitStack() as open_ones:
@@ -81,7 +81,7 @@ async def examine_clusters(
 
 
 async def apply_fixes(clusters: Clusters, group: str | None, findings: Iterable[Finding]) -> dict[str, str]:
-    """Executes the fixes of findings; returns what each did, by the id of its finding."""
+    """Executes the fixes of findings. Returns finding id -> what the fix did."""
     chosen = {finding.id: finding.fix for finding in findings if finding.fix is not None}
     async with clusters.ensemble(make_chroot=any(fix.kind == "chroot" for fix in chosen.values())) as zk:
         return {
@@ -112,15 +112,15 @@ async def examine(
     patience_s: float = 60.0,
     clock: Callable[[], float] = time.time,
 ) -> list[Finding]:
-    """All findings, the worst first. Polls twice, with a pause of `interval_s`.
+    """Polls twice, and returns all findings, the worst first.
 
-    `group` None: the cluster alone. `client` must follow all topics. `zookeeper` has the group; its
-    `requested_timeout_s` is used as the session timeout of the members. `kafka_zookeeper` has Kafka's own znodes, if
-    they are in another ensemble or chroot. A partition that moves or commits between the polls is healthy;
-    `interval_s` 0 polls once and reports no lag. `patience_s`: how long a member may take to release partitions.
+    `group` None: examines the cluster alone. `client` must follow all topics. `zookeeper` has the group, and its
+    `requested_timeout_s` counts as the session timeout of the members. `kafka_zookeeper` has Kafka's own znodes, if
+    they are in another ensemble or chroot. `interval_s`: seconds between the polls; 0 polls once and cannot detect a
+    lack of progress. `patience_s`: how long a member may take to release partitions.
 
-    A check that fails with an AllocatorError becomes the finding `could-not-look`; other exceptions are raised. For
-    regular checks, call `observe` and `diagnose` instead, and keep the last observation.
+    A check that fails with an AllocatorError becomes the finding `could-not-look`. For regular checks, call `observe`
+    and `diagnose` instead, and keep the last observation.
     """
     zookeepers = [each for each in (zookeeper, kafka_zookeeper) if each is not None]
 
@@ -137,7 +137,7 @@ async def examine(
 def diagnose(
     before: Observation, after: Observation, *, root: str = DEFAULT["root"], patience_s: float = 60.0
 ) -> list[Finding]:
-    """The findings from two polls of the same group, the worst first. Pure; `before` may be `after` itself."""
+    """Returns the findings from two polls of the same group, the worst first. `before` may be `after` itself."""
     found = [check_failed(what, why) for what, why in after.failed_checks]
     found += cluster_findings(before, after)
     found += leftover_findings(after, root)
@@ -155,9 +155,9 @@ def chroot_missing(hosts: str, chroot: str, why: str) -> Finding:
         Severity.CRITICAL,
         f"the chroot {chroot} does not exist: {why}",
         (hosts,),
-        "Members do not start without it. With a mistyped chroot they would be a second group, whose members read all "
+        "Members do not start without it: with a mistyped chroot they would form a second group that reads all "
         "partitions too.",
-        "Compare the chroot with the settings of the members. If this is a new installation, create it.",
+        "Compare the chroot with the settings of the members. In a new installation, create it.",
         f"zkCli.sh -server {hosts.partition('/')[0]} create {chroot}",
         Fix("chroot", f"create the chroot {chroot}", (hosts,)),
     )
@@ -169,6 +169,6 @@ def check_failed(what: str, why: str) -> Finding:
         Severity.WARNING,
         f"{what} could not be read: {why}",
         (what,),
-        "Its problems are missing from this list.",
-        "Make sure that this machine can reach it and may read and describe it.",
+        "Problems there are missing from this list.",
+        "Check that this machine can connect to it, and that its credentials allow to read and describe it.",
     )

@@ -1,4 +1,4 @@
-"""One finding of the doctor: a problem, its consequence, and the remedy."""
+"""A finding of the doctor: a problem, its consequence, and the remedy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHROOT_MISSING = "chroot-missing"
 
 
 class Severity(IntEnum):
-    """INFO needs no action; WARNING will become a problem; CRITICAL loses or repeats records, or stops partitions."""
+    """INFO needs no action. WARNING will become a problem. CRITICAL loses or repeats records, or stops partitions."""
 
     INFO = 1
     WARNING = 2
@@ -26,31 +26,31 @@ class Severity(IntEnum):
 
 
 class Fix(NamedTuple):
-    """A remedy that `allocator doctor --fix` executes: it changes neither an owner nor an offset."""
+    """A remedy that `allocator doctor --fix` executes. It changes neither an owner nor an offset."""
 
     kind: Literal["orders", "groups", "chroot"]
     text: str
-    """What it does, as a command: "delete the empty znodes of 2 groups"."""
+    """The action in the imperative: "delete the empty znodes of 2 groups"."""
     names: tuple[str, ...]
     """The ids of the orders, the groups, or the chroot."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One problem. `id` is stable, so alerts and scripts may use it (docs/doctor.md lists all ids)."""
+    """One finding. `id` is stable, so alerts and scripts may use it; docs/doctor.md lists all ids."""
 
     id: str
     severity: Severity
     what: str
     where: tuple[str, ...]
-    """All affected partitions, members, brokers and znodes."""
+    """The affected partitions, members, brokers or znodes."""
     why: str
-    """Why it matters."""
+    """The consequence."""
     do: str
     command: Optional[str] = None
-    """The command that is the remedy, or the first step of it. Values for the user to choose are in capitals."""
+    """The command that is the remedy, or its first step. The user replaces words in capitals."""
     fix: Optional[Fix] = None
-    """What `allocator doctor --fix` does about it; None if that would not be safe."""
+    """The automatic remedy; None if an automatic remedy would not be safe."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -62,12 +62,12 @@ class Finding:
 
     @property
     def is_unseen(self) -> bool:
-        """Whether it says that a cluster could not be examined."""
+        """True if a cluster could not be examined."""
         return self.id in (COULD_NOT_LOOK, CHROOT_MISSING)
 
     @property
     def place(self) -> str:
-        """`where` in one line, limited to a few names."""
+        """`where` in one line, shortened."""
         return listed(self.where)
 
 

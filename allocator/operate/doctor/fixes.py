@@ -1,7 +1,7 @@
 """The remedies that `allocator doctor --fix` executes.
 
-Guarantee: a fix changes neither an owner nor an offset. It checks its condition again just before it writes, so it may
-be repeated, and may run beside live members.
+Guarantee: a fix changes neither an owner nor an offset. It checks its condition again just before it writes, so it is
+safe to repeat, and safe beside live members.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from allocator.core.zookeeper import NoZnode, Op, ZooKeeperClient, ZooKeeperErro
 from allocator.errors import NoSuchOrder
 from allocator.operate.doctor.finding import Fix
 
-CLOCK_MS = 600_000  # an order is over by the leader's clock; more: clocks may differ by more
-YOUNG_MS = 3_600_000  # a member that joins creates the znodes of its group just before its own
+CLOCK_MS = 600_000  # orders expire by the leader's clock. Higher: tolerates a larger difference of clocks
+YOUNG_MS = 3_600_000  # a member that joins creates the znodes of its group just before its own znode
 
 
 async def apply(
     fix: Fix, zookeeper: ZooKeeperClient, group: str | None, root: str, clock: Callable[[], float] = time.time
 ) -> str:
-    """Executes a fix of `diagnose`; returns what it did. Raises ZooKeeperError, InvalidZnode."""
+    """Executes a fix from `diagnose`, and returns what it did. Raises ZooKeeperError, InvalidZnode."""
     now_ms = int(clock() * 1000)
     if fix.kind == "orders":
         assert group is not None
@@ -32,7 +32,7 @@ async def apply(
 
 
 def is_long_expired(order: Order, now_ms: int) -> bool:
-    """Whether the order has no effect any more, by any clock that is a little wrong."""
+    """Returns whether the order has expired even if clocks differ by `CLOCK_MS`."""
     return order.expired(now_ms - CLOCK_MS)
 
 
@@ -46,21 +46,21 @@ async def _withdraw(zk: ZooKeeperClient, paths: Paths, ids: Collection[str], now
         try:
             return f"withdrew {len(await store.remove(chosen, now_ms))} expired orders"
         except NoSuchOrder:
-            pass  # an operator was faster
+            pass  # an operator withdrew one at the same time
 
 
 async def leftover_groups(zk: ZooKeeperClient, root: str, names: Collection[str], now_ms: int) -> tuple[str, ...]:
-    """The groups of `names` that are empty znodes: no partition ever had an owner there, and no order is kept."""
+    """Returns the groups of `names` that consist of empty znodes: they never had an assignment, and have no orders."""
     found = await asyncio.gather(*(_skeleton(zk, Paths(root, name), now_ms) for name in names))
     return tuple(name for name, znodes in zip(names, found) if znodes)
 
 
 async def _skeleton(zk: ZooKeeperClient, paths: Paths, now_ms: int) -> list[str]:
-    """The znodes of a leftover group, children first; [] for any other group."""
+    """Returns the znodes of a leftover group, children first; [] for any other group."""
     below = {paths.members, paths.claims, paths.shards, paths.left}
     try:
         children = {f"{paths.base}/{name}" for name in await zk.get_children(paths.base)}
-        if children - below:  # an assignment has the generation, from which fencing tokens go on
+        if children - below:  # the assignment holds the generation, from which fencing tokens continue
             return []
         for path in (*children, paths.base):
             data, stat = await zk.get(path)
@@ -78,11 +78,15 @@ async def _delete(zk: ZooKeeperClient, root: str, names: Collection[str], now_ms
         if not znodes:
             continue
         try:
-            # one transaction: it fails as a whole if a member joins meanwhile, because its znode is below
+            # the transaction fails as a whole if a member has joined, because then a znode has a child
             await zk.multi([Op("delete", path) for path in znodes])
         except ZooKeeperError as error:
             if error.retriable:
                 raise
             continue
         deleted.append(name)
-    return f"deleted the empty znodes of {len(deleted)} groups" if deleted else "the groups are gone, or in use"
+    return (
+        f"deleted the empty znodes of {len(deleted)} groups"
+        if deleted
+        else "the groups do not exist any more, or are in use"
+    )

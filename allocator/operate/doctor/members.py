@@ -16,12 +16,12 @@ from allocator.operate.layouts import KIEL, OLD_CONSUMERS, OLD_OWNERS
 from allocator.types import TopicPartition
 
 DEFAULT_SESSION_S: float = DEFAULT["session_timeout_s"]
-UNEVEN = 1.5  # times the fair share; and at least two partitions above it
+UNEVEN = 1.5  # times the fair number of partitions, and at least two above it
 REBALANCING = {"PreparingRebalance", "CompletingRebalance", "AwaitingSync", "Assigning", "Reconciling"}
 
 
 def member_findings(before: Observation, after: Observation, root: str, patience_s: float) -> Iterator[Finding]:
-    """`patience_s`: a state that lasts longer than this does not end by itself."""
+    """Yields the findings. `patience_s`: a state that lasts longer counts as stuck."""
     yield from _presence(after, root)
     yield from _layouts(after, root)
     yield from _unclaimed_by_old_consumers(before, after)
@@ -37,15 +37,14 @@ def member_findings(before: Observation, after: Observation, root: str, patience
 
 
 def leftover_findings(seen: Observation, root: str) -> Iterator[Finding]:
-    """Groups that consist of empty znodes."""
     groups = seen.leftover_groups
     if groups:
         yield Finding(
             "leftover-groups",
             Severity.INFO,
-            f"{len(groups)} groups under {root} are empty znodes: they have no members, and never had an assignment",
+            f"{len(groups)} groups under {root} are empty znodes: they have no members and never had an assignment",
             groups,
-            "A process with a mistyped group name, or one that crashed at its start, left them. Lists show them.",
+            "They only clutter lists. A process with a mistyped group name, or a crash at the start, left them.",
             "Delete them.",
             f"allocator doctor --zookeeper ZOOKEEPER --root {root} --fix",
             Fix("groups", f"delete the empty znodes of {len(groups)} groups", groups),
@@ -62,8 +61,8 @@ def _presence(seen: Observation, root: str) -> Iterator[Finding]:
                 Severity.CRITICAL,
                 f"ZooKeeper has no group {seen.group!r} under {root}{known}{kafka}",
                 (seen.group,),
-                "No member consumes under this name, or its members use another ensemble, root or chroot.",
-                "Check the name, the root and the ZooKeeper chroot against the settings of a member.",
+                "No process reads for this group here, or its members use another ensemble, root or chroot.",
+                "Compare the name, the root and the chroot of ZooKeeper with the settings of a member.",
                 "allocator group list",
             )
         return
@@ -81,53 +80,53 @@ def _presence(seen: Observation, root: str) -> Iterator[Finding]:
         Severity.WARNING if lag != (0, 0) or not seen.version else Severity.INFO,
         f"the group has no members{in_kafka}; {waiting}",
         (seen.report.state.group,),
-        "No records are consumed. Kafka drops the offsets of an empty group after offsets.retention.minutes.",
-        "Start its members. If the group is no longer needed, do nothing.",
+        "Nobody reads its records. Kafka deletes the offsets of an empty group after offsets.retention.minutes.",
+        "Start its members. If nobody needs the group any more, do nothing.",
         "allocator run CONFIG",
     )
 
 
 def _layouts(seen: Observation, root: str) -> Iterator[Finding]:
     group = seen.group or ""
-    ours = [f"{root}/{group}/members"] if seen.state is not None and seen.state.members else []
+    current = [f"{root}/{group}/members"] if seen.state is not None and seen.state.members else []
     by_kafka = ["Kafka's own protocol"] if seen.kafka is not None and seen.kafka.members else []
     kiel = [KIEL.format(group)] if seen.old.kiel else []
     old = [OLD_CONSUMERS.format(group)] if seen.old.consumers else []
-    together = (*ours, *by_kafka, *kiel, *old)
+    together = (*current, *by_kafka, *kiel, *old)
     if len(together) > 1:
         yield Finding(
             "several-protocols",
             Severity.CRITICAL,
-            f"members of this group use {len(together)} protocols that do not coordinate with each other",
+            f"the members use {len(together)} group protocols, which do not coordinate with each other",
             together,
-            "Each protocol assigns all partitions, so each record is processed more than once, and members overwrite "
-            "each other's commits. Kafka refuses commits of members outside its own protocol.",
-            "Keep the members of one protocol, and stop the others or give them another group name.",
+            "Each protocol assigns all partitions. So members process each record more than once and overwrite each "
+            "other's commits, or Kafka refuses their commits.",
+            "Decide for one protocol. Stop all other members, or change their group name.",
             f"allocator group describe {group}",
         )
     if kiel:
         yield Finding(
             "kiel-layout",
             Severity.WARNING,
-            f"{len(seen.old.kiel)} members are registered in kiel's layout",
+            f"{len(seen.old.kiel)} members use the layout of kiel",
             tuple(f"{kiel[0]}/{member}" for member in seen.old.kiel),
-            "Members of kiel do not wait for each other to release partitions: each rebalance repeats some records.",
-            'Upgrade them one by one with membership = "kiel". When the last member of kiel is gone, move the group.',
+            "Members of kiel do not wait until the former owner has released a partition: rebalances repeat records.",
+            'Upgrade them one by one with membership = "kiel". When no member runs kiel any more, move the group.',
             f"allocator group adopt {group}",
         )
     if old:
         yield Finding(
             "old-consumer-layout",
             Severity.WARNING,
-            f"{len(seen.old.consumers)} members are registered in the layout of Kafka 0.8's high-level consumers",
+            f"{len(seen.old.consumers)} members use the layout of Kafka 0.8's high-level consumer",
             tuple(f"{old[0]}/{member}" for member in seen.old.consumers),
-            "Clients since 0.9 do not see them, and Kafka 4 has no ZooKeeper for them.",
+            "Newer clients do not coordinate with them, and Kafka 4 has no ZooKeeper for them.",
             "Move them to a newer client before you upgrade the cluster beyond 3.x.",
         )
 
 
 def _unclaimed_by_old_consumers(before: Observation, after: Observation) -> Iterator[Finding]:
-    """Partitions that consumers of 0.8 subscribe to, but do not own in either poll."""
+    """Yields partitions that consumers of 0.8 subscribe to, but did not own in either poll."""
 
     def unowned(seen: Observation) -> set[TopicPartition]:
         old = seen.old
@@ -140,10 +139,10 @@ def _unclaimed_by_old_consumers(before: Observation, after: Observation) -> Iter
             Severity.CRITICAL,
             f"{len(lacking)} partitions have no owner under {OLD_OWNERS.format(after.group)}",
             names(lacking),
-            "No member processes their records. Consumers of 0.8 retry a claim a few times (rebalance.max.retries). If "
-            "the former owner still holds it then, they wait until a member joins or leaves.",
-            "Restart one member, so that all members retry. Then raise rebalance.max.retries or rebalance.backoff.ms "
-            "until the retries last longer than a session timeout and the slowest handler.",
+            "Nobody processes their records. A consumer of 0.8 stops after rebalance.max.retries attempts if the "
+            "former owner still holds the partition, and retries only when a member joins or leaves.",
+            "Restart one member, so that all members retry. Then raise rebalance.max.retries or rebalance.backoff.ms: "
+            "the retries have to last longer than a session timeout and the slowest handler.",
         )
 
 
@@ -159,9 +158,9 @@ def _ownership(before: Observation, after: Observation) -> Iterator[Finding]:
             f"{len(without)} partitions have no owner, because allocator function "
             f"{plain(document.strategy) if document is not None else ''} omits them",
             names(without),
-            "No member processes their records; the lag of these partitions grows.",
-            "Change the function so that it assigns them. If it omits them on purpose, make sure that another consumer "
-            "reads them.",
+            "Nobody processes their records, and their lag grows.",
+            "Change the function so that it assigns them. If it omits them on purpose, check that another group reads "
+            "them.",
             f"allocator group describe {group}",
         )
     for each in after.report.reserved:
@@ -171,23 +170,23 @@ def _ownership(before: Observation, after: Observation) -> Iterator[Finding]:
             f"{len(each.partitions)} partitions wait for instance {shown(each.instance_id)} to start again, until "
             f"{clock_time(each.until)}",
             names(each.partitions),
-            f"No member processes their records for now: restart_grace_s reserves them. The instance ran on "
+            "Nobody processes their records until then (restart_grace_s). The instance last ran on "
             f"{plain(each.host)}.",
-            "Start the process again. If it does not come back, wait for the end of its grace, or end it now.",
+            "Start the process again. If it does not come back, wait, or end the reservation.",
             f"allocator group release {group} {each.instance_id}",
         )
         without |= each.partitions
     unowned = set(after.report.unowned) - without
-    unowned &= set(before.report.unowned) if before.report is not None else set()  # a moving one has none for a moment
+    unowned &= set(before.report.unowned) if before.report is not None else set()  # moving partitions have no owner
     if unowned:
         yield Finding(
             "unowned-partitions",
             Severity.CRITICAL,
             f"{len(unowned)} partitions have no owner",
             names(unowned),
-            "No member processes their records; the lag of these partitions grows until they have an owner.",
-            "Check the other findings about this group (a stuck member, a refused assignment). The leader's log has "
-            f"the reason. The leader is {after.report.state.name_of(after.report.state.leader or '')}.",
+            "Nobody processes their records, and their lag grows.",
+            "Check the other findings about this group (a stuck member, a refused assignment), and the log of the "
+            f"leader, {after.report.state.name_of(after.report.state.leader or '')}.",
             f"allocator group describe {group}",
         )
     earlier = {} if before.state is None else _claimed_twice(before.state)
@@ -199,9 +198,9 @@ def _ownership(before: Observation, after: Observation) -> Iterator[Finding]:
             f"{len(doubly)} partitions are claimed by several members: "
             + ", ".join(map(after.report.state.name_of, sorted({m for holders in doubly.values() for m in holders}))),
             names(doubly),
-            "Each of these members processes their records. No version of this library writes such claims: another "
-            "program wrote one, or ZooKeeper was restored from a backup under live members.",
-            "Restart all of these members except one. If no other program wrote the znodes, report it with their "
+            "All of these members process their records. Another program wrote a claim, or ZooKeeper was restored "
+            "from a backup while members were alive. This library writes no such claims.",
+            "Restart all of these members except one. If nothing else wrote the znodes, report a bug with their "
             "content.",
             f"allocator group describe {group}",
         )
@@ -235,13 +234,12 @@ def _stuck(before: Observation, after: Observation, paths: Paths, patience_s: fl
             yield finding(
                 "stuck-member",
                 member,
-                f"was told {age_s:.0f} s ago to release {len(entry.partitions)} partitions, and still holds them (its "
+                f"still holds {len(entry.partitions)} partitions that it should have released {age_s:.0f} s ago (its "
                 f"claim is at revision {_revision(state, member)}, the request at {entry.since})",
                 entry.partitions,
-                "A member releases partitions when its handler has finished their records. Until then the next owner "
-                "waits, and so does the rest of the rebalance.",
-                "Check its handler (a call without a timeout?), or restart that process: its session ends, and the "
-                "partitions move.",
+                "A member releases partitions once its handler has finished their records. The next owner and the "
+                "rest of the rebalance wait for it.",
+                "Check its handler for a call without a timeout, or restart the process: then the partitions move.",
             )
     for member, parts in state.document.owners.items():
         claim = state.claims.get(member)
@@ -251,11 +249,11 @@ def _stuck(before: Observation, after: Observation, paths: Paths, patience_s: fl
             yield finding(
                 "stuck-member",
                 member,
-                f"was assigned {len(unclaimed)} partitions {age_s:.0f} s ago and has not started them (its claim is at "
-                f"revision {_revision(state, member)}, the assignment at {state.document.revision})",
+                f"got {len(unclaimed)} partitions {age_s:.0f} s ago and has not started them (its claim is at revision "
+                f"{_revision(state, member)}, the assignment at {state.document.revision})",
                 unclaimed,
-                "No member processes them, and the leader cannot assign them to another while this member is alive.",
-                "Check its log, or restart that process.",
+                "Nobody processes them, and the leader cannot assign them to another member while this one is alive.",
+                "Check its log, or restart the process.",
             )
     session_s = after.requested_session_s or DEFAULT_SESSION_S
     for member in state.members:
@@ -264,13 +262,13 @@ def _stuck(before: Observation, after: Observation, paths: Paths, patience_s: fl
             yield finding(
                 "silent-member",
                 member,
-                f"has not written its znode for {silent_s:.0f} s, while others have; the session timeout is "
-                f"{session_s:g} s",
+                f"has not written its znode for {silent_s:.0f} s, unlike others; the session timeout is {session_s:g} "
+                "s",
                 (),
-                "A member renews its lease each quarter of its session timeout, and delivers nothing without a lease. "
-                "Its event loop is blocked while kazoo's thread keeps the session, so no member reads its partitions "
-                "and they do not move. Or its session timeout is many times the one named here.",
-                "Find the call that blocks its event loop (one that is not awaited?), or restart that process.",
+                "It has no valid lease and delivers nothing, but its session keeps its partitions from moving. "
+                "Probably a call blocks its event loop. (Or its session timeout is much longer than the timeout "
+                "above.)",
+                "Find the call that blocks the event loop, such as synchronous I/O, or restart the process.",
             )
 
 
@@ -282,9 +280,9 @@ def _znodes(state: GroupState, root: str) -> Iterator[Finding]:
             Severity.WARNING,
             "; ".join(unreadable[:3]) + (f"; and {len(unreadable) - 3} more" if len(unreadable) > 3 else ""),
             tuple(problem.split()[1] for problem in unreadable),
-            "Another program, or a newer version of this library, writes under this root. The group ignores invalid "
-            "znodes, so a member may get no partitions.",
-            "Find the program that wrote it. Delete the znode if no member owns it.",
+            "The group ignores invalid znodes, so a member may get no partitions. Another program, or a newer version "
+            "of this library, writes under this root.",
+            "Find the program that wrote the znode. Delete the znode if it does not belong to a member.",
             f"zkCli.sh -server ZOOKEEPER get {quote(plain(unreadable[0].split()[1]))}",
         )
     document = state.document
@@ -296,9 +294,9 @@ def _znodes(state: GroupState, root: str) -> Iterator[Finding]:
             Severity.CRITICAL,
             f"the leader keeps the assignment of generation {document.generation}: {document.problem}",
             (f"{root}/{state.group}/assignment", state.name_of(document.leader)),
-            "The allocator function raised an exception, or did not return each partition exactly once. Members that "
-            "joined since get no partitions, and partitions of members that left have no owner.",
-            "Correct the function, or choose another one. The leader calls it again at the next change.",
+            "The allocator function raised an exception, or did not return each partition exactly once. New members "
+            "get no partitions, and partitions of members that left have no owner.",
+            "Correct the function, or configure another one. The leader calls it again at the next change.",
             "allocator run CONFIG --check",
         )
     for member, why in document.refused.items():
@@ -308,8 +306,8 @@ def _znodes(state: GroupState, root: str) -> Iterator[Finding]:
             f"member {state.name_of(member)} gets no partitions: {why}",
             (state.name_of(member),),
             "It has no allocator function in common with the rest of its group.",
-            "Configure a common function in all members, in the same order. During a change, let new members offer "
-            "both.",
+            "Configure the same functions in all members, in the same order. During a change, new members have to "
+            "offer both.",
             "allocator run CONFIG --check",
         )
 
@@ -324,8 +322,8 @@ def _differences(seen: Observation) -> Iterator[Finding]:
             Severity.WARNING,
             "members offer different allocator functions: " + "; ".join(sorted(" or ".join(each) for each in offered)),
             tuple(map(seen.state.name_of, members)),
-            "The order of the oldest member decides among the common functions. When it leaves, the group may switch "
-            "to another function, and most partitions move.",
+            "The oldest member decides among the common functions. When it leaves, the group may switch to another "
+            "function, and most partitions move.",
             "Finish the deployment, or configure the same functions in the same order in all members.",
             f"allocator group describe {seen.state.group}",
         )
@@ -337,7 +335,7 @@ def _differences(seen: Observation) -> Iterator[Finding]:
             Severity.WARNING,
             f"members subscribe to topics that the cluster does not have: {', '.join(sorted(missing))}",
             tuple(sorted(missing)),
-            "Members wait for such topics without an error, so a typo looks like an idle topic.",
+            "Members wait for such topics without an error, so a mistyped name looks like an idle topic.",
             "Correct the name, or create the topic.",
             f"kafka-topics.sh --bootstrap-server BROKERS --create --topic {min(missing)} --partitions COUNT",
         )
@@ -348,12 +346,12 @@ def _endless_rebalance(before: Observation, after: Observation) -> Iterator[Find
         yield Finding(
             "endless-rebalance",
             Severity.WARNING,
-            f"Kafka's coordinator says {after.kafka_state}, and said {before.kafka_state} "
-            f"{(after.ended_ms - before.ended_ms) / 1000:.0f} s ago",
+            f"Kafka's coordinator reports {after.kafka_state}, and reported {before.kafka_state} "
+            f"{(after.ended_ms - before.ended_ms) / 1000:.0f} s before",
             tuple(map(after.kafka.name_of, after.kafka.members)),
-            "No member consumes until every member has joined again. A member that does not poll delays the group for "
-            "its whole rebalance timeout.",
-            "Find the member with the slow handler. Give it fewer records at once, or a longer timeout.",
+            "No member reads until every member has joined again. A member that does not poll delays the group for its "
+            "whole rebalance timeout.",
+            "Find the member with the slow handler, and lower its records per poll or raise its timeout.",
         )
 
 
@@ -365,7 +363,7 @@ def _different_subscriptions(state: GroupState) -> Iterator[Finding]:
             Severity.INFO,
             f"members subscribe to {len(wanted)} different sets of topics",
             tuple(map(state.name_of, state.members)),
-            "This may be intended. If not, some topics have fewer members than the group.",
+            "If this is not intended, some topics have fewer members than the group.",
             "Compare the members' topics.",
             f"allocator group describe {state.group}",
         )
@@ -381,18 +379,18 @@ def _load_not_followed(state: GroupState) -> Iterator[Finding]:
         yield Finding(
             "load-not-followed",
             Severity.WARNING,
-            f"{len(following)} of {len(state.members)} members have follow_load, and the group does not follow load: "
+            f"{len(following)} of {len(state.members)} members have follow_load, but the group does not follow load: "
             f"{len(without)} members do not offer {function}",
             tuple(map(state.name_of, without)),
-            "Members of older versions do not know the setting, and all members have to agree on it. Until then the "
-            "functions of `assignor` decide.",
-            "Give all members the same follow_load.",
+            "All members need the setting, and older versions do not have it. Until then the functions of `assignor` "
+            "decide.",
+            "Upgrade these members, and configure the same follow_load in all members.",
             f"allocator group describe {state.group}",
         )
 
 
 def _shares(seen: Observation) -> Iterator[Finding]:
-    """The number of partitions of each member, if all members have the same subscription."""
+    """Yields idle and overloaded members, if all members have the same subscription."""
     state = seen.state if seen.state is not None and seen.state.members else seen.kafka
     if state is None or (state is seen.kafka and seen.kafka_state != "Stable"):
         return
@@ -410,11 +408,11 @@ def _shares(seen: Observation) -> Iterator[Finding]:
             Severity.INFO,
             f"{len(idle)} of {len(held)} members own nothing: the topics have {total} partitions",
             tuple(map(state.name_of, idle)),
-            "They are idle and do not increase throughput.",
-            "Keep them as a reserve, stop them, or add partitions (which moves keys to other partitions).",
+            "More members than partitions do not increase throughput.",
+            "Keep them as a reserve, stop them, or add partitions (keys then move to other partitions).",
         )
         return
-    # rack-aware and follow_load balance something other than the number of partitions
+    # rack-aware and follow_load do not balance the number of partitions
     if strategy == "rack-aware" or state.load_source is not None or _is_steered(seen):
         return
     whole = sum(info.weight for info in state.members.values())
@@ -428,15 +426,15 @@ def _shares(seen: Observation) -> Iterator[Finding]:
             f"{state.name_of(worst)} owns {over[worst]} of {total} partitions where {fair[worst]:.1f} would be fair "
             f"(allocator function {strategy or 'unknown'})",
             tuple(sorted(map(state.name_of, over))),
-            "The group is as slow as its busiest member. `range` causes this with many topics, because it assigns each "
-            "topic from the first member on.",
-            'Choose a function that counts over all topics ("naive", "sticky", "cooperative-sticky").',
+            "The group is as slow as its busiest member. `range` causes this with many topics, because it starts each "
+            "topic at the first member.",
+            'Choose a function that balances all topics together ("naive", "sticky", "cooperative-sticky").',
             None if seen.state is None else f"allocator group plan {seen.state.group} --function sticky",
         )
 
 
 def _is_steered(seen: Observation) -> bool:
-    """Whether orders, and not the function alone, decide how many partitions a member has."""
+    """Returns whether orders influence how many partitions a member owns."""
     orders = () if seen.report is None else seen.report.orders
     return any(each.order.kind != "budget" and each.state in ("kept", "waiting") for each in orders)
 

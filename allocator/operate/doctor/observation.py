@@ -1,6 +1,7 @@
-"""One poll of a cluster and a group. It only reads.
+"""Polls a cluster and a group once.
 
-No client can avoid one exception: a broker of 0.8.2 creates its offsets topic when it is first asked for a coordinator.
+It only reads, with one exception that no client can avoid: a broker of 0.8.2 creates its offsets topic on the first
+request for a coordinator.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from allocator.operate.kafka_describe import BrokerSeen, Replicas, kafka_group
 from allocator.operate.layouts import OldLayouts, children, old_layouts
 from allocator.types import OffsetAndMetadata, TopicPartition
 
-AHEAD_S = 60.0  # small clock differences do not explain a timestamp further in the future than this
+AHEAD_S = 60.0  # differences between clocks do not explain a timestamp further in the future
 
 
 @dataclass(frozen=True)
 class Registration:
-    """The znode of a broker: the broker's clock when it started, and ZooKeeper's at that moment."""
+    """The start of a broker by its own clock, and by ZooKeeper's clock."""
 
     broker: int
     broker_ms: int
@@ -41,38 +42,38 @@ class Registration:
 
 @dataclass(frozen=True)
 class Observation:
-    """The result of one poll. Times are milliseconds since the epoch."""
+    """The result of one poll. Times are in milliseconds since the epoch."""
 
     group: Optional[str]
     began_ms: float = 0.0
     ended_ms: float = 0.0
     """Both by the clock of this machine."""
     failed_checks: tuple[tuple[str, str], ...] = ()
-    """(check, reason) for each failed check."""
+    """(check, error) for each failed check."""
     version: tuple[int, ...] = ()
     brokers: Mapping[int, BrokerSeen] = field(default_factory=dict)
     replicas: Mapping[TopicPartition, Replicas] = field(default_factory=dict)
     """All partitions of the cluster; empty without a Kafka client."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Settings of one broker; empty before 0.11."""
+    """The settings of one broker; empty before 0.11."""
     report: Optional[GroupReport] = None
     """None: neither ZooKeeper nor Kafka knows the group."""
     modified: Mapping[str, int] = field(default_factory=dict)
-    """Time of the last write to each znode of the group, by ZooKeeper's clock."""
+    """Path -> time of the last write by ZooKeeper's clock, for the znodes of the group."""
     kafka: Optional[GroupState] = None
-    """The group as Kafka's coordinator knows it, apart from `report`."""
+    """The group as Kafka's coordinator reports it; `report` has the group in ZooKeeper."""
     old_offsets: Mapping[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
-    """Offsets that ZooKeeper has and Kafka has not; `report` includes them."""
+    """Offsets that only ZooKeeper has; `report` includes them."""
     old: OldLayouts = field(default_factory=OldLayouts)
-    """The group in the ZooKeeper layouts of kiel and Kafka 0.8."""
+    """The group in the znode layouts of kiel and Kafka 0.8."""
     registrations: tuple[Registration, ...] = ()
     future_timestamps: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Partition -> timestamp of a record that is ahead of this machine's clock."""
+    """Partition -> timestamp of a record that lies in the future by this machine's clock."""
     requested_session_s: Optional[float] = None
     granted_session_s: Optional[float] = None
-    """Session timeouts: the one requested from ZooKeeper, and the one it granted."""
+    """The session timeouts that were requested from and granted by ZooKeeper."""
     known_groups: tuple[str, ...] = ()
-    """Other groups under this root, if this group is not there."""
+    """The groups under this root, if this group is not among them."""
     leftover_groups: tuple[str, ...] = ()
     """Groups under this root that consist of empty znodes; only without a `group`."""
 
@@ -82,22 +83,22 @@ class Observation:
 
     @property
     def kafka_state(self) -> str:
-        """The coordinator's name of the group's state; "" if Kafka does not know the group."""
+        """The state of the group, as Kafka's coordinator names it; "" if Kafka does not know the group."""
         return "" if self.kafka is None or self.kafka.coordinated is None else self.kafka.coordinated.state
 
     @property
     def zookeeper_ms(self) -> Optional[int]:
-        """ZooKeeper's clock at the last write. Live members write every quarter of a session timeout."""
+        """Time of the last write by ZooKeeper's clock. Live members write every quarter of a session timeout."""
         return max(self.modified.values(), default=None)
 
     def age_s(self, path: str) -> Optional[float]:
-        """Minimum seconds since the last write to a znode; None if it was not read."""
+        """Returns the seconds that have passed at least since the last write to a znode; None if unknown."""
         now, then = self.zookeeper_ms, self.modified.get(path)
         return None if now is None or then is None else (now - then) / 1000
 
 
 class _Collector:
-    """Collects the fields of an `Observation`. A failed check does not stop the others."""
+    """Collects the fields of an `Observation`, and the errors of failed checks."""
 
     def __init__(self) -> None:
         self.failed_checks: list[tuple[str, str]] = []
@@ -120,9 +121,9 @@ async def observe(
     report: GroupReport | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Observation:
-    """Polls once. `zookeepers`: the ensemble of the group first, then others that may have Kafka's own znodes.
+    """Polls once. `zookeepers`: the ensemble of the group, then ensembles that may have Kafka's own znodes.
 
-    `report`: the group as the caller has just read it; None: reads it.
+    `report`: the group, if the caller has just read it.
     """
     began = clock() * 1000
     collector = _Collector()
@@ -144,7 +145,7 @@ async def observe(
     for each in zookeepers:
         async with collector.check("old layouts and brokers in ZooKeeper"):
             await _old_layouts(each, group, collector.fields)
-    # without members in ZooKeeper: Kafka's coordinator has them, see `kafka`
+    # without a group in ZooKeeper, `kafka` has the members
     known = GroupReport(state or GroupState(group or "", {}, {}, None))
     if client is not None:
         await _cluster(client, collector)
@@ -177,7 +178,7 @@ async def _registration(zk: ZooKeeperClient, name: str) -> Registration | None:
         data, stat = await zk.get(f"/brokers/ids/{name}")
         return Registration(int(name), int(json.loads(data)["timestamp"]), stat.created_ms)
     except (NoZnode, ValueError, KeyError, TypeError):
-        return None  # the broker stopped meanwhile, or its znode has no timestamp
+        return None  # the broker has stopped, or its znode has no timestamp
 
 
 async def _cluster(client: KafkaClient, collector: _Collector) -> None:
@@ -195,7 +196,7 @@ async def _cluster(client: KafkaClient, collector: _Collector) -> None:
 async def _kafka_group(
     client: KafkaClient, report: GroupReport, collector: _Collector, clock: Callable[[], float]
 ) -> GroupReport:
-    """Adds the partitions that members of other protocols subscribe to, and offsets that are in ZooKeeper."""
+    """Adds the partitions that members of other protocols subscribe to, and the offsets in ZooKeeper."""
     group, logs = report.state.group, report.logs
     async with collector.check("the group in Kafka"):
         collector.fields["kafka"] = await kafka_group(client, group)

@@ -10,7 +10,7 @@ from allocator.operate.group_report import GroupReport
 from allocator.types import TopicPartition
 
 MARKERS = 10  # transactions leave offsets at the end of a log that no consumer sees
-NOISE = 0.1  # of the written records: lag varies by this much with the time of the commits
+NOISE = 0.1  # of the written records: lag varies this much between commits
 A_WEEK_MINUTES = 7 * 24 * 60
 
 
@@ -30,7 +30,7 @@ def _outside(seen: Observation, report: GroupReport) -> Iterator[Finding]:
     group, logs = report.state.group, report.logs
 
     def reset(to: str, partitions: Iterable[TopicPartition]) -> str | None:
-        """The command, for offsets in Kafka only."""
+        """Returns the command; None if no offset is in Kafka."""
         chosen = sorted({p.topic for p in partitions if p not in seen.old_offsets})
         topics = " ".join(f"--topic {topic}" for topic in chosen)
         return f"allocator group offsets reset {group} --to {to} {topics} --execute" if topics else None
@@ -46,12 +46,12 @@ def _outside(seen: Observation, report: GroupReport) -> Iterator[Finding]:
         yield Finding(
             "offset-below-log-start",
             Severity.CRITICAL,
-            f"{sum(below.values())} records were deleted before the group had read them, in {len(below)} partitions",
+            f"{sum(below.values())} records were deleted before the group read them, in {len(below)} partitions",
             names(below),
-            "The group has lost these records. A member that starts there follows auto_offset_reset: with `latest` it "
+            "The group lost these records. A member that starts there follows auto_offset_reset: with `latest` it "
             "skips the remaining records too.",
-            "Save the remaining records: stop the members and reset to the earliest record. Then set the retention of "
-            "the topic above the longest outage of the group.",
+            "To read the remaining records, stop the members and reset to the earliest record. Then raise the "
+            "retention of the topic above the longest outage of the group.",
             reset("earliest", below),
         )
     if above:
@@ -60,8 +60,8 @@ def _outside(seen: Observation, report: GroupReport) -> Iterator[Finding]:
             Severity.CRITICAL,
             f"offsets of {len(above)} partitions are up to {max(above.values())} records beyond the end of the log",
             names(above),
-            "The topic was deleted and created again, offsets of another cluster were copied without a map, or an "
-            "unclean election truncated the log. Members follow auto_offset_reset, and repeat or skip records.",
+            "Members follow auto_offset_reset, and repeat or skip records. The topic was deleted and created again, an "
+            "unclean election truncated the log, or offsets were copied from another cluster without a map.",
             "Find the cause, then stop the members and reset the offsets.",
             reset("OFFSET", above),
         )
@@ -77,7 +77,7 @@ def _gone(seen: Observation, report: GroupReport) -> Iterator[Finding]:
             f"the group has {'an assignment' if assigned else 'offsets'} of {len(gone)} partitions that do not exist",
             names(gone),
             "The topic was deleted. If a topic of this name is created again, members start at the old offsets.",
-            "Do nothing if it stays deleted: Kafka drops the offsets in time.",
+            "If it stays deleted, do nothing: Kafka deletes the offsets later.",
             f"kafka-consumer-groups.sh --bootstrap-server BROKERS --group {report.state.group} "
             f"--delete-offsets --topic {min(gone).topic}",
         )
@@ -91,9 +91,9 @@ def _missing(before: Observation, after: Observation, report: GroupReport) -> It
             Severity.INFO if after.old.kiel or after.old.consumers else Severity.WARNING,
             f"offsets of {len(in_zookeeper)} partitions are in ZooKeeper and not in Kafka",
             names(in_zookeeper),
-            "kiel and consumers of 0.8 store them there. Most newer clients read offsets from Kafka only, and would "
+            "kiel and consumers of 0.8 store them there. Most newer clients read offsets only from Kafka, and would "
             "start at the earliest or latest record.",
-            "Use GroupedConsumer, which reads them, or copy them while the group has no members.",
+            "Use GroupedConsumer, which reads both, or copy the offsets while the group has no members.",
             f"allocator offsets copy {report.state.group} {report.state.group} --storage zookeeper --brokers BROKERS "
             "--zookeeper ZOOKEEPER --execute",
         )
@@ -108,17 +108,17 @@ def _missing(before: Observation, after: Observation, report: GroupReport) -> It
             Severity.WARNING,
             f"{len(bare)} partitions have an owner and records, but no committed offset",
             names(bare),
-            "The next owner follows auto_offset_reset: it repeats records, or skips unread ones. The offsets expired, "
-            f"or were never committed.{kept}",
-            "If the handler commits, check that it finishes records. If offsets expired, raise "
-            "offsets.retention.minutes above the longest idle time of a partition.",
+            "The next owner follows auto_offset_reset, and repeats or skips records. The offsets expired, or were "
+            f"never committed.{kept}",
+            "Check that the handler finishes records and commits. If offsets expired, raise offsets.retention.minutes "
+            "above the longest idle time of a partition.",
             f"allocator group offsets show {report.state.group}",
         )
 
 
 def _retention(seen: Observation, report: GroupReport) -> Iterator[Finding]:
     minutes = seen.settings.get("offsets.retention.minutes")
-    # a group by Kafka's own protocol keeps its offsets while it has members (KIP-211, 2.1 and up)
+    # from 2.1 on, the offsets of a group of Kafka's own protocols do not expire while it has members (KIP-211)
     by_kafka = seen.kafka is not None and bool(seen.kafka.members) and seen.version >= (2, 1)
     if minutes is None or by_kafka or not set(report.logs.committed) - set(seen.old_offsets):
         return
@@ -128,16 +128,16 @@ def _retention(seen: Observation, report: GroupReport) -> Iterator[Finding]:
     yield Finding(
         "offsets-expire",
         Severity.INFO if int(minutes) >= A_WEEK_MINUTES else Severity.WARNING,
-        f"the brokers keep offsets for {int(minutes) / 1440:g} days, and records for longer",
+        f"the brokers keep offsets for {int(minutes) / 1440:g} days, and records longer",
         (report.state.group,),
-        "Kafka knows no members of this group. Running members commit idle offsets again in time. If all members are "
-        "stopped for longer, Kafka drops the offsets, and the next owner follows auto_offset_reset.",
-        "Set offsets.retention.minutes of the brokers at least as high as the topics' retention.",
+        "Running members commit idle offsets again in time. If all members are stopped for longer, Kafka deletes the "
+        "offsets, and the next owner follows auto_offset_reset.",
+        "Set offsets.retention.minutes of the brokers at least as high as the retention of the topics.",
     )
 
 
 def _log_retention_minutes(seen: Observation) -> float | None:
-    """None: unlimited or unknown. Ignores the setting of a single topic."""
+    """Returns the retention of the brokers; None if unlimited or unknown. Ignores settings of topics."""
     for name, factor in (("ms", 1 / 60_000), ("minutes", 1), ("hours", 60)):
         text = seen.settings.get(f"log.retention.{name}")
         if text is not None:
@@ -163,12 +163,12 @@ def _lag(before: Observation, after: Observation, earlier: GroupReport, report: 
         yield Finding(
             "no-progress",
             Severity.CRITICAL,
-            f"no offset was committed in {seconds:.0f} s in {len(still)} partitions that have owners, with "
-            f"{sum(still.values())} records waiting",
+            f"{len(still)} partitions have owners, but no commit in {seconds:.0f} s, with {sum(still.values())} "
+            "records waiting",
             names(still),
             "A handler hangs, or fails repeatedly at one record. (If the members commit less often than this, run the "
             "doctor again with a longer --interval.)",
-            "Check the owner's log for that partition. A dead-letter topic lets the group continue after a bad record.",
+            "Check the log of the owner. With a dead-letter topic, the group continues after a bad record.",
             f"allocator group describe {report.state.group}",
         )
     if growing:

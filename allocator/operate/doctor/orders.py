@@ -10,12 +10,12 @@ from allocator.operate.doctor.fixes import is_long_expired
 from allocator.operate.group_report import GroupReport
 from allocator.operate.order_report import OrderReport
 
-OLD_MS = 7 * 86_400_000  # an order without expiry is easily forgotten
-OLD_FREEZE_MS = 86_400_000  # new members get nothing meanwhile
+OLD_MS = 7 * 86_400_000  # operators forget orders without an expiry
+OLD_FREEZE_MS = 86_400_000  # new members get no partitions during a freeze
 
 
 def order_findings(report: GroupReport) -> Iterator[Finding]:
-    """Orders that are not kept, that members do not know, that are old, and that are over."""
+    """Yields orders that are not kept, unknown to some members, old, done or expired."""
     group, now_ms = report.state.group, report.state.read_ms
     in_force = [each for each in report.orders if each.state not in ("done", "expired", "not kept", "pending")]
     for each in report.orders:
@@ -25,17 +25,17 @@ def order_findings(report: GroupReport) -> Iterator[Finding]:
                 Severity.WARNING,
                 f"{_called(each)} is not kept: {plain(each.why)}",
                 (each.order.id,),
-                "The group does without it, so partitions are not where the operator wanted them.",
-                "Make it possible to keep the order (start the member, correct the name), or withdraw it.",
+                "The group continues without the order, so partitions are not where the operator wanted them.",
+                "Start the member or correct the name in the order, or withdraw the order.",
                 f"allocator group orders {group} --remove {each.order.id}",
             )
         elif each.state == "pending":
             yield Finding(
                 "order-pending",
                 Severity.WARNING,
-                f"{_called(each)} does not count: {plain(each.why)}",
+                f"{_called(each)} is not in force yet: {plain(each.why)}",
                 (each.order.id,),
-                "If a member of an older version leads, it assigns partitions without regard to the order.",
+                "A leader of an older version would assign partitions without regard to the order.",
                 "Upgrade the named members.",
                 f"allocator group orders {group}",
             )
@@ -48,8 +48,8 @@ def order_findings(report: GroupReport) -> Iterator[Finding]:
                 Severity.WARNING if each.order.kind == "freeze" else Severity.INFO,
                 f"{_called(each)} has been in force for {age_ms // 86_400_000} days, and has no expiry",
                 (each.order.id,),
-                "Orders that nobody remembers surprise those who look for the reason of an assignment.",
-                "Withdraw it, or give it again with --expires and --why.",
+                "A forgotten order makes the assignment hard to explain.",
+                "Withdraw the order, or give it again with --expires and --why.",
                 f"allocator group orders {group} --remove {each.order.id}",
             )
     over = [each for each in report.orders if each.state in ("done", "expired")]
@@ -58,10 +58,10 @@ def order_findings(report: GroupReport) -> Iterator[Finding]:
         yield Finding(
             "orders-over",
             Severity.INFO,
-            f"{len(over)} orders are done or have expired: {', '.join(map(_called, over[:3]))}",
+            f"{len(over)} orders are done or expired: {', '.join(map(_called, over[:3]))}",
             tuple(each.order.id for each in over),
-            "They have no effect. An evacuated member gets partitions again once its order is withdrawn.",
-            "Withdraw them when the member has been stopped.",
+            "Expired orders have no effect. An evacuated member gets partitions again once its order is withdrawn.",
+            "Withdraw them. Stop an evacuated member first, unless it should get partitions again.",
             f"allocator group orders {group} {' '.join(f'--remove {each.order.id}' for each in over)}",
             Fix("orders", f"withdraw {len(expired)} expired orders of {plain(group)}", expired) if expired else None,
         )

@@ -88,5 +88,5 @@ async def _delete(zk: ZooKeeperClient, root: str, names: Collection[str], now_ms
     return (
         f"deleted the empty znodes of {len(deleted)} groups"
         if deleted
-        else "the groups do not exist any more, or are in use"
+        else "the groups are in use, or already deleted"
     )

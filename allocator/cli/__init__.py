@@ -1,10 +1,7 @@
-"""The command `allocator`, also as `python -m allocator.cli`.
+"""The command `allocator`, also as `python -m allocator.cli`. `commands` has the command group.
 
-In: arguments, settings files, the environment. Out: text or JSON, and exit codes. May touch: every other package
-through its face; `testing` only in `cluster`.
-
-Loading the commands takes a moment, and a process may be out of memory before it ends. So this module sets up first how
-the process ends then: without a traceback. `commands` has the command group.
+The import of the commands takes time. So this module first ensures that Ctrl-C or a lack of memory during the import
+ends the process without a traceback.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ __all__ = ["main"]
 
 def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell ignores SIGINT for background jobs
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # `commands` takes it back once the command is loaded
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # `commands` restores the handler once the command is imported
     try:
         from allocator.cli.commands import main as commands
     except (MemoryError, ImportError, SystemError) as error:

@@ -1,4 +1,4 @@
-"""The clusters that a command acts on, from its options, the environment and a settings file."""
+"""Finds the clusters of a command from its options, the environment and a settings file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from allocator.daemon import Config, load
 from allocator.errors import ConfigError
 from allocator.operate import Clusters, check_members_known
 
-NOWHERE = "none"  # the value of --zookeeper with which the caller says that no ensemble has members of the group
+NOWHERE = "none"  # value of --zookeeper: no ensemble has members of the group
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,9 @@ class Access(Clusters):
     """The clusters of a command."""
 
     settings: Optional[Config] = field(default=None, repr=False)
-    """The settings file that they come from."""
+    """The content of the settings file, if one was given."""
     nowhere: bool = False
-    """True if the caller said that no ensemble has members of the group."""
+    """True after `--zookeeper none`."""
 
     @classmethod
     def of(
@@ -32,9 +32,9 @@ class Access(Clusters):
         timeout_s: float = 10.0,
         target: bool = False,
     ) -> Access:
-        """The given addresses, and what is missing from the settings file `config`.
+        """Returns the given addresses. The settings file `config` supplies what is missing.
 
-        Variables of the environment override the file; `target`: those for the target cluster.
+        Environment variables override the file. `target`: uses the variables for the target cluster.
         """
         nowhere = zookeeper == NOWHERE
         if nowhere:
@@ -54,27 +54,27 @@ class Access(Clusters):
         )
 
     def chosen_group(self, name: Optional[str]) -> str:
-        """`name`, or the group of the settings file."""
+        """Returns `name`, or the group in the settings file."""
         if name:
             return name
         if self.settings is None:
-            raise ConfigError("which group? Name it, or give --config")
+            raise ConfigError("no group was given: name one, or give --config")
         return self.settings.group.name
 
     def shown(self) -> str:
-        """The clusters that a command acts on, in words."""
+        """Returns the addresses as text."""
         brokers = "no brokers" if self.brokers is None else f"brokers {self.brokers}"
         return f"{brokers}; " + (
-            "members in ZooKeeper are not looked for"
+            "ZooKeeper is not checked for members"
             if self.zookeeper is None
             else f"ZooKeeper {self.zookeeper}, root {self.root}"
         )
 
     async def check_members_known(self, group: str) -> None:
-        """Raises if members of the group may be registered where nobody looks for them: see `check_members_known`.
+        """Raises if the group may have members that the command would not find.
 
-        `--zookeeper none`, or a settings file that says that this group does not use ZooKeeper, says that there are
-        none.
+        `--zookeeper none` asserts that there are none, and so does a settings file in which the membership of the group
+        does not use ZooKeeper.
         """
         settings = self.settings
         in_settings = settings is not None and settings.group.name == group

@@ -1,4 +1,4 @@
-"""`allocator cluster`: starts real servers from a shell, as the test fixtures do."""
+"""`allocator cluster`: starts real servers from a shell."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def up(kafka: str, settings: tuple[str, ...], as_json: bool, **options: Any) -> 
         if not equals:
             raise click.BadParameter(f"{setting!r} is not KEY=VALUE", param_hint="--set")
         config[key] = value
-    with _told_to_stop():
+    with _stops_at_signals():
         from allocator.testing import LocalCluster
 
         with LocalCluster(None if kafka == "none" else kafka, broker_config=config, **options) as running:
@@ -78,7 +78,7 @@ def up(kafka: str, settings: tuple[str, ...], as_json: bool, **options: Any) -> 
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: name -> path.")
 def fetch(versions: tuple[str, ...], zookeeper_version: str, as_json: bool) -> None:
     """Download the jars of ZooKeeper and of each Kafka VERSION (default: all versions) into the cache."""
-    with _told_to_stop():
+    with _stops_at_signals():
         from allocator.testing import fetch_jars
 
         found = {what: str(directory) for what, directory in fetch_jars(versions, zookeeper_version).items()}
@@ -104,12 +104,12 @@ def _text(running: LocalCluster) -> str:
     if running.zookeeper:
         lines.append(f"ZooKeeper: {running.zookeeper}")
     lines += [f"  {node.kind} {node.id}: pid {node.pid}, logs in {node.directory}" for node in running.nodes]
-    return "\n".join([*lines, "Ctrl-C takes it down."])
+    return "\n".join([*lines, "Ctrl-C stops them."])
 
 
 @contextmanager
-def _told_to_stop() -> Iterator[None]:
-    """SIGINT or SIGTERM raises Exit in the block, once: a second Ctrl-C must not interrupt the shutdown."""
+def _stops_at_signals() -> Iterator[None]:
+    """Raises Exit in the block at SIGINT or SIGTERM. A second signal does not interrupt the shutdown."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         for each in before:

@@ -1,4 +1,4 @@
-"""The command group `allocator`. Commands raise errors; this module prints them in one form."""
+"""The command group `allocator`. It prints the errors of all commands in the same form."""
 
 from __future__ import annotations
 
@@ -21,60 +21,58 @@ from allocator import __version__
 from allocator.core.text import limit_reached, plain
 from allocator.errors import AllocatorError, ConfigError
 
-# name -> module and the one line of help. A command is imported when it is used, so `allocator run` does not import the
-# test servers.
+# name -> place and one line of help. Commands are imported on first use, so that `allocator --help` stays fast.
 LAZY = {
-    "archive": ("allocator.cli.pipelines:archive", "Topics to Parquet or Delta tables, each record exactly once."),
-    "audit": ("allocator.cli.pipelines:audit", "Whether two topics, or a topic and an archive, hold the same."),
-    "skew": ("allocator.cli.pipelines:skew", "How evenly a topic's work lies on partitions and keys."),
-    "cluster": ("allocator.cli.cluster:cluster", "Real Kafka and ZooKeeper on this machine, for trying things out."),
-    "deadletters": ("allocator.cli.deadletters:deadletters", "Records that a handler refused: list, redrive, discard."),
-    "doctor": ("allocator.cli.doctor:doctor", "What is wrong with a cluster and a group, and what to do."),
-    "group": ("allocator.cli.orders:group", "Consumer groups: who is in them, who owns what; and orders to them."),
-    "mirror": ("allocator.cli.mirror:mirror", "Copy topics to a new cluster as they grow, with an offset map."),
-    "records": ("allocator.cli.records:records", "Records of a topic: by offset, time or key; decoded, masked."),
-    "cutover": ("allocator.cli.cutover:cutover", "Take groups to a new cluster, as a plan says."),
-    "offsets": ("allocator.cli.offsets:offsets", "Copy a group's offsets to another place, and back."),
-    "traffic": ("allocator.cli.traffic:traffic", "Record what topics hold, for tests on several versions of Kafka."),
-    "top": ("allocator.cli.top:top", "Groups, members, lag and rates, live in this terminal."),
-    "web": ("allocator.cli.web:web", "A status page of the groups, with metrics for Prometheus."),
+    "archive": ("allocator.cli.pipelines:archive", "Append topics to tables, each record exactly once."),
+    "audit": ("allocator.cli.pipelines:audit", "Compare two topics, or a topic and an archive."),
+    "skew": ("allocator.cli.pipelines:skew", "Show how evenly records are distributed over partitions and keys."),
+    "cluster": ("allocator.cli.cluster:cluster", "Run real Kafka and ZooKeeper on this machine, for experiments."),
+    "deadletters": ("allocator.cli.deadletters:deadletters", "List, redrive or discard dead letters."),
+    "doctor": ("allocator.cli.doctor:doctor", "Diagnose a cluster and a group: problems, consequences, remedies."),
+    "group": ("allocator.cli.orders:group", "Show consumer groups (members, owners, lag), and steer them."),
+    "mirror": ("allocator.cli.mirror:mirror", "Copy topics to a new cluster as they grow, with a map of offsets."),
+    "records": ("allocator.cli.records:records", "Show records of a topic by offset, time or key; decoded, masked."),
+    "cutover": ("allocator.cli.cutover:cutover", "Move groups to a new cluster by a plan, while services run."),
+    "offsets": ("allocator.cli.offsets:offsets", "Copy the offsets of a group to another group or cluster."),
+    "traffic": ("allocator.cli.traffic:traffic", "Record the content of topics, for tests."),
+    "top": ("allocator.cli.top:top", "Show groups, members, lag and rates, live in this terminal."),
+    "web": ("allocator.cli.web:web", "Serve a status page of the groups, with metrics for Prometheus."),
 }
-# task -> commands for it, in the order of `--help`; commands without a task stand at its end
+# task -> its commands, in the order of `--help`; commands without a task come last
 TASKS = {
     "Consume": ("run", "deadletters"),
-    "Look at groups": ("group", "top", "web", "doctor", "skew", "records"),
+    "Inspect groups": ("group", "top", "web", "doctor", "skew", "records"),
     "Move to another cluster": ("offsets", "mirror", "audit", "cutover", "archive"),
-    "Try it out": ("cluster", "traffic", "completion"),
+    "Experiment": ("cluster", "traffic", "completion"),
 }
 
 ERROR, USAGE, INTERRUPTED, PIPE_CLOSED = 1, 2, 128 + signal.SIGINT, 128 + signal.SIGPIPE
 _JSON = "allocator.cli.json"
 
 _FIRST_STEPS = (
-    ("allocator cluster up", "servers to play with, until Ctrl-C"),
-    ("allocator run orders.toml --check", "every wrong setting at once, with its place"),
+    ("allocator cluster up", "run servers for experiments, until Ctrl-C"),
+    ("allocator run orders.toml --check", "list all wrong settings"),
     ("allocator run orders.toml", "call your function for each record"),
-    ("allocator group describe billing", "owners, positions, lag and problems"),
-    ("allocator group offsets billing --json", "the same numbers for a program"),
-    ("allocator doctor billing", "what is wrong, why it matters, what to do"),
+    ("allocator group describe billing", "show owners, offsets, lag and problems"),
+    ("allocator group offsets billing --json", "print offsets and lag for a program"),
+    ("allocator doctor billing", "show problems, consequences and remedies"),
 )
 _EXIT_CODES = (
-    ("0", "done, or stopped in good order by a signal"),
-    ("1", "not done: servers cannot be reached, or refused; or the answer is not whole"),
-    ("2", "wrong usage or settings; nothing was touched"),
+    ("0", "done, or stopped cleanly by a signal"),
+    ("1", "failed: a server cannot be reached or refused a request; or the output is incomplete"),
+    ("2", "wrong usage or settings; nothing was changed"),
     (
         "3",
-        "`run`: a record could not be handled, and there is no dead-letter topic; `doctor`: something is wrong; "
-        "`audit`: the two differ",
+        "`run`: a record could not be processed, and there is no dead-letter topic; `doctor`: there are warnings or "
+        "critical findings; `audit`: the two sides differ",
     ),
     (
         "128 + n",
-        "stopped at once by signal n; `cluster up` ends with 130 whatever stops it; 141 if the reader of the output "
-        "has gone",
+        "stopped at once by signal n; `cluster up` always ends with 130; 141 if the reader of the output has ended",
     ),
 )
 _EPILOG = (
-    "Where the servers are may stand in the environment: ALLOCATOR_KAFKA_BROKERS=b1:9092,b2:9092 and "
+    "Environment variables may name the servers: ALLOCATOR_KAFKA_BROKERS=b1:9092,b2:9092 and "
     "ALLOCATOR_ZOOKEEPER_HOSTS=z1:2181,z2:2181/chroot."
 )
 
@@ -100,17 +98,17 @@ class _LazyGroup(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and self.get_command(ctx, args[0]) is None:
-            # click's own suggestions only know commands that are already loaded
+            # click suggests only commands that are already imported
             near = difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
             ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         found = super().resolve_command(ctx, args)
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL and threading.current_thread() is threading.main_thread():
-            # set by `allocator.cli` for the time of the imports; a command may have something to clean up
+            # `allocator.cli` changed it for the imports; now the command may have something to clean up
             signal.signal(signal.SIGINT, signal.default_int_handler)
         return found
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Prints every error of a command in one form. Wrong usage has its own exit code."""
+        """Runs the command, and prints its error. Wrong usage has its own exit code."""
         with _reported(ctx):
             try:
                 return super().invoke(ctx)
@@ -122,7 +120,7 @@ class _LazyGroup(click.Group):
                 _fail(ctx, error.__cause__ or error, error.exit_code, error.format_message())
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        # click's own completion asks each command for its help, which would import all of them at each Tab
+        # click's completion reads the help of each command, which would import all of them at each Tab
         names = dict(pair for _, pairs in self._by_task() for pair in pairs)
         found = [CompletionItem(name, help=names[name]) for name in sorted(names) if name.startswith(incomplete)]
         return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
@@ -149,7 +147,7 @@ class _LazyGroup(click.Group):
 
 @contextlib.contextmanager
 def _reported(ctx: click.Context | None = None) -> Iterator[None]:
-    """Ends the process without a traceback at Ctrl-C, if its output goes nowhere, and at a limit of the system."""
+    """Ends the process without a traceback at Ctrl-C, a closed pipe, or a limit of the system."""
     try:
         yield
     except KeyboardInterrupt:
@@ -165,7 +163,7 @@ def _reported(ctx: click.Context | None = None) -> Iterator[None]:
 
 
 def _drop_output() -> None:
-    """Sends the unwritten part of the output to /dev/null. Python flushes it at its end, and would fail again."""
+    """Discards unwritten output. Python would flush it at exit, and fail again."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -208,10 +206,10 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
 def main(ctx: click.Context) -> None:
     """Exclusive partition ownership for Kafka consumers through ZooKeeper.
 
-    Shares the partitions of topics among the members of a group and consumes them, on Kafka 0.8 to 4.x. `--help` after
-    any command says more; `--json` has what it finds, and its errors, as JSON.
+    Assigns the partitions of topics to the members of a group, which consume them, on Kafka 0.8 to 4.x. Every command
+    has --help. With --json, commands print results and errors as JSON.
     """
-    # only `run` shows logs; the other commands report unreachable servers once, in their own errors
+    # only `run` shows logs; other commands report an unreachable server in their error
     if ctx.invoked_subcommand != "run":
         logging.getLogger("kazoo").setLevel(logging.CRITICAL)
 
@@ -220,7 +218,7 @@ def main(ctx: click.Context) -> None:
 @click.argument("config", type=click.Path(dir_okay=False))
 @click.option("--check", is_flag=True, help="Only check the settings, the handler and the allocator functions.")
 @click.option(
-    "--connect", is_flag=True, help="With --check: also try the servers, topics, group and ports. Joins nothing."
+    "--connect", is_flag=True, help="With --check: also check servers, topics, group and ports. Joins no group."
 )
 @click.option("--create", is_flag=True, help="Create the chroot in zookeeper.hosts if it does not exist.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result of --check as JSON.")
@@ -228,27 +226,28 @@ def main(ctx: click.Context) -> None:
 def run(ctx: click.Context, config: str, check: bool, connect: bool, create: bool, as_json: bool) -> None:
     """Run a consumer with the settings in CONFIG (TOML), until a signal or a failure.
 
-    A chroot that does not exist is refused: with a mistyped one this would be a second group, whose first member owns
-    all partitions.
+    The command refuses a chroot that does not exist: with a mistyped chroot, this member would start a second group and
+    own all partitions.
 
-    SIGTERM or SIGINT: finishes the records in hand, commits, leaves the group; a second one stops at once.
+    At SIGTERM or SIGINT, it finishes the records in progress, commits, and leaves the group. A second signal stops it
+    at once.
 
     \b
     Exit codes:
-      0        stopped by a signal, everything drained and committed
-      1        the clusters cannot be reached or refused, the last commit failed, or --connect found a fault
+      0        stopped by a signal, all records finished and committed
+      1        a cluster cannot be reached or refused a request, the last commit failed, or --connect found a problem
       2        wrong usage, settings, handler or allocator function
-      3        a record could not be handled and there is no dead-letter topic
+      3        a record could not be processed, and there is no dead-letter topic
       128 + n  stopped at once by a second signal n
     """
     from allocator import daemon
 
     if connect and not check:
-        raise click.UsageError("--connect needs --check: without it the daemon itself connects")
+        raise click.UsageError("--connect needs --check")
     try:
         settings = daemon.load(config)
         beside = None
-        if settings.web.port is not None:  # import here: only this option needs the package
+        if settings.web.port is not None:  # only this setting needs the package
             from allocator.cli.web import beside as serving
 
             beside = serving(settings)
@@ -279,7 +278,7 @@ def completion(shell: str) -> None:
       zsh    allocator completion zsh > ~/.zfunc/_allocator        (with ~/.zfunc in fpath)
       fish   allocator completion fish > ~/.config/fish/completions/allocator.fish
 
-    It holds from the next shell on. bash needs to be 4.4 or newer.
+    New shells then complete commands. bash has to be 4.4 or newer.
     """
     kind = get_completion_class(shell)
     assert kind is not None

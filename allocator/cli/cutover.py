@@ -24,38 +24,38 @@ STEPS = Cutover.STEPS
 def cutover(plan: str, until: str, rollback: bool, status: bool, quiet: bool, as_json: bool) -> None:
     """Move groups to a new cluster by PLAN (TOML), while services and producers run.
 
-    The mirror must run meanwhile. A state file notes the completed steps: after a failure, run the command again and it
-    continues.
+    The mirror has to run at the same time. A state file keeps the completed steps: after a failure, run the command
+    again to continue.
 
     \b
-    check      check that everything is there; change nothing
+    check      check topics, groups and mirror; change nothing
     freeze     the members of the groups finish, commit and leave
     drain      wait until the mirror has copied the records that the groups have read
     offsets    map the committed offsets to the new cluster
     start      the members join again, on the new cluster
     verify     every partition has an owner, and commits continue
-    producers  wait until the old topics get no records and are mirrored; move the producers; no rollback from here on
-    finish     the audit
+    producers  wait until the old topics get no records and are mirrored; move the producers; no rollback after this
+    finish     audit the topics
 
     \b
     Exit codes:
       0  done
-      1  a step failed: mend what it says and run it again, or roll back
-      2  the plan or its state file cannot be used
+      1  a step failed: correct the cause and run the command again, or roll back
+      2  the plan or its state file is not valid
     """
     if status:
         _show(Cutover(plan), as_json)
         return
     with progress("cutover", quiet) as meter:
 
-        def told(step: str, text: str) -> None:
+        def show_step(step: str, text: str) -> None:
             say(f"{step:<10} {text}")
             meter.step = Step("cutover", (STEPS.index(step) + 1) if step in STEPS else 0, len(STEPS), "steps")
 
-        def waits(step: str, left: int, unit: str) -> None:
+        def show_rest(step: str, left: int, unit: str) -> None:
             meter.left(left, f"{step}: waiting for {unit}", unit)
 
-        work = Cutover(plan, told, waits, audit_topic)
+        work = Cutover(plan, show_step, show_rest, audit_topic)
         asyncio.run(work.rollback() if rollback else work.run(until))
 
 
@@ -67,11 +67,14 @@ def _show(work: Cutover, as_json: bool) -> None:
     for step in STEPS:
         click.echo(f"{step:<10} {'done' if step in done else '-'}")
     if not work.may_roll_back():
-        click.echo("\nproducers write to the new cluster: there is no way back")
+        click.echo("\nproducers write to the new cluster, so a rollback is not possible")
 
 
 def audit_topic(topic: str, sides: list[tuple[str, dict[str, str]]]) -> tuple[str, int]:
-    """Compares a topic on both clusters, (brokers, options) of each. Returns a verdict and how many records differ."""
+    """Compares a topic on both sides: (brokers, options).
+
+    Returns the verdict, and the number of lost or altered records.
+    """
     if find_spec("pyspark") is None:  # a cutover works without Spark
         return "not done: pip install 'zk-partition-allocator[spark]', and allocator audit", 0
     from allocator.spark import Topic

@@ -32,22 +32,22 @@ SHOWN_BYTES = 4096
 
 @click.group()
 def deadletters() -> None:
-    """List the records that a handler refused for good, write them back to their topics, or discard them.
+    """List dead letters, write them back to their topics, or discard them.
 
-    Reads dead-letter topics of `allocator run`, Spring Kafka and Kafka Connect. The topic TOPIC.settled notes which
-    letters were redriven or discarded.
+    A dead letter is a record that a handler could not process. Reads the dead-letter topics of `allocator run`, Spring
+    Kafka and Kafka Connect. The topic TOPIC.settled lists the letters that were redriven or discarded.
     """
 
 
 def on_topic(command: Command) -> Command:
-    """Adds TOPIC and the connection options. The command gets `letters` (not entered yet) and `as_json`."""
+    """Adds TOPIC and the connection options. The command gets `letters` and `as_json`."""
 
     @functools.wraps(command)
     def with_topic(topic: Optional[str], access: Access, **arguments: Any) -> None:
         if topic is None and access.settings is not None:
             topic = access.settings.handler.dead_letter_topic
         if topic is None:
-            raise ConfigError("which topic? Name it, or give --config with a handler.dead_letter_topic")
+            raise ConfigError("no topic was given: name one, or give --config with a handler.dead_letter_topic")
         letters = DeadLetterQueue(topic, access.need_brokers(), security=access.security, timeout_s=access.timeout_s)
         command(letters=letters, **arguments)
 
@@ -59,13 +59,15 @@ def on_topic(command: Command) -> Command:
 
 
 def with_filter(command: Command) -> Command:
-    """Adds the options that choose letters. The command gets them as `chosen`."""
+    """Adds the options that select letters. The command gets the filter as `chosen`."""
 
-    @click.option("--error", default="", show_default=False, help="Letters whose error has this text, in any case.")
-    @click.option("--from-topic", default="", show_default=False, help="Letters of records of this topic.")
-    @click.option("--since", help="Letters written at this time or later, such as 2026-01-31T12:00:00Z.")
-    @click.option("--until", help="Letters written before this time.")
-    @click.option("--letter", "names", multiple=True, help="A letter, as PARTITION:OFFSET; may be repeated.")
+    @click.option(
+        "--error", default="", show_default=False, help="Only letters whose error contains this text, in any case."
+    )
+    @click.option("--from-topic", default="", show_default=False, help="Only letters of records from this topic.")
+    @click.option("--since", help="Only letters written at this time or later, such as 2026-01-31T12:00:00Z.")
+    @click.option("--until", help="Only letters written before this time.")
+    @click.option("--letter", "names", multiple=True, help="Only this letter, PARTITION:OFFSET; may be repeated.")
     @functools.wraps(command)
     def chosen_letters(
         error: str,
@@ -85,26 +87,26 @@ def with_filter(command: Command) -> Command:
 @deadletters.command("list")
 @on_topic
 @with_filter
-@click.option("--settled", is_flag=True, help="List redriven and discarded letters too.")
+@click.option("--settled", is_flag=True, help="Also list redriven and discarded letters.")
 @click.option("--limit", default=1000, type=click.IntRange(1), help="List at most this many.")
 def list_command(letters: DeadLetterQueue, as_json: bool, chosen: LetterFilter, settled: bool, limit: int) -> None:
-    """List the letters of TOPIC: where each came from, and why."""
+    """List the letters of TOPIC with their original places and errors."""
     found, count = _run(letters, letters.first(limit, chosen, settled=settled))
     if as_json:
         print_json({"topic": letters.topic, "count": count, "letters": [letter.to_json() for letter in found]})
         return
     console().print(letters_table(found))
-    click.echo(f"{count} letters" + (f", {limit} of them listed" if count > limit else ""))
+    click.echo(f"{count} letters" + (f", the first {limit} listed" if count > limit else ""))
 
 
 @deadletters.command("show")
 @on_topic
-@click.option("--letter", "name", required=True, help="The letter, as PARTITION:OFFSET.")
+@click.option("--letter", "name", required=True, help="The letter, PARTITION:OFFSET.")
 def show_command(letters: DeadLetterQueue, as_json: bool, name: str) -> None:
-    """Show one letter: its first place, the error with its stack, headers, key and value."""
+    """Show one letter: original place, error with stack, headers, key and value."""
     letter = _run(letters, letters.get(*parse_place(name)))
     if letter is None:
-        raise ConfigError(f"{letters.topic} has no letter {name}; `allocator deadletters list` names those that it has")
+        raise ConfigError(f"{letters.topic} has no letter {name}; `allocator deadletters list` lists the letters")
     record = letter.record
     headers = [(key, _bytes(value)) for key, value in record.headers]
     if as_json:
@@ -130,15 +132,18 @@ def show_command(letters: DeadLetterQueue, as_json: bool, name: str) -> None:
     help="Write at most this many letters a second (default: no limit).",
 )
 @click.option(
-    "--max-redrives", default=MAX_REDRIVES, type=click.IntRange(1), help="Refuse letters that were redriven this often."
+    "--max-redrives",
+    default=MAX_REDRIVES,
+    type=click.IntRange(1),
+    help="Refuse letters that were redriven this often.",
 )
 @execute_option
 def redrive_command(
     letters: DeadLetterQueue, as_json: bool, chosen: LetterFilter, execute: bool, **options: Any
 ) -> None:
-    """Write letters back to the topics and partitions that they came from, each once.
+    """Write letters back to their original topics and partitions, each once.
 
-    Each record and the note about it are one transaction, so the command may be killed and run again.
+    The record and the note about the letter are one transaction, so it is safe to kill the command and to run it again.
     """
 
     _settle(letters, letters.redrive(chosen, execute=execute, **options), "redriven", execute, as_json)
@@ -147,10 +152,10 @@ def redrive_command(
 @deadletters.command("discard")
 @on_topic
 @with_filter
-@click.option("--reason", default="", show_default=False, help="Why, for those who list settled letters.")
+@click.option("--reason", default="", show_default=False, help="Reason, shown with the settled letters.")
 @execute_option
 def discard_command(letters: DeadLetterQueue, as_json: bool, chosen: LetterFilter, reason: str, execute: bool) -> None:
-    """Note that letters need nothing more. They stay in TOPIC until its retention removes them."""
+    """Mark letters as settled. They stay in TOPIC until its retention deletes them."""
     _settle(letters, letters.discard(chosen, execute=execute, reason=reason), "discarded", execute, as_json)
 
 
@@ -210,7 +215,7 @@ def _time(ms: int) -> str:
 
 
 def _bytes(data: bytes | None) -> str | None:
-    """Text unchanged, other bytes escaped. A long value is cut."""
+    """Returns text as it is, and other bytes escaped. Shortens a long value."""
     if data is None:
         return None
     text = plain(data[:SHOWN_BYTES].decode("utf-8", "backslashreplace"))

@@ -1,4 +1,4 @@
-"""`allocator doctor`: findings about a cluster and a group, with remedies."""
+"""`allocator doctor`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from allocator.operate.doctor import Finding, Severity, apply_fixes, examine_clu
 if TYPE_CHECKING:
     from allocator.cli.access import Access
 
-HEALTHY, NOT_SEEN, ILL = 0, 1, 3  # 2 is wrong usage, in all commands
+HEALTHY, INCOMPLETE, PROBLEMS = 0, 1, 3  # 2 is wrong usage, in all commands
 COLOURS = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 
 
@@ -34,8 +34,8 @@ COLOURS = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.I
 @click.option("--session-timeout", type=Seconds(), help="Session timeout of the members in seconds (default 10).")
 @click.option("--interval", default=5.0, type=Seconds(0), help="Seconds between the two polls.")
 @click.option("--patience", default=60.0, type=Seconds(0), help="Report a member as stuck after this many seconds.")
-@click.option("--fix", is_flag=True, help="Show which findings can be fixed safely, ask, and fix them.")
-@click.option("--yes", is_flag=True, help="With --fix: do not ask. A missing chroot is left alone.")
+@click.option("--fix", is_flag=True, help="List the safe fixes, ask, and execute them.")
+@click.option("--yes", is_flag=True, help="With --fix: do not ask. Does not create a chroot.")
 @with_clusters
 def doctor(
     group: Optional[str],
@@ -48,31 +48,32 @@ def doctor(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Diagnose GROUP and its clusters: each problem, its consequence and its remedy. Reads only, unless --fix is given.
+    """Diagnose GROUP and its clusters: show problems, consequences and remedies. Only reads, unless --fix is given.
 
-    Looks twice, with --interval seconds between, which should be longer than the members' commit interval. Without
-    GROUP, only at the cluster. Give --zookeeper, --brokers, or both.
+    Polls twice, --interval seconds apart. Choose an interval above the commit interval of the members. Without GROUP,
+    the command checks only the cluster. Give --zookeeper, --brokers, or both.
 
-    --fix shows and asks first. It withdraws orders that have expired and deletes groups that are empty znodes. It moves
-    no partition and changes no offset; for other findings, run the command that is shown with them.
+    --fix lists the changes and asks first. It withdraws expired orders, deletes groups that are empty znodes, and
+    creates a missing chroot. It moves no partition and changes no offset. For other findings, run the command that they
+    show.
 
     \b
     Exit codes:
-      0   healthy: nothing found, or only what is worth knowing
-      1   not everything could be looked at; what was found is shown
+      0   healthy: no findings, or only info
+      1   some checks failed; the other findings are shown
       2   wrong usage or settings
-      3   something is wrong
+      3   at least one warning or critical finding
     """
     from allocator.core.znodes import Paths
 
     if access.settings is not None:
         group = access.chosen_group(group)
     if access.zookeeper is not None and group is not None:
-        Paths(access.root, group)  # raises if the name cannot be a znode: such a group can only be in Kafka
+        Paths(access.root, group)  # raises if the name is not valid in ZooKeeper
     if yes and not fix:
         raise ConfigError("--yes needs --fix")
     if fix and as_json and not yes:
-        raise ConfigError("--json cannot ask; with --fix, give --yes too")
+        raise ConfigError("--json cannot ask: with --fix, also give --yes")
     session_timeout_s = session_timeout or _session_timeout_s(access)
     findings = asyncio.run(examine_clusters(access, group, kafka_zookeeper, session_timeout_s, interval, patience))
     exact = partial(_exact, access=access)
@@ -96,18 +97,20 @@ def _session_timeout_s(access: Access) -> Optional[float]:
 
 
 def _fix(access: Access, group: str | None, findings: list[Finding], yes: bool, as_json: bool) -> dict[str, str]:
-    """Asks, applies the fixes of `findings`, and returns the outcome by finding id."""
-    # With a mistyped chroot, the members would form a second group that also owns all partitions.
+    """Asks, executes the fixes, and returns finding id -> what the fix did."""
+    # no chroot without a question: in a mistyped one, members would form a second group that owns all partitions too
     chosen = [each for each in findings if each.fix is not None and not (yes and each.fix.kind == "chroot")]
     if not chosen:
         by_hand = "; run the commands above yourself" if any(finding.command for finding in findings) else ""
-        click.echo(f"there is nothing to fix without risk{by_hand}", err=as_json)
+        click.echo(f"there is nothing that --fix can do safely{by_hand}", err=as_json)
         return {}
     if not yes:
         for fix in (finding.fix for finding in chosen if finding.fix is not None):
             click.echo(plain(f"--fix would {fix.text}: {', '.join(fix.names)}"))
         if not sys.stdin.isatty():
-            raise ConfigError("--fix cannot ask without a terminal; nothing was changed. Give --yes to fix this")
+            raise ConfigError(
+                "--fix cannot ask without a terminal. Nothing was changed. Give --yes to make these changes"
+            )
         if not click.confirm("Make these changes?"):
             return {}
     done = asyncio.run(apply_fixes(access, group, chosen))
@@ -117,7 +120,7 @@ def _fix(access: Access, group: str | None, findings: list[Finding], yes: bool, 
 
 
 def _exact(command: str | None, access: Access) -> str | None:
-    """`command` with the addresses that this call used."""
+    """Returns `command` with the addresses of this call."""
     if command is None:
         return None
     words = command.split()
@@ -136,8 +139,8 @@ def _exact(command: str | None, access: Access) -> str | None:
 
 def _exit_code(findings: list[Finding]) -> int:
     if any(finding.is_unseen for finding in findings):
-        return NOT_SEEN
-    return ILL if any(finding.severity > Severity.INFO for finding in findings) else HEALTHY
+        return INCOMPLETE
+    return PROBLEMS if any(finding.severity > Severity.INFO for finding in findings) else HEALTHY
 
 
 def _print(findings: list[Finding], group: str | None, exact: Callable[[str | None], str | None]) -> None:
@@ -153,7 +156,7 @@ def _print(findings: list[Finding], group: str | None, exact: Callable[[str | No
             texts["fix"] = f"--fix would {finding.fix.text}"
         for label, text in texts.items():
             if text:
-                # users copy commands, so only the terminal may wrap the line
+                # a command stays one line for copying; the terminal may wrap it
                 out.print(Text(f"  {label + ':':6} {plain(text)}"), soft_wrap=label == "run")
         out.print()
     counts = [f"{sum(f.severity is level for f in findings)} {level!s}" for level in reversed(Severity)]

@@ -1,4 +1,4 @@
-"""`allocator group`: shows groups and resets their offsets."""
+"""`allocator group`: shows groups, and resets offsets, adopts, releases and deletes."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 @click.group()
 def group() -> None:
-    """Show consumer groups (members, owners, offsets, lag) and steer them by orders.
+    """Show consumer groups (members, owners, offsets, lag), and steer them by orders.
 
-    Exit codes: 0 answered; 1 not answered, not wholly, or refused; 2 wrong usage or settings. With --json an error
-    is an object too: {"error": {"type", "message", "retriable"}}.
+    Exit codes: 0 done; 1 failed, refused, or the output is incomplete; 2 wrong usage or settings. With --json, an error
+    is {"error": {"type", "message", "retriable"}}.
     """
 
 
 @group.command("list")
 @with_clusters
 def list_command(access: Access, as_json: bool) -> None:
-    """List all groups with their members and generation."""
+    """List all groups in ZooKeeper with their members and generation."""
     from allocator.operate import read_groups
 
     reports = asyncio.run(read_groups(access))
@@ -51,7 +51,7 @@ def list_command(access: Access, as_json: bool) -> None:
         ]
         print_json({"groups": summaries})
     elif not reports:
-        click.echo(f"there is no group under {access.root}", err=True)
+        click.echo(f"there are no groups under {access.root}", err=True)
     else:
         console().print(groups_table(reports))
 
@@ -60,7 +60,7 @@ def list_command(access: Access, as_json: bool) -> None:
 @click.argument("name", metavar="[GROUP]", type=GROUP, required=False)
 @with_clusters
 def describe_command(name: str | None, access: Access, as_json: bool) -> None:
-    """Show members, owners, positions, lag and problems of GROUP. For a group of Kafka's own, give only --brokers."""
+    """Show members, owners, offsets, lag and problems of GROUP. For a group in Kafka, --brokers is enough."""
     from allocator.operate import read_group, read_retries
 
     report = asyncio.run(read_group(access, access.chosen_group(name)))
@@ -90,7 +90,7 @@ def describe_command(name: str | None, access: Access, as_json: bool) -> None:
 @execute_option
 @with_clusters
 def adopt_command(name: str, wait: float, execute: bool, access: Access, as_json: bool) -> None:
-    """Move a group from kiel's layout to allocator's, without a restart. All its members must be allocator's."""
+    """Move a group of kiel to this library's layout, without a restart. All its members have to use this library."""
     from allocator.operate import adopt, candidate
 
     async def run() -> Any:
@@ -105,11 +105,11 @@ def adopt_command(name: str, wait: float, execute: bool, access: Access, as_json
         print_json({"group": name, "members": found.members, "foreign": found.foreign, **state})
     elif not execute:
         click.echo(
-            f"{name}: {len(found.members)} members of ours, {len(found.foreign)} of kiel's, "
+            f"{name}: {len(found.members)} members with this library, {len(found.foreign)} with kiel, "
             f"{found.partitions} partitions" + (f", {found.phase.value}" if found.phase is not None else "")
         )
         if found.obstacle is not None:
-            click.echo(f"it would be refused now: {found.obstacle}")
+            click.echo(f"the move is not possible now: {found.obstacle}")
         click.echo(NOTHING_CHANGED)
 
 
@@ -118,7 +118,7 @@ def adopt_command(name: str, wait: float, execute: bool, access: Access, as_json
 @click.argument("instance_id", metavar="INSTANCE")
 @with_clusters
 def release_command(name: str, instance_id: str, access: Access, as_json: bool) -> None:
-    """End the reservation of INSTANCE, whose process does not come back: its partitions move to other members."""
+    """End the reservation of INSTANCE, so that its partitions move to other members."""
     from allocator.operate import GroupReader
 
     async def run() -> int:
@@ -140,10 +140,9 @@ def release_command(name: str, instance_id: str, access: Access, as_json: bool) 
 @execute_option
 @with_clusters
 def delete_command(name: str, keep_offsets: bool, execute: bool, access: Access, as_json: bool) -> None:
-    """Delete GROUP: its znodes, orders and assignment in ZooKeeper, and its committed offsets in Kafka.
+    """Delete GROUP: its znodes in ZooKeeper with orders and assignment, and its committed offsets in Kafka.
 
-    Refused while the group has members, in ZooKeeper or in Kafka. For a group that is not in ZooKeeper, give
-    --zookeeper none.
+    The command refuses a group with members. For a group that is not in ZooKeeper, give --zookeeper none.
     """
     from allocator.operate import delete
 
@@ -162,11 +161,13 @@ def delete_command(name: str, keep_offsets: bool, execute: bool, access: Access,
         return
     click.echo(NOTHING_CHANGED)
     if found.members:
-        click.echo(plain(f"it would be refused now: the group has {len(found.members)} members: {found.some_members}"))
+        click.echo(
+            plain(f"--execute would be refused: the group has {len(found.members)} members: {found.some_members}")
+        )
 
 
 class _ShowByDefault(click.Group):
-    """Makes `offsets GROUP` run `offsets show GROUP`."""
+    """Runs `offsets show GROUP` for `offsets GROUP`."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and args[0] not in self.commands:
@@ -181,7 +182,7 @@ class _ShowByDefault(click.Group):
 
 @group.group("offsets", cls=_ShowByDefault)
 def offsets() -> None:
-    """Show or reset the committed offsets of one group."""
+    """Show or reset the committed offsets of a group."""
 
 
 @offsets.command("show")
@@ -218,7 +219,7 @@ def show_command(name: str | None, access: Access, as_json: bool) -> None:
 def reset_command(
     name: str | None, to: str, topics: tuple[str, ...], execute: bool, access: Access, as_json: bool
 ) -> None:
-    """Replace the committed offsets of a group without members. Prints the plan unless --execute is given.
+    """Replace the committed offsets of a group without members. Without --execute, only show the plan.
 
     For a group that is not in ZooKeeper, give --zookeeper none.
     """
@@ -238,7 +239,7 @@ def reset_command(
         return
     out.print(f"\n{NOTHING_CHANGED}", markup=False)
     if plan.alive:
-        out.print(f"it would be refused now: the group has {len(plan.alive)} members", markup=False)
+        out.print(f"--execute would be refused: the group has {len(plan.alive)} members", markup=False)
 
 
 # ----------------------------------------------------------------------------------------------------------------

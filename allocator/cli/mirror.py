@@ -26,7 +26,7 @@ RATE_S = 10.0  # seconds over which the bar measures its rate
 
 
 class NotCaughtUp(AllocatorError):
-    """`--once` ended before all records were mirrored."""
+    """A signal ended `--once` before all records were mirrored."""
 
     retriable = True
 
@@ -44,21 +44,21 @@ def _recreated(_ctx: click.Context, _param: click.Parameter, given: tuple[str, .
 )
 @click.option("--topic", "topics", multiple=True, help="Topic to mirror; may be repeated.")
 @click.option("--pattern", help="Regular expression: mirror the topics whose name begins with a match.")
-@click.option("--group", default="allocator-mirror", help="Group name, the same in all processes of this mirror.")
+@click.option("--group", default="allocator-mirror", help="Group name; the same in all processes of a mirror.")
 @click.option(
     "--membership",
     type=click.Choice(["zookeeper", "kafka"]),
     default="zookeeper",
-    help="How the processes share partitions: through ZooKeeper, or as a group of the old Kafka (0.9 and newer).",
+    help="How the processes share partitions: through ZooKeeper, or as a group of the old cluster (from 0.9 on).",
 )
 @click.option(
     "--zookeeper",
     envvar="ALLOCATOR_ZOOKEEPER_HOSTS",
-    help="ZooKeeper ensemble where the processes find each other: host:port,host:port/chroot.",
+    help="ZooKeeper ensemble of the mirror's group: host:port,host:port/chroot.",
 )
 @click.option("--create", is_flag=True, help="Create the chroot in --zookeeper if it does not exist.")
 @click.option(
-    "--old-zookeeper", help="ZooKeeper of the old cluster: brokers before 0.11 do not tell the settings of topics."
+    "--old-zookeeper", help="ZooKeeper of the old cluster: brokers before 0.11 do not report settings of topics."
 )
 @click.option("--replication", default=3, type=click.IntRange(min=1), help="Replication factor for created topics.")
 @click.option(
@@ -71,13 +71,13 @@ def _recreated(_ctx: click.Context, _param: click.Parameter, given: tuple[str, .
     "session_timeout_s",
     default=10.0,
     type=Seconds(1, 3600),
-    help="Seconds until other processes take over from one that died.",
+    help="Seconds until other processes take over the partitions of a crashed process.",
 )
 @click.option("--append", is_flag=True, help="Append to topics of the new cluster that already hold records.")
 @click.option(
     "--accept-loss",
     is_flag=True,
-    help="Exit with 0 although the old cluster deleted records before they were mirrored, and mirror records that the "
+    help="Exit with 0 even if the old cluster deleted records before they were mirrored, and mirror records that the "
     "new cluster deletes at once.",
 )
 @click.option(
@@ -85,15 +85,14 @@ def _recreated(_ctx: click.Context, _param: click.Parameter, given: tuple[str, .
     multiple=True,
     metavar="TOPIC=earliest|continue",
     callback=_recreated,
-    help="Continue with a topic that was deleted and created again, or lost its tail; may be repeated. earliest: from "
-    "its earliest record, behind what the new cluster has; continue: at the stored position, or where the log was cut.",
+    help="Continue with a topic that was created again or truncated; may be repeated. earliest: append all its records "
+    "to the mirrored records; continue: at the stored position, or where the log was truncated.",
 )
 @click.option(
     "--restart",
     multiple=True,
     metavar="TOPIC",
-    help="Mirror this topic again from its earliest record, behind what the new cluster has, if the new cluster lost "
-    "records of it; may be repeated.",
+    help="If the new cluster lost records of this topic, append all its records again; may be repeated.",
 )
 @click.option("--once", is_flag=True, help="Stop when all records that exist at the start are mirrored.")
 @click.option("--status-s", default=10.0, type=Seconds(), help="Seconds between status lines.")
@@ -103,9 +102,7 @@ def _recreated(_ctx: click.Context, _param: click.Parameter, given: tuple[str, .
     help="Serve /metrics and /health on this port; 0 picks a free one (default: none).",
 )
 @click.option("--metrics-host", default="127.0.0.1", help="Listen on this address.")
-@click.option(
-    "--allow-host", "hosts", multiple=True, help="Host name under which Prometheus may call; may be repeated."
-)
+@click.option("--allow-host", "hosts", multiple=True, help="Host name in requests that is allowed; may be repeated.")
 @quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print the status as JSON lines.")
 def mirror(
@@ -123,21 +120,19 @@ def mirror(
 ) -> None:
     """Copy topics from the brokers OLD to the brokers NEW as they grow, and keep a map of the offsets.
 
-    You can start several processes: they share the partitions. After a kill at any point, the next start continues at
-    the same place. A signal ends the process after the requests under way. Records that the old cluster deletes before
-    they are mirrored are counted and named. A topic that was deleted and created again, or lost its tail, stops, until
-    --recreated says how to go on with it. A topic of which the new cluster lost mirrored records stops, until --restart
-    names it.
+    Several processes share the partitions. After a kill at any point, the next start continues where the mirror
+    stopped. A signal ends the process after the requests in flight. The mirror counts and lists records that the old
+    cluster deleted before they were mirrored. It stops a topic that was created again or truncated until --recreated is
+    given for it, and a topic whose mirrored records the new cluster lost until --restart is given for it.
 
     Environment variables override --config: ALLOCATOR_KAFKA_SASL_PLAIN_PASSWORD. For --to-config they begin with
     ALLOCATOR_TO instead of ALLOCATOR.
 
     \b
     Exit codes:
-      0  ended by a signal; with --once everything is mirrored
-      1  a cluster cannot be reached at the start, or refuses, or topics differ; or it ended, but records were
-         deleted before they were mirrored (unless --accept-loss), or a topic is stopped, or a signal came before
-         --once was done
+      0  ended by a signal; with --once: all records are mirrored
+      1  a cluster cannot be reached at the start or refused a request, or topics differ; or records were deleted
+         before they were mirrored (unless --accept-loss), a topic is stopped, or a signal ended --once early
       2  wrong usage or settings
     """
     settings["old_security"] = Access.of(config).security
@@ -151,7 +146,7 @@ def mirror(
         async with _serving(mirroring, metrics_host, metrics_port, hosts):
             beside = {"meter": _measure(mirroring, meter)}
             if as_json or not (is_shown(quiet) and sys.stdout.isatty()):  # the progress bar shows the same numbers
-                beside["status"] = _tell(mirroring, status_s, as_json)
+                beside["status"] = _report(mirroring, status_s, as_json)
             await TaskGroup().run(mirroring.run(until_caught_up=once), **beside)
 
     with progress(mirroring.settings.group, quiet or (as_json and sys.stdout.isatty())) as meter:
@@ -160,12 +155,12 @@ def mirror(
         finally:
             _show(mirroring, 0.0, 0.0, as_json)
     if once and not mirroring.caught_up:
-        raise NotCaughtUp("a signal ended the mirror before everything was mirrored; start it again to go on")
+        raise NotCaughtUp("a signal ended the mirror before all records were mirrored; start it again to continue")
 
 
 @contextlib.asynccontextmanager
 async def _serving(mirroring: Mirror, host: str, port: Optional[int], hosts: Collection[str]) -> AsyncIterator[None]:
-    """Serves the metrics while the block runs, if a port is given."""
+    """Serves the metrics during the block, if a port is given."""
     if port is None:
         yield
         return
@@ -178,7 +173,7 @@ async def _serving(mirroring: Mirror, host: str, port: Optional[int], hosts: Col
 
 
 async def _measure(mirroring: Mirror, meter: Meter) -> None:
-    """Updates the bar: it starts at the largest lag seen and shows the rest."""
+    """Updates the progress bar, which starts at the largest lag."""
     before: deque[tuple[float, int]] = deque(maxlen=int(RATE_S / METER_S))
     while True:
         await asyncio.sleep(METER_S)
@@ -190,7 +185,7 @@ async def _measure(mirroring: Mirror, meter: Meter) -> None:
         meter.left(lag, f"{mirroring.settings.group} ({len(progress_of)} partitions)", "records", rate)
 
 
-async def _tell(mirroring: Mirror, status_s: float, as_json: bool) -> None:
+async def _report(mirroring: Mirror, status_s: float, as_json: bool) -> None:
     records, moved, at = 0, 0, time.monotonic()
     while True:
         await asyncio.sleep(status_s)
@@ -204,7 +199,7 @@ def _show(mirroring: Mirror, records_s: float, bytes_s: float, as_json: bool) ->
     lag = sum(each.lag or 0 for each in progress)
     unknown = sum(each.lag is None for each in progress)
     if as_json:
-        told = {
+        status = {
             "partitions": len(progress),
             "lag": lag if progress and not unknown else None,
             "records": mirroring.records,
@@ -219,7 +214,7 @@ def _show(mirroring: Mirror, records_s: float, bytes_s: float, as_json: bool) ->
             "bytes_s": round(bytes_s, 1),
             "behind": {f"{each.partition.topic}:{each.partition.partition}": each.lag for each in progress if each.lag},
         }
-        say(json.dumps(told))
+        say(json.dumps(status))
         return
     behind = ", ".join(
         f"{each.partition.topic}:{each.partition.partition} {each.lag:,}"
@@ -231,8 +226,8 @@ def _show(mirroring: Mirror, records_s: float, bytes_s: float, as_json: bool) ->
     say(
         f"{len(progress)} partitions{lags}; {mirroring.records:,} records mirrored, {records_s:,.0f}/s, "
         f"{bytes_s / 1e6:.1f} MB/s"
-        + (f"; {mirroring.already_present:,} found there after a crash" if mirroring.already_present else "")
-        + (f"; {mirroring.duplicated:,} there are not the mirror's, or repeated" if mirroring.duplicated else "")
+        + (f"; {mirroring.already_present:,} already present after a crash" if mirroring.already_present else "")
+        + (f"; {mirroring.duplicated:,} duplicated, or not written by the mirror" if mirroring.duplicated else "")
         + (f"; {mirroring.lost_at_source:,} deleted before they were mirrored" if mirroring.lost_at_source else "")
         + (f"; stopped: {', '.join(sorted(mirroring.stopped))}" if mirroring.stopped else "")
     )

@@ -21,7 +21,7 @@ STORAGE = click.Choice(["kafka", "zookeeper"])
 
 @click.group()
 def offsets() -> None:
-    """Copy the offsets of a group to another storage, group or cluster, and restore them."""
+    """Copy the offsets of a group to another group, storage or cluster, and restore them."""
 
 
 @offsets.command("copy")
@@ -44,7 +44,7 @@ def offsets() -> None:
     "zookeepers",
     multiple=True,
     envvar="ALLOCATOR_ZOOKEEPER_HOSTS",
-    help='ZooKeeper where members may be registered: host:port,host:port/chroot; may be repeated. "none": nowhere.',
+    help='ZooKeeper that may have members: host:port,host:port/chroot; may be repeated. "none": no ZooKeeper.',
 )
 @click.option("--root", help="Znode that holds the groups of this library (default /allocator).")
 @click.option(
@@ -56,7 +56,7 @@ def offsets() -> None:
 @click.option(
     "--restore-file",
     type=click.Path(dir_okay=False),
-    help="File for the offsets before the copy (default offsets-TO-GROUP-TIME.json).",
+    help="File for the former offsets (default offsets-TO-GROUP-TIME.json).",
 )
 @quiet_option
 @json_option
@@ -77,12 +77,12 @@ def copy_command(
     as_json: bool,
     **chosen: Any,
 ) -> None:
-    """Copy the committed offsets of FROM-GROUP to TO-GROUP. Prints the plan unless --execute is given.
+    """Copy the committed offsets of FROM-GROUP to TO-GROUP. Without --execute, only show the plan.
 
-    Refused while either group has members, of whatever kind: --zookeeper names every ensemble in which some may be.
-    What stood before is written to a file first, and `allocator offsets restore` puts it back.
+    The command refuses the copy while one of the groups has members. Name every ensemble that may have members with
+    --zookeeper. The former offsets are saved in a file first; `allocator offsets restore` commits them again.
 
-    Environment variables override --config. For --to-config they begin with ALLOCATOR_TO instead of ALLOCATOR:
+    Environment variables override --config. Those for --to-config start with ALLOCATOR_TO instead of ALLOCATOR:
     ALLOCATOR_TO_KAFKA_SASL_PLAIN_PASSWORD.
     """
     same = to_config is None and to_brokers is None
@@ -92,11 +92,11 @@ def copy_command(
     file = Path(restore_file or f"offsets-{target}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json")
     with progress("reading", quiet) as meter:
 
-        def told(done: int, total: int, unit: str) -> None:
+        def show(done: int, total: int, unit: str) -> None:
             meter.step = Step(f"reading {unit}", done, total, unit)
 
         restore = file if execute else None
-        plan = asyncio.run(copy_offsets(source_place, target_place, restore, progress=told, **chosen))
+        plan = asyncio.run(copy_offsets(source_place, target_place, restore, progress=show, **chosen))
     if as_json:
         print_json({**plan.to_json(), "executed": execute, "restore": restore and str(restore)})
         return
@@ -109,9 +109,9 @@ def copy_command(
         return
     out.print(f"\n{NOTHING_CHANGED}", markup=False)
     if plan.problems:
-        out.print(f"it would be refused: {'; '.join(plan.problems)}", markup=False)
+        out.print(f"--execute would be refused: {'; '.join(plan.problems)}", markup=False)
     if plan.alive:
-        out.print(f"it would be refused now: there are members: {', '.join(plan.alive)}", markup=False)
+        out.print(f"--execute would be refused while there are members: {', '.join(plan.alive)}", markup=False)
 
 
 @offsets.command("restore")
@@ -119,18 +119,18 @@ def copy_command(
 @config_option("credentials for that cluster")
 @json_option
 def restore_command(file: str, config: Optional[str], as_json: bool) -> None:
-    """Restore the offsets that a copy saved in FILE."""
+    """Commit the former offsets that a copy saved in FILE."""
     access = Access.of(config)
     done = asyncio.run(restore_offsets(Path(file), access.security, access.zookeeper_options))
     if as_json:
         names = {"restored": list(done.offsets), "forgotten": done.forgotten, "left": done.left}
         print_json({key: [f"{p.topic}:{p.partition}" for p in each] for key, each in names.items()})
         return
-    click.echo(f"{done.target.group}: {len(done.offsets)} offsets restored, {len(done.forgotten)} taken back")
+    click.echo(f"{done.target.group}: {len(done.offsets)} offsets restored, {len(done.forgotten)} deleted")
     if done.left:
         click.echo(
-            f"{len(done.left)} had no offset before and keep the copied one: brokers before 2.4, and ZooKeeper through "
-            "brokers, cannot take one back"
+            f"{len(done.left)} partitions had no offset before and keep the copied one: brokers before 2.4 cannot "
+            "delete an offset, and no broker can in ZooKeeper"
         )
 
 
@@ -148,10 +148,10 @@ def _place(
     hosts = [each for each in zookeepers if each != NOWHERE]
     hosts += [] if access.zookeeper is None else [access.zookeeper]
     if not hosts and (NOWHERE not in zookeepers or storage == "zookeeper"):
-        nowhere = "" if storage == "zookeeper" else f", or say --zookeeper {NOWHERE}"
+        nowhere = "" if storage == "zookeeper" else f", or --zookeeper {NOWHERE} if it has none"
         raise ConfigError(
-            f"in which ZooKeeper may members of {group!r} be registered? Give --zookeeper (or --config){nowhere}: "
-            "members that are not looked for commit their own offsets over these"
+            f"members of {group!r} may be registered in a ZooKeeper: give --zookeeper (or --config){nowhere}. Members "
+            "would commit their own offsets over the copied ones"
         )
     options = access.zookeeper_options
     return OffsetStore(servers, group, storage, tuple(hosts), access.root, access.security, options)

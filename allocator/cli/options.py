@@ -1,4 +1,4 @@
-"""Options and parameter types that several commands share."""
+"""Options and parameter types of several commands."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Command = Callable[..., Any]
 
 ERROR = 1
 DAY_S = 86_400.0
-COMPLETE_S = 1.0  # seconds; more: names from a slow ensemble; less: the shell answers sooner
+COMPLETE_S = 1.0  # seconds. Higher: also completes from a slow ensemble; lower: a shorter pause in the shell
 NOTHING_CHANGED = "nothing was changed; add --execute to do it"
 
 
 class Seconds(click.FloatRange):
-    """Seconds, by default at most a day. Rejects nan and inf, which range checks let pass."""
+    """Seconds, by default at most a day. Rejects nan, which passes a range check."""
 
     name = "seconds"
 
@@ -37,12 +37,12 @@ class Seconds(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         seconds: float = super().convert(value, param, ctx)
         if math.isnan(seconds):
-            self.fail(f"{value} is no number", param, ctx)
+            self.fail(f"{value} is not a number", param, ctx)
         return seconds
 
 
 class GroupType(click.types.StringParamType):
-    """The name of a group. The shell completes it from ZooKeeper, if that answers within a second."""
+    """The name of a group. The shell completes it if ZooKeeper responds within a second."""
 
     name = "group"
 
@@ -50,10 +50,10 @@ class GroupType(click.types.StringParamType):
         from allocator.operate import list_groups
 
         given = ctx.params
-        several = given.get("zookeepers") or (None,)  # for commands that take several ensembles
+        several = given.get("zookeepers") or (None,)  # of commands with several ensembles
         zookeeper = given.get("zookeeper") or several[0] or os.environ.get("ALLOCATOR_ZOOKEEPER_HOSTS")
         root = given.get("root") or os.environ.get("ALLOCATOR_ZOOKEEPER_ROOT")
-        logging.disable()  # a shell would show printed text in the middle of the command line
+        logging.disable()  # a shell would show log lines in the middle of the command line
 
         async def names() -> list[str]:
             access = _access(given.get("config"), zookeeper, root, None, COMPLETE_S)
@@ -85,7 +85,7 @@ execute_option = click.option("--execute", is_flag=True, help="Make the change. 
 
 
 def decorated(command: Command, *decorators: Command) -> Command:
-    """`command` with the decorators applied as if they stood above it in this order."""
+    """Applies decorators to a command, as if they were written above it in this order."""
     for decorator in reversed(decorators):
         command = decorator(command)
     return command
@@ -114,9 +114,9 @@ def with_clusters(command: Command) -> Command:
 
 
 def with_brokers(gives: str) -> Callable[[Command], Command]:
-    """Adds the options for commands that need only Kafka; `gives` completes the help of --config.
+    """Adds the connection options without ZooKeeper. `gives` completes the help of --config.
 
-    The command gets `access`, whose brokers are known, and `as_json`.
+    The command gets `access`, which has brokers, and `as_json`.
     """
 
     def add(command: Command) -> Command:
@@ -141,6 +141,6 @@ def _access(
     access = Access.of(config, zookeeper, root, brokers, timeout_s)
     if access.zookeeper is None and access.brokers is None:
         raise ConfigError(
-            "where are the clusters? Give --zookeeper, --brokers or --config, or set ALLOCATOR_ZOOKEEPER_HOSTS"
+            "no cluster was given: give --zookeeper, --brokers or --config, or set ALLOCATOR_ZOOKEEPER_HOSTS"
         )
     return access

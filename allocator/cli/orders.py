@@ -1,4 +1,4 @@
-"""The commands of `allocator group` that steer a group: orders, and plans that show their effect."""
+"""The commands of `allocator group` that give orders, and plan their effect."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def parse_partitions(text: str) -> frozenset[TopicPartition]:
-    """ "orders:0-3,7", or several topics with spaces between. Raises ConfigError."""
+    """Parses "orders:0-3,7", or several topics separated by spaces. Raises ConfigError."""
     found: set[TopicPartition] = set()
     for part in text.split():
         topic, colon, ranges = part.rpartition(":")
         runs = [re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", run) for run in ranges.split(",")]
         if not colon or not all(runs):
-            raise ConfigError(f"{part!r} names no partitions; write topic:0 or topic:0-3,7")
+            raise ConfigError(f"{part!r} does not name partitions; write topic:0 or topic:0-3,7")
         check_topic(topic)
         for run in runs:
             assert run is not None
             first, last = int(run[1]), int(run[2] or run[1])
             if last < first:
-                raise ConfigError(f"{part!r} has the range {run[0]}, which ends before it begins")
+                raise ConfigError(f"{part!r} has the range {run[0]}, which ends before it starts")
             found.update(TopicPartition(topic, number) for number in range(first, last + 1))
     if not found:
         raise ConfigError("name at least one partition, as topic:0")
@@ -51,7 +51,7 @@ def parse_partitions(text: str) -> frozenset[TopicPartition]:
 
 
 def parse_expiry(text: str, now_ms: int) -> float:
-    """Seconds from now on, from "30m", "2h", "1d", or from a time such as 2026-01-31T12:00:00Z. Raises ConfigError."""
+    """Returns the seconds until "30m", "2h", "1d" or a time such as 2026-01-31T12:00:00Z. Raises ConfigError."""
     span = re.fullmatch(r"([0-9]{1,9})([smhd])", text.strip())
     if span is not None:
         return float(int(span[1]) * UNITS[span[2]])
@@ -71,14 +71,14 @@ def _partitions(_ctx: click.Context, _param: click.Parameter, given: str) -> fro
 
 
 MEMBER, PARTITIONS = click.argument("member"), click.argument("partitions", callback=_partitions)
-TOLD_OPTIONS = (
+REASON_OPTIONS = (
     click.option("--why", default="", show_default=False, help="Reason, shown with the order."),
     click.option(
-        "--expires", metavar="TIME", help="End of the order: 30m, 2h, 1d, or a time with zone (default: never)."
+        "--expires", metavar="TIME", help="Expiry of the order: 30m, 2h, 1d, or a time with zone (default: never)."
     ),
 )
 
-DRY_RUN = click.option("--dry-run", is_flag=True, help="Show what would move, and give no order.")
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Show what would move. Give no order.")
 CREATE = click.option(
     "--create", is_flag=True, help="Create the topic GROUP.orders, for a group of Kafka's own protocols."
 )
@@ -95,9 +95,10 @@ def _told(why: str, expires: str | None) -> dict[str, Any]:
 
 
 def _order(command_name: str, *parameters: Command, of_records: bool = False) -> Callable[[Command], Command]:
-    """Makes a command of a function that gets `told` (reason and expiry) and `parameters`, and returns an `Act`.
+    """Registers a function that returns an `Act` as a command that gives an order.
 
-    `of_records`: the order is about records, so it is also for groups in Kafka; the `Act` may withdraw such an order.
+    The function gets `parameters`, and the reason and expiry as `told`. `of_records`: the order is about records, so
+    groups in Kafka follow it too.
     """
 
     def add(function: Command) -> Command:
@@ -120,17 +121,17 @@ def _order(command_name: str, *parameters: Command, of_records: bool = False) ->
                 show_plan(asyncio.run(planned(access, name, [], [act])), as_json)
                 return
             outcome = asyncio.run(give(access, name, act, create=create, by_leader=not of_records))
-            # a report is a tuple too
+            # an OrderReport is a tuple too, so check for it first
             (_show_given if isinstance(outcome, OrderReport) else _show_withdrawn)(name, outcome, as_json)
 
         option = CREATE if of_records else DRY_RUN
-        return _registered(command_name, command, *parameters, *TOLD_OPTIONS, option)
+        return _registered(command_name, command, *parameters, *REASON_OPTIONS, option)
 
     return add
 
 
 def _withdrawal(command_name: str, *parameters: Command) -> Callable[[Command], Command]:
-    """Makes a command of a function that gets `parameters`, and returns the `Act` that withdraws orders."""
+    """Registers a function that returns a withdrawing `Act` as a command."""
 
     def add(function: Command) -> Command:
         @functools.wraps(function)
@@ -146,7 +147,7 @@ def _withdraw(access: Access, name: str, as_json: bool, act: Act) -> None:
     from allocator.operate import OrderReport, give
 
     outcome = asyncio.run(give(access, name, act))
-    # `promote` of one member changes the order
+    # `promote MEMBER` changes the order instead of withdrawing it
     _show_withdrawn(name, (outcome.order,) if isinstance(outcome, OrderReport) else outcome, as_json)
 
 
@@ -172,7 +173,7 @@ def _show_withdrawn(name: str, orders: Collection[Order], as_json: bool) -> None
 @click.option("--remove", multiple=True, metavar="ID", help="Withdraw this order; may be repeated.")
 @with_clusters
 def orders_command(name: str, remove: tuple[str, ...], access: Access, as_json: bool) -> None:
-    """List the orders of GROUP with their states, or withdraw some by id."""
+    """List the orders of GROUP with their states, or withdraw orders by id."""
     from allocator.operate import give
 
     if remove:
@@ -189,13 +190,13 @@ def orders_command(name: str, remove: tuple[str, ...], access: Access, as_json: 
 
 @_order("cordon", MEMBER)
 def cordon(member: str, told: Any) -> Act:
-    """MEMBER keeps its partitions and gets no further ones."""
+    """Assign no further partitions to MEMBER, which keeps its present ones."""
     return lambda orders: orders.cordon(member, **told)
 
 
 @_order("evacuate", MEMBER)
 def evacuate(member: str, told: Any) -> Act:
-    """MEMBER gives all its partitions away, within the budget. `orders` says when it has none."""
+    """Move all partitions away from MEMBER, within the budget. `orders` shows when it has none."""
     return lambda orders: orders.evacuate(member, **told)
 
 
@@ -207,16 +208,19 @@ def uncordon(member: str) -> Act:
 
 @_order("swap", click.argument("old"), click.argument("new"))
 def swap(old: str, new: str, told: Any) -> Act:
-    """NEW takes all partitions of OLD, and nothing else moves. NEW may join later.
+    """Move all partitions of OLD to NEW, and no others. NEW may join later.
 
-    If NEW has partitions already, all members share them.
+    If NEW owns partitions already, these move to all members.
     """
     return lambda orders: orders.swap(old, new, **told)
 
 
 @_order("pin", PARTITIONS, click.argument("place"))
 def pin(partitions: frozenset[TopicPartition], place: str, told: Any) -> Act:
-    """Keep PARTITIONS (topic:0-3,7) at PLACE: a member, or rack:NAME. Without a live member there, others own them."""
+    """Assign PARTITIONS (topic:0-3,7) to PLACE: a member, or rack:NAME.
+
+    Without a live member there, others get them.
+    """
     return lambda orders: orders.pin(partitions, place, **told)
 
 
@@ -228,7 +232,7 @@ def unpin(partitions: frozenset[TopicPartition]) -> Act:
 
 @_order("freeze")
 def freeze(told: Any) -> Act:
-    """Move no partition away from a live member. Partitions without an owner still get one."""
+    """Move no partitions away from live members. Partitions without an owner still get one."""
     return lambda orders: orders.freeze(**told)
 
 
@@ -241,28 +245,28 @@ def thaw() -> Act:
 @_order(
     "budget",
     click.option(
-        "--at-once", type=click.IntRange(1), help="Most partitions on the move at the same time (default: any number)."
+        "--at-once", type=click.IntRange(1), help="Maximum partitions that move at the same time (default: no limit)."
     ),
     click.option(
         "--per-minute",
         type=click.IntRange(1),
-        help="Partitions taken from live members in a minute, at most (default: any number).",
+        help="Maximum partitions that leave live members in a minute (default: no limit).",
     ),
 )
 def budget(at_once: int | None, per_minute: int | None, told: Any) -> Act:
-    """Limit the moves of GROUP. Partitions without a live owner are not limited."""
+    """Limit the moves in GROUP. Partitions without a live owner do not count."""
     return lambda orders: orders.budget(at_once=at_once, per_minute=per_minute, **told)
 
 
 @_order("canary", click.argument("count", type=click.IntRange(0)))
 def canary(count: int, told: Any) -> Act:
-    """Give each process that joins from now on exactly COUNT partitions, until `promote`."""
+    """Assign exactly COUNT partitions to each process that joins from now on, until `promote`."""
     return lambda orders: orders.canary(count, **told)
 
 
 @_withdrawal("promote", click.argument("member", required=False))
 def promote(member: str | None) -> Act:
-    """Let MEMBER, or all new members, take their full share."""
+    """End the canary for MEMBER, or for all members: they get their full number of partitions."""
     return lambda orders: orders.promote(member)
 
 
@@ -271,7 +275,7 @@ def promote(member: str | None) -> Act:
 
 @_order("pause", PARTITIONS, of_records=True)
 def pause(partitions: frozenset[TopicPartition], told: Any) -> Act:
-    """Owners keep PARTITIONS (topic:0-3,7), and their handlers get no records of them until `resume`."""
+    """Deliver no records of PARTITIONS (topic:0-3,7) to handlers until `resume`. Owners keep the partitions."""
     return lambda orders: orders.pause(partitions, **told)
 
 
@@ -285,13 +289,13 @@ def resume(partitions: frozenset[TopicPartition]) -> Act:
     "skip",
     click.argument("partition", callback=_partitions),
     click.argument("offset", type=click.IntRange(0)),
-    click.option("--undo", is_flag=True, help="Withdraw the order. A record that was skipped stays skipped."),
+    click.option("--undo", is_flag=True, help="Withdraw the order. A skipped record stays skipped."),
     of_records=True,
 )
 def skip(partition: frozenset[TopicPartition], offset: int, undo: bool, told: Any) -> Act:
-    """Skip the record at OFFSET of PARTITION (topic:0): no handler call gets it, and it counts as done."""
+    """Skip the record at OFFSET of PARTITION (topic:0): the handler does not get it, and it counts as done."""
     if len(partition) != 1:
-        raise ConfigError(f"an offset belongs to one partition, and this names {len(partition)}")
+        raise ConfigError(f"an offset needs exactly one partition, not {len(partition)}")
     (one,) = partition
     return lambda orders: orders.unskip(one, offset) if undo else orders.skip(one, offset, **told)
 
@@ -300,13 +304,13 @@ def skip(partition: frozenset[TopicPartition], offset: int, undo: bool, told: An
     "quarantine", PARTITIONS, click.option("--lift", is_flag=True, help="Withdraw the quarantine."), of_records=True
 )
 def quarantine(partitions: frozenset[TopicPartition], lift: bool, told: Any) -> Act:
-    """Send the records of PARTITIONS (topic:0-3,7) to the dead-letter topic, without a call of the handler."""
+    """Send the records of PARTITIONS (topic:0-3,7) to the dead-letter topic instead of the handler."""
     return lambda orders: orders.lift(partitions) if lift else orders.quarantine(partitions, **told)
 
 
 @_order("seek", PARTITIONS, click.option("--to", required=True, help=f"New offset: {TARGETS}."), of_records=True)
 def seek(partitions: frozenset[TopicPartition], to: str, told: Any) -> Act:
-    """Move the owners of PARTITIONS (topic:0-3,7) to another offset. `orders` shows the offsets that they had."""
+    """Move the position of PARTITIONS (topic:0-3,7) to another offset. `orders` shows the former positions."""
     place = str(parse_target(to))
     return lambda orders: orders.seek(partitions, place, **told)
 
@@ -316,24 +320,28 @@ def seek(partitions: frozenset[TopicPartition], to: str, told: Any) -> Act:
 
 @group.command("plan")
 @click.argument("name", metavar="GROUP", type=GROUP)
-@click.option("--add", multiple=True, metavar="NAME[=WEIGHT]", help="A member joins; may be repeated, as all options.")
+@click.option(
+    "--add", multiple=True, metavar="NAME[=WEIGHT]", help="A member joins; may be repeated, like most options."
+)
 @click.option("--add-in-rack", multiple=True, metavar="NAME=RACK", help="A member joins in this rack.")
 @click.option("--remove", multiple=True, metavar="MEMBER", help="A member leaves.")
 @click.option("--fail", multiple=True, metavar="MEMBER", help="A member crashes.")
 @click.option("--fail-rack", multiple=True, metavar="RACK", help="All members of a rack crash.")
-@click.option("--weight", multiple=True, metavar="MEMBER=WEIGHT", help="A member has another weight.")
-@click.option("--rack", multiple=True, metavar="MEMBER=RACK", help="A member is in another rack.")
-@click.option("--partitions", multiple=True, metavar="TOPIC=COUNT", help="A topic has more partitions.")
+@click.option("--weight", multiple=True, metavar="MEMBER=WEIGHT", help="A member gets another weight.")
+@click.option("--rack", multiple=True, metavar="MEMBER=RACK", help="A member moves to another rack.")
+@click.option("--partitions", multiple=True, metavar="TOPIC=COUNT", help="A topic grows to this number of partitions.")
 @click.option("--function", metavar="NAME", help="All members use this allocator function.")
-@click.option("--cordon", multiple=True, metavar="MEMBER", help="The order cordon.")
-@click.option("--evacuate", multiple=True, metavar="MEMBER", help="The order evacuate.")
-@click.option("--swap", multiple=True, metavar="OLD=NEW", help="The order swap.")
-@click.option("--pin", multiple=True, metavar="PARTITIONS=PLACE", help="The order pin.")
-@click.option("--freeze", is_flag=True, help="The order freeze.")
-@click.option("--at-once", type=click.IntRange(1), help="The order budget (default: none).")
-@click.option("--per-minute", type=click.IntRange(1), help="The order budget (default: none).")
-@click.option("--apply", "apply", is_flag=True, help="Give the orders. Refused if the plan supposes anything else.")
-@click.option("--why", default="", show_default=False, help="Reason, for the orders of --apply.")
+@click.option("--cordon", multiple=True, metavar="MEMBER", help="With this order cordon.")
+@click.option("--evacuate", multiple=True, metavar="MEMBER", help="With this order evacuate.")
+@click.option("--swap", multiple=True, metavar="OLD=NEW", help="With this order swap.")
+@click.option("--pin", multiple=True, metavar="PARTITIONS=PLACE", help="With this order pin.")
+@click.option("--freeze", is_flag=True, help="With the order freeze.")
+@click.option("--at-once", type=click.IntRange(1), help="With the order budget (default: none).")
+@click.option("--per-minute", type=click.IntRange(1), help="With the order budget (default: none).")
+@click.option(
+    "--apply", "apply", is_flag=True, help="Give the orders of the plan, which must contain no other changes."
+)
+@click.option("--why", default="", show_default=False, help="Reason, shown with the orders of --apply.")
 @with_clusters
 def plan_command(
     name: str,
@@ -349,8 +357,8 @@ def plan_command(
 ) -> None:
     """Show which partitions of GROUP would move, and the load of each member before and after.
 
-    Without an option: what the leader would do now. With --brokers the plan knows lag, racks of brokers and topics that
-    the group has not read yet.
+    Without changes, show what the leader would do now. With --brokers, the plan uses lag, the racks of brokers, and
+    topics that the group has not read yet.
     """
     from allocator.cli.planning import show_plan
     from allocator.operate import changes_of, give, pair, planned
@@ -370,7 +378,7 @@ def plan_command(
         orders.append(methodcaller("budget", at_once=at_once, per_minute=per_minute, why=why))
     if apply and (changes or not orders):
         raise ConfigError(
-            "--apply gives orders; the plan must consist of orders (--cordon, --evacuate, --pin, ...) alone"
+            "--apply gives orders, so the plan must consist of orders alone (--cordon, --evacuate, --pin, ...)"
         )
     plan = asyncio.run(planned(access, name, changes, orders))
     show_plan(plan, as_json)

@@ -1,4 +1,4 @@
-"""Formats the output of commands, for a terminal and for a pipe."""
+"""Formats the output of commands for a terminal or a pipe."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from rich.text import Text
 from allocator.core.text import plain
 
 GAP = 2  # spaces between columns
-INDENT = 2  # spaces before a line that belongs to the one above
-FOLDED = 12  # minimum width of a cell that folds; less: names break into very short pieces
-UNBOUNDED = 1 << 20  # longer than any row of data in ZooKeeper and Kafka
+INDENT = 2  # spaces before the lines of `Indented`
+FOLDED = 12  # minimum width of a folded cell. Lower: names break into very short pieces
+UNBOUNDED = 1 << 20  # columns; longer than any row
 
 
 def console() -> Console:
     found = _Console(highlight=False)
-    # a pipe has no width: programs that read it expect one row per line
+    # a program that reads a pipe expects one row per line
     return found if found.is_terminal else _Console(highlight=False, width=UNBOUNDED)
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> NoReturn:
-        raise  # rich would end the process with 1
+        raise  # rich would end the process with exit code 1
 
 
 class Indented:
-    """Text whose lines, folded ones included, begin after two spaces.
+    """Text with an indent before each line, also before folded lines.
 
-    Unlike rich's Padding it does not fill lines up to the width, which a pipe does not have.
+    rich's Padding would fill each line with spaces up to the width.
     """
 
     def __init__(self, text: str) -> None:
@@ -51,14 +51,14 @@ class Indented:
 class Listing:
     """A table with a header. rich's own table takes seconds for ten thousand rows.
 
-    A row is one line if all rows fit into the width. Else long text folds within its column, and numbers stay whole; if
-    that is still too wide, each cell gets its own line, after the name of its column. Nothing is cut.
+    If all rows fit into the width, each row is one line. Otherwise long text folds within its column, and numbers do
+    not fold. If that is still too wide, each cell gets its own line after the name of its column. Nothing is cut off.
     """
 
     def __init__(self, *heads: str, right: Collection[int] = ()) -> None:
         self.heads = heads
         self.right = right
-        """Indexes of the columns with numbers. They are aligned to the right and never fold."""
+        """Indexes of the columns with numbers, which are right-aligned and never fold."""
         self.rows: list[tuple[str, ...]] = []
 
     def add(self, *cells: object) -> None:
@@ -74,14 +74,14 @@ class Listing:
             yield from _segments(self._folded(row, widths))
 
     def _widths(self, limit: int) -> list[int] | None:
-        """The widths of the columns; None if the table cannot fit."""
+        """Returns the widths of the columns; None if the table cannot fit."""
         cells = [max(map(_cells, column), default=0) for column in zip(*self.rows)] or [0] * len(self.heads)
         room = limit - GAP * (len(cells) - 1)
         widths = [max(cell, _cells(head)) for cell, head in zip(cells, self.heads)]
         if sum(widths) <= room:
             return widths
         words = [max(map(_cells, head.split())) for head in self.heads]
-        widths = list(map(max, cells, words))  # fold headers first: they take a second line only once
+        widths = list(map(max, cells, words))  # fold the header first: it takes a second line only once
         least = [
             width if at in self.right else max(word, FOLDED) for at, (width, word) in enumerate(zip(widths, words))
         ]
@@ -102,7 +102,7 @@ class Listing:
             yield (" " * GAP).join(line).rstrip()
 
     def _blocks(self, limit: int) -> Iterator[str]:
-        """Each row as lines of column name and cell, with an empty line between rows."""
+        """Yields each row as lines of column name and cell, with an empty line between rows."""
         names = max(map(_cells, self.heads))
         for number, row in enumerate(self.rows):
             if number:
@@ -113,11 +113,11 @@ class Listing:
 
 
 def _cells(text: str) -> int:
-    """The width of `text` on a terminal, in columns."""
+    """Returns the width of `text` on a terminal, in columns."""
     return len(text) if text.isascii() else cell_len(text)
 
 
-@lru_cache(4096)  # many rows repeat the names of topics and members
+@lru_cache(4096)  # rows repeat the names of topics and members
 def _fold(text: str, width: int) -> tuple[str, ...]:
     """Folds `text` into lines of at most `width` columns, at spaces where possible."""
     if _cells(text) <= width:
@@ -133,7 +133,7 @@ def _fold(text: str, width: int) -> tuple[str, ...]:
 
 
 def _segments(lines: Iterable[str], style: Style | None = None) -> Iterator[Segment]:
-    # not one `Text` with all lines: rich splits it in quadratic time
+    # rich would split one `Text` with all lines in quadratic time
     for line in lines:
         yield Segment(line, style)
         yield Segment.line()

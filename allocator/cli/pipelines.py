@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DIFFERENT = 3
-# workers, cores and MiB of each worker in local-cluster, as Spark writes them
+# local-cluster[workers, cores, MiB of each worker]
 MASTERS = r"local|local\[[^]]+\]|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|spark://.+|yarn|k8s://.+"
 
 
 def _check_master(context: click.Context, option: click.Parameter, master: Optional[str]) -> Optional[str]:
     if master is not None and master.startswith("sc://"):
         raise ConfigError(
-            f"--master {master}: the commands need a Spark driver on this machine, and Spark Connect has none; "
+            f"--master {master}: the command needs a Spark driver on this machine, which Spark Connect does not have; "
             "give the master behind that server, such as spark://host:7077"
         )
     if master is not None and not re.fullmatch(MASTERS, master):
@@ -54,10 +54,10 @@ def _run_options(command: Command) -> Command:
         click.option(
             "--master",
             callback=_check_master,
-            help="Spark master: local[4], spark://host:7077 (default: that of spark-submit, else this machine).",
+            help="Spark master: local[4], spark://host:7077 (default: from spark-submit, or this machine).",
         ),
-        click.option("--dry-run", is_flag=True, help="Only show the ranges to read; starts no Spark, writes nothing."),
-        click.option("-q", "--quiet", is_flag=True, help="Show no progress bar, and no messages of Spark and pandas."),
+        click.option("--dry-run", is_flag=True, help="Only show the ranges to read. Do not start Spark."),
+        click.option("-q", "--quiet", is_flag=True, help="Show no progress bar and no messages of Spark and pandas."),
         click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
     )
 
@@ -84,11 +84,11 @@ def _side_option(side: str) -> Command:
         f"{side}_options",
         multiple=True,
         metavar="NAME=VALUE",
-        help=f"Option for {side.upper()}, as -o of `archive`; may be repeated.",
+        help=f"Option for {side.upper()}, like -o of `archive`; may be repeated.",
     )
 
 
-html_option = click.option("--html", help="Write the report to this HTML file.")
+html_option = click.option("--html", help="Also write the report to this HTML file.")
 
 
 @click.command()
@@ -102,18 +102,18 @@ html_option = click.option("--html", help="Write the report to this HTML file.")
     "CATALOG.NAMESPACE in place of DIRECTORY.",
 )
 @click.option("--key", help="Decode keys: string, json:DDL, avro:FILE or confluent-avro:FILE.")
-@click.option("--value", help="Decode values, as --key does; the bytes are kept beside them.")
+@click.option("--value", help="Decode values, like --key. The archive keeps the bytes too.")
 @click.option("--transform", help="Function that changes the DataFrame before it is written: package.module:function.")
 @click.option(
     "--offsets-per-commit",
     default=10_000_000,
     type=click.IntRange(min=1),
-    help="Offsets per commit. More: fewer, larger files. Less: less to repeat after a crash.",
+    help="Offsets per commit. Higher: fewer, larger files; lower: less to repeat after a crash.",
 )
 @click.option(
     "--allow-gaps",
     is_flag=True,
-    help="Continue where retention deleted records that were not archived, and note the gap.",
+    help="Continue although retention deleted records before they were archived, and record the gap.",
 )
 @click.option(
     "--compact", "compacting", is_flag=True, help="Merge small files at the end; without --topic, only merge."
@@ -136,20 +136,20 @@ def archive(
 ) -> None:
     """Append new records of topics to the archive in DIRECTORY, each record exactly once.
 
-    May be killed at any point and run again. `spark.read.parquet(DIRECTORY)` reads a Parquet archive;
+    After a kill at any point, run the command again. `spark.read.parquet(DIRECTORY)` reads a Parquet archive.
     DIRECTORY/topic=NAME is the Delta table of a topic, and CATALOG.NAMESPACE.NAME its Iceberg table.
 
     \b
     Exit codes:
       0  done
-      1  a cluster refuses, offsets are gone, or the directory holds an archive of something else
+      1  a cluster refused a request, offsets were deleted, or the directory has another archive
       2  wrong usage or settings
     """
     if not topics and not compacting:
-        raise ConfigError("what is to be archived? Give --topic, or --compact to put together what is there")
+        raise ConfigError("no topic was given: give --topic, or --compact to merge the files of the archive")
     if compacting and chosen["format"] != "parquet":
         raise ConfigError(
-            "--compact merges files of Parquet archives; for a Delta table use its OPTIMIZE, for an Iceberg table its "
+            "--compact merges files of Parquet archives; for a Delta table use OPTIMIZE, for an Iceberg table the "
             "procedure rewrite_data_files"
         )
     sources = [_topic(brokers, name, options) for name in topics]
@@ -177,7 +177,7 @@ def archive(
 @_topic_options
 @click.option("--hot", default=20, type=click.IntRange(min=0), help="Number of busiest keys to report.")
 @click.option(
-    "--members", type=click.IntRange(min=1), help="Also report how even the work of this many members would be."
+    "--members", type=click.IntRange(min=1), help="Also report how evenly this many members would share the records."
 )
 @html_option
 @_run_options
@@ -191,13 +191,13 @@ def skew(
     members: Optional[int],
     **run: Any,
 ) -> None:
-    """Show how evenly records are distributed over partitions and keys, late records, and loads for assignors.
+    """Show how evenly records are distributed over partitions and keys, with late records and loads for assignors.
 
-    The loads in the JSON are what `GroupView.load` takes: see docs/pipelines.md.
+    docs/pipelines.md shows how an assignor uses the loads in the JSON.
     """
     named = [*([] if topic is None else [topic]), *topics]
     if len(named) != 1:
-        raise ConfigError(f"name one topic, such as `allocator skew orders`, not {len(named)}")
+        raise ConfigError(f"give exactly one topic, such as `allocator skew orders`, not {len(named)}")
     source = _topic(brokers, named[0], options)
     work = partial(measure, source, hot=hot, members=members)
     _report("allocator skew", [source], f"measuring {source.name}", work, **run)
@@ -209,7 +209,7 @@ def skew(
 @click.option(
     "--by",
     type=click.Choice(BY),
-    help="Compare records by this (default: offset with an archive; else partition, or key).",
+    help="Match records by this (default: offset with an archive, otherwise partition or key).",
 )
 @click.option(
     "--ignore", multiple=True, type=click.Choice(FIELDS), help="Ignore differences in this field; may be repeated."
@@ -232,14 +232,14 @@ def audit(
     right_options: tuple[str, ...],
     **run: Any,
 ) -> None:
-    """Compare LEFT, the truth, with RIGHT: missing, duplicated, extra, moved, altered and reordered records.
+    """Compare RIGHT with LEFT, the reference: missing, duplicated, extra, moved, altered and reordered records.
 
     Each is kafka://host:port,host:port/topic or archive:DIRECTORY (archive:DIRECTORY/topic=orders if it has several).
 
     \b
     Exit codes:
       0  equal
-      1  a cluster refuses, or an archive is damaged
+      1  a cluster refused a request, or an archive is damaged
       2  wrong usage or settings
       3  different
     """
@@ -265,7 +265,7 @@ def _pairs(options: tuple[str, ...]) -> dict[str, str]:
 
 def _topic(brokers: str | None, name: str, options: tuple[str, ...]) -> Topic:
     if not brokers:
-        raise ConfigError("where is the cluster? Give --brokers, or set ALLOCATOR_KAFKA_BROKERS")
+        raise ConfigError("no brokers were given: give --brokers, or set ALLOCATOR_KAFKA_BROKERS")
     return Topic(brokers, name, _pairs(options))
 
 
@@ -276,12 +276,12 @@ def _side(text: str, options: tuple[str, ...]) -> Union[Topic, Archive]:
         return Topic(brokers, name, _pairs(options))
     if kind == "archive" and rest:
         if options:
-            raise ConfigError(f"{text} takes no options: they are for topics")
+            raise ConfigError(f"{text} takes no options: only topics have options")
         path = Path(rest)
         if path.name.startswith("topic="):
             return Archive(path.parent, path.name[len("topic=") :])
         return Archive(path)
-    raise ConfigError(f"{text!r} names no side; write kafka://host:port,host:port/topic or archive:DIRECTORY")
+    raise ConfigError(f"{text!r} is not valid; write kafka://host:port,host:port/topic or archive:DIRECTORY")
 
 
 # -- output ------------------------------------------------------------------------------------------------------
@@ -298,10 +298,10 @@ def _report(
     quiet: bool,
     as_json: bool,
 ) -> Any:
-    """Does the work, and shows its report, which it returns. A dry run only shows what it would read."""
+    """Runs `work` with Spark, prints and returns its report. With `dry_run`, prints only the ranges to read."""
     _check_writable(html)
     if dry_run:
-        return _tell_extents(sides, as_json)
+        return _print_ranges(sides, as_json)
     spark = _session(name, master, quiet)
     with _bar(spark, what, quiet):
         report = work(spark=spark)
@@ -311,7 +311,7 @@ def _report(
     return report
 
 
-def _tell_extents(sides: list[Any], as_json: bool) -> None:
+def _print_ranges(sides: list[Any], as_json: bool) -> None:
     found: list[dict[str, Any]] = []
     for side in sides:
         reach = side.reach() if isinstance(side, Archive) else side.extent().chosen
@@ -326,12 +326,12 @@ def _tell_extents(sides: list[Any], as_json: bool) -> None:
 
 
 def _check_writable(path: str | None) -> None:
-    """Fails at the start if the directory is not writable, instead of after an hour of work."""
+    """Raises ConfigError if the file cannot be written: before the work, not after an hour of it."""
     if path is None:
         return
     place = Path(path).absolute()
     if (place.exists() and not place.is_file()) or not (place.parent.is_dir() and os.access(place.parent, os.W_OK)):
-        raise ConfigError(f"--html {path}: cannot be written; name a file in a directory that can be")
+        raise ConfigError(f"--html {path}: cannot be written; name a file in a writable directory")
 
 
 def _session(name: str, master: str | None, quiet: bool) -> SparkSession:
@@ -343,14 +343,14 @@ def _session(name: str, master: str | None, quiet: bool) -> SparkSession:
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     from pyspark.logger import PySparkLogger
 
-    # Spark's errors are raised here and printed in one form. pyspark may log some of them with Java's stack before.
+    # the command prints Spark's errors; without this, pyspark would also log some of them with Java's stack
     PySparkLogger.getLogger("DataFrameQueryContextLogger").disabled = True
     return spark
 
 
 @contextlib.contextmanager
 def _silent_java() -> Iterator[None]:
-    """A Java that starts in this block writes its standard error to /dev/null. Its errors are raised in Python."""
+    """Discards the standard error of a Java process that starts in this block. Python raises its errors."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     os.close(nowhere)
@@ -365,7 +365,7 @@ def _silent_java() -> Iterator[None]:
 def _bar(
     spark: Optional[SparkSession], what: str, quiet: bool, unit: str = "tasks"
 ) -> Iterator[Callable[[int, int], None]]:
-    """Shows the progress that is reported in this unit, and the tasks of the running Spark stages."""
+    """Shows the reported progress in `unit`, and the tasks of the running Spark stages."""
     done, total = 0, 0
 
     def report(now: int, of: int) -> None:
@@ -383,7 +383,7 @@ def _bar(
 
 
 def _tasks(spark: SparkSession) -> tuple[int, int]:
-    """(completed tasks, all tasks) of the running stages."""
+    """Returns (completed tasks, all tasks) of the running stages."""
     tracker = spark.sparkContext.statusTracker()
     known = [info for stage in tracker.getActiveStageIds() if (info := tracker.getStageInfo(stage)) is not None]
     return sum(info.numCompletedTasks for info in known), sum(info.numTasks for info in known)

@@ -1,4 +1,4 @@
-"""The output of a plan."""
+"""Prints the plan of a group."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def headline(plan: GroupPlan) -> str:
         return f"{plan.group}: nothing moves ({plan.function})"
     parts = [
         f"{plan.group}: {len(plan.moves)} partitions move ({plan.function})",
-        f"each stands still for about {plan.move_s * 1000:.0f} ms and its handler",
+        f"standstill of each about {plan.move_s * 1000:.0f} ms plus the time of its handler",
     ]
     if plan.failed_s is not None:
-        parts.append(f"those of failed members for up to {plan.failed_s:g} s")
+        parts.append(f"up to {plan.failed_s:g} s for those of failed members")
     if plan.duration_s > plan.move_s:
-        parts.append(f"the last one has moved after about {plan.duration_s:.1f} s")
+        parts.append(f"all moves take about {plan.duration_s:.1f} s")
     return "; ".join(parts)
 
 

@@ -1,7 +1,6 @@
-"""Progress of long commands: a line with a bar, the rate and the remaining time.
+"""Shows the progress of long commands: a line with a bar, the rate and the remaining time.
 
-It is on a terminal only, on stderr: pipes, logs and files get nothing. It goes away when the work ends or is
-interrupted.
+Writes only to a terminal, on stderr. The line disappears when the work ends or is interrupted.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from allocator.cli.output import duration
 
 REFRESHES = 4  # updates per second
 BAR = 24  # maximum width in columns
-LEAST_BAR = 8  # minimum width in columns; with less there is no bar
+LEAST_BAR = 8  # minimum width in columns; with fewer columns there is no bar
 GAP = 1  # spaces between cells
 
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Show no progress bar.")
@@ -40,23 +39,23 @@ class Step:
     """None: the total is unknown."""
     unit: str = ""
     rate: Optional[float] = None
-    """Units per second, if the rate is not that of `done`."""
+    """Units per second; None: computed from `done`."""
 
     @property
     def name(self) -> str:
-        """`what` without the details in brackets, which change during the work."""
+        """`what` without the part in brackets, which changes during the work."""
         return self.what.partition(" (")[0]
 
 
 class Meter:
-    """The source of the displayed progress. Any thread may set `step`."""
+    """Holds the current step. Any thread may set `step`."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
         self._most = 0.0
 
     def left(self, left: float, what: str, unit: str, rate: Optional[float] = None) -> None:
-        """Shows work with a known remainder: the bar starts at the largest remainder since `what` began."""
+        """Sets a step with a known remainder. The bar starts at the largest remainder since `what` started."""
         step = Step(what, unit=unit, rate=rate)
         self._most = max(left, self._most if step.name == self.step.name else 0.0)
         self.step = replace(step, done=self._most - left, total=self._most)
@@ -68,7 +67,7 @@ def is_shown(quiet: bool) -> bool:
 
 @contextlib.contextmanager
 def progress(what: str, quiet: bool, look: Optional[Callable[[], Step]] = None) -> Iterator[Meter]:
-    """Shows a meter while the block runs; with `look`, its result, computed in another thread."""
+    """Shows a meter during the block. With `look`, shows its result; another thread calls it."""
     meter = Meter(Step(what))
     if not is_shown(quiet):
         yield meter
@@ -79,12 +78,12 @@ def progress(what: str, quiet: bool, look: Optional[Callable[[], Step]] = None) 
 
 
 def say(text: str, err: bool = False) -> None:
-    """Prints a line above the progress. `click.echo` bypasses rich, so its output would break the progress line."""
+    """Prints a line above the progress line, which `click.echo` would break because it bypasses rich."""
     print(text, file=sys.stderr if err else sys.stdout, flush=True)
 
 
 class ProgressDisplay(Progress):
-    """The displayed step. rich estimates its rate and the remaining time."""
+    """Displays the current step. rich estimates the rate and the remaining time."""
 
     def __init__(self, look: Callable[[], Step], console: Console, **options: Any) -> None:
         self._look = look
@@ -93,18 +92,18 @@ class ProgressDisplay(Progress):
         self.add_task("")
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        for task in self.tasks:  # None until __init__ has ended
+        for task in self.tasks:  # no task during __init__
             step = self._look()
             if step.name != self._what:
                 self._what = step.name
                 self.reset(task.id)
-            task.total = step.total  # not with `update`: the estimate would restart at each new total
+            task.total = step.total  # `update` would restart the estimate at each new total
             self.update(task.id, completed=step.done)
             yield line(step, task, self.console.width)
 
 
 def line(step: Step, task: Task, width: int) -> Table:
-    """`step` in `width` columns. If space is short, the bar goes first, then the cells at the end."""
+    """Returns the line for a step in `width` columns. If it is too long, drops the bar, then the last cells."""
     total = "" if not step.total else f" of {step.total:,.0f}"
     rate = task.speed if step.rate is None else step.rate
     words = [step.what, *([f"{step.done:,.0f}{total} {step.unit}".rstrip()] if step.done or step.total else [])]

@@ -34,7 +34,7 @@ from allocator.viewer import (
 )
 
 SHOWN = 4096  # maximum characters of a key or a value on the terminal
-WINDOWS = 12  # maximum partitions whose read ranges the terminal shows
+WINDOWS = 12  # maximum number of partitions whose read offsets are shown
 
 
 @click.command()
@@ -44,30 +44,36 @@ WINDOWS = 12  # maximum partitions whose read ranges the terminal shows
     "--from",
     "position",
     default="latest",
-    help="Where to begin: earliest, latest (the newest records), an offset, or a time such as 2026-01-31T12:00:00Z.",
+    help="Start: earliest, latest (the newest records), an offset, or a time such as 2026-01-31T12:00:00Z.",
 )
-@click.option("--before", default=0, type=click.IntRange(0, 10_000), help="Also so many records before it.")
-@click.option("--limit", default=20, type=click.IntRange(0, 10_000), help="Show at most this many from there.")
-@click.option("--key", help="Only records with this key, in the partition that Kafka's default partitioner gives it.")
-@click.option("--key-hex", help="The same, for a key that is no text: its bytes as hex.")
-@click.option("--every-partition", is_flag=True, help="Look for the key in all partitions.")
-@click.option("--scan", default=Bounds.scanned, type=click.IntRange(1), help="Look at no more than this many records.")
+@click.option(
+    "--before", default=0, type=click.IntRange(0, 10_000), help="Also show this many records before the start."
+)
+@click.option(
+    "--limit", default=20, type=click.IntRange(0, 10_000), help="Show at most this many records from the start on."
+)
+@click.option("--key", help="Only records with this key, in the partition that Kafka's default partitioner chooses.")
+@click.option("--key-hex", help="Like --key, with the bytes of the key as hex.")
+@click.option("--every-partition", is_flag=True, help="Search all partitions for the key.")
+@click.option("--scan", default=Bounds.scanned, type=click.IntRange(1), help="Read at most this many records.")
 @click.option(
     "--isolation-level",
     default=DEFAULT["isolation_level"],
     type=click.Choice(["read_uncommitted", "read_committed"]),
-    help="With read_committed: no records of aborted and open transactions.",
+    help="With read_committed: without records of aborted and open transactions.",
 )
-@click.option("--key-format", default="auto", help="Format of keys, one of those of --value-format.")
+@click.option("--key-format", default="auto", help="Format of keys; see --value-format.")
 @click.option(
     "--value-format",
     default="auto",
     help="Format of values: auto, json, text, hex, avro:FILE, confluent-avro:FILE, protobuf:FILE:MESSAGE or "
     "confluent-protobuf:FILE:MESSAGE.",
 )
-@click.option("--registry", envvar="ALLOCATOR_RECORDS_REGISTRY", help="URL of a schema registry, for auto.")
-@click.option("--mask", "masks", multiple=True, help="Show a field as ***, such as value.card.number; may be repeated.")
-@click.option("--lines", is_flag=True, help="Print a JSON object for each record, with the whole key and value.")
+@click.option("--registry", envvar="ALLOCATOR_RECORDS_REGISTRY", help="URL of a schema registry, for the format auto.")
+@click.option(
+    "--mask", "masks", multiple=True, help="Show this field as ***, such as value.card.number; may be repeated."
+)
+@click.option("--lines", is_flag=True, help="Print one line of JSON for each record, with complete key and value.")
 def records(
     topic: str,
     access: Access,
@@ -83,9 +89,9 @@ def records(
     as_json: bool,
     **chosen: Any,
 ) -> None:
-    """Show records of TOPIC: the newest, or those around an offset, from a time on, or of a key; decoded and masked.
+    """Show records of TOPIC: the newest, around an offset, from a time on, or with a key; decoded and masked.
 
-    Joins no group, commits nothing. Stops after 64 MB of keys and values, or 15 s, and says what it looked at.
+    Joins no group and commits nothing. Stops after 64 MB of keys and values or 15 s, and shows which offsets it read.
     """
     query = Query(*_place(topic), Position.parse(position), key=parse_key(key, key_hex), **chosen)
     viewer = make_viewer(access, masks, registry, scan=scan)
@@ -106,7 +112,7 @@ def make_viewer(
     formats: Collection[str] = (),
     scan: int = Bounds.scanned,
 ) -> Viewer:
-    """A viewer from the [records] settings and the options of a command. Raises ConfigError, MissingExtra."""
+    """Returns a viewer for the [records] settings and the options of a command. Raises ConfigError, MissingExtra."""
     section = None if access.settings is None else access.settings.records
     if section is not None:
         masks, formats = (*(section.masks or ()), *masks), (*(section.formats or ()), *formats)
@@ -158,8 +164,8 @@ def _text(decoded: Decoded) -> str:
 
 
 def summary(found: ReadResult, shown: int) -> str:
-    """Lines about the read: how many records, its limit, and the offsets that were read in each partition."""
-    lines = [f"{shown} {'record' if shown == 1 else 'records'} shown, {found.scanned} looked at"]
+    """Returns lines with the number of records, the limit that ended the read, and the offsets read per partition."""
+    lines = [f"{shown} {'record' if shown == 1 else 'records'} shown, {found.scanned} read"]
     if found.stopped:
         lines[0] += f"; the read ended at its limit of {found.stopped}"
     if found.by_partitioner:
@@ -168,9 +174,9 @@ def summary(found: ReadResult, shown: int) -> str:
             "--every-partition searches all"
         )
     for window in found.windows[:WINDOWS]:
-        looked = f"offsets {window.first} to {window.next - 1}" if window.next > window.first else "nothing"
+        read = f"offsets {window.first} to {window.next - 1}" if window.next > window.first else "no offsets"
         held = f"its log has {window.begin} to {window.end - 1}" if window.end > window.begin else "its log is empty"
-        lines.append(f"{found.topic}:{window.partition}: {looked} looked at; {held}")
+        lines.append(f"{found.topic}:{window.partition}: {read} read; {held}")
     if len(found.windows) > WINDOWS:
         lines.append(f"and {len(found.windows) - WINDOWS} more partitions; --json lists them")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The output of `allocator group`: tables and JSON from the collected data. Pure."""
+"""The tables of `allocator group`. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Optional
 
 from allocator.cli.output import Listing
 
-if TYPE_CHECKING:  # it imports the consumer, which a help text and the options do not need
+if TYPE_CHECKING:  # a help text does not need these imports
     from allocator.operate import GroupReport, OrderReport, ResetPlan, WaitingRecords
 
 
@@ -52,7 +52,7 @@ def orders_table(reports: Collection[OrderReport]) -> Listing:
 def retries_table(retries: Sequence[WaitingRecords]) -> Listing:
     table = Listing("retry topic", "waiting", "next due", right={1})
     for each in retries:
-        table.add(each.topic, each.records, _time(each.due_ms or None))  # 0: the first record does not tell
+        table.add(each.topic, each.records, _time(each.due_ms or None))  # 0: the record has no due time
     return table
 
 

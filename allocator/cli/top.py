@@ -1,4 +1,4 @@
-"""`allocator top`: the groups of one root, live in a terminal."""
+"""`allocator top`: shows the groups of one root, live in a terminal."""
 
 from __future__ import annotations
 
@@ -30,38 +30,38 @@ if TYPE_CHECKING:
     from allocator.web import WatchedGroup as Seen
     from allocator.web import Watcher
 
-WORST = 10  # partitions shown, those with the most lag
-LINES = 3  # maximum lines of findings, of orders and of a plan
-NAME = 24  # minimum width of a name, before other columns go
+WORST = 10  # maximum number of partitions shown, those with the most lag
+LINES = 3  # maximum lines of findings, orders and moves, each
+NAME = 24  # names become shorter than this only when all lesser columns are dropped
 GAP = 2  # spaces between columns
 FRAME_S = 0.5
-SHIFT_TAB, BACK = "\x1b[Z", "\x0b"  # escape sequence of a key -> one character
+SHIFT_TAB, BACK = "\x1b[Z", "\x0b"  # the escape sequence of Shift-Tab, and one character instead of it
 STYLES = {"stable": "green", "rebalancing": "yellow", "empty": "dim"}
 
 
 class NothingKnown(AllocatorError):
-    """ZooKeeper or Kafka did not answer in time."""
+    """ZooKeeper or Kafka did not respond in time, or the group does not exist."""
 
     retriable = True
 
 
 @click.command()
 @click.argument("name", metavar="[GROUP]", type=GROUP, required=False)
-@click.option("--once", is_flag=True, help="Print one frame and stop. --json prints one too.")
+@click.option("--once", is_flag=True, help="Print one frame and stop, as --json does too.")
 @click.option("--interval", default=2.0, type=Seconds(0.2, 3600), help="Seconds between polls of Kafka.")
 @with_clusters
 def top(name: Optional[str], once: bool, interval: float, access: Access, as_json: bool) -> None:
-    """Show groups, members, lag, rates, plans and orders in force, live; GROUP first.
+    """Show groups, members, lag, rates, moves and orders in force, live; with the details of GROUP.
 
-    With --brokers, GROUP may be one of Kafka's own protocols; no ZooKeeper is needed for it.
+    With --brokers alone, GROUP may use one of Kafka's own protocols.
 
-    Keys: q quits, Tab shows the next group, Shift-Tab the one before. `>` marks the group whose details are shown.
+    Keys: q quits, Tab shows the next group, Shift-Tab the previous group. `>` marks the group whose details are shown.
 
-    Rates need --brokers, and two looks.
+    Rates need --brokers, and two polls.
 
-    Exit codes: 0 quit, or with --once all was read; 1 a cluster could not be read; 2 wrong usage or settings.
+    Exit codes: 0 quit, or with --once everything was read; 1 a cluster could not be read; 2 wrong usage or settings.
     """
-    logging.getLogger("allocator.web.watch").setLevel(logging.ERROR)  # the display already shows the same warnings
+    logging.getLogger("allocator.web.watch").setLevel(logging.ERROR)  # the display shows the same warnings
     chosen = name if access.settings is None else access.chosen_group(name)
     if once or as_json or not sys.stdout.isatty() or os.environ.get("TERM") in (None, "", "dumb"):
         asyncio.run(_once(_watcher(access, chosen, interval), access, chosen, interval, as_json))
@@ -89,19 +89,19 @@ async def _print_frame(
 ) -> None:
     from allocator.web import terminal
 
-    # seconds for the cluster to answer; afterwards the command reports what is missing
+    # wait for the first poll; after the timeout, report what is missing
     await watcher.until(lambda: watcher.ready or watcher.source in watcher.problems, access.timeout_s + 5)
     await watcher.until_ready(access.timeout_s if watcher.ready else 0)
     if not watcher.ready:
-        raise NothingKnown("; ".join(watcher.problems.values()) or f"no answer within {access.timeout_s:g} s")
+        raise NothingKnown("; ".join(watcher.problems.values()) or f"no response within {access.timeout_s:g} s")
     if chosen is not None and access.brokers is not None:
-        polled = watcher.polls + 2  # the poll that is under way may have begun before ZooKeeper answered
+        polled = watcher.polls + 2  # the current poll may have started before the group was known
         await watcher.until(
             lambda: chosen in watcher.groups or "kafka" in watcher.problems or watcher.polls >= polled,
             access.timeout_s + 2 * interval_s,
         )
     if chosen is not None and chosen not in watcher.groups:
-        raise NothingKnown(f"there is no group {chosen!r}; there are {', '.join(watcher.groups) or 'none'}")
+        raise NothingKnown(f"there is no group {chosen!r}; groups: {', '.join(watcher.groups) or 'none'}")
     if access.brokers is not None:
         # a rate needs two measurements
         await watcher.until(
@@ -115,7 +115,7 @@ async def _print_frame(
         with out.capture() as printed:
             out.print(frame(watcher, chosen, width=out.width))
         text = printed.get()
-        if not out.is_terminal:  # rich fills cells up with spaces
+        if not out.is_terminal:  # rich fills cells with spaces
             text = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
         click.echo(text, nl=False)
 
@@ -152,7 +152,7 @@ async def _live(watcher: Watcher, chosen: Optional[str], interval_s: float) -> N
 
 @contextlib.contextmanager
 def _keys(pressed: Callable[[str], None]) -> Iterator[None]:
-    """Calls `pressed` for each key while the block runs, and restores the terminal at its end."""
+    """Calls `pressed` for each key during the block, and restores the terminal after it."""
     if not sys.stdin.isatty():
         yield
         return
@@ -178,13 +178,13 @@ def _keys(pressed: Callable[[str], None]) -> Iterator[None]:
 
 
 def frame(watcher: Watcher, chosen: Optional[str] = None, height: int = 1000, width: int = 1000) -> Group:
-    """One frame of the given size: all groups, and details of the chosen or only group."""
+    """Returns one frame: the groups, and the details of the chosen group, or of the first one."""
     names = sorted(name for name, group in watcher.groups.items() if group.seen)
     shown = chosen if chosen in names else names[0] if names else None
     count = "1 group" if len(names) == 1 else f"{len(names)} groups"
     head = f"allocator top   {count}   q quits, Tab shows the next"
     parts: list[Any] = [_cut(head, "bold")]
-    parts += [Text(f"{what} does not answer: {why}", style="red") for what, why in sorted(watcher.problems.items())]
+    parts += [Text(f"{what} does not respond: {why}", style="red") for what, why in sorted(watcher.problems.items())]
     if not names:
         return Group(*parts, Text("no group yet" if watcher.ready else "reading ...", style="dim"))
     if chosen not in (None, shown):
@@ -207,7 +207,7 @@ def frame(watcher: Watcher, chosen: Optional[str] = None, height: int = 1000, wi
 
 
 def _around(names: list[str], shown: Optional[str], room: int) -> list[str]:
-    """At most `count` of the names, always including the chosen one."""
+    """Returns at most `room` names, including the chosen one."""
     at = 0 if shown is None else names.index(shown)
     start = max(0, min(at - room // 2, len(names) - room))
     return names[start : start + room]
@@ -225,9 +225,9 @@ def _groups(watcher: Watcher, names: list[str], shown: Optional[str], width: int
         unowned, coordinated = len(report.unowned), report.state.coordinated is not None
         point = group.series.points[-1] if group.series.points else None
         row = (
-            # the mark works without colours, too
+            # the mark is visible without colours
             Text(f"{'>' if name == shown else ' '} {plain(name)}", style="bold reverse" if name == shown else ""),
-            # without ZooKeeper the present state of the group is unknown
+            # without ZooKeeper, the present state is unknown
             Text(report.phase, style=STYLES[report.phase]) if watcher.ready else Text(f"{report.phase}?", style="dim"),
             _figure(None if coordinated else report.state.generation),
             Text(str(len(report.state.members))),
@@ -244,7 +244,7 @@ def _groups(watcher: Watcher, names: list[str], shown: Optional[str], width: int
 
 
 def _age(s: Optional[float], least_s: Optional[float]) -> str:
-    """How old the lag is: "12 s", "5 min", ">5 min" if only a lower bound is known."""
+    """Returns the age of the lag: "12 s", "5 min", or ">5 min" if only a lower bound is known."""
     if s is not None:
         return duration(s)
     return f">{duration(least_s)}" if least_s else "-"
@@ -278,7 +278,7 @@ def _worst_first(group: Seen, room: int) -> list[Text]:
 
 
 def _load(group: Seen) -> list[Text]:
-    """How even the members' loads are, where the group follows load."""
+    """Returns a line about the balance of loads, if the group follows load."""
     state = group.report.state
     if state.load is None or state.load.max_over_mean is None:
         return []
@@ -288,7 +288,7 @@ def _load(group: Seen) -> list[Text]:
 
 
 def _orders(group: Seen, room: int) -> list[Text]:
-    """The orders in force, newest first, and the number of completed orders."""
+    """Returns the orders in force, newest first, and the number of done or expired orders."""
     state = group.report.state
     every = list(reversed(order_reports(state.orders, state.document, state.members, wall_ms())))
     kept = [each for each in every if each.state not in ("done", "expired")]
@@ -297,19 +297,19 @@ def _orders(group: Seen, room: int) -> list[Text]:
         for each in kept[:room]
     ]
     rest = [f"{len(kept) - room} more orders"] if len(kept) > room else []
-    rest += [f"{len(every) - len(kept)} orders that are over"] if len(kept) < len(every) else []
+    rest += [f"{len(every) - len(kept)} done or expired orders"] if len(kept) < len(every) else []
     return [_cut(line, "cyan") for line in lines + ([f"and {' and '.join(rest)}"] if rest else [])]
 
 
 def _plan(group: Seen, room: int) -> list[Text]:
-    """The moves of the present plan: their number, and how many from which member to which."""
+    """Returns the number of moving partitions, in total and by pair of members."""
     state = group.report.state
     moves = moves_of(state)
     if not moves:
         return []
     called = {member: state.name_of(member) for pair in moves for member in pair if member}
     lines = [
-        f"  {called.get(source or '', 'no owner')} -> {called.get(target or '', 'not planned yet')}: {count} partitions"
+        f"  {called.get(source or '', 'no owner')} -> {called.get(target or '', 'no owner yet')}: {count} partitions"
         for (source, target), count in moves.most_common(room)
     ]
     more = f", the most of {len(moves)} pairs of members" if len(moves) > room else ""
@@ -317,7 +317,7 @@ def _plan(group: Seen, room: int) -> list[Text]:
 
 
 def moves_of(state: GroupState) -> Counter[tuple[Optional[str], Optional[str]]]:
-    """Number of partitions per (old owner, new owner); None: no member. Empty if nothing moves."""
+    """Returns (old owner, new owner) -> number of moving partitions; None: no owner."""
     document = state.document
     if document is None:
         return Counter()
@@ -331,7 +331,7 @@ def _cut(text: str, style: str) -> Text:
 
 
 def _lag(lag: Lag) -> Text:
-    """Like `_age`, ">5" if the lag of some partitions is unknown."""
+    """Returns the lag; ">5" if the lag of some partitions is unknown."""
     if lag.total is None and lag.known:
         return Text(">") + _figure(lag.known)
     return _figure(lag.total)
@@ -342,7 +342,7 @@ def _figure(value: Optional[float]) -> Text:
 
 
 def _table(heads: tuple[str, ...], rows: Sequence[tuple[Text, ...]], width: int, lesser: tuple[str, ...]) -> Table:
-    """Fits a row into the width: first drops the `lesser` columns in order, then cuts names."""
+    """Returns a table that fits into `width`: drops the `lesser` columns in order, then shortens names."""
     widths = [max([len(head), *(row[at].cell_len for row in rows)]) for at, head in enumerate(heads)]
     kept = list(range(len(heads)))
     for head in lesser:

@@ -1,4 +1,4 @@
-"""`allocator traffic`: records the contents of topics, for tests that replay them."""
+"""`allocator traffic`: records the content of topics, for tests that replay it."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def traffic() -> None:
 def record(file: str, access: Access, topics: tuple[str, ...], limit: int, as_json: bool) -> None:
     """Write the newest records of topics into FILE, compressed if its name ends in .gz.
 
-    Joins no group and commits nothing. Keys, values, headers and timestamps are kept as they are: look through FILE
-    before you share it.
+    Joins no group and commits nothing. FILE has the original keys, values, headers and timestamps: check it before you
+    share it.
     """
     if not Path(file).absolute().parent.is_dir():
-        raise ConfigError(f"{file} cannot be written: there is no directory {Path(file).parent}")
+        raise ConfigError(f"{file} cannot be written: directory {Path(file).parent} does not exist")
     recording = asyncio.run(_read(access, topics, limit))
     try:
         recording.save(file)
@@ -46,7 +46,7 @@ def record(file: str, access: Access, topics: tuple[str, ...], limit: int, as_js
         print_json({"file": file, "records": len(recording.records), "partitions": dict(recording.partitions)})
         return
     counts = ", ".join(f"{topic} ({count} partitions)" for topic, count in recording.partitions.items())
-    click.echo(f"{len(recording.records)} records of {counts} are in {file}")
+    click.echo(f"{file} has {len(recording.records)} records of {counts}")
 
 
 async def _read(access: Access, topics: tuple[str, ...], limit: int) -> Recording:

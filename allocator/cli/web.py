@@ -1,4 +1,4 @@
-"""`allocator web`: the status page of the groups of one root."""
+"""`allocator web`: serves the status page of the groups of one root."""
 
 from __future__ import annotations
 
@@ -20,13 +20,11 @@ if TYPE_CHECKING:
 @click.command()
 @click.option("--host", default="127.0.0.1", help="Listen on this address.")
 @click.option("--port", default=8180, type=click.IntRange(0, 65535), help="Listen on this port; 0 picks a free one.")
-@click.option(
-    "--allow-host", "hosts", multiple=True, help="Host name under which browsers may call this server; may be repeated."
-)
+@click.option("--allow-host", "hosts", multiple=True, help="Host name in requests that is allowed; may be repeated.")
 @click.option(
     "--token-file",
     type=click.Path(dir_okay=False),
-    help="File with the token that allows changes (default: none, read-only).",
+    help="File with the token that allows changes (default: read-only).",
 )
 @click.option("--interval", default=5.0, type=Seconds(0.2, 3600), help="Seconds between polls of Kafka.")
 @click.option(
@@ -37,32 +35,40 @@ if TYPE_CHECKING:
     "--history-mb",
     default=256,
     type=click.IntRange(1, 1_000_000),
-    help="Megabytes of history; the oldest entries make room.",
+    help="Maximum megabytes of history; the oldest entries are deleted first.",
 )
-@click.option(
-    "--user-header", help="Header in which a proxy names the user that it logged in, such as X-Forwarded-User."
-)
-@click.option("--groups-header", help="Header in which the proxy names the groups of the user, with commas.")
+@click.option("--user-header", help="Header with the user that a proxy authenticated, such as X-Forwarded-User.")
+@click.option("--groups-header", help="Header with the groups of the user, separated by commas.")
 @click.option(
     "--proxy",
     "proxies",
     multiple=True,
-    help="IP address of the proxy; may be repeated (default: this machine). Others may not name users.",
+    help="IP address of a proxy whose headers count; may be repeated (default: this machine).",
 )
-@click.option("--operator", "operators", multiple=True, help="User or @group that may change groups; may be repeated.")
 @click.option(
-    "--viewer", "viewers", multiple=True, help="User or @group that may read; may be repeated (default: all users)."
+    "--operator", "operators", multiple=True, help="User or @group with the right to change groups; may be repeated."
 )
-@click.option("--tls-cert", type=click.Path(dir_okay=False), help="PEM file with the certificate chain: serves https.")
+@click.option(
+    "--viewer",
+    "viewers",
+    multiple=True,
+    help="User or @group with the right to read; may be repeated (default: all users).",
+)
+@click.option(
+    "--tls-cert", type=click.Path(dir_okay=False), help="PEM file with the certificate chain, to serve https."
+)
 @click.option("--tls-key", type=click.Path(dir_okay=False), help="PEM file with the key (default: in --tls-cert).")
 @click.option(
     "--records",
     "records_access",
     type=click.Choice(["operators", "viewers", "nobody"]),
-    help="Users that may look at records (default: as in [records] of --config, else operators).",
+    help="Users that may see records (default: from [records] of --config, or operators).",
 )
 @click.option(
-    "--mask", "masks", multiple=True, help="Show a field of records as ***, such as value.card.number; may be repeated."
+    "--mask",
+    "masks",
+    multiple=True,
+    help="Show this field of records as ***, such as value.card.number; may be repeated.",
 )
 @click.option(
     "--record-format",
@@ -76,9 +82,9 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="GROUP",
     type=GROUP,
-    help="Also show this group of Kafka's own protocols; may be repeated (default: that of --config, if it is one).",
+    help="Also show this group of Kafka's own protocols; may be repeated (default: a group in Kafka from --config).",
 )
-@click.option("--registry", envvar="ALLOCATOR_RECORDS_REGISTRY", help="URL of a schema registry, for records.")
+@click.option("--registry", envvar="ALLOCATOR_RECORDS_REGISTRY", help="URL of a schema registry for records.")
 @with_clusters
 def web(
     access: Access,
@@ -90,19 +96,18 @@ def web(
     registry: Optional[str],
     **options: Any,
 ) -> None:
-    """Show the groups in a browser: who owns what, what each rebalance moved and why, lag, problems.
+    """Show the groups in a browser: owners, lag, problems, and what each rebalance moved and why.
 
-    Prometheus finds metrics at /metrics, a load balancer /health/live and /health/ready, a program the API that
-    /api/openapi.json describes. Without a token (from the file, or ALLOCATOR_WEB_TOKEN) and without operators nothing
-    can be changed.
+    Serves metrics for Prometheus at /metrics, health checks at /health/live and /health/ready, and an API that
+    /api/openapi.json describes. Changes need a token (--token-file or ALLOCATOR_WEB_TOKEN) or an --operator.
 
-    Exit codes: 0 stopped by a signal; 1 the address is taken; 2 wrong usage or settings.
+    Exit codes: 0 stopped by a signal; 1 the address is in use; 2 wrong usage or settings.
     """
     from allocator.cli.records import make_viewer
     from allocator.daemon import configure_logs
     from allocator.web import PageOptions, run_page
 
-    def tell(url: str, changes: str) -> None:
+    def show(url: str, changes: str) -> None:
         click.echo(json.dumps({"url": url, "changes": changes}) if as_json else f"{url} ({changes})")
 
     section = None if access.settings is None else access.settings.records
@@ -110,14 +115,16 @@ def web(
     shows = access.brokers is not None and readers != "nobody"
     viewer = make_viewer(access, masks, registry, formats) if shows else None
     groups = _kafka_groups(access, kafka_groups)
-    configure_logs("warning", "text")  # the log needs times, to show when a user changed something
-    logging.getLogger("kazoo").setLevel(logging.CRITICAL)  # unreachable servers are reported once
-    run_page(access, PageOptions(**options), groups, viewer, readers, tell)
+    configure_logs("warning", "text")  # with times: the log shows when a user changed something
+    logging.getLogger("kazoo").setLevel(logging.CRITICAL)  # the watcher reports an unreachable server
+    run_page(access, PageOptions(**options), groups, viewer, readers, show)
 
 
 def _kafka_groups(access: Access, named: Collection[str]) -> Collection[str]:
-    """The groups of Kafka's own protocols that the page shows. Raises ConfigError if it would show no group at all, and
-    without brokers for them."""
+    """Returns the groups of Kafka's own protocols to show.
+
+    Raises ConfigError if such groups are named without brokers, or if there is no group to show.
+    """
     if not named and access.settings is not None and access.settings.group.membership == "kafka":
         named = [access.settings.group.name]
     if not all(named):
@@ -126,16 +133,16 @@ def _kafka_groups(access: Access, named: Collection[str]) -> Collection[str]:
         access.need_brokers()
     elif access.zookeeper is None:
         raise ConfigError(
-            "where is ZooKeeper? Give --zookeeper or --config, set ALLOCATOR_ZOOKEEPER_HOSTS, or name groups of "
+            "no ZooKeeper was given: give --zookeeper or --config, set ALLOCATOR_ZOOKEEPER_HOSTS, or name groups of "
             "Kafka's own protocols with --kafka-group"
         )
     return named
 
 
 def beside(settings: Config) -> Beside:
-    """The server of `[web]`, to run beside a daemon.
+    """Returns the server of the section `[web]`, to run beside a daemon.
 
-    Raises ConfigError for invalid settings, MissingExtra without `zk-partition-allocator[web]`.
+    Raises ConfigError for invalid settings, and MissingExtra without `zk-partition-allocator[web]`.
     """
     from allocator.web import beside as beside_daemon
 

@@ -29,12 +29,12 @@ class Clusters:
 
     def need_zookeeper(self) -> str:
         if self.zookeeper is None:
-            raise ConfigError("where is ZooKeeper? Give --zookeeper or --config, or set ALLOCATOR_ZOOKEEPER_HOSTS")
+            raise ConfigError("no ZooKeeper was given: give --zookeeper or --config, or set ALLOCATOR_ZOOKEEPER_HOSTS")
         return self.zookeeper
 
     def need_brokers(self) -> str:
         if self.brokers is None:
-            raise ConfigError("where are the brokers? Give --brokers or --config, or set ALLOCATOR_KAFKA_BROKERS")
+            raise ConfigError("no brokers were given: give --brokers or --config, or set ALLOCATOR_KAFKA_BROKERS")
         return self.brokers
 
     @contextlib.asynccontextmanager

@@ -176,7 +176,7 @@ async def test_offsets_are_reset_only_when_told_to_execute(shell: Shell, to: str
     assert await shell.committed() == {0: 7}
     code, out, _ = await shell.run("offsets", "reset", shell.group, "--to", to, *NOWHERE)
     assert code == 0
-    assert out.startswith(f"brokers {shell.cluster.bootstrap}; members in ZooKeeper are not looked for\n")
+    assert out.startswith(f"brokers {shell.cluster.bootstrap}; ZooKeeper is not checked for members\n")
     assert "nothing was changed; add --execute to do it" in out
 
     done = await shell.json("offsets", "reset", shell.group, "--to", to, "--execute", *NOWHERE)
@@ -282,7 +282,7 @@ async def test_what_cannot_be_done_is_said(shell: Shell) -> None:
     assert "no-such-topic" in err
     code, _, err = await shell.run("offsets", shell.group, brokers=False)
     assert code == 2
-    assert "where are the brokers?" in err
+    assert "no brokers were given" in err
 
 
 async def test_members_are_shown_though_the_brokers_are_gone(shell: Shell) -> None:

@@ -83,11 +83,11 @@ async def test_a_frame_json_and_a_terminal_show_a_group(
 
         code, out, _ = await run(group, "--once", *where[:-1], "127.0.0.1:1", "--timeout", "4")
         assert code == 1
-        assert "kafka does not answer: no Kafka broker responded" in out
+        assert "kafka does not respond: no Kafka broker responded" in out
 
         code, _, err = await run("another", "--once", *where)
         assert code == 1
-        assert f"there is no group 'another'; there are {group}" in err
+        assert f"there is no group 'another'; groups: {group}" in err
 
         command = [sys.executable, "-m", "allocator.cli", "top", "--interval", "0.3", *where]
         code, shown, _ = await asyncio.to_thread(in_a_terminal, command, b"the-only-one", b"q", columns=120)
@@ -113,7 +113,7 @@ async def test_a_group_of_kafkas_own_protocol_needs_no_zookeeper(
             assert re.search(rf"> {group} +stable +- +1 +3", out), out
     code, _, err = await run("nobody", "--brokers", kafka_cluster.bootstrap, "--interval", "0.2", "--once")
     assert code == 1
-    assert "there is no group 'nobody'; there are none" in err
+    assert "there is no group 'nobody'; groups: none" in err
 
 
 @pytest.mark.parametrize("command", ["top --once", "top --json", "web --port 0"])
@@ -203,5 +203,5 @@ def test_a_plan_says_how_many_partitions_move_between_members_and_orders_that_ar
     }
     kept = [line for line in lines if line.startswith("order ")]
     assert [line.partition(" by ")[0] for line in kept] == [f"order cordon web{n}" for n in (4, 3, 2)]
-    assert "and 2 more orders and 2 orders that are over" in lines
+    assert "and 2 more orders and 2 done or expired orders" in lines
     assert len(drawn(watcher, height=24, width=60)) <= 24

@@ -241,7 +241,7 @@ async def test_letters_that_come_back_too_often_or_from_nowhere_are_refused(
         reasons = [why for _, why in outcome.refused]
         assert "redriven 3 times before" in reasons[0]
         assert f"partition {orders}:9 does not exist" in reasons[1]
-        assert "do not say which topic" in reasons[2]
+        assert "lack the original topic" in reasons[2]
         assert len((await found.redrive(max_redrives=4)).done) == 1
         assert await found.get(0, 99) is None
     with pytest.raises(TopicNotFound):

@@ -189,7 +189,7 @@ async def test_a_group_with_members_of_kiels_is_not_given_away(bench: Bench) -> 
         await zk.create(bench.kiel.member("host:1"), ephemeral=True)
         before = (await zk.get(bench.kiel.partitions))[0]
         assert (await candidate(zk, bench.group)).foreign == ("host:1",)
-        with pytest.raises(AdoptionRefused, match="still has members of kiel: host:1"):
+        with pytest.raises(AdoptionRefused, match="still has members that run kiel: host:1"):
             await adopt(zk, bench.group, "/allocator", 1.0, print)
         # as if it had joined during the move of the group to another layout
         with pytest.raises(AdoptionRefused, match=r"joined group .* meanwhile: host:1"):
@@ -247,8 +247,8 @@ async def test_the_command_shows_first_and_tells_what_stands_in_the_way(bench: B
         await zk.create(bench.kiel.member("host:1"), ephemeral=True)
         code, output = await run()
         assert code == 0
-        assert "1 members of ours, 1 of kiel's, 24 partitions" in output
-        assert "it would be refused now: it still has members of kiel: host:1" in output
+        assert "1 members with this library, 1 with kiel, 24 partitions" in output
+        assert "the move is not possible now: it still has members that run kiel: host:1" in output
         code, output = await run("--execute", "--json")
         assert (code, json.loads(output)["error"]["type"]) == (1, "AdoptionRefused")
         await zk.delete(bench.kiel.member("host:1"))

@@ -123,8 +123,8 @@ def test_the_command_prints_records_with_what_it_looked_at(
     assert f"{topic}:1 offset 4" in text
     assert 'value: {"id": 4, "card": "***"}' in text
     assert "key: 6b1b [hex]" in text
-    assert "2 records shown, 2 looked at" in text
-    assert f"{topic}:1: offsets 3 to 4 looked at; its log has 0 to 4" in text
+    assert "2 records shown, 2 read" in text
+    assert f"{topic}:1: offsets 3 to 4 read; its log has 0 to 4" in text
     lines = run(topic, "--from", "earliest", "--lines", "--key-hex", "6b1b", "--every-partition")
     assert [json.loads(line)["value"]["id"] for line in lines.splitlines()] == [0, 1, 2, 3, 4]
     found = json.loads(run(f"{topic}:1", "--from", "3", "--before", "1", "--value-format", "text", "--json"))

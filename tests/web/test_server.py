@@ -521,7 +521,7 @@ async def test_a_page_that_asks_another_cluster_than_the_group_reads_says_so(
 
             async def says_so() -> bool:
                 found = await it.ask(f"/api/groups/{group}")
-                return b"told to read new1:9092" in found.body
+                return b"the members read new1:9092" in found.body
 
             await wait_until_async(lambda: group in it.watcher.groups and it.watcher.groups[group].seen, PATIENCE_S)
             assert not await says_so()

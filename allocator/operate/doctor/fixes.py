@@ -86,7 +86,5 @@ async def _delete(zk: ZooKeeperClient, root: str, names: Collection[str], now_ms
             continue
         deleted.append(name)
     return (
-        f"deleted the empty znodes of {len(deleted)} groups"
-        if deleted
-        else "the groups are in use, or already deleted"
+        f"deleted the empty znodes of {len(deleted)} groups" if deleted else "the groups are in use, or already deleted"
     )

@@ -90,14 +90,14 @@ def _registered(name: str, command: Command, *parameters: Command) -> Command:
     )
 
 
-def _told(why: str, expires: str | None) -> dict[str, Any]:
+def _details(why: str, expires: str | None) -> dict[str, Any]:
     return {"why": why, "expires_s": None if expires is None else parse_expiry(expires, wall_ms())}
 
 
 def _order(command_name: str, *parameters: Command, of_records: bool = False) -> Callable[[Command], Command]:
     """Registers a function that returns an `Act` as a command that gives an order.
 
-    The function gets `parameters`, and the reason and expiry as `told`. `of_records`: the order is about records, so
+    The function gets `parameters`, and the reason and expiry as `details`. `of_records`: the order is about records, so
     groups in Kafka follow it too.
     """
 
@@ -116,7 +116,7 @@ def _order(command_name: str, *parameters: Command, of_records: bool = False) ->
             from allocator.cli.planning import show_plan
             from allocator.operate import OrderReport, give, planned
 
-            act = function(told=_told(why, expires), **given)
+            act = function(details=_details(why, expires), **given)
             if dry_run:
                 show_plan(asyncio.run(planned(access, name, [], [act])), as_json)
                 return
@@ -189,15 +189,15 @@ def orders_command(name: str, remove: tuple[str, ...], access: Access, as_json: 
 
 
 @_order("cordon", MEMBER)
-def cordon(member: str, told: Any) -> Act:
+def cordon(member: str, details: Any) -> Act:
     """Assign no further partitions to MEMBER, which keeps its present ones."""
-    return lambda orders: orders.cordon(member, **told)
+    return lambda orders: orders.cordon(member, **details)
 
 
 @_order("evacuate", MEMBER)
-def evacuate(member: str, told: Any) -> Act:
+def evacuate(member: str, details: Any) -> Act:
     """Move all partitions away from MEMBER, within the budget. `orders` shows when it has none."""
-    return lambda orders: orders.evacuate(member, **told)
+    return lambda orders: orders.evacuate(member, **details)
 
 
 @_withdrawal("uncordon", MEMBER)
@@ -207,21 +207,21 @@ def uncordon(member: str) -> Act:
 
 
 @_order("swap", click.argument("old"), click.argument("new"))
-def swap(old: str, new: str, told: Any) -> Act:
+def swap(old: str, new: str, details: Any) -> Act:
     """Move all partitions of OLD to NEW, and no others. NEW may join later.
 
     If NEW owns partitions already, these move to all members.
     """
-    return lambda orders: orders.swap(old, new, **told)
+    return lambda orders: orders.swap(old, new, **details)
 
 
 @_order("pin", PARTITIONS, click.argument("place"))
-def pin(partitions: frozenset[TopicPartition], place: str, told: Any) -> Act:
+def pin(partitions: frozenset[TopicPartition], place: str, details: Any) -> Act:
     """Assign PARTITIONS (topic:0-3,7) to PLACE: a member, or rack:NAME.
 
     Without a live member there, others get them.
     """
-    return lambda orders: orders.pin(partitions, place, **told)
+    return lambda orders: orders.pin(partitions, place, **details)
 
 
 @_withdrawal("unpin", PARTITIONS)
@@ -231,9 +231,9 @@ def unpin(partitions: frozenset[TopicPartition]) -> Act:
 
 
 @_order("freeze")
-def freeze(told: Any) -> Act:
+def freeze(details: Any) -> Act:
     """Move no partitions away from live members. Partitions without an owner still get one."""
-    return lambda orders: orders.freeze(**told)
+    return lambda orders: orders.freeze(**details)
 
 
 @_withdrawal("thaw")
@@ -253,15 +253,15 @@ def thaw() -> Act:
         help="Maximum partitions that leave live members in a minute (default: no limit).",
     ),
 )
-def budget(at_once: int | None, per_minute: int | None, told: Any) -> Act:
+def budget(at_once: int | None, per_minute: int | None, details: Any) -> Act:
     """Limit the moves in GROUP. Partitions without a live owner do not count."""
-    return lambda orders: orders.budget(at_once=at_once, per_minute=per_minute, **told)
+    return lambda orders: orders.budget(at_once=at_once, per_minute=per_minute, **details)
 
 
 @_order("canary", click.argument("count", type=click.IntRange(0)))
-def canary(count: int, told: Any) -> Act:
+def canary(count: int, details: Any) -> Act:
     """Assign exactly COUNT partitions to each process that joins from now on, until `promote`."""
-    return lambda orders: orders.canary(count, **told)
+    return lambda orders: orders.canary(count, **details)
 
 
 @_withdrawal("promote", click.argument("member", required=False))
@@ -274,9 +274,9 @@ def promote(member: str | None) -> Act:
 
 
 @_order("pause", PARTITIONS, of_records=True)
-def pause(partitions: frozenset[TopicPartition], told: Any) -> Act:
+def pause(partitions: frozenset[TopicPartition], details: Any) -> Act:
     """Deliver no records of PARTITIONS (topic:0-3,7) to handlers until `resume`. Owners keep the partitions."""
-    return lambda orders: orders.pause(partitions, **told)
+    return lambda orders: orders.pause(partitions, **details)
 
 
 @_withdrawal("resume", PARTITIONS)
@@ -292,27 +292,27 @@ def resume(partitions: frozenset[TopicPartition]) -> Act:
     click.option("--undo", is_flag=True, help="Withdraw the order. A skipped record stays skipped."),
     of_records=True,
 )
-def skip(partition: frozenset[TopicPartition], offset: int, undo: bool, told: Any) -> Act:
+def skip(partition: frozenset[TopicPartition], offset: int, undo: bool, details: Any) -> Act:
     """Skip the record at OFFSET of PARTITION (topic:0): the handler does not get it, and it counts as done."""
     if len(partition) != 1:
         raise ConfigError(f"an offset needs exactly one partition, not {len(partition)}")
     (one,) = partition
-    return lambda orders: orders.unskip(one, offset) if undo else orders.skip(one, offset, **told)
+    return lambda orders: orders.unskip(one, offset) if undo else orders.skip(one, offset, **details)
 
 
 @_order(
     "quarantine", PARTITIONS, click.option("--lift", is_flag=True, help="Withdraw the quarantine."), of_records=True
 )
-def quarantine(partitions: frozenset[TopicPartition], lift: bool, told: Any) -> Act:
+def quarantine(partitions: frozenset[TopicPartition], lift: bool, details: Any) -> Act:
     """Send the records of PARTITIONS (topic:0-3,7) to the dead-letter topic instead of the handler."""
-    return lambda orders: orders.lift(partitions) if lift else orders.quarantine(partitions, **told)
+    return lambda orders: orders.lift(partitions) if lift else orders.quarantine(partitions, **details)
 
 
 @_order("seek", PARTITIONS, click.option("--to", required=True, help=f"New offset: {TARGETS}."), of_records=True)
-def seek(partitions: frozenset[TopicPartition], to: str, told: Any) -> Act:
+def seek(partitions: frozenset[TopicPartition], to: str, details: Any) -> Act:
     """Move the position of PARTITIONS (topic:0-3,7) to another offset. `orders` shows the former positions."""
     place = str(parse_target(to))
-    return lambda orders: orders.seek(partitions, place, **told)
+    return lambda orders: orders.seek(partitions, place, **details)
 
 
 # -- plans -----------------------------------------------------------------------------------------------------------

@@ -372,13 +372,13 @@ def _bar(
         nonlocal done, total
         done, total = now, of
 
-    def look() -> Step:
+    def source() -> Step:
         finished, tasks = (0, 0) if spark is None else _tasks(spark)
         if unit == "tasks":
             return Step(what, finished, tasks or None, unit)
         return Step(f"{what} ({finished} of {tasks} tasks)" if tasks else what, done, total or None, unit)
 
-    with progress(what, quiet, look):
+    with progress(what, quiet, source):
         yield report
 
 

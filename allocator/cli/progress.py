@@ -66,14 +66,14 @@ def is_shown(quiet: bool) -> bool:
 
 
 @contextlib.contextmanager
-def progress(what: str, quiet: bool, look: Optional[Callable[[], Step]] = None) -> Iterator[Meter]:
-    """Shows a meter during the block. With `look`, shows its result; another thread calls it."""
+def progress(what: str, quiet: bool, source: Optional[Callable[[], Step]] = None) -> Iterator[Meter]:
+    """Shows a meter during the block. With `source`, shows its result; another thread calls it."""
     meter = Meter(Step(what))
     if not is_shown(quiet):
         yield meter
         return
     # rich prints other output above the progress line. If stdout is a file, its output must not go to stderr.
-    with ProgressDisplay(look or (lambda: meter.step), Console(stderr=True), redirect_stdout=sys.stdout.isatty()):
+    with ProgressDisplay(source or (lambda: meter.step), Console(stderr=True), redirect_stdout=sys.stdout.isatty()):
         yield meter
 
 
@@ -85,15 +85,15 @@ def say(text: str, err: bool = False) -> None:
 class ProgressDisplay(Progress):
     """Displays the current step. rich estimates the rate and the remaining time."""
 
-    def __init__(self, look: Callable[[], Step], console: Console, **options: Any) -> None:
-        self._look = look
+    def __init__(self, source: Callable[[], Step], console: Console, **options: Any) -> None:
+        self._source = source
         self._what = ""
         super().__init__(console=console, refresh_per_second=REFRESHES, transient=True, **options)
         self.add_task("")
 
     def get_renderables(self) -> Iterable[RenderableType]:
         for task in self.tasks:  # no task during __init__
-            step = self._look()
+            step = self._source()
             if step.name != self._what:
                 self._what = step.name
                 self.reset(task.id)

@@ -88,17 +88,17 @@ class GroupReader:
         # read the members after the document: otherwise a member that has left would appear as present, and its
         # partitions would appear to move without a reason
         names = await self._names()
-        joined = in_join_order(names)
-        foreign = sorted({*names} - {*joined})
+        live = in_join_order(names)
+        foreign = sorted({*names} - {*live})
         problems += [f"znode {self.store.paths.member(name)} is not a member of this library" for name in foreign]
         # a member without a member znode still owns the partitions in its claim
-        claiming = in_join_order({*joined, *await self._claim_names()})
-        await asyncio.gather(*(self._read_member(name, problems) for name in joined if name not in self._members))
+        claiming = in_join_order({*live, *await self._claim_names()})
+        await asyncio.gather(*(self._read_member(name, problems) for name in live if name not in self._members))
         await asyncio.gather(*(self._read_claim(name, problems) for name in claiming))
         for name in set(self._claims).difference(claiming):
             await self._notice_end(name)
         # build new dicts, because states that were returned earlier must not change
-        self._members = {name: self._members[name] for name in joined if name in self._members}
+        self._members = {name: self._members[name] for name in live if name in self._members}
         self._joined = {name: self._joined[name] for name in self._members}
         self._claims = {name: self._claims[name] for name in claiming if name in self._claims}
         self._budget.keep(map(self.store.paths.claim, claiming))

@@ -77,22 +77,22 @@ async def replicas(client: KafkaClient) -> dict[TopicPartition, Replicas]:
 
 async def brokers(client: KafkaClient) -> dict[int, BrokerSeen]:
     """Returns each broker by its id, with its version or the error of the request."""
-    turn = asyncio.Semaphore(AT_ONCE)
+    limit = asyncio.Semaphore(AT_ONCE)
 
-    async def ask(node: int, address: str) -> BrokerSeen:
+    async def request(node: int, address: str) -> BrokerSeen:
         timeout_s = min(BROKER_S, client.request_timeout_s)
-        async with turn:
+        async with limit:
             try:
                 if client.broker_version < HAS_API_VERSIONS:
                     await client.send(node, MetadataRequest(topics=MetadataRequest.ALL_TOPICS), timeout_s)
                     return BrokerSeen(node, address)
-                answer = await client.send(node, ApiVersionsRequest(max_version=NO_SOFTWARE_NAME), timeout_s)
+                response = await client.send(node, ApiVersionsRequest(max_version=NO_SOFTWARE_NAME), timeout_s)
             except BrokerError as error:
                 return BrokerSeen(node, address, refused=str(error))
-        known = {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
+        known = {api.api_key: (api.min_version, api.max_version) for api in response.api_keys}
         return BrokerSeen(node, address, tuple(BrokerVersionData(api_versions=known).broker_version))
 
-    seen = await asyncio.gather(*(ask(b.node_id, f"{b.host}:{b.port}") for b in client.brokers))
+    seen = await asyncio.gather(*(request(b.node_id, f"{b.host}:{b.port}") for b in client.brokers))
     return {broker.id: broker for broker in seen}
 
 

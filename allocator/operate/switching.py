@@ -43,12 +43,12 @@ class ChoiceWatcher:
 
     async def start(self, timeout_s: float | None = 15.0) -> None:
         """Connects and reads the choice. Raises ZooKeeperUnavailable or ConfigError."""
-        self.changed, self._look = asyncio.Event(), asyncio.Event()
+        self.changed, self._reread = asyncio.Event(), asyncio.Event()
         await self._zk.connect(timeout_s)
-        self._zk.on_state(lambda _: self._look.set())
+        self._zk.on_state(lambda _: self._reread.set())
         try:
             deadline = asyncio.get_running_loop().time() + (timeout_s or LOOK_S)
-            self.current = await retrying(lambda: read_choice(self._zk, self._path, self._look.set), deadline)
+            self.current = await retrying(lambda: read_choice(self._zk, self._path, self._reread.set), deadline)
         except BaseException:
             await self._zk.close()
             raise
@@ -79,14 +79,14 @@ class ChoiceWatcher:
     async def _follow(self) -> None:
         while True:
             # without an event, the earlier watch is still set
-            watch = self._look.set if await wait_for_event(self._look, LOOK_S) else None
-            self._look.clear()
+            watch = self._reread.set if await wait_for_event(self._reread, LOOK_S) else None
+            self._reread.clear()
             try:
                 found = await read_choice(self._zk, self._path, watch)
             except ZooKeeperError as error:
                 log.debug("%s: the read failed and is retried: %s", self._path, error)
                 await asyncio.sleep(0.1)
-                self._look.set()
+                self._reread.set()
                 continue
             except ConfigError as error:
                 log.error("%s; the service keeps %s", error, self.current)

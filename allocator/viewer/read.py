@@ -161,11 +161,11 @@ class Reader:
             after = await scan.forward({p: (starts[p], end) for p, (_, end) in logs.items()}, later)
         finally:
             await client.close()
-        looked = {p: scan.looked.get(p, (starts[p], starts[p])) for p in partitions}
+        ranges = {p: scan.ranges.get(p, (starts[p], starts[p])) for p in partitions}
         return ReadResult(
             query.topic,
             [*(_in_order(before)[-older:] if older else ()), *_in_order(after)[:later]],
-            [ReadWindow(p.partition, *looked[p], *logs[p]) for p in partitions],
+            [ReadWindow(p.partition, *ranges[p], *logs[p]) for p in partitions],
             scan.scanned,
             scan.stopped,
             query.key is not None and query.partition is None and not query.every_partition,
@@ -215,7 +215,7 @@ class _Scan:
         self._until = time.monotonic() + bounds.seconds
         self.scanned = 0
         self.stopped = ""
-        self.looked: dict[TopicPartition, tuple[int, int]] = {}
+        self.ranges: dict[TopicPartition, tuple[int, int]] = {}
 
     async def backward(self, stops: Offsets, logs: Ranges, most: int) -> list[Record]:
         """Returns at least `most` records before `stops`, if they exist. Reads larger and larger windows backwards."""
@@ -229,7 +229,7 @@ class _Scan:
                 break
             windows = {p: (max(logs[p][0], stop - size), stop) for p, stop in left.items()}
             older = await self._pass(windows, None)
-            if self.stopped and self.looked:
+            if self.stopped and self.ranges:
                 break  # these windows do not reach the windows that were read before
             found += self._keep(older)
             left = {p: first for p, (first, _) in windows.items() if first > logs[p][0]}
@@ -242,8 +242,8 @@ class _Scan:
 
     def _keep(self, passed: Mapping[TopicPartition, _Passed]) -> list[Record]:
         for partition, each in passed.items():
-            first, next_ = self.looked.get(partition, (each.first, each.next))
-            self.looked[partition] = (min(first, each.first), max(next_, each.next))
+            first, next_ = self.ranges.get(partition, (each.first, each.next))
+            self.ranges[partition] = (min(first, each.first), max(next_, each.next))
         return [record for each in passed.values() for record in each.records]
 
     async def _pass(self, windows: Ranges, most: Optional[int]) -> dict[TopicPartition, _Passed]:

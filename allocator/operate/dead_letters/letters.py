@@ -192,7 +192,7 @@ class DeadLetterQueue:
         return await self._settle(chosen, Settled("discarded", 0, self._by, reason), None, None, execute, None)
 
     async def _settle(
-        self, chosen: LetterFilter, note: Settled, made: Any, refusal: Any, execute: bool, rate: float | None
+        self, chosen: LetterFilter, note: Settled, original: Any, refusal: Any, execute: bool, rate: float | None
     ) -> Outcome:
         if rate is not None and not rate > 0:
             raise ConfigError(f"rate must be more than 0 letters per second, not {rate!r}")
@@ -216,34 +216,34 @@ class DeadLetterQueue:
             chunk.append(letter)
             size += len(letter.record.value or b"") + len(letter.record.key or b"")
             if len(chunk) >= pace.at_once or size >= BYTES_AT_ONCE:
-                await self._write_fitting(writer, chunk, note, made, outcome)
+                await self._write_fitting(writer, chunk, note, original, outcome)
                 await pace.after(len(chunk))
                 chunk, size = [], 0
         if chunk:
-            await self._write_fitting(writer, chunk, note, made, outcome)
+            await self._write_fitting(writer, chunk, note, original, outcome)
         return outcome
 
     async def _write_fitting(
-        self, writer: TransactionalWriter, letters: list[Letter], note: Settled, made: Any, outcome: Outcome
+        self, writer: TransactionalWriter, letters: list[Letter], note: Settled, original: Any, outcome: Outcome
     ) -> None:
         """Writes these letters, except letters that are too large for their topics. Adds all to `outcome`."""
         try:
-            await self._write(writer, letters, note, made)
+            await self._write(writer, letters, note, original)
             outcome.done += letters
         except TooLargeForTopic as error:
             if len(letters) == 1:
                 outcome.refused.append((letters[0], str(error)))
                 return
             half = len(letters) // 2
-            await self._write_fitting(writer, letters[:half], note, made, outcome)
-            await self._write_fitting(writer, letters[half:], note, made, outcome)
+            await self._write_fitting(writer, letters[:half], note, original, outcome)
+            await self._write_fitting(writer, letters[half:], note, original, outcome)
 
-    async def _write(self, writer: TransactionalWriter, letters: list[Letter], note: Settled, made: Any) -> None:
+    async def _write(self, writer: TransactionalWriter, letters: list[Letter], note: Settled, original: Any) -> None:
         note = note._replace(at_ms=wall_ms())
         records: dict[TopicPartition, list[NewRecord]] = defaultdict(list)
         for letter in letters:
-            if made is not None:
-                partition, record = made(letter)
+            if original is not None:
+                partition, record = original(letter)
                 records[partition].append(record)
             about = Note(note, self._topic_id(), letter.record.timestamp)
             settled = NewRecord(letter.name.encode(), about.encode(), note.at_ms)

@@ -34,8 +34,8 @@ def _brokers(seen: Observation) -> Iterator[Finding]:
                 (f"broker {broker.id}",),
                 "The partitions that it leads cannot be read. The groups that it coordinates cannot commit or "
                 "rebalance.",
-                f"Check that clients can connect to {broker.address} (advertised.listeners, firewall), and that the "
-                "process is not paused or in a long garbage collection.",
+                f"Check that clients can connect to {broker.address} (advertised.listeners, firewall), and the "
+                "process.",
                 "nc -vz {} {}".format(*broker.address.rpartition(":")[::2]),
             )
     versions = Counter(broker.version for broker in seen.brokers.values() if broker.version)
@@ -131,9 +131,9 @@ def _clocks(before: Observation, after: Observation) -> Iterator[Finding]:
             f"{len(after.future_timestamps)} partitions hold records with timestamps up to "
             f"{(furthest - after.ended_ms) / 1000:.0f} s ahead of this machine's clock",
             names(after.future_timestamps),
-            "Their log segments outlive the retention time, and an offset reset to a time may find a wrong offset. "
-            "Perhaps a producer writes microseconds instead of milliseconds, or its clock is wrong.",
-            "Correct the producer. message.timestamp.type=LogAppendTime prevents such records.",
+            "Their log segments outlive the retention time, and an offset reset to a time may find a wrong offset.",
+            "Correct the clock or the unit (milliseconds) of the producer. message.timestamp.type=LogAppendTime "
+            "prevents such records.",
             "kafka-configs.sh --bootstrap-server BROKERS --alter --entity-type topics "
             f"--entity-name {min(after.future_timestamps).topic} --add-config message.timestamp.type=LogAppendTime",
         )

@@ -99,9 +99,8 @@ def _layouts(seen: Observation, root: str) -> Iterator[Finding]:
             Severity.CRITICAL,
             f"the members use {len(together)} group protocols, which do not coordinate with each other",
             together,
-            "Each protocol assigns all partitions. So members process each record more than once and overwrite each "
-            "other's commits, or Kafka refuses their commits.",
-            "Decide for one protocol. Stop all other members, or change their group name.",
+            "Each protocol assigns all partitions: records are processed repeatedly, and commits overwrite each other.",
+            "Keep the members of one protocol. Stop the others, or change their group name.",
             f"allocator group describe {group}",
         )
     if kiel:
@@ -148,19 +147,18 @@ def _unclaimed_by_old_consumers(before: Observation, after: Observation) -> Iter
 
 def _ownership(before: Observation, after: Observation) -> Iterator[Finding]:
     assert after.report is not None
-    group = after.report.state.group
+    state = after.report.state
+    group = state.group
     without = set(after.report.left_out)
     if without:
-        document = after.report.state.document
+        function = plain(state.strategy or "")
         yield Finding(
             "left-out-partitions",
             Severity.WARNING,
-            f"{len(without)} partitions have no owner, because allocator function "
-            f"{plain(document.strategy) if document is not None else ''} omits them",
+            f"{len(without)} partitions have no owner, because allocator function {function} omits them",
             names(without),
             "Nobody processes their records, and their lag grows.",
-            "Change the function so that it assigns them. If it omits them on purpose, check that another group reads "
-            "them.",
+            "Change the function. If it omits them on purpose, check that another group reads them.",
             f"allocator group describe {group}",
         )
     for each in after.report.reserved:
@@ -170,8 +168,7 @@ def _ownership(before: Observation, after: Observation) -> Iterator[Finding]:
             f"{len(each.partitions)} partitions wait for instance {shown(each.instance_id)} to start again, until "
             f"{clock_time(each.until)}",
             names(each.partitions),
-            "Nobody processes their records until then (restart_grace_s). The instance last ran on "
-            f"{plain(each.host)}.",
+            f"Nobody processes their records until then (restart_grace_s). The instance ran on {plain(each.host)}.",
             "Start the process again. If it does not come back, wait, or end the reservation.",
             f"allocator group release {group} {each.instance_id}",
         )
@@ -185,23 +182,22 @@ def _ownership(before: Observation, after: Observation) -> Iterator[Finding]:
             f"{len(unowned)} partitions have no owner",
             names(unowned),
             "Nobody processes their records, and their lag grows.",
-            "Check the other findings about this group (a stuck member, a refused assignment), and the log of the "
-            f"leader, {after.report.state.name_of(after.report.state.leader or '')}.",
+            "Check the other findings about this group, and the log of the leader "
+            f"{state.name_of(state.leader or '')}.",
             f"allocator group describe {group}",
         )
     earlier = {} if before.state is None else _claimed_twice(before.state)
-    doubly = {p: m for p, m in _claimed_twice(after.report.state).items() if earlier.get(p) == m}
+    doubly = {p: m for p, m in _claimed_twice(state).items() if earlier.get(p) == m}
     if doubly:
         yield Finding(
             "doubly-claimed",
             Severity.CRITICAL,
             f"{len(doubly)} partitions are claimed by several members: "
-            + ", ".join(map(after.report.state.name_of, sorted({m for holders in doubly.values() for m in holders}))),
+            + ", ".join(map(state.name_of, sorted({member for holders in doubly.values() for member in holders}))),
             names(doubly),
             "All of these members process their records. Another program wrote a claim, or ZooKeeper was restored "
             "from a backup while members were alive. This library writes no such claims.",
-            "Restart all of these members except one. If nothing else wrote the znodes, report a bug with their "
-            "content.",
+            "Restart all of these members except one. If nothing else writes these znodes, report a bug.",
             f"allocator group describe {group}",
         )
 
@@ -234,11 +230,10 @@ def _stuck(before: Observation, after: Observation, paths: Paths, patience_s: fl
             yield finding(
                 "stuck-member",
                 member,
-                f"still holds {len(entry.partitions)} partitions that it should have released {age_s:.0f} s ago (its "
+                f"still holds {len(entry.partitions)} partitions, {age_s:.0f} s after the request to release them (its "
                 f"claim is at revision {_revision(state, member)}, the request at {entry.since})",
                 entry.partitions,
-                "A member releases partitions once its handler has finished their records. The next owner and the "
-                "rest of the rebalance wait for it.",
+                "The next owner and the rest of the rebalance wait until its handler has finished their records.",
                 "Check its handler for a call without a timeout, or restart the process: then the partitions move.",
             )
     for member, parts in state.document.owners.items():
@@ -262,12 +257,10 @@ def _stuck(before: Observation, after: Observation, paths: Paths, patience_s: fl
             yield finding(
                 "silent-member",
                 member,
-                f"has not written its znode for {silent_s:.0f} s, unlike others; the session timeout is {session_s:g} "
-                "s",
+                f"has not written its znode for {silent_s:.0f} s; session timeout {session_s:g} s",
                 (),
-                "It has no valid lease and delivers nothing, but its session keeps its partitions from moving. "
-                "Probably a call blocks its event loop. (Or its session timeout is much longer than the timeout "
-                "above.)",
+                "It has no lease and delivers nothing, but its session keeps the partitions. Probably a call blocks "
+                "its event loop. (Or its session timeout is longer: see --session-timeout.)",
                 "Find the call that blocks the event loop, such as synchronous I/O, or restart the process.",
             )
 
@@ -280,8 +273,7 @@ def _znodes(state: GroupState, root: str) -> Iterator[Finding]:
             Severity.WARNING,
             "; ".join(unreadable[:3]) + (f"; and {len(unreadable) - 3} more" if len(unreadable) > 3 else ""),
             tuple(problem.split()[1] for problem in unreadable),
-            "The group ignores invalid znodes, so a member may get no partitions. Another program, or a newer version "
-            "of this library, writes under this root.",
+            "The group ignores it, so a member may get no partitions. Another program or a newer version wrote it.",
             "Find the program that wrote the znode. Delete the znode if it does not belong to a member.",
             f"zkCli.sh -server ZOOKEEPER get {quote(plain(unreadable[0].split()[1]))}",
         )
@@ -294,9 +286,8 @@ def _znodes(state: GroupState, root: str) -> Iterator[Finding]:
             Severity.CRITICAL,
             f"the leader keeps the assignment of generation {document.generation}: {document.problem}",
             (f"{root}/{state.group}/assignment", state.name_of(document.leader)),
-            "The allocator function raised an exception, or did not return each partition exactly once. New members "
-            "get no partitions, and partitions of members that left have no owner.",
-            "Correct the function, or configure another one. The leader calls it again at the next change.",
+            "New members get no partitions, and the partitions of members that left have no owner.",
+            "Correct the allocator function, or configure another one. The leader calls it again at the next change.",
             "allocator run CONFIG --check",
         )
     for member, why in document.refused.items():
@@ -306,8 +297,7 @@ def _znodes(state: GroupState, root: str) -> Iterator[Finding]:
             f"member {state.name_of(member)} gets no partitions: {why}",
             (state.name_of(member),),
             "It has no allocator function in common with the rest of its group.",
-            "Configure the same functions in all members, in the same order. During a change, new members have to "
-            "offer both.",
+            "Configure the same functions in all members, in the same order. During a change, offer both.",
             "allocator run CONFIG --check",
         )
 
@@ -322,8 +312,7 @@ def _differences(seen: Observation) -> Iterator[Finding]:
             Severity.WARNING,
             "members offer different allocator functions: " + "; ".join(sorted(" or ".join(each) for each in offered)),
             tuple(map(seen.state.name_of, members)),
-            "The oldest member decides among the common functions. When it leaves, the group may switch to another "
-            "function, and most partitions move.",
+            "The oldest member decides. When it leaves, the group may switch the function and move most partitions.",
             "Finish the deployment, or configure the same functions in the same order in all members.",
             f"allocator group describe {seen.state.group}",
         )
@@ -349,8 +338,7 @@ def _endless_rebalance(before: Observation, after: Observation) -> Iterator[Find
             f"Kafka's coordinator reports {after.kafka_state}, and reported {before.kafka_state} "
             f"{(after.ended_ms - before.ended_ms) / 1000:.0f} s before",
             tuple(map(after.kafka.name_of, after.kafka.members)),
-            "No member reads until every member has joined again. A member that does not poll delays the group for its "
-            "whole rebalance timeout.",
+            "No member reads until all have joined again. A member that does not poll delays the others.",
             "Find the member with the slow handler, and lower its records per poll or raise its timeout.",
         )
 
@@ -382,8 +370,7 @@ def _load_not_followed(state: GroupState) -> Iterator[Finding]:
             f"{len(following)} of {len(state.members)} members have follow_load, but the group does not follow load: "
             f"{len(without)} members do not offer {function}",
             tuple(map(state.name_of, without)),
-            "All members need the setting, and older versions do not have it. Until then the functions of `assignor` "
-            "decide.",
+            "All members need the setting, which older versions do not have. Until then `assignor` decides.",
             "Upgrade these members, and configure the same follow_load in all members.",
             f"allocator group describe {state.group}",
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from parsed import leaves
+from every_command import leaves
 
 import allocator
 from allocator.cli.commands import LAZY, main

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from parsed import leaves
+from every_command import leaves
 
 from allocator.cli.commands import LAZY, main
 from allocator.testing.topics import zookeeper_client

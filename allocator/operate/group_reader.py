@@ -41,7 +41,7 @@ EVENT_S = 2.0  # maximum time from a response without the znode to the event of 
 
 
 class NoSuchGroup(AllocatorError):
-    """The group exists neither in ZooKeeper nor in Kafka, or the address of the one that has it was not given."""
+    """Neither ZooKeeper nor Kafka has the group. Only clusters whose addresses were given count."""
 
 
 class GroupReader:

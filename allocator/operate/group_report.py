@@ -204,7 +204,7 @@ class GroupReport:
 
     @property
     def elsewhere(self) -> str | None:
-        """A warning if the members read another cluster than the one that `logs` come from."""
+        """A warning if the members read another cluster than `brokers`."""
         return None if self.state.choice is None else elsewhere(self.state.choice, self.brokers)
 
     @cached_property

@@ -169,15 +169,9 @@ def delete_command(name: str, keep_offsets: bool, execute: bool, access: Access,
 class _ShowByDefault(click.Group):
     """Runs `offsets show GROUP` for `offsets GROUP`."""
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if args and args[0] not in self.commands:
-            args = ["show", *args]
-        return super().resolve_command(ctx, args)
-
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if "--help" not in args[:1] and (not args or args[0].startswith("-")):
-            args = ["show", *args]
-        return super().parse_args(ctx, args)
+        known = args and args[0] in (*self.commands, "--help")
+        return super().parse_args(ctx, args if known else ["show", *args])
 
 
 @group.group("offsets", cls=_ShowByDefault)

@@ -84,17 +84,12 @@ async def apply_fixes(clusters: Clusters, group: str | None, findings: Iterable[
     """Executes the fixes of findings. Returns finding id -> what the fix did."""
     chosen = {finding.id: finding.fix for finding in findings if finding.fix is not None}
     async with clusters.ensemble(make_chroot=any(fix.kind == "chroot" for fix in chosen.values())) as zk:
-        return {
-            each: f"created the chroot {zk.chroot}"
-            if fix.kind == "chroot"
-            else await apply(fix, zk, group, clusters.root)
-            for each, fix in chosen.items()
-        }
+        return {each: await apply(fix, zk, group, clusters.root) for each, fix in chosen.items()}
 
 
 def _not_reached(zookeeper: str | None, failed: list[tuple[str, AllocatorError]]) -> list[Finding]:
     return [
-        chroot_missing(zookeeper, f"/{zookeeper.partition('/')[2]}", str(error))
+        chroot_missing(zookeeper, str(error))
         if isinstance(error, NoChroot) and what == "ZooKeeper" and zookeeper is not None
         else check_failed(what, str(error))
         for what, error in failed
@@ -149,17 +144,18 @@ def diagnose(
     return sorted(found, key=lambda finding: (-finding.severity, finding.id, finding.where))
 
 
-def chroot_missing(hosts: str, chroot: str, why: str) -> Finding:
+def chroot_missing(zookeeper: str, why: str) -> Finding:
+    hosts, _, chroot = zookeeper.partition("/")
     return Finding(
         CHROOT_MISSING,
         Severity.CRITICAL,
-        f"the chroot {chroot} does not exist: {why}",
-        (hosts,),
+        f"the chroot /{chroot} does not exist: {why}",
+        (zookeeper,),
         "Members do not start without it: with a mistyped chroot they would form a second group that reads all "
         "partitions too.",
         "Compare the chroot with the settings of the members. In a new installation, create it.",
-        f"zkCli.sh -server {hosts.partition('/')[0]} create {chroot}",
-        Fix("chroot", f"create the chroot {chroot}", (hosts,)),
+        f"zkCli.sh -server {hosts} create /{chroot}",
+        Fix("chroot", f"create the chroot /{chroot}", (zookeeper,)),
     )
 
 

@@ -24,6 +24,8 @@ async def apply(
     fix: Fix, zookeeper: ZooKeeperClient, group: str | None, root: str, clock: Callable[[], float] = time.time
 ) -> str:
     """Executes a fix from `diagnose`, and returns what it did. Raises ZooKeeperError, InvalidZnode."""
+    if fix.kind == "chroot":
+        return f"created the chroot {zookeeper.chroot}"  # with the connection
     now_ms = int(clock() * 1000)
     if fix.kind == "orders":
         assert group is not None

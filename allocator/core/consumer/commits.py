@@ -134,7 +134,7 @@ class Commits:
         found = await offsets.fetch(wanted, require_stable=self._stable and self._client.broker_version >= (2, 5))
         rest = wanted - set(found)
         if rest and self._old_offsets and offsets.storage == "kafka":
-            found = {**await fetch_old_offsets(self._client, offsets.group, rest), **found}
+            found = {**await fetch_old_offsets(self._client, offsets.group, rest, offsets.coordinator), **found}
         return found
 
     # -- committing ----------------------------------------------------------------------------------------------

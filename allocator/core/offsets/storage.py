@@ -82,7 +82,7 @@ async def _both(*commits: Any) -> None:
 
 
 async def fetch_old_offsets(
-    client: KafkaClient, group: str, partitions: Iterable[TopicPartition]
+    client: KafkaClient, group: str, partitions: Iterable[TopicPartition], coordinator: Coordinator | None = None
 ) -> dict[TopicPartition, OffsetAndMetadata]:
     """Returns the offsets that a group has in ZooKeeper; none if the brokers have no ZooKeeper (Kafka 4, KRaft).
 
@@ -93,4 +93,7 @@ async def fetch_old_offsets(
     """
     if client.api_version(fetch_request(group, (), in_zookeeper=True)) is None:
         return {}
-    return await GroupOffsets(client, group, timeout_s=client.request_timeout_s, in_zookeeper=True).fetch(partitions)
+    offsets = GroupOffsets(
+        client, group, timeout_s=client.request_timeout_s, coordinator=coordinator, in_zookeeper=True
+    )
+    return await offsets.fetch(partitions)

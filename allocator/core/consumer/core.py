@@ -27,7 +27,7 @@ from allocator.core.consumer.ownership import Ownership
 from allocator.core.consumer.record_processor import RecordProcessor
 from allocator.core.consumer.sink import OffsetSink, SinkClaim
 from allocator.core.consumer.topic_choice import TopicChoice
-from allocator.core.errors import ConfigError, NotOwned
+from allocator.core.errors import AllocatorError, ConfigError, NotOwned
 from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.offsets.coordinator import Coordinator
@@ -45,6 +45,7 @@ LOSSES = 100  # number of losses that are kept
 # time limit for reading the operator commands at a start. Higher: an unreadable topic delays the start longer; lower:
 # the first records may be handled without the commands
 ORDERS_WITHIN_S = 10.0
+SINK_RETRY_S = 0.2
 
 
 class ConsumerCore:
@@ -373,15 +374,23 @@ class SinkMember:
             p: OffsetAndMetadata(at.offset, stamped("", claims[p].topic_id), at.leader_epoch) for p, at in found.items()
         }
 
-    async def rewind(self, partition: TopicPartition, offset: int) -> None:
+    async def rewind(self, partition: TopicPartition, offset: int) -> bool:
         """Sets the sink's offset back, once all delivered records are done: later writes would move it forward again.
 
-        No record of the partition may be delivered meanwhile.
+        Retries while this member owns the partition, of which no record may be delivered meanwhile. Returns False if
+        the partition has left.
         """
-        processor = self._core.processor
-        if processor is not None:
-            if partition in self._core.state.held:
-                processor.restart(partition, offset)
-            await processor.until_ended(partition)
-        await self._core.progress.finished(frozenset({partition}))
-        await self._sink.rewind(partition, offset, self._core.client.topic_id(partition.topic))
+        core, tenure = self._core, self._core.state.assignment.get(partition)
+        while tenure is not None and tenure.phase is not Phase.ENDED:
+            if core.processor is not None:
+                if tenure.phase is Phase.ACTIVE:
+                    core.processor.restart(partition, offset)
+                await core.processor.until_ended(partition)
+            await core.progress.finished(frozenset({partition}))
+            try:
+                await self._sink.rewind(partition, offset, core.client.topic_id(partition.topic))
+                return True
+            except AllocatorError as error:
+                log.warning("%s: %s:%d: the sink is not at %d yet: %s", core.group, *partition, offset, error)
+                await asyncio.sleep(SINK_RETRY_S)
+        return False

@@ -19,7 +19,7 @@ from allocator.core.errors import AllocatorError
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.membership.membership import Membership
 from allocator.core.subscription.state import SubscriptionState
-from allocator.core.subscription.tenures import Phase, Tenure
+from allocator.core.subscription.tenures import Tenure
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -172,18 +172,10 @@ class OperatorOrders:
     async def _seek_sink(self, sink: SinkOffsets, partition: TopicPartition, offset: int) -> bool:
         """Sets the sink's offset, and delivers no record of the partition before. Returns False if the partition has
         left."""
-        core, tenure = self._core, self._core.state.assignment[partition]
         self._held_back.add(partition)
         self.apply()
         try:
-            while tenure.phase is not Phase.ENDED:
-                try:
-                    await sink.rewind(partition, offset)
-                    return True
-                except AllocatorError as error:
-                    log.warning("%s: %s:%d: the sink does not go to %d yet: %s", core.group, *partition, offset, error)
-                    await asyncio.sleep(RETRY_S)
-            return False
+            return await sink.rewind(partition, offset)
         finally:
             self._held_back.discard(partition)
             self.apply()

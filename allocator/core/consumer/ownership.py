@@ -68,13 +68,12 @@ class Ownership:
         self._commits_settled = commits_settled
         self._measures = measures
         self._auto_commit = auto_commit
-        self._retry_backoff_s = retry_backoff_s
         self._began = began
         self._sink = sink
         self.suspended_at: float | None = None
         """The event loop's time at which commits were suspended; None while they are allowed."""
         self._opening = 0
-        self._tasks: BackgroundTasks | None = None
+        self._tasks: BackgroundTasks
         state.on_end = self._ended
 
     def start(self, tasks: BackgroundTasks) -> None:
@@ -93,21 +92,18 @@ class Ownership:
 
     def assign(self, partitions: Partitions) -> None:
         """Like `assigned`, for partitions that the user assigns, in a task."""
-        assert self._tasks is not None
         self._tasks.start(self.assigned(partitions), "assigned")
 
     # -- called by the membership --------------------------------------------------------------------------------
 
     def expect(self, partitions: Partitions, free: bool) -> None:
         """Prepares for partitions that this member is about to claim. `free`: no other member owns them any more."""
-        assert self._tasks is not None
         self._fetcher.prepare(partitions)
         if free and self._sink is None:
             self._starts.expect(partitions, self._tasks)
 
     async def assigned(self, partitions: Partitions) -> None:
         with self._measures.span("rebalance", step="assigned", partitions=len(partitions)):
-            assert self._tasks is not None
             self._measures.partitions_assigned += len(partitions)
             if self._began is not None:
                 self._began()
@@ -150,7 +146,6 @@ class Ownership:
         if loss.recreated or loss.resumed_at < loss.position:
             # the same offsets come again, and have to be committed again
             self._progress.rewind(loss.partition, loss.resumed_at)
-        assert self._tasks is not None
         self._opening += 1
         self._tasks.start(self._notify_loss(loss), "records lost")
 
@@ -158,7 +153,7 @@ class Ownership:
         try:
             if loss.recreated or loss.resumed_at < loss.position:
                 if self._sink is not None:
-                    await self._rewind_sink(loss)
+                    await self._sink.rewind(loss.partition, loss.resumed_at)
                 if self.processor is not None:
                     self.processor.set_back(loss.partition, loss.resumed_at)
             callback = getattr(self.listener, "on_records_lost", None)  # listeners of other clients have none
@@ -167,18 +162,6 @@ class Ownership:
         finally:
             self._opening -= 1
             self._fetcher.wake()
-
-    async def _rewind_sink(self, loss: RecordsLost) -> None:
-        assert self._sink is not None
-        while self.tenures.is_assigned(loss.partition):
-            try:
-                await self._sink.rewind(loss.partition, loss.resumed_at)
-                return
-            except AllocatorError as error:
-                log.warning(
-                    "%s:%d: the sink does not go on at offset %d yet: %s", *loss.partition, loss.resumed_at, error
-                )
-                await asyncio.sleep(self._retry_backoff_s)
 
     def take_error(self) -> BaseException | None:
         """Returns an error that the user has not received yet, if any."""

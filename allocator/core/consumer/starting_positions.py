@@ -29,8 +29,9 @@ class SinkOffsets(Protocol):
     async def begin(self, partitions: Partitions) -> Mapping[TopicPartition, OffsetAndMetadata]:
         """Makes this member the only writer, and returns the offsets in the database. Raises AllocatorError."""
 
-    async def rewind(self, partition: TopicPartition, offset: int) -> None:
-        """Sets the sink's offset back, because the log was replaced from there on. Raises AllocatorError."""
+    async def rewind(self, partition: TopicPartition, offset: int) -> bool:
+        """Sets the sink's offset back, and retries while this member owns the partition. Returns False if it has
+        left."""
 
 
 class StartingPositions:

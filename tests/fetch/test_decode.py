@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fetch_decoders import DECODERS, name_of, rows
-from fetch_encode import APPEND_TIME, TRANSACTIONAL, R, batch, control, messages, sign, sign_message, split
+from fetch_encode import TRANSACTIONAL, R, batch, control, messages, sign, sign_message, split
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
 from allocator.errors import CorruptRecordError
@@ -47,20 +47,6 @@ def test_old_formats_in_every_codec(decoder: Any, magic: int, codec: str) -> Non
         for r in MIXED
     ]
     assert rows(decoder, data, 1000) == expected
-
-
-@pytest.mark.parametrize("codec", OLD_CODECS)
-def test_relative_offsets_of_v1_survive_compaction(decoder: Any, codec: str) -> None:
-    data = messages([R(2), R(5), R(6)], 1, 40, codec)
-    assert [row[0] for row in rows(decoder, data)] == [42, 45, 46]
-
-
-@pytest.mark.parametrize("codec", ["none", "gzip", "lz4"])
-def test_log_append_time_holds_for_every_record(decoder: Any, codec: str) -> None:
-    records = [R(0, timestamp=1), R(1, timestamp=2), R(2, timestamp=3)]
-    new = batch(records, 0, codec, attributes=APPEND_TIME, max_timestamp=777)
-    old = messages(records, 1, 3, codec, append_time=888)
-    assert [row[1:3] for row in rows(decoder, new + old)] == [(777, 1)] * 3 + [(888, 1)] * 3
 
 
 def test_gaps_from_compaction_are_kept(decoder: Any) -> None:

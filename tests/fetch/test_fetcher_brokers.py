@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from racked import racked_brokers
-from reading import Connected, collect, next_batch, offsets, parts, start_at, take, until
+from reading import Connected, collect, next_batch, offsets, parts, start_at, take
 
-from allocator.errors import CorruptRecordError, OffsetOutOfRange
+from allocator.errors import CorruptRecordError
 from allocator.testing import LocalCluster, wait_until
 from allocator.testing.producing import ProducedRecord
 from allocator.testing.versions import NEWEST
@@ -131,33 +131,6 @@ async def test_a_killed_leader_costs_time_and_no_record(
     for tp in tps:
         # a producer without a response sends again, so the log may have duplicates
         assert seen[tp] == list(range(len(seen[tp])))
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("reset", ["earliest", "latest", "none", "time"])
-async def test_out_of_range(cluster_factory: Any, topic_factory: Callable[..., str], version: str, reset: Any) -> None:
-    cluster = cluster_factory(kafka=version)
-    topic = topic_factory(cluster=cluster)
-    cluster.produce(topic, [b"%d" % n for n in range(10)])
-    (tp,) = parts(topic, 1)
-    # no record is older
-    strategy = 1_000_000_000_000 if reset == "time" else reset
-    state = start_at([tp], 10_000, strategy)
-    async with Connected(cluster, state) as fetcher:
-        if reset == "none":
-            with pytest.raises(OffsetOutOfRange, match=f"{topic}:0 at offset 10000"):
-                await take(fetcher, state)
-            return
-        assert await next_batch(fetcher, 0) is None
-        if reset == "latest":
-            reading = asyncio.ensure_future(take(fetcher, state))
-            await until(
-                lambda: state.all_consumed_offsets()[tp].offset == 10 if tp in state.all_consumed_offsets() else 0, ""
-            )
-            cluster.produce(topic, [b"10"])
-            assert offsets(list(await reading)) == [10]
-        else:
-            assert offsets(list(await take(fetcher, state))) == list(range(10))
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -14,7 +14,6 @@ from kafka.protocol.producer import ProduceRequest
 from allocator import Consumer, Fixed
 from allocator.core.client.client import KafkaClient
 from allocator.errors import BrokerError, TopicNotFound
-from allocator.producer.columns import ColumnsToSend
 from allocator.producer.encoding import CODECS
 from allocator.producer.producer import DeliveryFailed, Producer
 from allocator.testing import LocalCluster, wait_until_async
@@ -238,24 +237,6 @@ async def test_memory_is_bounded_while_no_broker_responds(cluster_factory: Any, 
         await adding
         await producer.flush()
     assert len(await read(cluster, topic)) == 201
-
-
-async def test_columns_are_written_as_records_are(kafka_cluster: LocalCluster, topic_factory: TopicFactory) -> None:
-    pa = pytest.importorskip("pyarrow")
-    topic = await asyncio.to_thread(topic_factory, 3)
-    async with KafkaClient(kafka_cluster.bootstrap) as client, Producer(client, batch_bytes=500) as producer:
-        if not producer.takes_columns:
-            pytest.skip("columns need the compiled encoder")
-        keys, values = [b"k%d" % (n % 50) for n in range(500)], [f"v{n}" for n in range(500)]
-        await producer.append_columns(topic, ColumnsToSend(pa.array(keys, pa.binary()), pa.array(values)))
-        for key, value in zip(keys, values):
-            await producer.append(topic, key, value.encode())
-        await producer.flush()
-    for partition in range(3):
-        found = [(record.key, record.value) for record in await read(kafka_cluster, topic, partition)]
-        half = len(found) // 2
-        assert found[:half] == found[half:]
-        assert half
 
 
 async def test_a_topic_that_does_not_exist_is_named(cluster_factory: Any) -> None:

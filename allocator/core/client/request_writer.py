@@ -50,13 +50,12 @@ class OwnRequest:
 
 def negotiated(versions: BrokerVersionData, request: Any) -> int:
     """Returns the newest version of a request, or of its class, that the broker has. Raises `Unsupported`."""
-    kind = request if isinstance(request, type) else type(request)
-    if issubclass(kind, OwnRequest):
-        oldest, newest = versions.api_versions.get(kind.API_KEY, (0, -1))
-        version = min(newest, request.max_version)
-        if version < max(oldest, request.min_version):
-            raise Unsupported(f"{kind.__name__}: the broker has none of the versions that this request may have")
-        return int(version)
+    if isinstance(request, OwnRequest) or (isinstance(request, type) and issubclass(request, OwnRequest)):
+        oldest, newest = versions.api_versions.get(request.API_KEY, (0, -1))
+        version: int = min(newest, request.max_version)
+        if version < oldest or version < request.min_version:
+            raise Unsupported(f"the broker has no version of {request!r} that this client can send")
+        return version
     try:
         return int(versions.api_version(request))
     except KafkaError as error:

@@ -109,11 +109,7 @@ class RequestStream(FrameProtocol):
     @property
     def takes_requests(self) -> bool:
         """Whether a request can be sent at once: the broker does not throttle, and the socket is not full."""
-        return self._may_write and self.throttled_until <= time.monotonic()
-
-    @property
-    def _may_write(self) -> bool:
-        return self._writable.is_set() and not self._writers
+        return self._writable.is_set() and not self._writers and self.throttled_until <= time.monotonic()
 
     def under_way(self, api_key: int) -> list[asyncio.Future[None]]:
         """Returns futures that complete when the requests of this kind have ended."""
@@ -184,7 +180,7 @@ class RequestStream(FrameProtocol):
         Otherwise a caller could overtake the waiting ones just after the buffer drained. Brokers refuse batches of a
         producer that arrive out of order.
         """
-        if self._may_write:
+        if self._writable.is_set() and not self._writers:
             return
         self._writers += 1
         try:

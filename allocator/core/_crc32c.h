@@ -1,8 +1,8 @@
 /* CRC-32C of record batches (v2) and CRC-32 of old messages.
  *
  * CRC-32C uses the processor's instruction where there is one, found at run time: SSE4.2 with a carry-less multiply on
- * x86-64, where three streams run side by side (the instruction takes three cycles, one can start in each), and
- * ARMv8's. Everything else takes eight bytes at a time from tables. `crc_init` first.
+ * x86-64, and ARMv8's. On x86-64 three streams run in parallel, since the instruction takes three cycles and one can start
+ * in each. Otherwise it takes eight bytes at a time from tables. Call `crc_init` first.
  */
 #ifndef ALLOCATOR_CRC32C_H
 #define ALLOCATOR_CRC32C_H
@@ -28,7 +28,7 @@ enum { CRC32 = 0, CRC32C = 1 };
 static const uint32_t crc_polynomials[2] = {0xEDB88320u, 0x82F63B78u};
 static int crc_hardware = 0;
 
-/* eight bytes at a time, from tables; `crc` before and after is not inverted */
+/* Takes eight bytes at a time, from tables. `crc` is not inverted before and after. */
 static uint32_t crc_by_table(const crc_table table, uint32_t crc, const uint8_t *p, size_t n)
 {
     for (; n >= 8; n -= 8, p += 8) {
@@ -43,10 +43,10 @@ static uint32_t crc_by_table(const crc_table table, uint32_t crc, const uint8_t 
 
 #if defined(CRC_X86)
 enum { CRC_LONG = 1024, CRC_SHORT = 128 };
-/* what a stream is multiplied by to stand one or two blocks further left; [long or short][one, two] */
+/* factors that move a stream one or two blocks to the left; [long or short][one, two] */
 static uint64_t crc_shifts[2][2];
 
-/* x to the power of `exponent`, modulo CRC-32C's polynomial; bits are reflected, as everywhere here */
+/* Returns x to the power of `exponent` modulo CRC-32C's polynomial. Bits are reflected, as everywhere here. */
 static uint32_t crc_power(unsigned exponent)
 {
     uint32_t value = 0x80000000u;
@@ -55,7 +55,7 @@ static uint32_t crc_power(unsigned exponent)
     return value;
 }
 
-/* newer clangs have a feature of its own for the instruction; older ones and gcc before 11 do not know the name */
+/* newer clangs have a separate feature for the instruction; older ones and gcc before 11 lack its name */
 #if defined(__clang__) && __clang_major__ >= 14
 #define CRC_TARGET "sse4.2,crc32,pclmul"
 #else
@@ -114,7 +114,7 @@ static uint32_t crc_by_arm(uint32_t crc, const uint8_t *p, size_t n)
 }
 #endif
 
-/* Once, before any other thread calls. */
+/* Call it once, before any other thread calls a function of this file. */
 static void crc_init(void)
 {
     for (int kind = 0; kind < 2; kind++) {

@@ -1,16 +1,15 @@
-/* Rows of columns written as the records of a v2 batch. No Python here, as in `_records.h`, whose columns these are,
- * or Arrow's.
+/* Encodes rows of columns, those of `_records.h` or Arrow's, as records of a v2 batch. No code here uses Python.
  *
  * Format: https://kafka.apache.org/documentation/#record. `producer/encoding.py` does the same in Python, under the
- * same tests. Two passes over the same rows: how many bytes they take, so that there is memory of just that size, and
- * the bytes.
+ * same tests. A first pass over the rows measures their bytes, so that the caller allocates exactly as much, and a second
+ * one writes them.
  */
 #ifndef ALLOCATOR_ENCODE_H
 #define ALLOCATOR_ENCODE_H
 
 #include "_records.h"
 
-/* A batch that is being measured or written: what stands in its header, and the bytes after it. */
+/* A batch that is being measured or written: values for its header, and the bytes after it. */
 typedef struct {
     int64_t base_time, max_time, size, count;
 } body_t;
@@ -37,7 +36,7 @@ INLINE uint8_t *put_varint(uint8_t *p, uint64_t n)
     return p;
 }
 
-/* Of a key or value with its length; -1 of null is one byte. */
+/* Returns the bytes of a key or value with its length; the length -1 of null takes one byte. */
 INLINE int64_t field_size(const view_t *view, const uint8_t *bits, int64_t row)
 {
     if (UNLIKELY(!(bits[row >> 3] >> (row & 7) & 1)))
@@ -57,13 +56,13 @@ INLINE uint8_t *put_field(uint8_t *p, const view_t *view, const uint8_t *bits, i
     if (size > 12)
         memcpy(p, base + view->position, size);
     else if (LIKELY(end - p >= 12))
-        memcpy(p, view->prefix, 12); /* what is too much is written over: a copy of unknown size is a call */
+        memcpy(p, view->prefix, 12); /* excess bytes are overwritten later: copying an unknown size is a function call */
     else
         memcpy(p, view->prefix, size);
     return p + size;
 }
 
-/* Where the headers at `at`, checked before, end. */
+/* Returns the end of the checked headers at `at`. */
 static int64_t headers_end(const uint8_t *base, int64_t size, int64_t at)
 {
     header_t header;
@@ -72,7 +71,7 @@ static int64_t headers_end(const uint8_t *base, int64_t size, int64_t at)
     return at;
 }
 
-/* Bytes of a record after its length. Headers stand in the record as they are to stand in the batch. */
+/* Returns the bytes of a record after its length. Headers are copied as they are. */
 INLINE int64_t record_size(const columns_t *columns, const uint8_t *base, int64_t size, int64_t row, int64_t delta,
                            int64_t index)
 {
@@ -83,8 +82,8 @@ INLINE int64_t record_size(const columns_t *columns, const uint8_t *base, int64_
            (LIKELY(!headers) ? 1 : headers_end(base, size, headers) - headers);
 }
 
-/* Rows `row` up to `end`, views of the `size` bytes at `base`, go into `body`, but none once it has `target` bytes or
- * where the time is too far from the first for 64 bits. The row that is next. */
+/* Measures rows from `row` up to `end`, views of the `size` bytes at `base`, into `body`. Stops when it has `target`
+ * bytes, and at a time too far from the first one for 64 bits. Returns the next row. */
 static int64_t measure_rows(const columns_t *columns, const uint8_t *base, int64_t size, int64_t row, int64_t end,
                             int64_t target, body_t *body)
 {
@@ -104,8 +103,8 @@ static int64_t measure_rows(const columns_t *columns, const uint8_t *base, int64
     return row;
 }
 
-/* Rows that were measured, to `p`; `end` is where the memory ends. `body` has the times and, in `count`, how many
- * records were written. The position after them. */
+/* Writes measured rows to `p`, in memory up to `end`. `body` has the times, and in `count` the number of written records.
+ * Returns the position after them. */
 static uint8_t *write_rows(const columns_t *columns, const uint8_t *base, int64_t size, int64_t row, int64_t last,
                            uint8_t *p, const uint8_t *end, body_t *body)
 {
@@ -128,16 +127,16 @@ static uint8_t *write_rows(const columns_t *columns, const uint8_t *base, int64_
     return p;
 }
 
-/* Keys or values as Arrow lays out a column of bytes: row r lies from ends[first + r] to ends[first + r + 1]. */
+/* Keys or values in Arrow's layout for bytes: row r is from ends[first + r] to ends[first + r + 1]. */
 typedef struct {
-    const uint8_t *bits; /* 0 where a row is null; NULL: no row is */
+    const uint8_t *bits; /* bit 0: the row is null; NULL: no row is null */
     const void *ends;    /* NULL: all rows are null */
     const uint8_t *data;
     int64_t first;
     int wide; /* ends of 64 bits */
 } arrow_bytes_t;
 
-/* The length of a row, and where its bytes are; -1 of null. */
+/* Returns the length of a row, -1 if it is null, and sets `data` to its bytes. */
 INLINE int64_t arrow_row(const arrow_bytes_t *column, int64_t row, const uint8_t **data)
 {
     row += column->first;
@@ -159,9 +158,9 @@ INLINE uint8_t *put_bytes(uint8_t *p, const uint8_t *data, int64_t length)
     return p + (length > 0 ? length : 0);
 }
 
-/* Rows `row` up to `end`, all of one time, as records. `headers` are encoded already; null stands for none. The first
- * row is number `index` of its batch, and `delta` is its time after the batch's first. With `p` NULL they are only
- * measured. Stops behind the row with which `size` reaches `target`. The row that is next. */
+/* Writes rows from `row` up to `end`, all of one time, as records. `headers` are encoded already; null means none. The
+ * first row is number `index` of its batch, and `delta` is its time after the batch's first. With `p` NULL only measures
+ * them. Stops after the row with which `size` reaches `target`. Returns the next row. */
 static int64_t put_arrow_rows(const arrow_bytes_t *keys, const arrow_bytes_t *values, const arrow_bytes_t *headers,
                               int64_t row, int64_t end, int64_t delta, int64_t index, int64_t target, uint8_t *p,
                               int64_t *size)
@@ -192,7 +191,7 @@ static int64_t put_arrow_rows(const arrow_bytes_t *keys, const arrow_bytes_t *va
     return row;
 }
 
-/* The hash by which Java's default partitioner chooses; https://github.com/aappleby/smhasher (MurmurHash2). */
+/* Hash of Java's default partitioner; https://github.com/aappleby/smhasher (MurmurHash2). */
 static uint32_t murmur2(const uint8_t *data, int64_t length)
 {
     const uint32_t m = 0x5bd1e995;

@@ -1,7 +1,7 @@
-/* Record sets, walked and decoded into columns. No Python here: all of it runs without the interpreter's lock.
+/* Finds and decodes records into columns. No code here uses Python, so it runs without the interpreter's lock.
  *
  * Formats: https://kafka.apache.org/documentation/#messageformat (v2), https://kafka.apache.org/0100/documentation/
- * #messageformat (v0, v1); KIP-31, KIP-32, KIP-98. `core/fetch/decode_plain.py` does the same in Python, and is tested to.
+ * #messageformat (v0, v1); KIP-31, KIP-32, KIP-98. `core/fetch/decode_plain.py` does the same in Python, under the same tests.
  *
  * Keys and values become the views of Arrow's "binary view" layout: 16 bytes with the length and either the bytes
  * themselves (up to 12), or the first four, the number of a buffer and a position in it. Nothing is copied.
@@ -25,7 +25,7 @@
 enum { LOG_OVERHEAD = 12, V2_HEADER = 61, V2_CRC_FROM = 21, V2_MIN_RECORD = 7, OLD_CRC_FROM = 16 };
 enum { CODEC_MASK = 0x07, APPEND_TIME = 0x08, TRANSACTIONAL = 0x10, CONTROL = 0x20 };
 
-/* Why something does not decode: a form for Python's str.format, and its numbers. */
+/* Why something does not decode: a text for Python's str.format, and its numbers. */
 typedef struct {
     const char *form;
     int64_t a, b;
@@ -56,9 +56,9 @@ typedef struct {
 typedef struct {
     int64_t *offsets, *timestamps;
     view_t *keys, *values;
-    /* where each record's headers stand in its buffer; 0: it has none */
+    /* position of each record's headers in its buffer; 0: it has none */
     int32_t *headers;
-    /* bit i is set where record i has a key, a value */
+    /* bit i is set if record i has a key, a value */
     uint8_t *key_bits, *value_bits;
     int64_t null_keys, null_values, headered;
 } columns_t;
@@ -76,12 +76,12 @@ INLINE int64_t be_int64(const uint8_t *p) { return (int64_t)((uint64_t)be32(p) <
 
 INLINE int64_t unzigzag(uint64_t n) { return (int64_t)(n >> 1) ^ -(int64_t)(n & 1); }
 
-/* Sums wrap; what must not is checked by the caller. */
+/* The sum may wrap; the caller checks it. */
 INLINE int64_t plus(int64_t a, int64_t b) { return (int64_t)((uint64_t)a + (uint64_t)b); }
 
 INLINE int64_t minus(int64_t a, int64_t b) { return (int64_t)((uint64_t)a - (uint64_t)b); }
 
-/* whether a sum that came out as `sum` went beyond 64 bits, or is the lowest number */
+/* Returns whether `sum` overflowed 64 bits, or is the lowest number. */
 INLINE int overflowed(int64_t a, int64_t b, int64_t sum)
 {
     return ((a ^ sum) & (b ^ sum)) < 0 || sum == INT64_MIN;
@@ -90,7 +90,7 @@ INLINE int overflowed(int64_t a, int64_t b, int64_t sum)
 static const char OUTSIDE[] = "a record ends outside its batch";
 static const char TOO_LONG[] = "a varint of more than 64 bits";
 
-/* The rest of a varint of three bytes or more; `*at` is after its second. 0 and *at = NULL where it does not end. */
+/* Decodes the rest of a varint, after its second byte. If it does not end, returns 0 and sets *at to NULL. */
 static uint64_t long_varint(const uint8_t **at, const uint8_t *end, uint64_t value)
 {
     const uint8_t *p = *at;
@@ -108,7 +108,7 @@ static uint64_t long_varint(const uint8_t **at, const uint8_t *end, uint64_t val
     return 0;
 }
 
-/* A varint, not zigzag decoded; *at becomes NULL where it is cut off or too long. */
+/* Decodes a varint without zigzag. Sets *at to NULL if it is cut off or too long. */
 INLINE uint64_t varint(const uint8_t **at, const uint8_t *end)
 {
     const uint8_t *p = *at;
@@ -142,7 +142,7 @@ static const char *varint_problem(const uint8_t *p, const uint8_t *end)
 
 /* ---- columns ---------------------------------------------------------------------------------------------------- */
 
-/* A view of the `size` bytes at `base` + `at`; `end` is where reading must stop. */
+/* Writes a view of the `size` bytes at `base` + `at`. Reads nothing from `end` on. */
 INLINE void put_view(view_t *view, const uint8_t *base, int64_t at, int64_t size, const uint8_t *end, int32_t buffer)
 {
     const uint8_t *p = base + at;
@@ -156,7 +156,7 @@ INLINE void put_view(view_t *view, const uint8_t *base, int64_t at, int64_t size
     memset(view->prefix, 0, 12);
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
     if (LIKELY(end - p >= 12)) {
-        /* two words, cut to size: a copy of unknown size is a call */
+        /* two words, cut to size: copying an unknown size is a function call */
         uint64_t low;
         uint32_t high;
         memcpy(&low, p, 8);
@@ -176,8 +176,8 @@ INLINE void put_null(view_t *view) { memset(view, 0, sizeof *view); }
 
 INLINE void set_bit(uint8_t *bits, int64_t i) { bits[i >> 3] |= (uint8_t)(1 << (i & 7)); }
 
-/* The same pointer; the compiler cannot tell. So the next record begins where the length of this one says, known early,
- * and not where the last of its fields ends, which waits for all of their lengths. */
+/* Returns the same pointer, without the compiler noticing. So the processor finds the next record by the length of this
+ * one, which is known early, and does not wait for the lengths of all of its fields. */
 INLINE const uint8_t *hidden(const uint8_t *p)
 {
 #if defined(__GNUC__) || defined(__clang__)
@@ -186,7 +186,7 @@ INLINE const uint8_t *hidden(const uint8_t *p)
     return p;
 }
 
-/* Check the headers at `p`; the position after them, or NULL. */
+/* Checks the headers at `p`. Returns the position after them, or NULL. */
 static const uint8_t *skip_headers(const uint8_t *p, const uint8_t *end, problem_t *why)
 {
     const int64_t count = unzigzag(varint(&p, end));
@@ -194,7 +194,7 @@ static const uint8_t *skip_headers(const uint8_t *p, const uint8_t *end, problem
         bad(why, OUTSIDE, 0, 0);
         return NULL;
     }
-    /* two lengths at least for each */
+    /* each has at least two lengths */
     if (count < 0 || count > (end - p) / 2) {
         bad(why, "{} headers in {} bytes", count, end - p);
         return NULL;
@@ -216,7 +216,7 @@ static const uint8_t *skip_headers(const uint8_t *p, const uint8_t *end, problem
     return p;
 }
 
-/* How many headers stand at *at, which moves behind that number. They were checked before. */
+/* Returns the number of checked headers at *at, and moves *at after that number. */
 static int64_t headers_at(const uint8_t *base, int64_t size, int64_t *at)
 {
     const uint8_t *p = base + *at;
@@ -231,7 +231,7 @@ typedef struct {
     int64_t name_at, name_size, value_at, value_size;
 } header_t;
 
-/* The header at `at`, checked before; the position behind it. A value of size -1 is null. */
+/* Reads the checked header at `at`. Returns the position after it. A value of size -1 is null. */
 static int64_t read_header(const uint8_t *base, int64_t size, int64_t at, header_t *out)
 {
     const uint8_t *p = base + at, *const end = base + size;
@@ -248,7 +248,7 @@ static int64_t read_header(const uint8_t *base, int64_t size, int64_t at, header
     return out->value_at + (out->value_size > 0 ? out->value_size : 0);
 }
 
-/* The headers at `at` as views, from row `row` on; the row behind the last. */
+/* Writes the headers at `at` as views, from row `row` on. Returns the row after the last one. */
 static int64_t put_headers(const uint8_t *base, int64_t size, int64_t at, int32_t buffer, view_t *names, view_t *values,
                            uint8_t *value_bits, int64_t row, int64_t *null_values)
 {
@@ -267,7 +267,7 @@ static int64_t put_headers(const uint8_t *base, int64_t size, int64_t at, int32_
     return row;
 }
 
-/* The records of a v2 batch, `start` to `end` of `base`, into `out` from row `row` on. */
+/* Decodes the records of a v2 batch, `start` to `end` of `base`, into `out` from row `row` on. */
 static int decode_batch(const uint8_t *base, int64_t start, int64_t end, const segment_t *segment, columns_t *out,
                         int64_t row, int32_t buffer, problem_t *why)
 {
@@ -275,13 +275,13 @@ static int decode_batch(const uint8_t *base, int64_t start, int64_t end, const s
     const uint8_t *const stop = base + end;
     const int64_t base_offset = segment->base_offset, base_time = segment->base_timestamp;
     const int64_t last_delta = segment->next_offset - 1 - base_offset, count = segment->count;
-    /* in locals, or each store of a byte would make the compiler load them again */
+    /* in locals: otherwise the compiler would load them again after each store of a byte */
     int64_t *const offsets = out->offsets + row, *const timestamps = out->timestamps + row;
     view_t *const keys = out->keys + row, *const values = out->values + row;
     int32_t *const headers = out->headers + row;
     uint8_t *const key_bits = out->key_bits, *const value_bits = out->value_bits;
     int64_t previous = -1, null_keys = 0, null_values = 0, i;
-    /* of the byte that `row` + `i` is in: whether key and value are there */
+    /* bits of the byte of `row` + `i`: whether key and value are not null */
     unsigned bit = 1u << (row & 7), key_byte = key_bits[row >> 3], value_byte = value_bits[row >> 3];
     uint64_t widest = 0;
 
@@ -392,7 +392,7 @@ typedef struct {
     uint8_t magic, attributes;
 } message_t;
 
-/* The message at `pos`: 1; 0 if it is cut off; -1 if it is bad. `floor` is the offset that it must be above. */
+/* Reads the message at `pos`, whose offset must be above `floor`. Returns 1; 0 if it is cut off; -1 if it is corrupt. */
 static int read_message(const uint8_t *base, int64_t pos, int64_t size, int64_t floor, int check_crc, message_t *out,
                         problem_t *why)
 {
@@ -432,7 +432,7 @@ static int read_message(const uint8_t *base, int64_t pos, int64_t size, int64_t 
     return 1;
 }
 
-/* How many messages a decompressed set holds, which offsets; -1 if it is bad. */
+/* Returns the number of messages in a decompressed set, and their offsets; -1 if it is corrupt. */
 static int64_t count_messages(const uint8_t *base, int64_t size, int64_t *first, int64_t *last, problem_t *why)
 {
     int64_t pos = 0, count = 0;
@@ -457,8 +457,8 @@ static int64_t count_messages(const uint8_t *base, int64_t size, int64_t *first,
     return count;
 }
 
-/* Checked messages, `start` to `end` of `base`, into `out` from row `row` on; `shift` is added to their offsets.
- * `wrapper` is the compressed set around them, if any, whose log-append time holds for all. */
+/* Decodes checked messages, `start` to `end` of `base`, into `out` from row `row` on; adds `shift` to their offsets.
+ * `wrapper` is the compressed set around them, if any, whose log-append time applies to all. */
 static void decode_messages(const uint8_t *base, int64_t start, int64_t end, int64_t shift, const segment_t *wrapper,
                             columns_t *out, int64_t row, int32_t buffer)
 {
@@ -466,7 +466,7 @@ static void decode_messages(const uint8_t *base, int64_t start, int64_t end, int
     problem_t why;
     for (int64_t pos = start; pos < end; pos = message.end, row++) {
         if (read_message(base, pos, end, INT64_MIN, 0, &message, &why) <= 0)
-            return; /* cannot be: they were read before */
+            return; /* impossible: they were checked */
         out->offsets[row] = plus(message.offset, shift);
         out->timestamps[row] = wrapper && wrapper->has_append_time ? wrapper->append_time : message.time;
         out->headers[row] = 0;
@@ -487,7 +487,7 @@ static void decode_messages(const uint8_t *base, int64_t start, int64_t end, int
     }
 }
 
-/* One segment to be decoded: its bytes, `start` to `end` of `base`, and the rows that its records become. */
+/* One segment to decode: its bytes, `start` to `end` of `base`, and the rows for its records. */
 typedef struct {
     const segment_t *segment;
     const uint8_t *base;
@@ -495,7 +495,7 @@ typedef struct {
     int32_t buffer;
 } job_t;
 
-/* How many were decoded; fewer than `many`: the next is bad. */
+/* Returns the number of decoded segments. If it is less than `many`, the next one is corrupt. */
 static int64_t decode_jobs(const job_t *jobs, int64_t many, columns_t *out, problem_t *why)
 {
     for (int64_t i = 0; i < many; i++) {
@@ -510,7 +510,7 @@ static int64_t decode_jobs(const job_t *jobs, int64_t many, columns_t *out, prob
     return many;
 }
 
-/* A compressed message, or it and the uncompressed ones of its kind after it. The first must be complete. */
+/* Reads a compressed message, or a run of uncompressed messages of one kind. The first must be complete. */
 static int scan_messages(const uint8_t *data, int64_t pos, int64_t size, int64_t floor, segment_t *out, problem_t *why)
 {
     message_t message, first;
@@ -531,7 +531,7 @@ static int scan_messages(const uint8_t *data, int64_t pos, int64_t size, int64_t
         return bad(why, "a compressed message without a value", 0, 0);
     memset(out, 0, sizeof *out);
     out->magic = first.magic;
-    /* only the last offset of a compressed set stands outside; the first is anywhere after what came before */
+    /* only the last offset of a compressed set is outside; the first is anywhere after the message before */
     out->base_offset = codec ? floor + 1 : first.offset;
     out->next_offset = last + 1;
     out->count = codec ? -1 : (int32_t)count;
@@ -580,8 +580,8 @@ static int scan_batch(const uint8_t *data, int64_t pos, int64_t end, int hardwar
     return 0;
 }
 
-/* Up to `most` segments from *pos on; *pos and *floor move on. How many were found; `why->form` is set where the walk
- * ended at something bad. Fewer than `most`, and nothing bad: the rest is cut off. */
+/* Finds up to `most` segments from *pos on, and moves *pos and *floor. Returns their number. Sets `why->form` if the next
+ * one is corrupt. If there are fewer than `most` and none is corrupt, the rest is cut off. */
 static int64_t scan_segments(const uint8_t *data, int64_t size, int64_t *at, int64_t *lowest, int hardware,
                              segment_t *out, int64_t most, problem_t *why)
 {

@@ -1,14 +1,12 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: freethreading_compatible=True
-"""The compiled decoder of record sets, the `Record` that it hands out, and the encoder of records that are produced.
+"""The compiled decoder of record sets, the compiled `Record`, and the compiled encoder of record batches.
 
-The same promises as `core/fetch/decode_plain.py`, `record.py` and `producer/encoding.py`, which stand in where this was not
-built. All that walks bytes is in `_records.h` and `_encode.h`, and runs without the interpreter's lock when there is
-much of it. Memory that outlives a call is in
-`bytes` objects, so whoever holds a view of it (a record, an Arrow buffer) holds the object too, and nothing is freed
-by hand. Threads may share records, columns and record sets: only a `Record` changes, when it decodes an attribute. Its
-critical sections order these changes on an interpreter without a lock; elsewhere they cost nothing. An iterator belongs
-to one thread at a time.
+They promise the same as `core/fetch/decode_plain.py`, `record.py` and `producer/encoding.py`, which replace them if this
+module was not built. `_records.h` and `_encode.h` walk the bytes, and release the interpreter's lock if there are many.
+Memory that outlives a call is in `bytes` objects, and each view of it (a record, an Arrow buffer) keeps its object
+alive. Threads may share records, columns and record sets. Only a `Record` changes, when it decodes an attribute: its
+critical sections order these changes on an interpreter without a lock. One thread at a time may use an iterator.
 """
 
 cimport cython
@@ -98,13 +96,13 @@ cdef extern from "_encode.h" nogil:
 
 cdef enum:
     CHUNK = 64
-    # bytes of a row in the columns, without the two bits that say whether key and value are there
+    # bytes of a row in the columns, without the bits that mark null keys and values
     ROW = 8 + 8 + 16 + 16 + 4
-    # fewer bytes are decoded sooner than the interpreter's lock is got back from a thread that wants it too
+    # decoding fewer bytes takes less time than getting the interpreter's lock back from another thread
     RELEASE_FROM = 65536
-    # PyBUF_WRITE, which the headers of the stable interface leave out before 3.11
+    # PyBUF_WRITE, which the headers of the stable interface lack before 3.11
     TO_WRITE = 0x200
-    # a view holds as many bytes itself
+    # bytes that fit into a view itself
     WITHIN = 12
     KEY = 1
     VALUE = 2
@@ -114,7 +112,7 @@ crc_init()
 
 
 def crc32c(bytes data not None, bint hardware=True):
-    """CRC-32C of `data`; from tables where the processor has no instruction for it, or if `hardware` is False."""
+    """Returns the CRC-32C of `data`, from tables if `hardware` is False or the processor has no instruction for it."""
     cdef const uint8_t *p = _start_of(data)
     cdef size_t size = len(data)
     cdef uint32_t crc
@@ -133,7 +131,7 @@ cdef str _message(problem_t *why):
 
 @cython.final
 cdef class Room:
-    """Memory to decompress into. It is not cleared, so what is not written to costs nothing."""
+    """Memory to decompress into. It is not cleared, so unused memory costs nothing."""
 
     cdef bytes data
     cdef readonly object view
@@ -143,19 +141,19 @@ cdef class Room:
         self.view = PyMemoryView_FromMemory(PyBytes_AsString(self.data), size, TO_WRITE)
 
     def take(self, Py_ssize_t size):
-        """The first `size` bytes. Nothing is left of the room then."""
+        """Returns the first `size` bytes. Call it once."""
         if self.data is None:
             raise ValueError("the room was taken before")
         self.view.release()
         data, self.data = self.data, None
-        # a copy: to cut it in place is not in Python's stable interface
+        # a copy, since Python's stable interface cannot cut it in place
         return data[:size]
 
 
 @cython.final
 @cython.freelist(64)
 cdef class Segment:
-    """One record batch on the wire, or a run of old messages, as `allocator.core.fetch.columns.Segment`."""
+    """One record batch on the wire, or a run of old messages, like `allocator.core.fetch.columns.Segment`."""
 
     cdef segment_t c
 
@@ -194,7 +192,7 @@ cdef class Segment:
 
 @cython.final
 cdef class RecordSet:
-    """What a fetch answer holds of one partition, found but not decoded, as `allocator.core.fetch.decode_plain.RecordSet`."""
+    """The records of one partition in a fetch response, not decoded, like `allocator.core.fetch.decode_plain.RecordSet`."""
 
     cdef readonly str topic
     cdef readonly int partition
@@ -204,14 +202,14 @@ cdef class RecordSet:
     cdef public object fence
 
     def columns(self, Py_ssize_t first, Py_ssize_t last):
-        """The records of segments `first` up to, not including, `last`. Raises `CorruptRecordError`."""
+        """Decodes the segments from `first` up to, not including, `last`. Raises `CorruptRecordError`."""
         return self._decode(self.segments[first:last])
 
     def records(self, Py_ssize_t first, Py_ssize_t last, start, stop):
-        """Records of segments `first` up to, not including, `last`, from offset `start` up to, not including, `stop`.
+        """Iterates over the records of segments `first` to `last` - 1 with offsets from `start` to `stop` - 1.
 
-        A segment is decoded when it is come to. Raises `CorruptRecordError` in its place, and again for as long as it
-        is asked: nothing is passed over without a word.
+        Decodes a segment when the iteration reaches it. At a corrupt one raises `CorruptRecordError`, on each further
+        call too, so that no record is skipped silently.
         """
         cdef _Records records = _Records.__new__(_Records)
         records.found = self
@@ -265,7 +263,7 @@ cdef class RecordSet:
         return columns
 
     cdef bytes _decompressed(self, Segment segment):
-        # not at the top: the room `fetch` imports what imports this
+        # not at the top: `fetch` imports a module that imports this one
         from allocator.core.fetch.codecs import decompress
         try:
             return decompress(
@@ -278,7 +276,7 @@ cdef class RecordSet:
             raise self._corrupt(segment, str(error)) from error
 
     cdef int _check_count(self, Segment segment, job_t *job, bytes buffer) except -1:
-        """Find out how many records a decompressed batch or set holds, or whether it can hold what it says."""
+        """Counts the records of a decompressed batch or set, and checks that it can have as many as it says."""
         cdef const uint8_t *base = _start_of(buffer)
         cdef int64_t size = len(buffer), first = 0, last = 0, next_offset = segment.c.next_offset
         cdef problem_t why
@@ -291,7 +289,7 @@ cdef class RecordSet:
         if job.count < 0:
             raise self._corrupt(segment, _message(&why))
         if segment.c.magic:
-            # the offsets inside are relative, and the last one's is outside (KIP-31)
+            # the offsets inside are relative to that of the set, which is the last one (KIP-31)
             job.shift = next_offset - 1 - last
         if first + job.shift < 0 or last + job.shift >= next_offset:
             why_not = f"offsets {first + job.shift} to {last + job.shift} in a set that ends at {next_offset - 1}"
@@ -299,13 +297,13 @@ cdef class RecordSet:
         return 0
 
     cdef object _corrupt(self, Segment segment, str why):
-        # a compressed set of an old format shows no offset but its last
+        # a compressed set of an old format has only its last offset outside
         cdef int64_t offset = segment.c.base_offset if segment.c.count >= 0 else segment.c.next_offset - 1
         return CorruptRecordError(self.topic, self.partition, offset, why, next_offset=segment.c.next_offset)
 
 
 def scan(bytes data not None, *, str topic not None, int partition, int64_t start, aborted=()):
-    """Find the record batches of `data`, as `allocator.core.fetch.decode_plain.scan`."""
+    """Finds the record batches of `data`, like `allocator.core.fetch.decode_plain.scan`."""
     cdef RecordSet found = RecordSet.__new__(RecordSet)
     cdef const uint8_t *p = _start_of(data)
     cdef int64_t size = len(data), pos = 0, floor = -1, before = -1, count = CHUNK, i
@@ -316,7 +314,7 @@ def scan(bytes data not None, *, str topic not None, int partition, int64_t star
     cdef Segment segment
     cdef str problem = None
     cdef bint visible
-    # transactions not begun yet, by first offset, and the producers whose aborted one is open
+    # aborted transactions that have not started yet, by first offset, and producers with an open one
     cdef list waiting = [(first, producer) for producer, first in aborted]
     cdef set aborting = set()
     heapq.heapify(waiting)
@@ -362,20 +360,20 @@ def scan(bytes data not None, *, str topic not None, int partition, int64_t star
             topic, partition, max(next_offset, start), problem, next_offset=_after_bad(p, size, pos, max(floor, start))
         )
     elif pos == 0 and size:
-        # widened first: the length may be the largest int32
+        # as int64, since the length may be the largest int32
         found.wanted = LOG_OVERHEAD + <int64_t>be_int32(p + 8) if size >= LOG_OVERHEAD else 0
     return found
 
 
 cdef int _check_together(int64_t held) except -1:
-    # not at the top: the room `fetch` imports what imports this
+    # not at the top: `fetch` imports a module that imports this one
     from allocator.core.fetch.codecs import check_together
     check_together(held)
     return 0
 
 
 cdef bint _aborts(RecordSet found, segment_t *c) except -1:
-    """Whether a control batch ends its producer's transaction by an abort."""
+    """Returns whether a control batch aborts its producer's transaction."""
     cdef Segment segment = Segment.__new__(Segment)
     segment.c = c[0]
     key = found._decode([segment])._bytes(0, True)
@@ -385,7 +383,7 @@ cdef bint _aborts(RecordSet found, segment_t *c) except -1:
 
 
 cdef object _after_bad(const uint8_t *p, int64_t size, int64_t pos, int64_t floor):
-    """The offset of the batch after the one at `pos`, as far as lengths can be believed."""
+    """Returns the offset of the batch after the one at `pos`, if its length is plausible."""
     cdef int64_t here = be_int64(p + pos), length = be_int32(p + pos + 8), there
     cdef int64_t following = pos + LOG_OVERHEAD + max(length, 0)
     if length > 0 and following + LOG_OVERHEAD <= size:
@@ -393,23 +391,23 @@ cdef object _after_bad(const uint8_t *p, int64_t size, int64_t pos, int64_t floo
         return there if there > max(here, floor) else None
     if length < 14 or size - pos < LOG_OVERHEAD + length:
         return None
-    # a message of the old formats has its last offset in front, a batch its first one
+    # a message of the old formats begins with its last offset, a batch with its first one
     after = int(here) + 1 + (be_int32(p + pos + 23) if p[pos + 16] == 2 and length >= 49 else 0)
     return after if here >= 0 and after > max(here, floor) else None
 
 
 @cython.final
 cdef class Columns:
-    """The records of some segments: their fields as Arrow lays them out.
+    """The records of some segments, as columns in Arrow's layout.
 
-    `buffers` are what the views of keys and values point into: the record set as it came, and what was decompressed.
+    The views of keys and values point into `buffers`: the received record set and the decompressed batches.
     """
 
     cdef readonly str topic
     cdef readonly int partition
     cdef readonly list parts, buffers
     cdef readonly object fence
-    # where each part came from and which rows it has
+    # the segment and the rows of each part
     cdef bytes jobs_memory
     cdef job_t *jobs
     cdef readonly Py_ssize_t rows
@@ -446,7 +444,7 @@ cdef class Columns:
         return self.rows
 
     def find(self, offset):
-        """The first row at `offset` or above; the number of rows if all are below."""
+        """Returns the first row at `offset` or above; the number of rows if all are below."""
         cdef Py_ssize_t low = 0, high = self.rows, middle
         cdef int64_t wanted = min(max(offset, 0), INT64_MAX)
         while low < high:
@@ -458,13 +456,13 @@ cdef class Columns:
         return low
 
     def offset(self, Py_ssize_t row):
-        """The offset of one record."""
+        """Returns the offset of one record."""
         if not 0 <= row < self.rows:
             raise IndexError(row)
         return self.c.offsets[row]
 
     def records(self, Py_ssize_t first=0, last=None):
-        """Records of rows `first` up to, not including, `last`."""
+        """Returns the records of the rows from `first` up to, not including, `last`."""
         cdef _Records records = _Records.__new__(_Records)
         records.columns = self
         records.row = max(first, 0)
@@ -473,7 +471,7 @@ cdef class Columns:
 
     @property
     def layout(self):
-        """(keys, values, offsets, timestamps, key bits, value bits) in one memory: each (start, bytes)."""
+        """Returns (start, bytes) of keys, values, offsets, timestamps, key bits and value bits, all in one memory."""
         cdef Py_ssize_t n = self.rows, bits = (self.rows + 7) // 8
         return (
             (0, 16 * n), (16 * n, 16 * n), (32 * n, 8 * n), (40 * n, 8 * n), (ROW * n, bits), (ROW * n + bits, bits)
@@ -489,7 +487,7 @@ cdef class Columns:
 
     @property
     def untimed(self):
-        """How many records have -1 for a timestamp: none is known."""
+        """Returns the number of records without a timestamp, which is -1."""
         cdef Py_ssize_t row, count = 0
         for row in range(self.rows):
             count += self.c.timestamps[row] == -1
@@ -497,12 +495,15 @@ cdef class Columns:
 
     @property
     def timestamp_types(self):
-        """(timestamp type, rows) of each part."""
+        """Returns (timestamp type, rows) of each part."""
         return [(part.timestamp_type, self.jobs[number].count) for number, part in enumerate(self.parts)]
 
     def header_columns(self):
-        """None where no record has headers; else the ends of the rows as int32, the number of headers, the views of
-        names and of values, the bits of values that are there, and how many are not; all but the numbers `bytes`."""
+        """Returns None if no record has headers.
+
+        Else returns the ends of the rows as int32, the number of headers, the views of names and of values, the bits of
+        values that are not null, and the number of null values. All but the numbers are `bytes`.
+        """
         if not self.c.headered:
             return None
         cdef bytes ends = PyBytes_FromStringAndSize(NULL, 4 * (self.rows + 1))
@@ -546,7 +547,7 @@ cdef class Columns:
         return ends, total, names, values, bits, nulls
 
     cdef bytes _bytes(self, Py_ssize_t row, bint key):
-        """The key or value of a row; None if it is null."""
+        """Returns the key or value of a row; None if it is null."""
         cdef view_t *view = &(self.c.keys if key else self.c.values)[row]
         cdef uint8_t *bits = self.c.key_bits if key else self.c.value_bits
         if not bits[row >> 3] >> (row & 7) & 1:
@@ -597,29 +598,29 @@ cdef class Columns:
 
 @cython.final
 cdef class _Records:
-    """One `Record` after the other."""
+    """Iterates over `Record` objects."""
 
     cdef Columns columns
     cdef Py_ssize_t row, last
-    # where the columns come from that follow, if any do
+    # source of the columns that follow, if any
     cdef RecordSet found
     cdef Py_ssize_t segment, segments_end
     cdef object start, stop
-    # whether a thread decodes or encodes: both release the interpreter's lock and all critical sections
+    # whether a thread decodes or encodes, which releases the interpreter's lock and all critical sections
     cdef bint busy
 
     def __iter__(self):
         return self
 
     cdef int _begin(self) except -1:
-        # without this a second thread would decode the same segment, and both together would leave out the next one
+        # otherwise a second thread would decode the same segment, and both would skip the next one
         if self.busy:
             raise ValueError("another thread reads from this iterator; use one iterator for each thread")
         self.busy = True
         return 0
 
     cdef int _go_on(self) except -1:
-        """To the next segment; the last one is let go of."""
+        """Moves to the next segment, and drops the last one."""
         if self.segment >= self.segments_end:
             raise StopIteration
         cdef Segment segment = self.found.segments[self.segment]
@@ -632,10 +633,10 @@ cdef class _Records:
         return 0
 
     def __next__(self):
-        # before the row is chosen: a new object may let another thread run, which would take that row
+        # before the row is chosen: creating an object may let another thread run, which would take that row
         cdef Record record = Record.__new__(Record)
         with cython.critical_section(self):
-            # the rows are those of a busy thread until it is done
+            # another thread uses the rows
             if self.busy or self.row >= self.last:
                 self._begin()
                 try:
@@ -649,7 +650,7 @@ cdef class _Records:
         return record
 
     def write(self, int64_t target):
-        """The next of these as the records of a v2 batch, as `allocator.producer.encoding.Writer.write`."""
+        """Encodes the next records of a v2 batch, like `allocator.producer.encoding.Writer.write`."""
         with cython.critical_section(self):
             self._begin()
             try:
@@ -698,7 +699,7 @@ cdef class _Records:
 
 
 cdef bytes _written(list pieces, body_t *body):
-    """What was measured: `pieces` are rows of columns, each within one part of them."""
+    """Writes the measured rows. Each of `pieces` has rows within one part of its columns."""
     cdef bytes made = PyBytes_FromStringAndSize(NULL, body.size)
     cdef uint8_t *p = <uint8_t *>PyBytes_AsString(made)
     cdef const uint8_t *memory_end = p + body.size
@@ -720,7 +721,7 @@ cdef bytes _written(list pieces, body_t *body):
 
 
 cdef void _set_column(object buffers, arrow_bytes_t *column) except *:
-    """`buffers`: the addresses of Arrow's three, the first row, whether ends have 64 bits; None: all rows are null."""
+    """`buffers`: addresses of Arrow's three buffers, first row, whether ends have 64 bits. None: all rows are null."""
     memset(column, 0, sizeof(arrow_bytes_t))
     if buffers is None:
         return
@@ -735,9 +736,9 @@ cdef void _set_column(object buffers, arrow_bytes_t *column) except *:
 def encode_rows(
     object keys, object values, object headers, int64_t row, int64_t end, int64_t delta, int64_t index, int64_t target
 ):
-    """Rows of Arrow columns as records of a v2 batch, and the row that is next; see `put_arrow_rows`.
+    """Encodes rows of Arrow columns as records of a v2 batch. Returns them and the next row; see `put_arrow_rows`.
 
-    The caller holds the columns, whose addresses `producer.columns` gives.
+    The caller keeps the columns alive. `producer.columns` has their addresses.
     """
     cdef arrow_bytes_t key_column, value_column, header_column
     cdef int64_t size = 0, after
@@ -758,7 +759,7 @@ def encode_rows(
 
 
 def hash_rows(object keys, int64_t rows, int32_t partitions, int64_t keyless, int64_t run):
-    """The partition of each row as numbers of 32 bits, by its key; see `producer.columns.choose_partitions`."""
+    """Returns the partition of each row by its key, as int32; see `producer.columns.choose_partitions`."""
     cdef arrow_bytes_t column
     cdef const uint8_t *data = NULL
     cdef int64_t row, length
@@ -779,12 +780,12 @@ def hash_rows(object keys, int64_t rows, int32_t partitions, int64_t keyless, in
 @cython.final
 @cython.freelist(256)
 cdef class Record:
-    """One record, decoded when an attribute is read; see `allocator.core.record.PlainRecord`, which has the same surface."""
+    """One record, which decodes its attributes on first use, like `allocator.core.record.PlainRecord`."""
 
     cdef Columns _columns
     cdef Py_ssize_t _row
     cdef object _key, _value, _headers
-    # which of these three are there already
+    # which of these three are decoded
     cdef int _known
 
     def __init__(

@@ -48,7 +48,9 @@ REPEATABLE = frozenset(
     each.API_KEY for each in (FindCoordinatorRequest, ListOffsetsRequest, MetadataRequest, OffsetFetchRequest)
 )
 CLOSED = "this Kafka client is closed; make a new one"
-LOST_S = 5.0  # Higher: a lost request costs more time; lower: a slow broker gets requests twice
+# Seconds after which such a request counts as lost. Higher: a lost request costs more time; lower: a slow broker gets
+# requests twice
+LOST_S = 5.0
 
 # a non-retriable connection error -> what to do about it
 REFUSALS: Final[Mapping[int | None, str]] = {

@@ -301,7 +301,7 @@ class ConnectionPool:
         times = self._times_failed(key) + 1
         self._failures[key] = _Failures(times, time.monotonic() + BACKOFF.nth(times), error)
         broker_id = _broker_id(key)
-        # the exception of `connect` has the errors of bootstrap addresses
+        # not for bootstrap addresses, whose errors `connect` raises
         if broker_id not in self._away and not self.directory.is_bootstrap(broker_id):
             self._away.add(broker_id)
             log.warning("Kafka broker %s at %s is away: %s; trying again", broker_id, address, error)

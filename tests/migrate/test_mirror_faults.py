@@ -197,7 +197,7 @@ async def test_records_that_wait_for_a_replica_are_not_written_again(
         await asyncio.to_thread(other.pause)
         try:
             await fill("unseen")
-            await wait_until_async(lambda: more(end, 39), 20, "the others")
+            await wait_until_async(lambda: more(end, 39), 60, "the others")
             ensemble = ZooKeeperClient(str(chosen.zookeeper))
             await ensemble.connect()
 
@@ -214,7 +214,7 @@ async def test_records_that_wait_for_a_replica_are_not_written_again(
                 async with mirroring(Mirror(chosen)):
                     await wait_until_async(lambda: taken_over(former), 60, "the next process to own the partition")
                     began = time.monotonic()
-                assert time.monotonic() - began < 5, "a stop ends the wait for the replica"
+                assert time.monotonic() - began < 10, "a stop ends the wait for the replica"
             finally:
                 await ensemble.close()
             successor = Mirror(chosen)

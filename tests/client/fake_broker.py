@@ -196,7 +196,7 @@ class FakeBroker:
             brokers=brokers if self.lists_itself else [],
             cluster_id=None,
             controller_id=1,
-            topics=[self._topic(name) for name in self._asked(request)],
+            topics=[self.topic_metadata(name) for name in self._asked(request)],
             version=request.API_VERSION,
         )
 
@@ -204,13 +204,13 @@ class FakeBroker:
         every = request.topics is None or (request.API_VERSION == 0 and not request.topics)
         return list(self.topics) if every else [t.name for t in request.topics]
 
-    def _topic(self, name: str) -> Any:
+    def topic_metadata(self, name: str) -> Any:
         leaders = self.topics.get(name)
         return MetadataResponse.MetadataResponseTopic(
             error_code=3 if leaders is None else 0,
             name=name,
             topic_id=None,
-            is_internal=False,
+            is_internal=name.startswith("__"),
             partitions=[
                 MetadataResponse.MetadataResponseTopic.MetadataResponsePartition(
                     error_code=0,

@@ -62,8 +62,8 @@ class Kip848Broker(FakeBroker):
     def beats(self) -> list[Any]:
         return [request for request in self.seen if request.API_KEY == HEARTBEAT]
 
-    def _topic(self, name: str) -> Any:
-        answer = super()._topic(name)
+    def topic_metadata(self, name: str) -> Any:
+        answer = super().topic_metadata(name)
         answer.topic_id = self.ids.get(name, topic_id(name))
         return answer
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.assignors import Assignor, GroupView, resolve
-from allocator.core.types import Partitions
+from allocator.core.types import NO_PARTITIONS, Partitions
 from allocator.errors import AssignorError
 from allocator.protocols.kafka_classic.consumer_protocol import (
     MemberAssignment,
@@ -19,7 +20,7 @@ from allocator.protocols.kafka_classic.consumer_protocol import (
     generation_data,
 )
 from allocator.protocols.kafka_classic.messages import JoinedMember
-from allocator.protocols.kafka_classic.plan import Decision, GroupMembers, OwnMetadata, offers
+from allocator.protocols.kafka_classic.plan import Decision, GroupMembers, offers
 from allocator.protocols.kafka_classic.plan import decide as decide_on
 from allocator.types import TopicPartition
 
@@ -30,8 +31,25 @@ def tp(*numbers: int, topic: str = "t") -> Partitions:
     return frozenset(TopicPartition(topic, n) for n in numbers)
 
 
-def member(name: str, assignor: str, me: OwnMetadata, instance: str | None = None) -> JoinedMember:
-    ((_, metadata),) = offers([assignor], me)
+Me = tuple[Subscription, StickyUserData, dict[str, Any]]
+"""What a member knows of itself, as `offers` takes it."""
+
+
+def me(
+    topics: str,
+    held: Partitions = NO_PARTITIONS,
+    generation: int = -1,
+    before: Partitions = NO_PARTITIONS,
+    before_generation: int = -1,
+    rack: str | None = None,
+    **about: Any,
+) -> Me:
+    mine = Subscription(tuple(topics.split()), None, held, generation, rack)
+    return mine, StickyUserData(before, before_generation), about
+
+
+def member(name: str, assignor: str, me: Me, instance: str | None = None) -> JoinedMember:
+    ((_, metadata),) = offers([assignor], *me)
     return JoinedMember(name, instance, metadata)
 
 
@@ -65,15 +83,15 @@ class Seen:
 
 
 def test_under_the_names_of_other_clients_a_member_says_what_they_say() -> None:
-    me = OwnMetadata(frozenset({"u", "t"}), before=tp(1), before_generation=4)
-    said = {name: Subscription.decode(data) for name, data in offers(["range", "roundrobin", "sticky"], me)}
+    mine = me("t u", before=tp(1), before_generation=4)
+    said = {name: Subscription.decode(data) for name, data in offers(["range", "roundrobin", "sticky"], *mine)}
     assert said["range"] == said["roundrobin"] == Subscription(("t", "u"), version=0)
     assert said["sticky"].user_data == StickyUserData(tp(1), 4).encode()
 
 
 def test_a_cooperative_member_says_what_it_holds_and_since_when() -> None:
-    me = OwnMetadata(frozenset({"t"}), held=tp(1, 2), generation=3, rack="r")
-    ((_, data),) = offers(["cooperative-sticky"], me)
+    mine = me("t", held=tp(1, 2), generation=3, rack="r")
+    ((_, data),) = offers(["cooperative-sticky"], *mine)
     assert Subscription.decode(data) == Subscription(("t",), b"\0\0\0\3", tp(1, 2), 3, "r")
 
 
@@ -82,16 +100,16 @@ def test_a_cooperative_member_says_what_it_holds_and_since_when() -> None:
 def test_a_member_without_a_former_assignment_has_no_user_data(name: str, rack: str | None) -> None:
     """Java does the same. sarama's sticky leader fails on user data that is present but empty, and then the group
     stands still."""
-    ((_, data),) = offers([name], OwnMetadata(frozenset({"t"}), rack=rack))
+    ((_, data),) = offers([name], *me("t", rack=rack))
     assert Subscription.decode(data).user_data is None
     # and members with sarama report their last assignment again
-    decision = decide(resolve(name), [member("a", name, OwnMetadata(frozenset({"t"})))])
+    decision = decide(resolve(name), [member("a", name, me("t"))])
     assert MemberAssignment.decode(decision.assignments["a"]).user_data is None
 
 
 def test_under_a_name_of_ours_a_member_says_who_it_is() -> None:
-    me = OwnMetadata(frozenset({"t"}), name="n", host="h", weight=2.0)
-    ((_, data),) = offers(["naive"], me)
+    mine = me("t", name="n", host="h", weight=2.0)
+    ((_, data),) = offers(["naive"], *mine)
     assert json.loads(Subscription.decode(data).user_data or b"") == {"name": "n", "host": "h", "weight": 2.0}
 
 
@@ -103,11 +121,9 @@ def test_the_view_has_members_in_one_order_topics_that_exist_and_who_holds_what(
     decide(
         seen,
         [
-            member(
-                "c", "seen", OwnMetadata(frozenset({"t", "missing"}), held=tp(1), generation=2, name="cc", weight=3.0)
-            ),
-            member("b", "seen", OwnMetadata(frozenset({"t"})), instance="2"),
-            member("a", "seen", OwnMetadata(frozenset({"t"})), instance="3"),
+            member("c", "seen", me("missing t", held=tp(1), generation=2, name="cc", weight=3.0)),
+            member("b", "seen", me("t"), instance="2"),
+            member("a", "seen", me("t"), instance="3"),
         ],
     )
     (view,) = seen.views
@@ -122,9 +138,9 @@ def test_of_two_claims_the_newer_generation_counts_and_of_equal_ones_none() -> N
     decide(
         seen,
         [
-            member("a", "seen", OwnMetadata(frozenset({"t"}), held=tp(0, 1), generation=5)),
-            member("b", "seen", OwnMetadata(frozenset({"t"}), held=tp(1, 2), generation=4)),
-            member("c", "seen", OwnMetadata(frozenset({"t"}), held=tp(0), generation=5)),
+            member("a", "seen", me("t", held=tp(0, 1), generation=5)),
+            member("b", "seen", me("t", held=tp(1, 2), generation=4)),
+            member("c", "seen", me("t", held=tp(0), generation=5)),
         ],
     )
     assert seen.views[0].owned == {"a": tp(1), "b": tp(2), "c": frozenset()}
@@ -140,8 +156,8 @@ def test_the_generation_of_a_claim_may_stand_in_the_user_data() -> None:
 
 def test_stickiness_of_members_that_gave_everything_up_comes_from_their_user_data() -> None:
     members = [
-        member("a", "sticky", OwnMetadata(frozenset({"t"}), before=tp(0, 3), before_generation=2)),
-        member("b", "sticky", OwnMetadata(frozenset({"t"}), before=tp(1, 2), before_generation=2)),
+        member("a", "sticky", me("t", before=tp(0, 3), before_generation=2)),
+        member("b", "sticky", me("t", before=tp(1, 2), before_generation=2)),
         JoinedMember("c", None, Subscription(("t",), b"rubbish", version=0).encode()),
     ]
     mine = given_of(decide(resolve("sticky"), members).assignments)
@@ -152,7 +168,7 @@ def test_stickiness_of_members_that_gave_everything_up_comes_from_their_user_dat
 
 
 def eager(name: str, parts: Partitions, generation: int) -> JoinedMember:
-    return member(name, "sticky", OwnMetadata(frozenset({"t", "u"}), before=parts, before_generation=generation))
+    return member(name, "sticky", me("t u", before=parts, before_generation=generation))
 
 
 def test_what_moves_goes_back_to_the_member_that_had_it_before() -> None:
@@ -173,7 +189,7 @@ def test_what_a_member_says_of_itself_may_be_rubbish(user_data: bytes | None) ->
 
 
 def test_a_member_that_cannot_be_read_gets_nothing_and_the_others_all() -> None:
-    members = [JoinedMember("bad", None, b"\xff"), member("a", "range", OwnMetadata(frozenset({"t"})))]
+    members = [JoinedMember("bad", None, b"\xff"), member("a", "range", me("t"))]
     assert given_of(decide(resolve("range"), members).assignments) == {"bad": frozenset(), "a": tp(0, 1, 2, 3)}
     assert GroupMembers("range", members).topics == {"t"}
 
@@ -183,8 +199,8 @@ def test_a_member_that_cannot_be_read_gets_nothing_and_the_others_all() -> None:
 
 def test_what_moves_between_cooperative_members_is_left_out_of_the_first_round() -> None:
     held = tp(0, 1, 2, 3)
-    old = OwnMetadata(frozenset({"t"}), held=held, generation=1)
-    new = OwnMetadata(frozenset({"t"}))
+    old = me("t", held=held, generation=1)
+    new = me("t")
     first = decide(
         resolve("cooperative-sticky"),
         [member("a", "cooperative-sticky", old), member("b", "cooperative-sticky", new)],
@@ -195,8 +211,8 @@ def test_what_moves_between_cooperative_members_is_left_out_of_the_first_round()
     second = decide(
         resolve("cooperative-sticky"),
         [
-            member("a", "cooperative-sticky", OwnMetadata(frozenset({"t"}), held=mine["a"], generation=2)),
-            member("b", "cooperative-sticky", OwnMetadata(frozenset({"t"}))),
+            member("a", "cooperative-sticky", me("t", held=mine["a"], generation=2)),
+            member("b", "cooperative-sticky", me("t")),
         ],
     )
     assert given_of(second.assignments) == {"a": mine["a"], "b": held - mine["a"]}
@@ -208,13 +224,13 @@ def broken(view: GroupView) -> dict[str, Partitions]:
 
 def test_when_the_function_fails_members_keep_what_they_hold() -> None:
     members = [
-        member("a", "broken", OwnMetadata(frozenset({"t"}), held=tp(0, 1), generation=1)),
-        member("b", "broken", OwnMetadata(frozenset({"t"}))),
+        member("a", "broken", me("t", held=tp(0, 1), generation=1)),
+        member("b", "broken", me("t")),
     ]
     decision = decide(resolve(broken), members)
     assert isinstance(decision.problem, AssignorError)
     assert given_of(decision.assignments) == {"a": tp(0, 1), "b": frozenset()}
-    gave_up = [member(name, "broken", OwnMetadata(frozenset({"t"}))) for name in "ab"]
+    gave_up = [member(name, "broken", me("t")) for name in "ab"]
     decision = decide(resolve(broken), gave_up, {"a": tp(0), "gone": tp(1)})
     assert given_of(decision.assignments) == {"a": tp(0), "b": frozenset()}
 
@@ -230,15 +246,15 @@ claims = st.lists(
 def test_nobody_is_given_what_another_claims_and_rounds_of_honest_members_end(
     claimed: list[tuple[Partitions, int]], assignor: str
 ) -> None:
-    members = {f"m{n}": OwnMetadata(frozenset({"t"}), held=held, generation=g) for n, (held, g) in enumerate(claimed)}
+    members = {f"m{n}": me("t", held=held, generation=g) for n, (held, g) in enumerate(claimed)}
     for generation in range(5, 9):
-        mine = given_of(decide(resolve(assignor), [member(m, assignor, me) for m, me in members.items()]).assignments)
+        mine = given_of(decide(resolve(assignor), [member(m, assignor, own) for m, own in members.items()]).assignments)
         for name, parts in mine.items():
-            others = frozenset().union(*(me.held for other, me in members.items() if other != name))
+            others = frozenset().union(*(own[0].owned for other, own in members.items() if other != name))
             assert not parts & others
-        if all(members[name].held == parts for name, parts in mine.items()):
+        if all(members[name][0].owned == parts for name, parts in mine.items()):
             break
-        members = {name: OwnMetadata(frozenset({"t"}), held=mine[name], generation=generation) for name in members}
+        members = {name: me("t", held=mine[name], generation=generation) for name in members}
     else:
         pytest.fail("no end of rounds")
     assert frozenset().union(*mine.values()) == tp(0, 1, 2, 3)

@@ -25,13 +25,18 @@ from allocator.core.membership import AssignmentListener, GroupViewBuilder, Load
 from allocator.core.offsets import Coordinator
 from allocator.core.subscription import TopicSelection
 from allocator.errors import AllocatorError, ConfigError
-from allocator.protocols.kafka_classic.consumer_protocol import PROTOCOL_TYPE, Malformed, MemberAssignment
+from allocator.protocols.kafka_classic.consumer_protocol import (
+    PROTOCOL_TYPE,
+    Malformed,
+    MemberAssignment,
+    StickyUserData,
+    Subscription,
+)
 from allocator.protocols.kafka_classic.group import GroupCoordinator
 from allocator.protocols.kafka_classic.messages import JoinedMember
 from allocator.protocols.kafka_classic.plan import (
     DOUBT_S,
     GroupMembers,
-    OwnMetadata,
     PartitionCounts,
     decide,
     is_cooperative,
@@ -79,7 +84,7 @@ class KafkaMembership(KafkaMember):
         self._assignors = dict(assignors)
         self._settings = settings
         self._cooperative = is_cooperative(self._assignors)
-        self._before: tuple[Partitions, int] = (NO_PARTITIONS, -1)
+        self._before = StickyUserData(NO_PARTITIONS)
         self._counts: Mapping[str, int] | None = None
         self._sizes = PartitionCounts(client.partitions, self._lease.clock)
         self._surroundings = GroupViewBuilder(group, client, load, fresh_s=LOAD_FRESH_S)
@@ -104,21 +109,13 @@ class KafkaMembership(KafkaMember):
 
     def offers(self) -> Sequence[tuple[str, bytes]]:
         held = self.tenures.owned if self._cooperative else NO_PARTITIONS
-        (before, before_generation), identity = self._before, self.group.identity
-        me = OwnMetadata(
-            topics=self._wanted,
-            held=held,
-            # the generation of the last JoinGroup, synced or not: leaders of other clients may reassign at once the
-            # partitions of a member that names an older generation than the other members
-            generation=identity.generation if held and identity is not None else -1,
-            before=before,
-            before_generation=before_generation,
-            name=self._settings.name,
-            host=socket.gethostname(),
-            weight=self._settings.weight,
-            rack=self._settings.rack,
-        )
-        return offers(self._assignors, me)
+        identity, settings = self.group.identity, self._settings
+        # the generation of the last JoinGroup, synced or not: leaders of other clients may reassign at once the
+        # partitions of a member that names an older generation than the other members
+        generation = identity.generation if held and identity is not None else -1
+        mine = Subscription(tuple(sorted(self._wanted)), None, held, generation, settings.rack)
+        about = {"name": settings.name, "host": socket.gethostname(), "weight": settings.weight}
+        return offers(self._assignors, mine, self._before, about)
 
     async def prepare(self) -> None:
         if self._selection.pattern is not None:
@@ -159,7 +156,7 @@ class KafkaMembership(KafkaMember):
         identity = self.group.identity
         self.generation, self.member_id = generation, identity.member_id if identity is not None else ""
         mine = self._read(assignment)
-        self._before = (mine, generation)
+        self._before = StickyUserData(mine, generation)
         revoked, gained = self.held - mine, mine - self.held
         log.info(
             "%s: %s holds %d partitions in generation %d (%d new, %d to release)",
@@ -179,7 +176,7 @@ class KafkaMembership(KafkaMember):
 
     async def lost(self, why: str) -> None:
         self._counts = None
-        self._before = (NO_PARTITIONS, -1)  # the new owners should keep the lost partitions
+        self._before = StickyUserData(NO_PARTITIONS)  # the new owners should keep the lost partitions
         await super().lost(why)
 
     async def leaving(self) -> None:

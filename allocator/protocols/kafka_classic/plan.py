@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -46,40 +46,27 @@ def is_cooperative(assignors: Iterable[str]) -> bool:
     return not EAGER.intersection(assignors)
 
 
-@dataclass(frozen=True)
-class OwnMetadata:
-    """The member's own data for its metadata."""
+def offers(
+    assignors: Iterable[str], mine: Subscription, before: StickyUserData, about: Mapping[str, Any]
+) -> list[tuple[str, bytes]]:
+    """Returns pairs of assignor name and metadata for a JoinGroup, in the order of `assignors`.
 
-    topics: frozenset[str]
-    held: Partitions = NO_PARTITIONS
-    generation: int = -1
-    """The newest generation that the member joined while it owned `held`."""
-    before: Partitions = NO_PARTITIONS
-    """The last assignment of the member, which it may have released to join."""
-    before_generation: int = -1
-    name: str = ""
-    host: str = ""
-    weight: float = 1.0
-    rack: str | None = None
+    `mine`: the topics, the rack and the owned partitions of the member, without user data. `before`: its last
+    assignment, which it may have released to join. `about`: further data for members of this library.
+    """
+    return [(name, _offer(name, mine, before, about).encode()) for name in assignors]
 
 
-def offers(assignors: Iterable[str], me: OwnMetadata) -> list[tuple[str, bytes]]:
-    """Returns pairs of assignor name and metadata for a JoinGroup, in the order of `assignors`."""
-    topics = tuple(sorted(me.topics))
-    return [(name, _offer(name, topics, me).encode()) for name in assignors]
-
-
-def _offer(name: str, topics: tuple[str, ...], me: OwnMetadata) -> Subscription:
+def _offer(name: str, mine: Subscription, before: StickyUserData, about: Mapping[str, Any]) -> Subscription:
     if name in EAGER:
         # other clients send v0 for these assignors, and all of them read it
-        sticky = name == "sticky" and me.before
-        user_data = StickyUserData(me.before, me.before_generation).encode() if sticky else None
-        version = 0 if me.rack is None else NEWEST
-        return Subscription(topics, user_data, NO_PARTITIONS, -1, me.rack, version)
+        user_data = before.encode() if name == "sticky" and before.partitions else None
+        return Subscription(mine.topics, user_data, rack=mine.rack, version=0 if mine.rack is None else NEWEST)
     # Java leaders from 2.8 to 3.3 read only this generation, and at once reassign partitions of an older generation
-    about = {"name": me.name, "host": me.host, "weight": me.weight}
-    user_data = generation_data(me.generation) if name in COMMON else json.dumps(about, separators=(",", ":")).encode()
-    return Subscription(topics, user_data, me.held, me.generation, me.rack, NEWEST)
+    user_data = (
+        generation_data(mine.generation) if name in COMMON else json.dumps(about, separators=(",", ":")).encode()
+    )
+    return replace(mine, user_data=user_data)
 
 
 @dataclass(frozen=True)

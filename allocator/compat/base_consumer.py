@@ -104,8 +104,12 @@ class BaseConsumer:
 
     # -- start and close ------------------------------------------------------------------------------------------
 
-    def _start_connecting(self) -> asyncio.Future[None]:
-        """Returns the task that connects. Further calls return the same task while it runs; `close` ends it."""
+    def connect(self) -> asyncio.Future[None]:
+        """Connects to Kafka. A member of a group also joins the group and finds its coordinator.
+
+        Further calls return the same task while it runs. Raises BrokersUnavailable, ZooKeeperUnavailable for a group
+        that needs ZooKeeper, and IllegalState after `close`.
+        """
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.ensure_future(self._connect_unless_closed())
         return self._connecting

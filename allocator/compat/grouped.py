@@ -127,13 +127,6 @@ class GroupedConsumer(BaseConsumer):
 
     # -- start and close ------------------------------------------------------------------------------------------
 
-    def connect(self) -> asyncio.Future[None]:
-        """Connects to Kafka and ZooKeeper, joins the group and finds the coordinator.
-
-        Raises BrokersUnavailable or ZooKeeperUnavailable, and IllegalState after `close`.
-        """
-        return self._start_connecting()
-
     async def _connect(self) -> None:
         if self._started:
             return

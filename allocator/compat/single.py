@@ -78,10 +78,6 @@ class SingleConsumer(BaseConsumer):
         self._chosen: set[TopicPartition] = set()  # partitions whose offset the user set before the first `consume`
         self._astray: set[TopicPartition] = set()  # partitions whose position the log no longer has
 
-    def connect(self) -> asyncio.Future[None]:
-        """Connects to Kafka and reads the list of topics. Raises BrokersUnavailable, and IllegalState after `close`."""
-        return self._start_connecting()
-
     async def _connect(self) -> None:
         if self._loop is not None:
             return

@@ -1,7 +1,6 @@
-"""`allocator run`: a process that consumes with a handler, retries, and keeps refused records.
+"""Implements `allocator run`: a process that reads a settings file and calls a handler `package.module:function`.
 
-In: a TOML file, environment variables, a handler `package.module:function`. Out: handled records, committed offsets,
-dead letters, an exit code. May touch: what the consumer touches, the dead-letter topic, systemd's notify socket.
+It returns an exit code, and reports its state to systemd.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The settings of `allocator run`, in one TOML file.
+"""Declares, loads and checks the settings of `allocator run`, which are in one TOML file.
 
 An environment variable ALLOCATOR_<SECTION>_<KEY> overrides the file (an empty variable counts as not set; lists are
-separated by commas). Put passwords there. The comment of a setting describes the effect of a larger and of a smaller
-value.
+separated by commas). Put passwords there.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ else:
 
 
 PREFIX: Final = "ALLOCATOR"
-TARGET_PREFIX: Final = "ALLOCATOR_TO"  # of commands with two clusters, for the settings file of the target
+TARGET_PREFIX: Final = "ALLOCATOR_TO"  # for the target cluster of commands with two clusters
 _TLS: Final = ("ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname")
 
 
@@ -47,7 +46,7 @@ def _readable(text: str) -> None:
 
 def _check_target(text: str) -> None:
     if not re.fullmatch(r"[\w.]+:[\w.]+", text):
-        raise ValueError("a colon stands between the module and the function")
+        raise ValueError("write a colon between the module and the function")
 
 
 _FILE: Final = Text(check=_readable, what="a readable file")
@@ -55,18 +54,18 @@ _FILE: Final = Text(check=_readable, what="a readable file")
 
 @dataclass(frozen=True)
 class KafkaSection:
-    """[kafka]: the brokers and the connection to them. Security settings have kafka-python's names."""
+    """[kafka]: the brokers and how to connect to them. Security settings have kafka-python's names."""
 
     brokers: tuple[str, ...] = shared("brokers")
     security_protocol: str = setting(
         Text(("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")),
         "PLAINTEXT",
-        "`PLAINTEXT` sends everything readable. The others need the settings below.",
+        "`PLAINTEXT` does not encrypt. The other values need the settings below.",
     )
     sasl_mechanism: str | None = setting(
         Text(("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", "OAUTHBEARER", "AWS_MSK_IAM")),
         None,
-        "The mechanism of SASL. `AWS_MSK_IAM` needs `zk-partition-allocator[msk]`.",
+        "The SASL mechanism. `AWS_MSK_IAM` needs `zk-partition-allocator[msk]`.",
     )
     sasl_plain_username: str | None = setting(Text(), None, "The user name of PLAIN and SCRAM.")
     sasl_plain_password: str | None = setting(Text(), None, "The password of PLAIN and SCRAM.", secret=True)
@@ -75,59 +74,59 @@ class KafkaSection:
     sasl_oauth_token_provider: str | None = setting(
         Text(check=_check_target, what='"package.module:function"'),
         None,
-        "For OAUTHBEARER: a function without arguments that returns the provider, an object whose method `token()` "
-        "returns a token. It is called once in a process. `token()` runs in a thread.",
+        "For OAUTHBEARER: a function without arguments that returns a token provider, an object whose method `token()` "
+        "returns a token. The function is called once in a process. `token()` runs in a thread.",
     )
     sasl_oauth_token_endpoint: str | None = setting(
         Text(what="an https URL"),
         None,
-        "For OAUTHBEARER, instead of a provider: the URL that grants tokens to this client (client credentials grant, "
-        "RFC 6749). `http` only for localhost.",
+        "For OAUTHBEARER, instead of a provider: the URL that issues tokens to this client (client credentials grant, "
+        "RFC 6749). `http` is allowed only for localhost.",
     )
     sasl_oauth_client_id: str | None = setting(Text(), None, "The name of this client at the token endpoint.")
     sasl_oauth_client_secret: str | None = setting(
         Text(), None, "The secret of this client at the token endpoint.", secret=True
     )
     sasl_oauth_scope: str | None = setting(Text(), None, "The scope to request, if the token endpoint needs one.")
-    ssl_cafile: str | None = setting(_FILE, None, "Certificates (PEM) of the CAs that sign the brokers' certificates.")
+    ssl_cafile: str | None = setting(_FILE, None, "CA certificates (PEM) that sign the brokers' certificates.")
     ssl_certfile: str | None = setting(_FILE, None, "The certificate (PEM) of this client.")
-    ssl_keyfile: str | None = setting(_FILE, None, "The private key of that certificate, if it is in another file.")
-    ssl_crlfile: str | None = setting(_FILE, None, "Certificates that were revoked.")
+    ssl_keyfile: str | None = setting(_FILE, None, "The private key of `ssl_certfile`, if it is in another file.")
+    ssl_crlfile: str | None = setting(_FILE, None, "A list of revoked certificates (PEM).")
     ssl_password: str | None = setting(Text(), None, "The password of the private key.", secret=True)
     ssl_check_hostname: bool | None = setting(
-        Flag(), None, "Default true. False accepts any host that shows a certificate of the CA."
+        Flag(), None, "Default true. false: any host with a certificate of the CA is accepted."
     )
 
     def security(self) -> dict[str, Any]:
-        """The security settings in use, under kafka-python's names."""
+        """Returns the security settings that are set, under kafka-python's names."""
         used = {key: value for key, value in vars(self).items() if key != "brokers" and value is not None}
         return {} if used == {"security_protocol": "PLAINTEXT"} else used
 
 
 @dataclass(frozen=True)
 class ZooKeeperSection:
-    """[zookeeper]: the ensemble that stores the members and the owners of partitions."""
+    """[zookeeper]: the ensemble that stores members and partition owners."""
 
     hosts: str | None = shared("zookeeper")
     root: str = shared("root")
     session_timeout_s: float = shared("session_timeout_s")
     digest_username: str | None = setting(Text(), None, "The user name of digest authentication.")
     digest_password: str | None = setting(Text(), None, "The password of digest authentication.", secret=True)
-    sasl_mechanism: str | None = setting(Text(("DIGEST-MD5", "GSSAPI")), None, "The mechanism of SASL.")
+    sasl_mechanism: str | None = setting(Text(("DIGEST-MD5", "GSSAPI")), None, "The SASL mechanism.")
     sasl_username: str | None = setting(Text(), None, "The user name of DIGEST-MD5.")
     sasl_password: str | None = setting(Text(), None, "The password of DIGEST-MD5.", secret=True)
-    tls: bool = setting(Flag(), False, "Connects with TLS; the ensemble must listen with TLS.")
-    ca: str | None = setting(_FILE, None, "Certificates (PEM) of the CAs that sign the servers' certificates.")
+    tls: bool = setting(Flag(), False, "Connects with TLS. The ensemble must support it.")
+    ca: str | None = setting(_FILE, None, "CA certificates (PEM) that sign the servers' certificates.")
     certfile: str | None = setting(_FILE, None, "The certificate (PEM) of this client.")
-    keyfile: str | None = setting(_FILE, None, "The private key of that certificate.")
+    keyfile: str | None = setting(_FILE, None, "The private key of `certfile`.")
     keyfile_password: str | None = setting(Text(), None, "The password of the private key.", secret=True)
-    verify_certs: bool | None = setting(Flag(), None, "Default true. False trusts any server.")
+    verify_certs: bool | None = setting(Flag(), None, "Default true. false: any server is trusted.")
     check_hostname: bool | None = setting(
-        Flag(), None, "Default true. False accepts any host that shows a certificate of the CA."
+        Flag(), None, "Default true. false: any host with a certificate of the CA is accepted."
     )
 
     def options(self) -> dict[str, Any]:
-        """The settings for authentication and TLS, under kazoo's names."""
+        """Returns the settings for authentication and TLS, under kazoo's names."""
         options: dict[str, Any] = {name: getattr(self, name) for name in _TLS if getattr(self, name) is not None}
         if self.tls:
             options["use_ssl"] = True
@@ -141,7 +140,7 @@ class ZooKeeperSection:
 
 @dataclass(frozen=True)
 class GroupSection:
-    """[group]: the group of this member, and the topics."""
+    """[group]: the group, its topics, and this member."""
 
     name: str = shared("group")
     topics: tuple[str, ...] | None = shared("topics")
@@ -156,7 +155,7 @@ class GroupSection:
     settle_s: float = shared("settle_s")
     group_protocol: str = shared("group_protocol")
     session_timeout_s: float = shared(
-        "session_timeout_s", text="This one is for `kafka`; memberships on ZooKeeper use that of `[zookeeper]`."
+        "session_timeout_s", text="Used by membership `kafka`; memberships on ZooKeeper use that of `[zookeeper]`."
     )
     heartbeat_interval_s: float = shared("heartbeat_interval_s")
     rebalance_timeout_s: float = shared("rebalance_timeout_s")
@@ -167,8 +166,8 @@ class GroupSection:
     leave_on_stop: bool = setting(
         Flag(),
         False,
-        "Gives the partitions to other members as soon as the daemon stops, although `restart_grace_s` reserves them: "
-        "for a process that is taken out of service. false: a stop is a restart.",
+        "Other members get the partitions as soon as the daemon stops, although `restart_grace_s` would reserve them. "
+        "For a process that is taken out of service. false: a stop counts as a restart.",
     )
 
 
@@ -190,13 +189,13 @@ class HandlerSection:
     target: str = setting(
         Text(check=_check_target, what='"package.module:function"'),
         dataclasses.MISSING,
-        "Called for every record, in the order that `ordering` asks for; a coroutine, or a plain function, which runs "
-        "in a thread.",
+        "The handler: called for every record, in the order of `ordering`. A coroutine function runs on the loop, a "
+        "plain function in a thread.",
     )
     mode: str = setting(
         Text(("record", "batch")),
         "record",
-        "`record`: handler(record). `batch`: handler(batch), which succeeds or fails as a whole.",
+        "`record`: calls handler(record). `batch`: calls handler(batch), which succeeds or fails as a whole.",
     )
     ordering: str = shared("ordering", table=HANDLING)
     concurrency: int = shared("concurrency", table=HANDLING)
@@ -216,66 +215,69 @@ class HandlerSection:
     sink: str | None = setting(
         Text(check=_check_target, what='"package.module:name"'),
         None,
-        "A sink of `allocator.sinks` that the handler writes to: the group begins where the sink says.",
+        "A sink of `allocator.sinks` that the handler writes to. The group starts at its offsets.",
     )
     drain_timeout_s: float = shared("drain_timeout_s", table=HANDLING)
 
 
 @dataclass(frozen=True)
 class CommitSection:
-    """[commit]: when the daemon commits, in addition to every revocation and the end."""
+    """[commit]: how often the daemon commits. It also commits at each revocation and at the end."""
 
     interval_s: float = shared("auto_commit_interval_s")
 
 
 @dataclass(frozen=True)
 class LogSection:
-    """[log]: logs to standard error."""
+    """[log]: what the daemon logs to standard error."""
 
-    level: str = setting(Text(("debug", "info", "warning", "error")), "info", "The least level that is logged.")
-    format: str = setting(Text(("json", "text")), "json", "`json`: one object for each line. `text`: for people.")
+    level: str = setting(Text(("debug", "info", "warning", "error")), "info", "The lowest level that is logged.")
+    format: str = setting(Text(("json", "text")), "json", "`json`: one object a line. `text`: for people.")
 
 
 def _check_host(text: str) -> None:
-    text.encode("idna")  # as a lookup of the name does; raises a ValueError
+    text.encode("idna")  # as a name lookup does; raises ValueError
 
 
 @dataclass(frozen=True)
 class WebSection:
-    """[web]: metrics for Prometheus, health, and a status page of the group. Needs `zk-partition-allocator[web]`."""
+    """[web]: Prometheus metrics, health checks, and a status page of the group. Needs `zk-partition-allocator[web]`."""
 
-    port: int | None = setting(Whole(0, 65535), None, "Not set: no server. 0: any free port, which the log names.")
+    port: int | None = setting(Whole(0, 65535), None, "Not set: no server. 0: a free port, which the log names.")
     host: str = setting(
         Text(check=_check_host, what="a host name or an IP address"),
         "127.0.0.1",
-        "The address to listen on. The default is for this machine alone; `0.0.0.0` or `::` lets other machines read "
+        "The address to listen on. The default accepts only this machine; `0.0.0.0` or `::` lets other machines read "
         "the page.",
     )
     allow_hosts: tuple[str, ...] | None = setting(
         Texts("a list of host names"),
         None,
-        "Names under which browsers may call the page, besides localhost and addresses. Any other name is refused, "
-        "since a foreign page could make a name of its own lead here.",
+        "Host names under which browsers may open the page, besides localhost and IP addresses. Other names are "
+        "refused, because a foreign site could point a name of its own to this server (DNS rebinding).",
     )
     token: str | None = setting(
-        Text(), None, "Allows its bearer to force a rebalance or reset offsets. Not set: nobody can.", secret=True
+        Text(),
+        None,
+        "A client with this token may force a rebalance or reset offsets. Not set: no client may.",
+        secret=True,
     )
 
 
 def _check_format(text: str) -> None:
-    with contextlib.suppress(MissingExtra):  # the daemon does not need the package
+    with contextlib.suppress(MissingExtra):  # the daemon itself does not need the package
         Formats([text])
 
 
 @dataclass(frozen=True)
 class RecordsSection:
-    """[records]: the records that `allocator records` and the page of `allocator web` show. The daemon ignores it."""
+    """[records]: which records `allocator records` and the page of `allocator web` show. The daemon ignores it."""
 
     access: str = setting(
         Text(("operators", "viewers", "nobody")),
         "operators",
-        "The users of the page that may see records. `viewers`: all users, and without a login everybody who can open "
-        "the page.",
+        "Which users of the page may see records. `viewers`: all users; without a login, everybody who can open the "
+        "page.",
     )
     masks: tuple[str, ...] | None = setting(
         Texts("a list of paths such as value.card.number", check=lambda text: Masks([text])),
@@ -291,7 +293,7 @@ class RecordsSection:
     registry: str | None = setting(
         Text(check=Registry, what="the URL of a schema registry"),
         None,
-        "URL of a schema registry with Confluent's API; it may hold a user and a password.",
+        "The URL of a schema registry with Confluent's API. It may contain a user and a password.",
         secret=True,
     )
 
@@ -301,7 +303,7 @@ _PASSED_ON: Final = ("pattern", "client_id", "weight", "rack", "connect_timeout_
 
 @dataclass(frozen=True)
 class Config:
-    """All settings, checked."""
+    """All settings after their checks."""
 
     kafka: KafkaSection
     zookeeper: ZooKeeperSection
@@ -314,7 +316,7 @@ class Config:
     records: RecordsSection
 
     def shown(self) -> dict[str, dict[str, Any]]:
-        """Every setting in use with its value, for display. Secrets are masked."""
+        """Returns every setting that is set, by section, for display. Secrets are masked."""
         return {
             name: {
                 field.name: MASK if field.metadata["setting"].secret else value
@@ -326,7 +328,7 @@ class Config:
 
     @property
     def membership(self) -> MembershipOptions:
-        """The membership with its settings, of which those of an ensemble are in [zookeeper]."""
+        """The membership object, with its settings from [group] and [zookeeper]."""
         zookeeper = self.zookeeper
         ensemble = {
             "zookeeper": zookeeper.hosts,
@@ -338,7 +340,7 @@ class Config:
         return membership_from(name, group if name == "kafka" else {**group, **ensemble})
 
     def joining(self) -> dict[str, Any]:
-        """The keywords of `Consumer` for the group, without the topics."""
+        """Returns the keywords of `Consumer` for the group, without the topics."""
         assignors = self.group.assignor
         return {
             **{name: getattr(self.group, name) for name in _PASSED_ON},
@@ -349,7 +351,7 @@ class Config:
 
     @property
     def handling(self) -> Handling:
-        """Raises ConfigError for an error class that does not exist."""
+        """The settings of the handler. Raises ConfigError for an error class that does not exist."""
         return Handling.of(self.handling_values, "handler.")
 
     @property
@@ -359,7 +361,7 @@ class Config:
         return {name: given[name] for name in HANDLING}
 
     def consumer_options(self) -> dict[str, Any]:
-        """The keywords of `Consumer`, without the topics. Auto-commit is off, since the daemon commits done records."""
+        """Returns the keywords of `Consumer`, without the topics. The daemon commits, so automatic commits are off."""
         return {
             **self.joining(),
             **vars(self.consume),
@@ -373,10 +375,10 @@ SECTIONS: Mapping[str, type[Any]] = get_type_hints(Config)
 
 
 def load(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None, *, target: bool = False) -> Config:
-    """Reads and checks a file of settings, with the overrides of the environment.
+    """Loads a settings file, applies the environment variables, and checks the result.
 
-    `target`: the file is for the target cluster of a command with two clusters, whose variables begin with
-    ALLOCATOR_TO. Raises ConfigError that lists every fault: its place, the value, the allowed values.
+    With `target`, the file is for the target cluster of a command with two clusters, whose variables start with
+    ALLOCATOR_TO. Raises ConfigError that lists every fault: its place, the value, and the allowed values.
     """
     source = os.fspath(path)
     if not source:
@@ -396,16 +398,16 @@ def load(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None,
     return config
 
 
-# flat names of settings whose names in the file are not "group.<name>"
+# keywords of `Consumer` whose setting in the file is not "group.<name>"
 _NAMES: Final = {"group": "group.name", "zookeeper": "zookeeper.hosts"}
 
 
 def check_together(config: Config, reader: SettingsReader) -> None:
-    """Finds settings that are valid one by one but contradict each other."""
+    """Reports settings that are valid on their own but contradict each other."""
     group, consume, handler = config.group, config.consume, config.handler
     if (group.topics is None) == (group.pattern is None):
         reader.fault(["group.topics", "group.pattern"], "set exactly one of them")
-    # an assignor is checked at the start: other commands read the file where its module cannot be imported
+    # the daemon checks the assignor at its start: other commands read this file where its module is not installed
     joining = {**config.joining(), "assignor": None, "topics": group.topics or ()}
     for fault in MembershipConfig.of(**joining).faults():
         reader.fault([_NAMES.get(name, f"group.{name}") for name in fault.settings], fault.why)
@@ -444,7 +446,7 @@ def _check_retry_topics(config: Config, reader: SettingsReader) -> None:
 def _check_kafka_security(kafka: KafkaSection, reader: SettingsReader) -> None:
     protocol = kafka.security_protocol
     for key, value in dataclasses.asdict(kafka).items():
-        # half a configuration would connect without TLS, and nobody would notice
+        # settings without effect would hide that the connection has no TLS or SASL
         needed = {"sasl": "SASL_", "ssl_": "SSL"}.get(key[:4])
         if value is not None and needed and needed not in protocol:
             reader.fault([f"kafka.{key}", "kafka.security_protocol"], "has no effect with this protocol")

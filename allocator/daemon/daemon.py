@@ -1,4 +1,4 @@
-"""`allocator run`: a handler on the consumer of a group, which follows the cluster choice of its group, or pauses."""
+"""Runs a handler on the cluster that its group should read, and follows changes of that choice."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ log = logging.getLogger(__name__)
 
 
 class Daemon:
-    """Runs a processor on one consumer after another, each on the cluster that the group should read; none while the
-    group is paused. Reports its state to systemd.
+    """Runs processors one after the other, each on the cluster that the group should read, and none while it is paused.
 
-    `make` creates the consumer for a choice that is not frozen; it must have the listener, and must not commit by
-    itself. Without `watcher` the group has no cluster choice. `restart`: as in `Consumer.close`. The constructor does
-    no I/O.
+    `make` creates the consumer for a choice that is not frozen. It must use the given listener and must not commit
+    automatically. Without `watcher` the group has no cluster choice. `restart` is passed to `Consumer.close`. The
+    constructor does no I/O. The daemon reports its state to systemd.
 
-    Guarantee: a processor has drained and committed, and its member has left the group, before the next one begins.
-    Records after its last commit are read again, if offsets were copied before that commit.
+    Guarantee: a processor has drained and committed, and its member has left the group, before the next one starts. If
+    offsets were copied to another cluster before that commit, the records in between are handled again.
     """
 
     def __init__(
@@ -54,11 +53,11 @@ class Daemon:
 
     @property
     def stuck(self) -> frozenset[TopicPartition]:
-        """Partitions whose handler still runs although the daemon has stopped."""
+        """Partitions with a call that still runs although the daemon has stopped."""
         return frozenset() if self._processor is None else self._processor.stuck
 
     def stop(self) -> None:
-        """Makes `run` drain, commit, leave and return. May be called at any time, from the loop."""
+        """Makes `run` drain, commit, leave and return. May be called at any time, on the loop."""
         self._stopping = True
         if self._stop is not None:
             self._stop.set()
@@ -66,7 +65,7 @@ class Daemon:
             self._processor.stop()
 
     async def run(self) -> None:
-        """Like `Processor.run`. Also raises ZooKeeperUnavailable, and ConfigError for a znode with invalid content."""
+        """Runs until `stop` or an error. Raises the errors of `Processor.run` and of the watcher."""
         self._stop = asyncio.Event()
         if self._stopping:
             return
@@ -83,14 +82,14 @@ class Daemon:
                 if not choice.frozen:
                     await self._process_until_change(choice, self._watcher)
                     continue
-                log.info("resting: the group is paused")
+                log.info("waiting: the group is paused")
                 self._notifier.tell("READY=1", "STATUS=the group is paused")
                 await first_of(self._stop.wait(), self._watcher.changed.wait())
         finally:
             await self._watcher.close()
 
     def _process(self, choice: ClusterChoice) -> Coroutine[Any, Any, None]:
-        """To be awaited. From this call on, `stop` reaches the processor, even before it runs."""
+        """Returns the run of a new processor, to be awaited. From now on `stop` reaches the processor."""
         self._processor = Processor(self._handler, self._handling)
         return self._processor.run(
             self._make(choice, _Status(self._notifier)),
@@ -99,7 +98,7 @@ class Daemon:
         )
 
     async def _process_until_change(self, choice: ClusterChoice, watcher: ChoiceWatcher) -> None:
-        """Runs until the choice changes or `stop` is called. Raises the processor's error."""
+        """Runs a processor until the choice changes or `stop` is called. Raises the processor's error."""
         switching, processing = False, self._process(choice)
 
         async def stop_at_change() -> None:
@@ -109,20 +108,20 @@ class Daemon:
                 await watcher.changed.wait()
             if not self._stopping and self._processor is not None:
                 switching = True
-                log.info("the group is told %s: draining", watcher.current)
+                log.info("the cluster choice is now %s: draining", watcher.current)
                 self._processor.stop()
 
         try:
             await TaskGroup().run(processing, switch=stop_at_change())
         except (CommitFailed, HandlerCutOff) as error:
-            # the next processor must not begin while a call runs
+            # the next processor must not start while a call runs
             if not switching or (isinstance(error, HandlerCutOff) and error.running):
                 raise
-            log.warning("what was handled and not committed comes again: %s", error)
+            log.warning("records that are handled but not committed are handled again: %s", error)
 
 
 class _Status(RebalanceListener):
-    """Tells systemd how many partitions the member owns."""
+    """Reports to systemd how many partitions the member owns."""
 
     def __init__(self, notifier: Notifier) -> None:
         self._notifier = notifier

@@ -12,9 +12,9 @@ log = logging.getLogger(__name__)
 
 
 class Notifier:
-    """Sends states such as "READY=1" to the socket named by NOTIFY_SOCKET.
+    """Sends states such as "READY=1" to the socket that NOTIFY_SOCKET names.
 
-    Never raises and never blocks: a broken service manager must not stop the daemon.
+    It never raises or blocks, because a broken service manager must not stop the daemon.
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
@@ -23,7 +23,7 @@ class Notifier:
         microseconds, own = environ.get("WATCHDOG_USEC", ""), str(os.getpid())
         meant = environ.get("WATCHDOG_PID", own) == own and microseconds.isdecimal()
         self.watchdog_s = int(microseconds) / 1e6 or None if meant else None
-        """The seconds within which systemd expects the next report; None if it expects none."""
+        """Seconds within which systemd expects the next report; None: no watchdog."""
 
     def tell(self, *states: str) -> None:
         """Sends states in one datagram."""
@@ -38,7 +38,7 @@ class Notifier:
             log.debug("NOTIFY_SOCKET %s: %s", self._address, error)
 
     async def keep_alive(self) -> None:
-        """Feeds the watchdog while the loop runs. Returns at once without a watchdog."""
+        """Reports to the watchdog while the loop runs. Returns at once without a watchdog."""
         while self.watchdog_s is not None:
             self.tell("WATCHDOG=1")
             await asyncio.sleep(self.watchdog_s / 2)

@@ -1,7 +1,6 @@
-"""The checks of `allocator run --check --connect`.
+"""Implements `allocator run --check --connect`: verifies the settings against the live servers.
 
-Each check examines on the real servers one thing that can keep the daemon from working. The checks change nothing: they
-open no session of the group, create no znode and commit nothing.
+The checks change nothing: they join no group, create no znode and commit nothing.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from allocator.handlers import RetryPlan
 from allocator.operate import GroupState, describe
 from allocator.types import TopicPartition
 
-REACH_S = 3.0  # limit of one TCP connection. more: waits longer for a host that drops packets
-SETTLE_S = 5.0  # wait for topics to appear. more: reports a missing topic later
-SHOWN = 5  # names in a line
+REACH_S = 3.0  # limit of one TCP connection in seconds; higher: waits longer for a host that drops packets
+SETTLE_S = 5.0  # seconds for topics to appear; higher: reports a missing topic later
+MAX_NAMES = 5  # in a line
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the report. `remedy`: what to do if `ok` is False, or None for a warning."""
+    """One line of the report. `ok` is None for a warning. `remedy`: what to do unless `ok` is True."""
 
     what: str
     ok: Optional[bool]
@@ -53,11 +52,8 @@ class Check:
 
 
 def try_servers(config: Config, show: Callable[[str], None] | None = None) -> list[Check]:
-    """Makes every check. `show` gets a line about each as soon as it is done.
-
-    If a check fails, those that depend on its result are left out.
-    """
-    # the checks already report in one line which server does not answer
+    """Runs every check, except those that depend on a failed one. Calls `show` with a line after each."""
+    # the checks report unreachable servers themselves, in one line each
     for chatty in ("kafka", "kazoo"):
         logging.getLogger(chatty).setLevel(logging.CRITICAL)
     found: list[Check] = []
@@ -78,7 +74,7 @@ def try_servers(config: Config, show: Callable[[str], None] | None = None) -> li
 
 
 async def refuse_new_chroot(config: Config) -> None:
-    """Raises ConfigError, without any change, if the chroot does not exist."""
+    """Raises ConfigError if the chroot does not exist. Changes nothing."""
     if "/" not in (config.zookeeper.hosts or ""):
         return
     try:
@@ -132,7 +128,7 @@ async def _ensemble(config: Config, add: Callable[[Check], None]) -> None:
 
 
 def _members(config: Config, state: GroupState | None) -> Check:
-    """Checks the group's other members, and whether they share an allocator function."""
+    """Checks whether the other members of the group share an allocator function with this one."""
     what = f"group {config.group.name}"
     if config.group.membership != "zookeeper":
         return Check(what, True, f"its members are of the layout {config.group.membership!r}")
@@ -183,7 +179,7 @@ async def _cluster(config: Config, add: Callable[[Check], None]) -> None:
 
 
 async def _settled(config: Config, client: KafkaClient) -> None:
-    """Gives topics that were just created, and brokers that just started, a moment to appear."""
+    """Waits for topics that were just created, and for brokers that just started."""
     deadline = time.monotonic() + SETTLE_S
     await client.refresh()
     while not all(check.ok for check in _topics(config, client)) and time.monotonic() < deadline:
@@ -229,7 +225,7 @@ def _topics(config: Config, client: KafkaClient) -> Iterable[Check]:
 
 
 async def _reach(what: str, addresses: Iterable[str], port: int, setting: str, add: Callable[[Check], None]) -> None:
-    """Adds a warning for each address that accepts no connection: one address is enough for a start."""
+    """Checks each address. A refused connection is a warning, because the daemon needs only one address."""
     listed = [address for address in addresses if address]
     for address, why in zip(listed, await asyncio.gather(*(_refused(address, port) for address in listed))):
         if why is None:
@@ -252,4 +248,4 @@ async def _refused(address: str, default_port: int) -> str | None:
 
 def _few(names: Iterable[str]) -> str:
     listed = list(names)
-    return ", ".join(listed[:SHOWN]) + (f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else "")
+    return ", ".join(listed[:MAX_NAMES]) + (f" and {len(listed) - MAX_NAMES} more" if len(listed) > MAX_NAMES else "")

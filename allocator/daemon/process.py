@@ -1,4 +1,4 @@
-"""Runs the daemon as a process: signals, exit codes, and logs with one line for each event."""
+"""Runs the daemon as a process: signals, exit codes, and logs."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from allocator.operate import ChoiceWatcher, ClusterChoice, choice_path
 log = logging.getLogger(__name__)
 
 Beside = Callable[[Config, Sequence[Consumer], Daemon], AbstractAsyncContextManager[Any]]
-"""Entered while the daemon runs. The consumer is added to the list once it is created."""
+"""Returns a context manager that is entered while the daemon runs. The list holds the current consumer."""
 
-# exit codes; a second signal ends the process with 128 + its number, without draining
-CLEAN = 0  # stopped by a signal: drained, committed, left
-# the cluster cannot be reached, or ended the membership for good, or the last commit failed, or a handler was cut off
+# Exit codes. After a second signal the code is 128 + its number, and nothing is drained.
+CLEAN = 0  # a signal stopped the daemon; it drained, committed and left the group
+# The cluster is unreachable or ended the membership, the last commit failed, or a call was cut off.
 ERROR = 1
-SETTINGS = 2  # settings, the handler or an assignor cannot be used; nothing was touched
-HANDLER_FAILED = 3  # a record cannot be handled and there is no dead-letter topic; it was not skipped
+SETTINGS = 2  # the settings, the handler or an assignor are invalid; nothing was changed
+HANDLER_FAILED = 3  # a record cannot be handled and there is no dead-letter topic; it is not skipped
 
 
 def check(config: Config) -> Handler:
-    """Loads the handler, the assignors, the TLS files and the token provider, without connecting.
+    """Loads the handler, sink, assignors, TLS files and token provider, without connecting. Returns the handler.
 
     Raises ConfigError, AssignorError or MissingExtra.
     """
@@ -61,10 +61,10 @@ def check(config: Config) -> Handler:
 
 
 def run(config: Config, beside: Beside | None = None, *, create: bool = False) -> int:
-    """Runs until a signal or an error; returns the exit code. It creates the event loop, so do not call it from a
-    coroutine.
+    """Runs until a signal or an error, in a new event loop. Returns the exit code.
 
-    `beside` is entered before the daemon starts and left after it has ended. `create`: create a missing chroot.
+    `beside` is entered before the daemon starts and left after it has ended. `create` allows it to create a missing
+    chroot.
     """
     configure_logs(config.log.level, config.log.format)
     try:
@@ -81,8 +81,8 @@ def run(config: Config, beside: Beside | None = None, *, create: bool = False) -
     beside_it = beside and partial(beside, config, consumers, daemon)
     try:
         return asyncio.run(_to_its_end(daemon, notifier, beside=beside_it, first=first))
-    except (SystemExit, KeyboardInterrupt) as raised:  # in a task that the handler started; asyncio ends the loop
-        log.error("user code ended the event loop: %s; only the records that were committed are done", shown(raised))
+    except (SystemExit, KeyboardInterrupt) as raised:  # raised by a task of the handler; asyncio then ends the loop
+        log.error("user code ended the event loop: %s; only the committed records are done", shown(raised))
         return ERROR
 
 
@@ -99,7 +99,7 @@ def _daemon(config: Config, handler: Handler, consumers: list[Consumer], notifie
         consumer = Consumer(*(config.group.topics or ()), **{**options, "brokers": brokers}, listener=listener)
         if watcher is not None:
             join_again_if(consumer, watcher.still(choice))
-        consumers[:] = [consumer]  # the previous one, on another cluster, has left
+        consumers[:] = [consumer]  # the previous consumer, on another cluster, is closed
         return consumer
 
     return Daemon(
@@ -116,8 +116,8 @@ def _daemon(config: Config, handler: Handler, consumers: list[Consumer], notifie
 async def _to_its_end(daemon: Daemon, notifier: Notifier, **more: Any) -> int:
     code = await _until_signal(daemon, notifier, **more)
     if daemon.stuck:
-        # neither asyncio nor the interpreter would end before this call. The ZooKeeper session is left to expire: its
-        # partition moves after the call has ended with the process
+        # asyncio and the interpreter would wait for this call. Do not close the session: its partition must not move
+        # before the call ends with the process
         log.error("a handler is still running and is cut off: %s", ", ".join(f"{t}:{p}" for t, p in daemon.stuck))
         _exit_now(code)
     return code
@@ -129,7 +129,7 @@ async def _until_signal(
     beside: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
     first: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> int:
-    """Runs `first` before the daemon. A signal ends it."""
+    """Runs `first`, then the daemon, until a signal or an error. Returns the exit code."""
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     received: list[int] = []
@@ -138,7 +138,10 @@ async def _until_signal(
         name = signal.Signals(number).name
         received.append(number)
         if len(received) > 1:
-            log.warning("second signal, %s: stopping at once; what was handled and not committed comes again", name)
+            log.warning(
+                "second signal, %s: stopping at once; records that are handled but not committed are handled again",
+                name,
+            )
             _exit_now(128 + number)
         else:
             log.info("%s: draining; a second signal stops at once", name)
@@ -149,7 +152,7 @@ async def _until_signal(
     async def main() -> None:
         if first is not None:
             await first_of(first(), stopping.wait())
-        await daemon.run()  # returns at once if it was stopped already
+        await daemon.run()  # returns at once after a signal
 
     numbers = [signal.SIGTERM, signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores SIGHUP
@@ -168,7 +171,7 @@ async def _until_signal(
     except Exception as error:
         limit = limit_reached(error)
         if limit is None:
-            log.exception("stopped by an error that nobody foresaw")
+            log.exception("stopped by an unexpected error")
         else:
             log.error("%s", limit)
         return ERROR
@@ -186,13 +189,13 @@ def _exit_now(code: int) -> None:
 # -- logs --------------------------------------------------------------------------------------------------------------
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-_CHATTY = ("kafka", "kazoo")  # these libraries log every request at "info" or below
+_CHATTY = ("kafka", "kazoo")  # libraries that log every request at "info" or below
 
 
 def configure_logs(level: str = "info", form: str = "json", stream: TextIO | None = None) -> None:
-    """Sends the logs of the whole process to `stream` (standard error), and replaces the earlier configuration.
+    """Writes the logs of the process to `stream` (None: standard error), and replaces the previous configuration.
 
-    Escapes control characters, so that text from a server or a znode cannot forge a line or control a terminal.
+    Control characters are escaped, so that text from a server or a znode cannot forge a line or control a terminal.
     """
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
@@ -202,7 +205,7 @@ def configure_logs(level: str = "info", form: str = "json", stream: TextIO | Non
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, what the caller gave as `extra`, and the exception."""
+    """Formats a record as one JSON object: time, level, logger, message, the fields of `extra`, and the exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -233,7 +236,7 @@ class TextFormatter(logging.Formatter):
 
 
 def _indented(lines: str) -> str:
-    # indent further lines, so that no line of an exception looks like a log line
+    # indented, so that no line of an exception looks like a log line
     return "".join(f"\n  {line}" for line in plain(lines, lines=True).split("\n"))
 
 

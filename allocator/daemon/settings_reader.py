@@ -1,7 +1,7 @@
-"""Reads a settings file and the overrides of the environment, strictly typed, and reports every fault at once.
+"""Reads a settings file and the environment variables that override it, and reports every fault at once.
 
-A section is a frozen dataclass whose fields are created by `setting` and `shared`. A file is a set of sections. Values
-are not changed: a value that is not allowed is a fault.
+A section is a frozen dataclass whose fields are created by `setting` and `shared`. An invalid value is a fault and is
+never corrected.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class SettingsReader:
         self._shown: dict[str, str] = {}
 
     def read(self, document: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-        """Section name -> instance. Faults are in `faults`; a faulty setting has its default, or None."""
+        """Returns section name -> instance. Adds faults to `faults`; a faulty setting has its default, or None."""
         self._unknown_sections(document)
         self._unknown_variables(environ)
         return {
@@ -35,7 +35,7 @@ class SettingsReader:
         }
 
     def fault(self, keys: Sequence[str], why: str) -> None:
-        """Checks for settings that contradict each other; settings with a fault of their own are left out."""
+        """Adds a fault of several settings, unless one of them has its own fault."""
         if not self.faults.keys.intersection(keys):
             self.faults.add(keys[0], f"{' with '.join(self._shown.get(key, f'{key} not set') for key in keys)}: {why}")
 
@@ -72,7 +72,7 @@ class SettingsReader:
         except ValueError as error:
             why = str(error)
             if text and isinstance(setting.kind, Texts):
-                why += "; write several with commas between"
+                why += "; separate several by commas"
             if text.startswith("tcp://"):
                 why += "; Kubernetes sets this variable for a Service of such a name: set enableServiceLinks: false"
             if text:
@@ -88,13 +88,13 @@ class SettingsReader:
     def _unknown_sections(self, document: Mapping[str, Any]) -> None:
         for name in [each for each in document if each not in self.sections]:
             is_section = isinstance(document[name], Mapping)
-            what = f"[{name}] is not a section" if is_section else f"{name} stands in no section"
+            what = f"[{name}] is not a section" if is_section else f"{name} is in no section"
             hint = self._hint(name, self.sections, "[{}]", f"the sections are {', '.join(self.sections)}")
             self.faults.add(name, f"{what}; {hint}")
 
     def _hint(self, name: str, known: Iterable[str], form: str, otherwise: str) -> str:
-        """Returns which of `known`, or which setting of another section, was meant."""
-        # also if it was written in upper case or with hyphens
+        """Suggests the similar name in `known`, or a setting of another section; else returns `otherwise`."""
+        # names in upper case or with hyphens are similar too
         near = difflib.get_close_matches(name.lower().replace("-", "_"), known, 1)
         found = [form.format(each) for each in near]
         found += (f"{section}.{name}" for section, kind in self.sections.items() if name in _names(kind))
@@ -105,7 +105,7 @@ class SettingsReader:
         for variable in sorted(environ):
             if variable in known or not variable.startswith(f"{self.prefix}_"):
                 continue
-            # report only names that resemble a setting: container platforms set other variables with this prefix
+            # ignore names that resemble no setting: container platforms set other variables with this prefix
             near = difflib.get_close_matches(variable, known, 1, cutoff=0.85)
             if near:
                 self.faults.add(variable, f"{variable} is not a setting; did you mean {near[0]}?", where="environment")
@@ -119,7 +119,7 @@ def _names(section: type[Any]) -> list[str]:
 
 
 def _toml(value: Any) -> str:
-    """A value as it would stand in the file."""
+    """Returns a value as it is written in the file."""
     if isinstance(value, tuple):
         value = list(value)
     text = json.dumps(value, ensure_ascii=False, default=str)

@@ -1,4 +1,4 @@
-"""Shows where a process hangs whose event loop stands still."""
+"""Shows where a process hangs if its event loop is blocked."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import faulthandler
 import sys
 from typing import Final
 
-# more: the cause of a standstill is known later; less: handlers that block the loop for a while fill the log
+# Seconds. Higher: the cause of a hang is shown later; lower: handlers that block the loop for a while fill the log.
 STUCK_S: Final = 30.0
 
 
 async def dump_when_stuck(limit_s: float = STUCK_S) -> None:
-    """Writes the stacks of all threads to standard error once the loop has stood still for `limit_s` seconds.
+    """Writes the stacks of all threads to standard error once the loop has been blocked for `limit_s`.
 
     A thread of the interpreter writes them, so it also works while other code holds the GIL. Runs until cancelled.
     """
-    stream = sys.__stderr__  # a real file, unlike the replacements of tests
+    stream = sys.__stderr__  # faulthandler needs a real file
     if stream is None:
         return
     try:

@@ -1,11 +1,9 @@
-"""Records through a user's handler: order, concurrency, retries, dead letters, and exactly what is done.
+"""Calls a user's handler for records: order, concurrency, retries, dead letters, and commits of done records only.
 
-In: a consumer, a handler, and `Handling`. Out: calls of the handler, commits, dead letters, records in retry topics.
-May touch: the consumer, these topics, threads and processes for plain handlers.
-
-`processor` feeds and commits. `admission` takes in the records of one partition, `window` knows which of them are done,
-`partition_worker` orders and repeats their calls, `lanes` calls the handler, and `policy` decides what follows when a
-call fails. `retry_topics` sends records to wait, and `due` holds them until their time.
+`processor` reads batches and commits. `admission` limits the records of one partition in memory, and `window` tracks
+which of them are done. `partition_worker` orders and retries their calls, `lanes` calls the handler, and `policy`
+decides what follows a failed call. `retry_topics` writes records to retry topics, and `due` holds them back until they
+are due.
 """
 
 from __future__ import annotations

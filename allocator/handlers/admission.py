@@ -1,4 +1,4 @@
-"""Admits the records of one partition, in order, while there is room for them."""
+"""Admits the records of one partition, in order, within the limits on records, bytes and commit metadata."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ from allocator.types import TopicPartition
 
 log = logging.getLogger(__name__)
 
-QUEUE_BATCHES = 2  # that wait for a partition before it is paused. more: memory; less: the handler may wait
-# if a commit has less room than this, it does not pay to wait for more room for done records
+# Waiting batches at which a partition is paused. Higher: more memory; lower: the handler may wait for a fetch.
+QUEUE_BATCHES = 2
+# If a commit's metadata has fewer characters than this for done records, admission ignores its limit.
 LEAST_CHARACTERS = 100
-# records between two checks of the size
+# Admitted records between two checks of the encoded size.
 CHECK_EVERY = 256
-# seconds between two checks while the window is narrow. more: records wait longer; less: more CPU, as a check reads the
-# whole window
+# Seconds between two checks while the metadata is nearly full. Higher: records wait longer; lower: more CPU, because
+# a check encodes the whole window.
 NARROW_CHECK_S = 0.1
 
 
@@ -52,7 +53,7 @@ class InHandBytes:
 
 @dataclass
 class Work:
-    """State that the workers of all partitions share. Created and used on the loop."""
+    """State that the workers of all partitions share. Only the event loop uses it."""
 
     consumer: ConsumerBase
     handling: Handling
@@ -62,9 +63,9 @@ class Work:
     failures: Failures
     measures: Measures
     broken: Callable[[BaseException], None]
-    """Ends the processing with this error."""
+    """Called with an error that ends the processing."""
     done_characters: Callable[[], int]
-    """The characters that a commit's metadata has for done records beyond the offset."""
+    """Returns how many characters of a commit's metadata may list done records beyond the offset."""
     retry_plan: RetryPlan | None = None
 
 
@@ -77,13 +78,13 @@ class _Opened(NamedTuple):
 
 
 class Admission:
-    """Queues the batches of one partition, admits their records, and knows which of these are done.
+    """Queues the batches of one partition, admits their records, and tracks which of these are done.
 
-    Guarantee: records are admitted in the order of the log, and only while fewer than `in_hand_records` of the
-    partition are in hand, all partitions have fewer bytes than `in_hand_bytes` in hand, and what is done would fit into
-    a commit. A partition whose queue is full is paused.
+    Guarantee: records are admitted in the order of the log, and only within three limits. The partition has fewer than
+    `in_hand_records` unfinished records, the batches of all partitions have fewer than `in_hand_bytes`, and the list of
+    done records fits into a commit. A partition whose queue is full is paused.
 
-    `hand_on` gets the admitted records that must be handled. `in_call` returns the records whose calls run.
+    `hand_on` is called with the admitted records that must be handled. `in_call` returns the records whose calls run.
     """
 
     def __init__(
@@ -97,9 +98,9 @@ class Admission:
     ) -> None:
         self.partition = partition
         self.committed: tuple[int, DoneSet | None] = (start, known)
-        """The progress that was committed last."""
+        """The last committed progress, as `progress` returns it."""
         self.closed = False
-        """Whether no record may be admitted: calls of an earlier worker run, or this one has stopped."""
+        """True while calls of an earlier worker run, and after `close`: no record is admitted."""
         self._work = work
         self._hand_on = hand_on
         self._in_call = in_call
@@ -115,14 +116,14 @@ class Admission:
         self._opened: _Opened | None = None
         """The batch that is being admitted."""
         self._narrow: asyncio.TimerHandle | None = None
-        """While no records are admitted because of the size of the done records: the timer of the next check."""
+        """Timer of the next check; set while no record is admitted because the list of done records is nearly full."""
         self._final: tuple[int, DoneSet | None] | None = None
-        """The progress that no call changes any more."""
+        """The progress after `replace` or `free`; later calls do not change it."""
         self._unchecked = 0
-        """Records that were admitted since the last check; while the window is narrow, those that were finished."""
+        """Records admitted since the last check; while `_narrow` is set, records finished since then."""
         delay_s = None if work.retry_plan is None else work.retry_plan.delays_s.get(partition.topic)
         self._gate = None if delay_s is None else DueGate(partition, delay_s, self.fill, work.measures)
-        """Holds records back until they are due; only for a retry topic."""
+        """Holds records of a retry topic back until they are due; None for other topics."""
 
     @property
     def position(self) -> int:
@@ -130,16 +131,16 @@ class Admission:
         return self._window.base
 
     def progress(self) -> tuple[int, DoneSet | None]:
-        """Returns the offset to commit, and the done records beyond it."""
+        """Returns the offset to commit, and the done records beyond it (None: none)."""
         return self._window.done_set() if self._final is None else self._final
 
     def to_commit(self) -> tuple[int, DoneSet | None] | None:
-        """Returns the progress; None if it is committed already, or while records from before a restart wait."""
+        """Returns the progress; None if it is committed already, or while a restart waits in the queue."""
         progress = self.progress()
         return None if self._restarts or progress == self.committed else progress
 
     def put(self, batch: Batch) -> None:
-        """Adds a batch. A batch that begins before the end of the last one restarts the partition there."""
+        """Adds a batch. If it begins before the end of the last batch, the partition restarts there."""
         if batch.base_offset < self._end:
             self.restart(batch.base_offset)
         self._end = batch.next_offset
@@ -149,9 +150,9 @@ class Admission:
             self._pause(True)
 
     def restart(self, offset: int) -> None:
-        """Continues at `offset` after the admitted records are done. Ignores which later records were done before."""
+        """Continues at `offset` once the admitted records are done. Forgets which later records were done before."""
         if self._gate is not None:
-            # queued batches may not be due for hours, and are not admitted yet; drop them
+            # queued batches may not be due for hours, so a restart must not wait for them
             self._gate.open()
             self._queue.clear()
             self._restarts = 0
@@ -162,7 +163,7 @@ class Admission:
         self.fill()
 
     def fill(self) -> None:
-        """Admits records while there is room for them."""
+        """Admits queued records until a limit is reached."""
         try:
             while not self.closed:
                 opened = self._opened or self._open()
@@ -177,14 +178,14 @@ class Admission:
             self.close()
 
     def finish(self, units: Sequence[Unit]) -> None:
-        """These records are done."""
+        """Marks records as done."""
         self._in_hand -= len(units)
         self._unchecked += self._narrow is not None
         self._window.finish(units)
         self._count()
 
     def close(self) -> None:
-        """Admits no more records, and drops the queue. Records in hand may be finished."""
+        """Admits no more records, and drops the queue. Admitted records may still be finished."""
         self.closed = True
         self._queue.clear()
         self._opened = None
@@ -195,13 +196,13 @@ class Admission:
             self._narrow.cancel()
 
     def replace(self, offset: int) -> None:
-        """Makes `offset` the progress, whatever is done: a later worker continues there."""
+        """Sets the progress to `offset`, whatever is done, because a later worker continues there."""
         self._final = offset, None
 
     def free(self) -> None:
-        """Lets go of the records in hand, which no call will finish any more.
+        """Drops the admitted records that no call will finish.
 
-        Without this, they would stay in memory, and would count in the limit of all partitions.
+        Otherwise they would stay in memory, and would count in the limit of all partitions.
         """
         self._final = self.progress()
         self._work.budget.change(-self._window.counted)
@@ -217,10 +218,10 @@ class Admission:
                 (consumer.pause if paused else consumer.resume)(self.partition)
 
     def _open(self) -> _Opened | None:
-        """Opens the next batch. Returns None if there is none, or if it must wait."""
+        """Opens the next batch. Returns None if the queue is empty, or if the batch must wait."""
         while self._queue:
             following = self._queue[0]
-            # with ordering "partition", opening a batch early has no use
+            # with ordering "partition", the next batch cannot be handled before this one
             busy = self._in_hand and (self._work.handling.ordering == "partition" or isinstance(following, int))
             if busy or (self._in_hand and not self._affords()):
                 return None
@@ -250,14 +251,14 @@ class Admission:
         return None
 
     def _count(self) -> None:
-        """Counts a change of the window's bytes, which may let other partitions admit records."""
+        """Reports a change of the window's bytes to the limit of all partitions, which may admit records of others."""
         change = self._window.nbytes - self._window.counted
         if change:
             self._window.counted += change
             self._work.budget.change(change)
 
     def _affords(self) -> bool:
-        """Whether the bytes of another batch fit."""
+        """Returns whether the limit of bytes allows another batch."""
         budget = self._work.budget
         if budget.used >= budget.limit:
             self._window.relieve(self._in_call())
@@ -269,19 +270,22 @@ class Admission:
         return True
 
     def _verify(self, batch: Batch) -> None:
-        """Done records of an earlier process count only for the log in which they were done."""
+        """Forgets the done records of an earlier process if this is another log.
+
+        The topic may have been created again, truncated or compacted since.
+        """
         self._verified = True
         known = self._window.known
         first = next(iter(batch), None)
         if known is None:
             return
         if self._work.by_batch or first is None or first.offset != known.base:
-            why = "whole batches are handled" if self._work.by_batch else f"the record at {known.base} is not there"
+            why = "the handler takes batches" if self._work.by_batch else f"there is no record at offset {known.base}"
         elif known.mark and fingerprint(first) != known.mark:
-            why = f"the record at {known.base} is another one"
+            why = f"another record is at offset {known.base}"
         else:
             return
-        log.warning("%s:%d: what was done beyond %d is handled again: %s", *self.partition, known.base, why)
+        log.warning("%s:%d: records done beyond %d are handled again: %s", *self.partition, known.base, why)
         self._window.known = None
 
     def _room(self) -> int:
@@ -291,17 +295,17 @@ class Admission:
         if handling.ordering == "partition":
             return room
         if room <= handling.in_hand_records // 8:
-            return 0  # many at a time
+            return 0  # wait until many records can be admitted at once
         if self._narrow is not None:
             return 0
         limit = self._work.done_characters()
-        # offsets that always fit into a commit, as a bitmap in base64
+        # a window of fewer offsets always fits into the metadata, as a bitmap in base64
         if limit >= LEAST_CHARACTERS and self._window.width + room > limit * 3 // 4 * 8 - 512:
             if self._unchecked >= CHECK_EVERY:
                 self._unchecked = 0
                 if self._share_used(limit) > 0.75:
                     self._work.measures.windows_narrowed += 1
-                    text = "%s:%d: no records beyond %d before those at %d"
+                    text = "%s:%d: handles no record beyond %d until the records from %d on are done"
                     log.info(text, *self.partition, self._window.end, self.position)
                     self._narrow = asyncio.get_running_loop().call_later(NARROW_CHECK_S, self._widen)
                     return 0
@@ -309,12 +313,12 @@ class Admission:
         return room
 
     def _share_used(self, limit: int) -> float:
-        """How much of the room in a commit the done records beyond the committed offset take."""
+        """Returns the share of `limit` characters that the encoded done records take."""
         done = self._window.done_set()[1]
         return 0.0 if done is None else len(done.encoded(2 * limit)[0]) / limit
 
     def _widen(self) -> None:
-        """Admits records again when the done records need only half of the room in a commit."""
+        """Admits records again once the encoded done records take at most half of the limit."""
         changed, self._unchecked = self._unchecked, 0
         if changed and self._share_used(self._work.done_characters()) <= 0.5:
             self._narrow = None
@@ -340,7 +344,7 @@ class Admission:
             self._count()
 
     def _without_known(self, units: Sequence[Unit]) -> list[Unit]:
-        """Returns the records that no earlier process has done."""
+        """Returns the units whose records no earlier process has done."""
         known = self._window.known
         undone = []
         assert known is not None

@@ -1,4 +1,4 @@
-"""`Consumer`: reads the partitions that its group assigns to it, and can call a handler for each record."""
+"""`Consumer`: reads the partitions that its group assigns to it, and calls a handler for each record on demand."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Consumer(ConsumerBase):
     """Reads the partitions that its group assigns to it, and no others.
 
     Guarantee: the consumer delivers a record, and commits an offset, only while this member owns the partition and its
-    lease is valid. Delivered records are committed after you request the next batch; after a crash the last
-    uncommitted records come again, and none is skipped.
+    lease is valid. It commits delivered records after you request the next batch. After a crash the uncommitted records
+    are delivered again, and none is skipped.
 
         async with Consumer("orders", brokers="b1:9092", group="billing", zookeeper="z1:2181") as consumer:
             async for batch in consumer:
@@ -31,31 +31,30 @@ class Consumer(ConsumerBase):
     Topics and partitions are accepted one by one or in any collection. A partition may be another client's
     TopicPartition or a plain tuple (topic, number), an offset an int or a tuple (offset, metadata).
 
-    Topics may also be subscribed later, with `subscribe`. Reading before that raises IllegalState.
+    You may also subscribe to topics later, with `subscribe`. Reading before that raises IllegalState.
 
-    An error of one partition, such as OffsetOutOfRange or CorruptRecordError, is raised after the records before it,
-    and again at each call (at most every 0.1 s) until its cause is gone or you seek. Calls between read the other
-    partitions.
+    The consumer raises an error of one partition, such as OffsetOutOfRange or CorruptRecordError, after the records
+    before it, and again at each call (at most every 0.1 s) until its cause is gone or you seek. Calls in between read
+    the other partitions.
 
-    A partition that moves waits until the reader is done with its batch: a slow handler delays the rebalance of the
-    partitions of that batch, and of no others.
+    A partition moves only after the reader has finished its batch. So a slow handler delays the rebalance of the
+    partition of that batch, and of no other.
 
     docs/reference/settings.md lists the settings with their defaults and ranges. These arguments are for Python alone:
 
-    membership             decides which partitions are this member's: an object with the settings that it alone has
-                           (`ZooKeeper`, `Kafka`, `Fixed`, `Kiel`, `OldConsumers`, `Pykafka`), or a name, which stands
-                           for one with its defaults
-    zookeeper              the ensemble of a membership on ZooKeeper that names none: `zookeeper="z1:2181"` alone stands
-                           for `membership=ZooKeeper("z1:2181")`. Other memberships ignore it
+    membership             the group protocol: an object with its own settings (`ZooKeeper`, `Kafka`, `Fixed`, `Kiel`,
+                           `OldConsumers`, `Pykafka`), or its name, which uses the defaults
+    zookeeper              the ensemble of a ZooKeeper membership that names none: `zookeeper="z1:2181"` alone means
+                           `membership=ZooKeeper("z1:2181")`. Other memberships ignore it
     assignor               a name, "package.module:function", a callable, or several of them in order of preference
     key_deserializer       a function from the bytes of a key to the key; it is not called for None
-    value_deserializer     the same for values. `allocator.schemas.RegistryDeserializer` decodes by a schema registry
-    listener               hears of partitions that are assigned and revoked: a `RebalanceListener`, or any object with
-                           `on_partitions_assigned` and `on_partitions_revoked`, such as those of other clients; with
-                           an `on_records_lost` it hears of records that the log no longer has
+    value_deserializer     the same for values. `allocator.schemas.RegistryDeserializer` uses a schema registry
+    listener               is notified of assigned and revoked partitions: a `RebalanceListener`, or any object with
+                           `on_partitions_assigned` and `on_partitions_revoked`, such as those of other clients. If it
+                           has `on_records_lost`, it is also notified of records that the log no longer has
     security               TLS and SASL to Kafka, under kafka-python's names
-    sink                   keeps the offsets in your database (`allocator.sinks`): the group begins where the sink says.
-                           Commits to Kafka go on, for those who look at the lag
+    sink                   stores the offsets in your database (`allocator.sinks`): the group starts at its offsets. The
+                           consumer still commits to Kafka, for tools that show the lag
     """
 
     async def process(
@@ -82,20 +81,20 @@ class Consumer(ConsumerBase):
     ) -> None:
         """Calls `handler` for every record, until the consumer is closed or this call is cancelled.
 
-        A coroutine function runs on the loop, any other in a thread. If the function returns, the record is done; if it
-        raises, the record has failed. A commit stores exactly the done records: its offset is the lowest one that is
-        not done, and its metadata names the done records beyond it, so that a restart or another member repeats only
-        the others. Nothing else may read from this consumer or commit during the call; `auto_commit_interval_s` has no
-        effect.
+        A coroutine function runs on the loop, any other function in a thread. If the function returns, the record is
+        done; if it raises, the record has failed. A commit stores exactly the done records: its offset is the lowest
+        one that is not done, and its metadata lists the done records beyond it. So a restart or another member repeats
+        only the others. During the call nothing else may read from this consumer or commit, and
+        `auto_commit_interval_s` has no effect.
 
             async with Consumer("orders", brokers="b1:9092", group="billing", zookeeper="z1:2181") as consumer:
                 await consumer.process(bill, ordering="key", concurrency=100, dead_letter_topic="orders.failed")
 
-        A cancelled call drains first, for at most `drain_timeout_s`, and commits. Afterwards the consumer still owns
-        its partitions, and reading continues at the first record that is not done. If a call of the handler runs on,
-        the next call of `process` begins when it has ended. docs/reference/settings.md lists the settings.
+        When this call is cancelled, it first drains for at most `drain_timeout_s` and commits. Afterwards the consumer
+        still owns its partitions, and reading continues at the first record that is not done. If a call of the handler
+        still runs, the next call of `process` waits for it. docs/reference/settings.md lists the settings.
 
-        Raises HandlerFailed when a record can be neither handled nor stored elsewhere, ConfigError for bad settings
+        Raises HandlerFailed if a record can be neither handled nor stored elsewhere, ConfigError for invalid settings
         before any read, and the errors of reading.
         """
         arguments = locals()

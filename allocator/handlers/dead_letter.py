@@ -1,4 +1,4 @@
-"""Writes the records that the handler refused for good to a topic of their own."""
+"""Writes records that cannot be handled to the dead-letter topic."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from allocator.types import Record
 
 
 class DeadLetterTopic:
-    """Copies records to the dead-letter topic with unchanged key and value, and adds headers that name the origin and
-    the error.
+    """Copies records to the dead-letter topic, with headers that name the origin and the error.
 
-    Guarantee: as for `LateProducer`. Brokers before 0.11 store no headers; there only the log has the error.
+    Guarantee: as for `LateProducer`. Brokers before 0.11 store no headers; there the error is only in the log.
     """
 
     def __init__(self, topic: str, brokers: str, group: str, security: Mapping[str, Any] | None = None) -> None:

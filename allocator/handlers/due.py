@@ -11,16 +11,16 @@ from allocator.core.telemetry import Measures
 from allocator.handlers.retry_topics import due_ms
 from allocator.types import TopicPartition
 
-# how often the wall clock is read again, because it may be set
+# Seconds between two reads of the wall clock, which an administrator may set.
 RECHECK_S = 30.0
 
 
 class DueGate:
     """Passes the records of one partition on in order, each no earlier than its due time.
 
-    This member holds a record back no longer than the delay of the topic, counted from when it first saw the record,
-    whatever the clock of the sender said. A record that is held back counts as not delivered: if the partition moves,
-    the new owner reads the record again, with its due time.
+    If the sender's clock was wrong, the gate still holds a record back no longer than the delay of the topic, counted
+    from its first sight. A waiting record counts as not delivered: if the partition moves, the new owner reads the
+    record again, with its due time.
     """
 
     def __init__(
@@ -37,13 +37,12 @@ class DueGate:
         self._measures = measures
         self._clock = clock
         self._head: tuple[int, float] = (-1, 0.0)
-        """Offset of the first record that is not due, and the time of the event loop at which this member first saw it.
-        """
+        """Offset of the first record that is not due, and the loop time of its first sight."""
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def shut(self) -> bool:
-        """Whether the gate holds a record back. It calls `again` when that record may be due."""
+        """True while the gate holds a record back. It calls `again` when that record may be due."""
         return self._timer is not None
 
     def pass_on(self, batch: Batch) -> tuple[Batch | None, Batch | None]:
@@ -59,8 +58,7 @@ class DueGate:
         return batch, None
 
     def open(self) -> None:
-        """Stops holding the present record back, because its partition has another next record or none. May be called
-        at any time."""
+        """Forgets the waiting record, because the partition restarts or leaves."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,4 +1,4 @@
-"""Handles a record whose call failed: retry now, retry later, dead letter, log line, or stop."""
+"""Decides and does what follows a failed call: a retry, a retry topic, a dead letter, a skip, or the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOO_LARGE = frozenset({10, 18})  # MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE
 
 
 class Failures:
-    """The handling of failures, shared by the workers of all partitions."""
+    """Handles failed records for the workers of all partitions."""
 
     def __init__(
         self,
@@ -42,10 +42,10 @@ class Failures:
         self._measures = measures
 
     def delay_s(self, lane: Lane, error: BaseException, since_s: float) -> float | None:
-        """Returns the seconds until the next attempt of the lane's first record; None: there is no further attempt."""
+        """Returns the seconds until the next attempt of the lane's first record; None: no further attempt."""
         if not isinstance(error, Quarantined):
             self._measures.handler_failures += 1
-        # a record of a retry topic gets one attempt there, so that it does not delay the records behind it
+        # in a retry topic a record gets one attempt, so that it does not delay the records behind it
         delayed = self._retry_topics is not None and lane.worker.partition.topic in self._retry_topics.plan.topics
         if delayed or self._action(error) is not Action.RETRY:
             return None
@@ -61,14 +61,13 @@ class Failures:
         if isinstance(error, HandlerMisuse):
             return Action.STOP
         action = self._policy.action(error)
-        # sys.exit() means the process, and says nothing about the record
+        # sys.exit() is meant to end the process, and does not refuse the record
         return Action.STOP if action is None and not isinstance(error, Exception) else action
 
     async def give_up(self, lane: Lane, error: BaseException) -> bool:
-        """Writes the record to a retry topic or to the dead letters, or skips it. Returns False if the partition has
-        left this member.
+        """Writes the record to a retry topic or to the dead-letter topic, or skips it.
 
-        Raises HandlerFailed if none of these is possible.
+        Returns False if the partition leaves this member first. Raises HandlerFailed if none of these is possible.
         """
         worker = lane.worker
         if worker.stopping:
@@ -83,7 +82,7 @@ class Failures:
             log.error("%s; skipping it", failed.what, extra=where, exc_info=error)
             self._measures.records_skipped += 1
             return True
-        # the sink refused the record because another member owns the partition, so it is no dead letter
+        # Fenced: another member owns the partition and will handle the record, so it is no dead letter
         final = action is Action.STOP or isinstance(error, Fenced)
         retries = self._retry_topics
         level = None if retries is None or final or action is not Action.RETRY else retries.plan.after(argument)
@@ -94,19 +93,19 @@ class Failures:
                     worker, offset, "the record was not written", lambda: retries.send(argument, error, lane.attempts)
                 )
             except BrokerError as refused:
-                # the added headers made the record too large, and stopping would not make it smaller
+                # the added headers made the record too large, and a restart would not help
                 if refused.code not in TOO_LARGE:
                     raise
                 log.error("%s: %s", worker.name, refused, extra=where)
             else:
-                # wait for the acknowledgement, otherwise a crash could leave the record in neither topic
+                # done only after the acknowledgement, or a crash could leave the record in neither topic
                 self._measures.records_delayed += sent
                 return sent
         letters = self._dead_letters
         if letters is None or final:
             raise failed from error
         if isinstance(error, Quarantined):
-            # the order was logged once; the partition may have millions of records
+            # at level debug, because the partition may have millions of records
             log.debug("%s: offset %d goes to the dead-letter topic: %s", worker.name, offset, error, extra=where)
         else:
             log.error("%s; writing it to the dead-letter topic", failed.what, extra=where, exc_info=error)

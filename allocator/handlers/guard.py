@@ -1,4 +1,4 @@
-"""Withholds from the handler the records that an operator quarantined or skipped."""
+"""Keeps records from the handler that an operator quarantined or skipped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from allocator.errors import AllocatorError
 from allocator.types import TopicPartition
 
 Guard = Callable[[Any], bool]
-"""Returns whether the call with this argument is skipped. Raises Quarantined."""
+"""Called with a record or batch before the handler. Returns True to skip it; raises Quarantined."""
 
 
 class Quarantined(AllocatorError):
@@ -18,7 +18,7 @@ class Quarantined(AllocatorError):
 
 
 def guard_of(orders: RecordOrders, partition: TopicPartition) -> Guard | None:
-    """Returns the check for a partition; None without such orders, so that its calls cost nothing more."""
+    """Returns the check for a partition; None if no operator command concerns its records."""
     reason, offsets = orders.quarantined.get(partition), orders.skipped.get(partition)
     if reason is not None:
         return _refuse(reason)

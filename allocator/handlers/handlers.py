@@ -1,4 +1,4 @@
-"""Finds the user's handler by its name, and calls it as a coroutine or in a thread."""
+"""Finds the user's handler by its name, and wraps it: tracing, prepared arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from allocator.errors import ConfigError
 
 
 class HandlerMisuse(ConfigError):
-    """The handler has a form that cannot be called. A retry does not help."""
+    """The handler returned an awaitable from a plain function, so nothing was done. A retry does not help."""
 
 
 @dataclass(frozen=True)
@@ -23,20 +23,20 @@ class Handler:
     """A function and how to call it.
 
     A coroutine function (`async def`, or tornado's `@gen.coroutine`) runs on the loop. Any other function runs in a
-    thread: if it blocks, it delays its own partition, but neither the loop nor the lease.
+    thread. There it may block without delaying the loop or the lease.
     """
 
     name: str
     function: Callable[[Any], Any]
     by_batch: bool = False
-    """Whether it is called with whole batches instead of records."""
+    """True: called with whole batches instead of records."""
 
     @property
     def on_loop(self) -> bool:
         return is_coroutine(self.function)
 
     def call_plain(self, argument: Any) -> None:
-        """Calls a handler that runs in a thread."""
+        """Calls a plain handler. Raises HandlerMisuse if it returns an awaitable."""
         result = self.function(argument)
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):
@@ -48,7 +48,7 @@ class Handler:
 
 
 def is_coroutine(function: Any) -> bool:
-    """Whether a call returns an awaitable, as far as the signature shows."""
+    """Returns whether calls are known to return an awaitable."""
     return any(
         inspect.iscoroutinefunction(each) or gen.is_coroutine_function(each)
         for each in (function, getattr(function, "__call__", None))  # noqa: B004
@@ -57,7 +57,7 @@ def is_coroutine(function: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Preparing:
-    """A plain function with a prepared argument. It is a class, so that it can be pickled for other processes."""
+    """Calls a plain function with a prepared argument. A class, because processes need a picklable handler."""
 
     function: Callable[[Any], Any]
     prepare: Callable[[Any], Any]
@@ -67,7 +67,7 @@ class _Preparing:
 
 
 def preparing(function: Callable[[Any], Any], prepare: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns a function that calls `function`, a coroutine or a plain one, with `prepare(argument)`."""
+    """Returns a function that calls `function`, plain or a coroutine function, with `prepare(argument)`."""
     if not is_coroutine(function):
         return _Preparing(function, prepare)
 
@@ -113,7 +113,7 @@ def _check_signature(function: Any, target: str, mode: str) -> None:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # built-in functions may have no readable signature; the first call shows whether it fits
+        return  # built-in functions may have no signature; a wrong one fails at its first call
     try:
         signature.bind(object())
     except TypeError:

@@ -1,4 +1,4 @@
-"""How records are handled: the values of `HANDLING`, from keywords or a file, in the form that a `Processor` uses."""
+"""Turns the settings of `HANDLING`, from keywords or a file, into the form that a `Processor` uses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Deserialize = Callable[[Record], Record]
 
 @dataclass(frozen=True)
 class Handling:
-    """The values of `HANDLING`; `retries` and `policy` hold those about retries and classes of errors."""
+    """Values of `HANDLING`. `retries` and `policy` hold the settings for retries and error classes."""
 
     ordering: str = HANDLING_DEFAULT["ordering"]
     concurrency: int = HANDLING_DEFAULT["concurrency"]
@@ -37,14 +37,14 @@ class Handling:
     drain_timeout_s: float = HANDLING_DEFAULT["drain_timeout_s"]
     commit_interval_s: float = HANDLING_DEFAULT["commit_interval_s"]
     in_hand_records: int = 2000
-    """Records of one partition that are queued or being handled; no setting. Higher: more keys side by side, and more
-    memory. Lower: keys with many records in a row hold up others."""
+    """Limit of unfinished records of one partition; not a setting. Higher: more keys are handled at once, and more
+    memory is used; lower: a key with many records in a row delays others."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str = "") -> Handling:
-        """`values`: all of `HANDLING` by name, each checked; error classes may be names.
+        """Creates it from checked values of all settings by name. Error classes may be names.
 
-        Raises ConfigError for an error class that does not exist or is in two lists. It begins with `where`.
+        Raises ConfigError for an error class that does not exist or is in two lists. Its text starts with `where`.
         """
         return cls(
             retries=Retries(*(values[name] for name in _RETRIES)),
@@ -53,7 +53,7 @@ class Handling:
         )
 
     def prepared(self, handler: Handler, group: str | None) -> Handler:
-        """Returns the handler to call, with spans around its calls. Raises ConfigError if processes cannot run it."""
+        """Returns the handler with a span around each call. Raises ConfigError if processes cannot run it."""
         if self.workers != "processes":
             return traced(handler, group or "")
         if handler.on_loop:
@@ -68,7 +68,7 @@ class Handling:
 def contradictions(
     values: Mapping[str, Any], membership: str, *, sink: bool, by_batch: bool = False
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The names of settings that contradict each other or the consumer's, and why. `values`: all of `HANDLING`."""
+    """Yields the names of settings that contradict each other or the consumer's settings, and why."""
     topic = values["dead_letter_topic"]
     if values["dead_letter_on"] is not None and topic is None:
         yield ("dead_letter_on", "dead_letter_topic"), "a topic is needed"
@@ -93,7 +93,7 @@ def contradictions(
 def given_in_python(
     function: Callable[[Record], Any], deserialize: Deserialize | None, values: Mapping[str, Any], core: ConsumerCore
 ) -> tuple[Handler, Handling]:
-    """The arguments of a call of `Consumer.process`. Raises ConfigError that lists every fault."""
+    """Returns the handler and settings of a call of `Consumer.process`. Raises ConfigError that lists every fault."""
     if not callable(function):
         raise TypeError(f"a handler is a function or a coroutine function, not {function!r}")
     delays, joining = values["retry_topics"], core.choice.config
@@ -108,7 +108,7 @@ def given_in_python(
         raise ConfigError("; ".join(faults))
     name = getattr(function, "__qualname__", type(function).__qualname__)
     if deserialize is not None:
-        # of copies, because retries and dead letters need the original record
+        # deserialize a copy, because retries and dead letters need the original record
         function = preparing(function, lambda record: deserialize(copy.copy(record)))
     if delays is not None:
         delays = HANDLING["retry_topics"].kind.read(delays)

@@ -1,4 +1,4 @@
-"""Schedules the calls of the handler: which records may be handled now, and how many at a time."""
+"""Schedules the calls of the handler: which lane is next, and how many run at a time."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from allocator.handlers.subprocesses import Children
 from allocator.handlers.window import Unit
 from allocator.types import TopicPartition
 
-# how long handlers without waits, or one lane, may run before others get their turn. more: fewer hops between threads;
-# less: commits, stops, other keys and other partitions wait less
+# Seconds that one lane, or a coroutine handler that never waits, runs before others continue. Higher: fewer hops
+# between threads; lower: commits, stops, other keys and other partitions wait less.
 SLICE_S = 0.1
-# several lanes share one hop to a thread if their calls are shorter than this, up to so many records
+# Calls shorter than this on average are bundled: several lanes share one hop to a thread.
 SHORT_CALL_S = 0.001
-SHORT_SLICE_S = 0.005
-RECORDS_A_HOP = 64
+SHORT_SLICE_S = 0.005  # seconds of such a hop
+RECORDS_A_HOP = 64  # records of such a hop
 
 
 class LaneOwner(Protocol):
-    """The worker of the partition that a lane belongs to."""
+    """Worker of the partition that a lane belongs to."""
 
     partition: TopicPartition
     stopping: bool
     stopped: asyncio.Event
-    """Set when `stopping` is."""
+    """Set together with `stopping`."""
 
     @property
     def name(self) -> str: ...
@@ -41,19 +41,17 @@ class LaneOwner(Protocol):
     def where(self, offset: int) -> dict[str, Any]: ...
 
     def begin(self, lane: Lane) -> None:
-        """Called when a call of this lane may begin."""
+        """Called before the calls of a lane begin."""
 
     def end(self, lane: Lane, finished: Sequence[Unit], error: BaseException | None, seconds: float) -> None:
-        """Called when no call of this lane runs any more. `done`: the finished units; `error`: the next unit failed
-        with it.
+        """Called after the calls of a lane, which took `seconds`.
 
-        `seconds`: the duration of the calls.
+        `finished` has the units whose calls returned. If `error` is given, the call for the next unit raised it.
         """
 
 
 class Lane:
-    """A sequence of records that are handled one after the other: a partition, one key of a partition, or one
-    record."""
+    """Records that are handled one after the other: those of a partition, of one key in it, or a single record."""
 
     __slots__ = (
         "attempts",
@@ -77,30 +75,30 @@ class Lane:
         self.units: deque[Unit] = deque()
         self.queued = self.running = self.cut = False
         self.held = False
-        """Whether its first record failed and waits for its next attempt."""
+        """True while its first record has failed and waits for its next attempt."""
         self.attempts = 0
-        """The number of failed calls of the first unit."""
+        """Number of failed calls for the first unit."""
         self.since = 0.0
-        """The time of the first failure, by the loop's clock."""
+        """Loop time of the first failure."""
         self.timer: asyncio.TimerHandle | None = None
-        """The timer of the next attempt."""
+        """Timer of the next attempt."""
         self.task: asyncio.Task[None] | None = None
-        """The task that runs a coroutine handler for this lane now."""
+        """Task that runs a coroutine handler for this lane now."""
         self.call: concurrent.futures.Future[Any] | None = None
-        """The latest turn in a thread."""
+        """The latest turn of this lane in a thread."""
         self.turn: Sequence[Unit] = ()
-        """The units of that turn."""
+        """Units of that turn."""
 
     def in_call(self) -> Sequence[Unit]:
-        """The units of a running turn that a call may hold at present."""
+        """Returns the units whose call may run now."""
         return self.turn if self.call is not None else (self.units[0],)
 
 
 class Lanes:
-    """Gives ready lanes their turns, in the order in which they became ready, at most `concurrency` at once.
+    """Runs ready lanes in the order in which they became ready, at most `concurrency` at once.
 
-    Guarantee: one call at a time for each lane. A call begins only between `begin` and `end` of its owner, while
-    `may_act` is true and the owner is not stopping.
+    Guarantee: each lane has one call at a time. A call begins only between `begin` and `end` of the lane's worker,
+    while `may_act` returns True and the worker is not stopping.
     """
 
     def __init__(
@@ -120,35 +118,35 @@ class Lanes:
         self._ready: deque[Lane] = deque()
         self._orders = RecordOrders()
         self._parked: dict[Lane, None] = {}
-        """Ready lanes whose partitions are paused."""
+        """Ready lanes of partitions that an operator paused."""
         self._running = 0
         self._waits_for_lease = self._closing = False
         self._ends = 0.0
-        """The time until which coroutines may keep the loop busy."""
+        """Time until which coroutines may keep the loop busy in this pass."""
         self._renewal: asyncio.Handle | None = None
         self._call_s = SHORT_CALL_S
-        """The average duration of a call in a thread."""
+        """Average duration of a call in a thread."""
         self._tasks = BackgroundTasks(broken)
         self.threads = concurrent.futures.ThreadPoolExecutor(concurrency, "handler")
         self._children = Children(handler.function) if processes else None
         self._run = self._run_on_loop if handler.on_loop else self._run_in_threads
 
     def wake(self, lane: Lane) -> None:
-        """Queues a lane that has a record to handle."""
+        """Queues a lane that has a record to handle. Does nothing if it is queued, runs, or waits for a retry."""
         if not (lane.queued or lane.running or lane.held):
             lane.queued = True
             self._ready.append(lane)
             self._start_one()
 
     def order(self, orders: RecordOrders) -> None:
-        """Replaces the orders of operators. They take effect at the next turn of each lane."""
+        """Replaces the operator commands. They take effect at the next turn of each lane."""
         self._orders = orders
         parked, self._parked = self._parked, {}
         for lane in parked:
             self.wake(lane)
 
     def forget(self, worker: LaneOwner) -> None:
-        """Lets go of the records of a worker that has ended: a pause may outlast it by days."""
+        """Drops the parked lanes of a worker that has ended, because a pause may last for days."""
         self._parked = {lane: None for lane in self._parked if lane.worker is not worker}
 
     def _start_one(self) -> None:
@@ -157,7 +155,7 @@ class Lanes:
             self._tasks.start(self._run(), "handler")
 
     def cut(self, lanes: Sequence[Lane]) -> list[Lane]:
-        """Cancels the calls of these lanes. Returns those whose calls run in threads and cannot be cancelled."""
+        """Cancels the calls of these lanes. Returns the lanes whose calls run in threads and cannot be cancelled."""
         left = []
         for lane in lanes:
             lane.cut = True
@@ -168,7 +166,7 @@ class Lanes:
         return left
 
     async def close(self) -> None:
-        """Cancels the calls that still run. Threads cannot be cancelled, and are not awaited."""
+        """Cancels the running calls. Calls in threads cannot be cancelled; this does not wait for them."""
         self._closing = True
         self._ready.clear()
         if self._children is not None:
@@ -179,7 +177,7 @@ class Lanes:
     # -- turns -------------------------------------------------------------------------------------------------------
 
     def _next(self) -> Lane | None:
-        """Returns the next lane with work, if the lease allows a call."""
+        """Starts and returns the next ready lane; None if there is none or the lease is in doubt."""
         while self._ready:
             if not self._may_act():
                 if not self._waits_for_lease:
@@ -230,7 +228,7 @@ class Lanes:
                     self._end(lane, finished, error, time.monotonic() - begun)
         finally:
             self._running -= 1
-            if self._ready:  # this task was cancelled together with its call
+            if self._ready:  # true if this task was cancelled together with its call
                 self._start_one()
 
     async def _turn(self, lane: Lane, finished: list[Unit]) -> BaseException | None:
@@ -249,8 +247,8 @@ class Lanes:
                     raise
                 return _cancelled_from_within()
             except KeyboardInterrupt:
-                raise  # on the loop it is a signal of the terminal
-            # every class: if an error ended this task, the lane would stand still
+                raise  # on the loop it comes from the terminal, not from the handler
+            # catch every class: if an error ended this task, the lane would be stuck
             except BaseException as error:  # noqa: BLE001 - the user's; the policy decides what follows
                 return error
             unit.argument = None
@@ -259,16 +257,16 @@ class Lanes:
             if self._pass_is_long() or worker.stopping or not may_act():
                 break
             if self._orders is not orders:
-                break  # the present ones may pause this partition
+                break  # the new commands may pause this partition
             if self._ready and clock() >= ends:
-                break  # without this, a key that always has records would hold back the lanes that wait, for ever
+                break  # otherwise a key that always has records would block the waiting lanes for ever
         return None
 
     def _pass_is_long(self) -> bool:
-        """Whether calls have kept the loop busy for too long: a handler without waits must not block other tasks.
+        """Returns whether calls have kept the loop busy for `SLICE_S`, so that other tasks must run.
 
-        The first call in a pass of the loop starts the time of that pass. So calls that waited, and end together in one
-        pass, start no further pass.
+        The time starts at the first call in a pass of the loop. So calls that waited, and end together in one pass, are
+        not taken for a busy loop.
         """
         now = time.monotonic()
         if self._renewal is None:
@@ -304,8 +302,7 @@ class Lanes:
             self._running -= 1
 
     def _bundle(self) -> list[tuple[Lane, list[Unit]]]:
-        """Returns the lanes for one hop to a thread: several if their calls are short and every thread has
-        that many."""
+        """Returns the lanes for one hop to a thread: several if calls are short and every thread gets as many."""
         turn: list[tuple[Lane, list[Unit]]] = []
         count = 0
         most = 1 + len(self._ready) // self._concurrency if self._call_s < SHORT_CALL_S else 1
@@ -318,8 +315,10 @@ class Lanes:
         return turn
 
     def _turn_in_thread(self, turn: Sequence[tuple[Lane, list[Unit]]]) -> list[tuple[int, BaseException | None, float]]:
-        """Runs the calls of some lanes in a thread. Returns for each lane how many calls are done, the error of the
-        next one, and the seconds."""
+        """Runs the calls of some lanes in a thread.
+
+        Returns for each lane the number of finished calls, the error of the next call, and the seconds.
+        """
         now = time.monotonic()
         ends = now + (SLICE_S if len(turn) == 1 else SHORT_SLICE_S)
         may_act = self._may_act
@@ -338,7 +337,7 @@ class Lanes:
                 except asyncio.CancelledError:
                     error = _cancelled_from_within()
                     break
-                # every class: if an error ended this turn, its lanes would stand still
+                # catch every class: if an error ended this turn, its lanes would be stuck
                 except BaseException as raised:  # noqa: BLE001 - the user's; the policy decides what follows
                     error = raised
                     break
@@ -351,5 +350,5 @@ class Lanes:
 
 
 def _cancelled_from_within() -> asyncio.TimeoutError:
-    """Returns the error for a call that raised CancelledError although nothing cancelled it."""
+    """Returns the error to report for a call that raised CancelledError although nothing cancelled it."""
     return asyncio.TimeoutError("the handler was cancelled from within")

@@ -1,4 +1,4 @@
-"""A producer that connects when it sends its first record, because most consumers never need one."""
+"""A producer that connects when it sends its first record, because most consumers never send any."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from allocator.producer import DeliveryFailed, Producer
 from allocator.types import Record
 
 TIMEOUT_S = 30.0
-BATCH_BYTES = 16 << 10  # bytes of a batch. more: fewer requests; less: fits topics with a small max.message.bytes
+BATCH_BYTES = 16 << 10  # higher: fewer requests; lower: batches fit topics with a small max.message.bytes
 
 
 Headers = Sequence[tuple[str, Optional[bytes]]]
 
 
 class LateProducer:
-    """Opens an idempotent producer when a record is to be sent, and a new one after the old one has failed for good.
+    """Opens an idempotent producer for the first record, and a new one after a producer has failed for good.
 
-    Guarantee: `send` returns only after all in-sync replicas have acknowledged every record. It may send a record
-    twice, but loses none. It omits headers for brokers before 0.11, which have none.
+    Guarantee: `send` returns only after all in-sync replicas have acknowledged every record. It may write a record
+    twice, but loses none. Brokers before 0.11 get no headers.
     """
 
     def __init__(self, brokers: str, client_id: str, security: Mapping[str, Any] | None = None) -> None:
@@ -56,7 +56,7 @@ class LateProducer:
             ) from failure
 
     async def open(self) -> tuple[KafkaClient, Producer]:
-        """Returns the client and the producer, connected."""
+        """Returns the connected client and producer."""
         # Python 3.9 binds a lock to the loop that is current when the lock is created
         self._opening = self._opening or asyncio.Lock()
         async with self._opening:

@@ -1,7 +1,7 @@
-"""The headers that say where a dead letter comes from: how they are written, and how they are read again. Pure.
+"""Writes and reads the headers that name the origin and the error of a dead letter. Pure.
 
-Headers of three writers are read: this library's `allocator.*`, Spring Kafka's `kafka_dlt-*` (numbers are big-endian
-integers of 4 and 8 bytes) and Kafka Connect's `__connect.errors.*` (numbers are text).
+It reads the headers of three writers: this library's `allocator.*`, Spring Kafka's `kafka_dlt-*` (numbers are
+big-endian integers of 4 and 8 bytes) and Kafka Connect's `__connect.errors.*` (numbers are text).
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from allocator.core.text import plain, text_of, utf8
 from allocator.types import Record, TopicPartition
 
 PREFIX = "allocator."
-# the names that Spring Kafka's DeadLetterPublishingRecoverer and Kafka Connect write, because tools know them
+# prefixes of Spring Kafka's DeadLetterPublishingRecoverer and of Kafka Connect, which other tools read
 SPRING = "kafka_dlt-"
 CONNECT = "__connect.errors."
 REDRIVES = "allocator.redrives"  # counts how often the record was written back to its topic
 FIRST_TIMESTAMP = "allocator.first_timestamp"  # of a redriven record: its timestamp before the first redrive, in ms
-ERROR_BYTES = 1000  # bytes of the error's text; a longer text could make a large record exceed the limit of the topic
+ERROR_BYTES = 1000  # limit of the error's text; a longer text could make a large record too large for the topic
 STACK_BYTES = 4000
 
 
 class Origin(NamedTuple):
-    """What the headers of a dead letter say. None, or "" for texts: they do not say it."""
+    """Contents of the headers of a dead letter. A missing header is None, a missing text ""."""
 
     partition: Optional[TopicPartition]
     offset: Optional[int]
@@ -41,10 +41,11 @@ class Origin(NamedTuple):
 
 
 def headers_of(record: Record, group: str, error: BaseException, attempts: int) -> list[tuple[str, Optional[bytes]]]:
-    """The record's own headers, then `allocator.topic`, `.partition`, `.offset`, `.timestamp`, `.group`, `.error` and
-    `.attempts` as text, then the same and the stack under Spring Kafka's names, with its binary numbers.
+    """Returns the headers of a dead letter.
 
-    If the record was a dead letter before, its earlier headers are left out, except those of redrives.
+    First the record's own headers, then `allocator.topic`, `.partition`, `.offset`, `.timestamp`, `.group`, `.error`
+    and `.attempts` as text, then the same and the stack under Spring Kafka's names, with its binary numbers. Headers of
+    an earlier dead letter are left out, except those of redrives.
     """
     kind = f"{type(error).__module__}.{type(error).__qualname__}"
     text = text_of(error)
@@ -72,7 +73,7 @@ def headers_of(record: Record, group: str, error: BaseException, attempts: int) 
         "original-consumer-group": utf8(group),
         "exception-fqcn": utf8(kind),
         "exception-message": utf8(text)[:ERROR_BYTES],
-        # keep the end of the stack: it has the innermost call and the error
+        # the end of the stack has the innermost call and the error
         "exception-stacktrace": stack[-STACK_BYTES:],
     }
     return [
@@ -92,7 +93,7 @@ def own_headers(record: Record) -> list[tuple[str, Optional[bytes]]]:
 
 
 def origin_of(record: Record) -> Origin:
-    """Reads the headers; of several with one name the last counts."""
+    """Reads the headers. If a name occurs several times, the last one counts."""
     headers = {name: value for name, value in record.headers if value is not None}
     topic = _text(headers, PREFIX + "topic", SPRING + "original-topic", CONNECT + "topic")
     number = _number(headers, "partition", ">i")
@@ -109,8 +110,10 @@ def origin_of(record: Record) -> Origin:
 
 
 def restored(record: Record) -> tuple[Optional[bytes], list[tuple[str, Optional[bytes]]]]:
-    """Returns the value and the headers of the record as it was, and two headers more: its first timestamp, and how
-    often it was redriven."""
+    """Returns the original value and headers of a dead letter, for a redrive.
+
+    Two headers are added: the first timestamp, and the number of redrives.
+    """
     origin, own = origin_of(record), own_headers(record)
     headers = [each for each in own if each[0] not in (REDRIVES, FIRST_TIMESTAMP)]
     first_ms = record.timestamp if origin.timestamp is None else origin.timestamp

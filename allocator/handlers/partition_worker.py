@@ -1,4 +1,4 @@
-"""Handles the records of one partition: orders their calls, tries failed ones again, and ends them when it moves."""
+"""Handles the records of one partition: orders the calls, retries failed ones, and stops when the partition moves."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from allocator.types import TopicPartition
 
 log = logging.getLogger(__name__)
 
-# seconds between two warnings about a call that does not end
-PATIENCE_S = 10.0
-NAMED = 3  # offsets in a warning
+WARN_EVERY_S = 10.0  # seconds between two warnings about a call that does not end
+MAX_OFFSETS_IN_WARNING = 3
 
 
 class PartitionWorker:
     """Calls the handler for the admitted records of one partition, in the order that `Handling.ordering` demands.
 
-    Guarantee: a record is done only if the handler has finished it, or it is an acknowledged dead letter, or it was
-    skipped on purpose. After `drain` or `abandon` no further call begins. No call begins before those of `after`, the
+    Guarantee: a record is done only if the handler has returned, its dead letter is acknowledged, or a setting skips
+    it. After `stop`, `drain` or `abandon` no further call begins. No call begins before the calls of `after`, the
     former worker of the partition, have ended.
     """
 
@@ -40,9 +39,9 @@ class PartitionWorker:
     ) -> None:
         self.partition = partition
         self.topic_id: Any = None
-        """The id of the topic that was read last, if known."""
+        """Topic id of the last batch, if known."""
         self.retired = False
-        """Whether the partition has left this member, or a restart of the partition has replaced this worker."""
+        """True once the partition has left this member, or an operator's restart has replaced this worker."""
         self.stopping = False
         self.stopped = asyncio.Event()
         self.admission = Admission(partition, start, known, work, self._to_lanes, self._units_in_call)
@@ -51,18 +50,18 @@ class PartitionWorker:
         self._lanes: dict[Any, Lane] = {}
         self._calls: set[Lane] = set()
         self._waiting: set[Lane] = set()
-        """Lanes whose first record failed and waits for its next attempt."""
+        """Lanes whose first record has failed and waits for its next attempt."""
         self._letters: set[asyncio.Task[None]] = set()
         self.cut_off = False
-        """Whether calls had to end before they were done."""
+        """True once calls were cut off."""
         self._given_up = False
         self._overdue: asyncio.TimerHandle | None = None
-        """While it drains: the timer after which calls are cut off, then that of the next warning."""
+        """While the worker drains: timer of the cut-off, then of the next warning."""
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._beginning: asyncio.Task[None] | None = None
         if after is not None:
-            # two calls at once would break the order of the partition, even if another member owned it between them
+            # two calls at once would break the order, even if another member owned the partition in between
             self.admission.closed = True
             self._beginning = asyncio.get_running_loop().create_task(self._begin(after), name=f"after {self.name}")
 
@@ -71,7 +70,7 @@ class PartitionWorker:
         return f"{self.partition.topic}:{self.partition.partition}"
 
     def replace(self, offset: int) -> None:
-        """Starts no further call. A later worker continues at `offset`, so that is the progress from now on."""
+        """Stops, and sets the progress to `offset`, where a later worker continues."""
         self.admission.replace(offset)
         self.stop()
 
@@ -89,7 +88,7 @@ class PartitionWorker:
         lanes = self._lanes
         for unit in units:
             key = unit.argument.key if by_key else None
-            # records without a key are independent of each other, since producers spread them over the partitions
+            # producers spread records without a key over the partitions, so these have no order
             lane = lanes.get(key) if key is not None else None
             if lane is None:
                 lane = Lane(self, key)
@@ -98,7 +97,7 @@ class PartitionWorker:
                 lane.units.append(unit)
                 wake(lane)
             else:
-                lane.units.append(unit)  # it is queued, running or waits for its next attempt
+                lane.units.append(unit)  # the lane is queued, running or waits for a retry
 
     def begin(self, lane: Lane) -> None:
         self._calls.add(lane)
@@ -124,15 +123,15 @@ class PartitionWorker:
         self.admission.fill()
 
     def _offsets(self, units: Sequence[Unit]) -> int:
-        """Estimates the number of offsets of these units; the estimate leaves out markers of transactions."""
+        """Returns the number of offsets of these units, without transaction markers."""
         return sum(unit.span.end - unit.span.start for unit in units) if self._work.by_batch else len(units)
 
     def _failed(self, lane: Lane, error: BaseException) -> None:
-        """Handles a failed call: another attempt, a dead letter, or the end of the processing."""
+        """Starts another attempt, or gives the record up."""
         loop = asyncio.get_running_loop()
         if not lane.attempts:
             lane.since = loop.time()
-        lane.attempts += not isinstance(error, Quarantined)  # that was no call
+        lane.attempts += not isinstance(error, Quarantined)  # raised instead of a call
         lane.held = True
         delay_s = self._work.failures.delay_s(lane, error, loop.time() - lane.since)
         if delay_s is not None:
@@ -145,7 +144,7 @@ class PartitionWorker:
         letter.add_done_callback(self._letter_ended)
 
     def retry_now(self) -> None:
-        """Makes the next attempts of failed records due at once."""
+        """Starts the next attempts of failed records at once."""
         for lane in list(self._waiting):
             if lane.timer is not None:
                 lane.timer.cancel()
@@ -172,7 +171,7 @@ class PartitionWorker:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Starts no further call. Running calls may end. Drops queued records."""
+        """Starts no further call, and drops queued records. Running calls may end."""
         self.stopping = True
         self.stopped.set()
         self.admission.close()
@@ -185,7 +184,7 @@ class PartitionWorker:
         self._settle()
 
     def drain(self, timeout_s: float) -> None:
-        """Stops. The running calls may end; after `timeout_s` those of coroutines and processes are cut off."""
+        """Stops, and cuts off running calls of coroutines and processes after `timeout_s`."""
         self.stop()
         if self._overdue is None and not self._quiet.is_set():
             self._overdue = asyncio.get_running_loop().call_later(timeout_s, self._cut_off, timeout_s)
@@ -194,17 +193,17 @@ class PartitionWorker:
 
     def _cut_off(self, after_s: float) -> None:
         log.warning(
-            "%s: the handler has not come to an end within %g s at offset %s; the partition moves when it has",
+            "%s: the handler has not returned within %g s at offset %s; the partition moves once it has",
             self.name,
             after_s,
             ", ".join(map(str, self.in_call())),
             extra=self.where(self.admission.position),
         )
         self.cut()
-        self._overdue = asyncio.get_running_loop().call_later(PATIENCE_S, self._cut_off, after_s + PATIENCE_S)
+        self._overdue = asyncio.get_running_loop().call_later(WARN_EVERY_S, self._cut_off, after_s + WARN_EVERY_S)
 
     def cut(self) -> None:
-        """Cancels calls of coroutines, and ends processes. A call in a thread cannot be ended."""
+        """Stops, cancels calls of coroutines, and kills processes. A call in a thread continues."""
         self.stop()
         if self._after is not None:
             self._after.cut()
@@ -219,25 +218,25 @@ class PartitionWorker:
         return {unit for lane in self._calls for unit in lane.in_call()}
 
     def in_call(self) -> list[int]:
-        """Returns the offsets of the records whose calls run, or which become dead letters; the lowest ones if there
-        are many."""
+        """Returns the lowest offsets of the records whose calls run or which become dead letters."""
         lanes = [lane for lane in self._calls or self._lanes.values() if lane.units]
         arguments = [
             next((unit.argument for unit in lane.in_call() if unit.argument is not None), None) for lane in lanes
         ]
-        return sorted(offset_of(each) for each in arguments if each is not None)[:NAMED] or [self.admission.position]
+        offsets = sorted(offset_of(each) for each in arguments if each is not None)
+        return offsets[:MAX_OFFSETS_IN_WARNING] or [self.admission.position]
 
     async def abandon(self, patience_s: float) -> None:
-        """Cancels coroutine handlers. A plain handler cannot be cancelled; it ends after its record."""
+        """Cuts off the calls, and waits for them at most `patience_s`. A call in a thread ends after its record."""
         self.cut()
         if not self._given_up and not await wait_for_event(self._quiet, patience_s):
-            log.error("%s: the handler does not heed its cancellation", self.name)
+            log.error("%s: the handler ignores its cancellation", self.name)
         if self._after is not None:
             await self._after.abandon(patience_s)
 
     @property
     def stuck(self) -> bool:
-        """Whether a call still runs although the worker has stopped waiting for it."""
+        """True if a call still runs although the worker no longer waits for it."""
         running = self.cut_off and any(
             lane.task is not None or (lane.call is not None and not lane.call.done()) for lane in self._calls
         )
@@ -245,11 +244,11 @@ class PartitionWorker:
 
     @property
     def has_ended(self) -> bool:
-        """Whether no call of this worker, or of earlier workers of this partition, runs any more."""
+        """True if no call of this worker or an earlier worker of the partition runs."""
         return self._quiet.is_set() and (self._after is None or self._after.has_ended)
 
     async def ended(self) -> None:
-        """Returns when no call of this worker, or of earlier workers of this partition, runs any more."""
+        """Waits until no call of this worker or an earlier worker of the partition runs."""
         await self._quiet.wait()
         if self._after is not None:
             await self._after.ended()
@@ -275,5 +274,5 @@ class PartitionWorker:
             self._work.lanes.forget(self)
 
     def where(self, offset: int) -> dict[str, Any]:
-        """The position of an offset, for log lines."""
+        """Returns the place of an offset as extra fields of a log line."""
         return {"topic": self.partition.topic, "partition": self.partition.partition, "offset": offset}

@@ -1,4 +1,4 @@
-"""Decides what follows when a handler raises: another attempt, a dead letter, or the end."""
+"""Decides what follows when a handler raises, by the error's class and the number of attempts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from allocator.handlers.settings import HANDLING_DEFAULT
 
 
 class Action(enum.Enum):
-    """The action for a record whose call failed."""
+    """What to do with a record whose call failed."""
 
     RETRY = "retry_on"
     DEAD_LETTER = "dead_letter_on"
@@ -26,7 +26,7 @@ class Action(enum.Enum):
 
 @dataclass(frozen=True)
 class Retries:
-    """How often a failed call is repeated, and the seconds before each attempt."""
+    """Number of further attempts after a failed call, and the delay before each."""
 
     count: int = HANDLING_DEFAULT["retries"]
     backoff_s: float = HANDLING_DEFAULT["retry_backoff_s"]
@@ -34,10 +34,10 @@ class Retries:
     limit_s: float | None = HANDLING_DEFAULT["retry_limit_s"]
 
     def delay_s(self, failures: int, since_s: float = 0.0) -> float | None:
-        """Returns the seconds until the next attempt; None: there is no further attempt.
+        """Returns the seconds until the next attempt; None: no further attempt.
 
         `failures`: failed attempts so far; `since_s`: seconds since the first failure. The delay doubles with each
-        failure up to the maximum. Up to half is subtracted at random, so that members do not retry in step.
+        failure up to the maximum, and is shortened at random by up to half, so that members do not retry in step.
         """
         left_s = math.inf if self.limit_s is None else self.limit_s - since_s
         if failures > self.count or left_s <= 0:
@@ -51,17 +51,17 @@ Errors = Iterable[Union[type[BaseException], str]]
 
 @dataclass(frozen=True)
 class ErrorPolicy:
-    """Chooses the action for an error: the first class in its class hierarchy that a list names decides.
+    """Chooses the action for an error by its nearest class that one of the lists names.
 
-    An error that no list names is not retried. It becomes a dead letter, or stops the processing if there are no dead
-    letters. SystemExit and other classes beside Exception always stop it, unless a list names them.
+    A record whose error no list names becomes a dead letter at once. Without a dead-letter topic it stops the
+    processing. SystemExit and other classes outside Exception stop it too, unless a list names them.
     """
 
     actions: Mapping[type[BaseException], Action] = field(default_factory=lambda: {Exception: Action.RETRY})
 
     @classmethod
     def of(cls, where: str = "", **lists: Errors | None) -> ErrorPolicy:
-        """`lists`: classes or their names, by the settings `retry_on`, `dead_letter_on`, `skip_on` and `stop_on`.
+        """Creates it from `retry_on`, `dead_letter_on`, `skip_on` and `stop_on`: classes or their names.
 
         Raises ConfigError for a class in two lists, and for a value that is no error class. Its text names the setting
         after `where`.
@@ -80,12 +80,12 @@ class ErrorPolicy:
         return cls(actions)
 
     def action(self, error: BaseException) -> Action | None:
-        """Returns None if no list names a class of this error."""
+        """Returns the action, or None if no list names a class of this error."""
         return next((self.actions[each] for each in type(error).__mro__ if each in self.actions), None)
 
 
 def _error_class(given: type[BaseException] | str, setting: str) -> type[BaseException]:
-    """Finds an error class by its name: "ValueError", "package.module.Error" or "package.module:Error".
+    """Returns an error class, found by its name: "ValueError", "package.module.Error" or "package.module:Error".
 
     Raises ConfigError that names the setting and the class.
     """

@@ -1,19 +1,19 @@
-"""Runs a handler over the records of a consumer: feeds them, orders the calls, and commits.
+"""Runs a handler over the records of a consumer, and commits the done ones.
 
-Guarantees, as long as the handler tells failure by raising:
+Guarantees, if the handler raises whenever it fails:
 
 - With ordering "partition", records of a partition are handled one after the other, in the order of the log. With
   "key", records of one key in a partition are handled one after the other, and different keys concurrently. With
   "none", all records are handled concurrently. At most `concurrency` calls run at a time.
-- An offset is committed as done only if its record was handled, or is a dead letter that its topic acknowledged, or is
-  skipped by a setting. A record may be handled twice (after a crash, or when a call is cut off); none is skipped.
-- A revoked partition gets no further call. It is released when its running calls have ended and the finished records
-  are committed; other partitions do not wait for it. After `drain_timeout_s`, calls of coroutines are cancelled, and
-  processes are ended. A call in a thread goes on, and so does a coroutine that swallows its cancellation: their
-  partition stays. A lost partition is dropped without a commit.
-- `stop` takes `drain_timeout_s` at most, and a moment for what it has cut off.
-- Memory is bounded: a partition with `QUEUE_BATCHES` waiting batches is paused. `in_hand_records` bounds the records in
-  work for a partition, and `in_hand_bytes` those of all partitions.
+- An offset is committed as done only if the handler returned for its record, its dead letter is acknowledged, or a
+  setting skips it. A record may be handled twice (after a crash, or if a call is cut off); none is skipped.
+- A revoked partition gets no further call. It is released once its running calls have ended and the finished records
+  are committed; other partitions do not wait for it. After `drain_timeout_s` the processor cancels coroutines and kills
+  processes. A call in a thread, or a coroutine that swallows its cancellation, keeps its partition until it ends. A
+  lost partition is dropped without a commit.
+- `stop` takes at most `drain_timeout_s`, and a moment for the calls that it cuts off.
+- Memory is bounded: a partition with `QUEUE_BATCHES` waiting batches is paused, `in_hand_records` bounds the unfinished
+  records of a partition, and `in_hand_bytes` the batches of all partitions.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 
-# how long revoked partitions wait for each other. more: fewer commits and claims; less: each moves sooner
+# Seconds that revoked partitions wait for each other. Higher: fewer commits and claims; lower: each moves sooner.
 TOGETHER_S = 0.5
-# when the processor stops: the time that calls have to end after their cancellation, and that the source has to leave
-# while a call runs on. more: more of them end in good order; less: the process ends sooner
+# Seconds that a stopping processor waits for cancelled calls, and for the consumer to close while a call still runs.
+# Higher: more calls end in good order; lower: the process ends sooner.
 HEED_S = 1.0
-FEED_BACKOFF_S = 0.5  # pause after an error of the cluster that a retry may solve
+FEED_BACKOFF_S = 0.5  # pause after a retriable error of reading
 
 
 class Processor:
@@ -73,30 +73,29 @@ class Processor:
         self._dead_letters = dead_letters
         self._retry_topics = retry_topics
         self._workers: dict[TopicPartition, PartitionWorker] = {}
-        """The last worker of each partition; a retired one knows the progress, and whether its thread still runs."""
+        """The last worker of each partition. A retired worker still has the progress and its running calls."""
         self._stop: asyncio.Event | None = None
         self._stopping = False
         self._ending: asyncio.Task[None] | None = None
-        """Ends what outlasts `run`: the calls that cannot be cut off."""
+        """Task that waits for calls which cannot be cut off, after `run` has returned."""
 
     @property
     def refuses(self) -> frozenset[str]:
-        """The kinds of operators' orders that this processor cannot carry out."""
+        """Kinds of operator commands that this processor cannot carry out."""
         kinds = {"quarantine"} if self._dead_letters is None else set()
         return frozenset(kinds | {"skip"} if self._handler.by_batch else kinds)
 
     def order(self, orders: RecordOrders) -> None:
-        """Replaces the orders of operators. Called by the consumer."""
+        """Replaces the operator commands. Called by the consumer."""
         self._work.lanes.order(orders)
         for worker in self._workers.values():
             if not worker.retired and guard_of(orders, worker.partition) is not None:
                 worker.retry_now()
 
     def restart(self, partition: TopicPartition, offset: int) -> None:
-        """Continues at `offset` as soon as the running calls have ended. Drops the records that wait for a call.
+        """Continues at `offset` once the running calls have ended. Drops the records that wait for a call.
 
-        Called by the consumer, when it seeks for an operator and the partition is not about to leave; `commit_restart`
-        follows.
+        Called by the consumer for an operator's seek, unless the partition is draining. `commit_restart` follows.
         """
         worker = self._workers.get(partition)
         if worker is not None:
@@ -104,30 +103,30 @@ class Processor:
             worker.retired = True
 
     async def commit_restart(self, partition: TopicPartition, offset: int) -> None:
-        """Commits `offset`, or what has been done since the restart there. Raises AllocatorError."""
+        """Commits `offset`, or the progress since the restart there. Raises AllocatorError."""
         async with self._core.commits.turn:
             worker = self._workers.get(partition)
             if worker is None or worker.retired:
                 await self._core.commits.commit({partition: OffsetAndMetadata(offset, "", -1)})
                 return
-            worker.admission.committed = (-1, None)  # a new worker takes its first offset for committed
+            worker.admission.committed = (-1, None)  # a new worker assumes that its first offset is committed
         await self._commit([worker])
 
     async def run(
         self, consumer: ConsumerBase, *, started: Callable[[], None] | None = None, restart: bool = True
     ) -> None:
-        """Handles the records of `consumer`, which must not be read or committed otherwise meanwhile.
+        """Handles the records of `consumer`, until `stop` is called or an error ends it.
 
-        If the consumer is not started, starts it, calls `started`, and closes it at the end, with `restart` as in
-        `Consumer.close`. A started consumer keeps its partitions, and continues at the first record that is not done.
+        Nothing else may read from this consumer or commit meanwhile. If it is not started, this starts it, calls
+        `started`, and closes it at the end, with `restart` as in `Consumer.close`. A consumer that was started before
+        keeps its partitions, and continues at the first record that is not done.
 
-        Returns after `stop`, when everything is drained and committed. Raises HandlerFailed when a record can be
-        neither handled nor stored elsewhere, and any error that ended the consumer. Before it raises, it drains and
-        commits the other records. Raises HandlerCutOff if calls did not end within `drain_timeout_s`, and RuntimeError
-        if another processor runs.
+        Before it returns or raises, it drains and commits. Raises HandlerFailed if a record can be neither handled nor
+        stored elsewhere, any error that ended the consumer, HandlerCutOff if calls did not end within
+        `drain_timeout_s`, and RuntimeError if another processor runs.
 
-        If such a call runs on (`stuck`), its partition does not move before the call has ended, and a consumer to
-        close is closed then.
+        If a call still runs afterwards (`stuck`), its partition does not move before the call ends. A consumer to close
+        is closed then.
         """
         self._stop = asyncio.Event()
         if self._stopping:
@@ -198,17 +197,17 @@ class Processor:
             self._failed.set_exception(error)
 
     def stop(self) -> None:
-        """Makes `run` drain, commit, leave and return. May be called at any time, from the loop."""
+        """Makes `run` drain, commit, leave and return. May be called at any time, on the loop."""
         self._stopping = True
         if self._stop is not None:
             self._stop.set()
 
     def resume_points(self) -> dict[TopicPartition, Committed]:
-        """For each owned partition that was read: the offset to continue at, and what is done beyond it."""
+        """Returns for each owned partition that was read: the offset to continue at, and the done records beyond it."""
         return {worker.partition: _point(worker) for worker in self._workers.values() if not worker.retired}
 
     def reached(self, partition: TopicPartition) -> Committed | None:
-        """Where a partition that comes back continues. None if no record of it was read."""
+        """Returns the progress of a partition that this member owned before; None if it read no record of it."""
         worker = self._workers.get(partition)
         if worker is None or not worker.retired or self._core.processor is not self:
             return None
@@ -216,12 +215,14 @@ class Processor:
 
     @property
     def stuck(self) -> Partitions:
-        """Partitions whose handler still runs although the processor stopped waiting: a plain one, for which the
-        interpreter waits at exit, or a coroutine that swallows its cancellation."""
+        """Partitions with a call that still runs although the processor no longer waits for it.
+
+        Such a call is in a thread, for which the interpreter waits at exit, or swallows its cancellation.
+        """
         return frozenset(partition for partition, worker in self._workers.items() if worker.stuck)
 
     async def until_ended(self, partition: TopicPartition | None = None) -> None:
-        """Returns once no call runs, also none that outlasted `run`. With `partition`, no call for it."""
+        """Waits until no call runs, including calls that outlasted `run`; with `partition`, only its calls."""
         await _ended([worker for at, worker in self._workers.items() if partition in (None, at)], None)
 
     # -- rebalances ----------------------------------------------------------------------------------------------
@@ -230,7 +231,7 @@ class Processor:
         return frozenset(worker.partition for worker in self._workers_of(partitions) if not worker.has_ended)
 
     def _workers_of(self, partitions: Partitions) -> list[PartitionWorker]:
-        """The last worker of each; one that `restart` has stopped may have calls while no record has come since."""
+        """Returns the last workers, including retired ones, because `restart` leaves their calls running."""
         return [self._workers[partition] for partition in partitions if partition in self._workers]
 
     def on_partitions_assigned(self, partitions: Partitions) -> None:
@@ -239,8 +240,10 @@ class Processor:
             worker.retired |= worker.stopping
 
     async def on_partitions_revoked(self, partitions: Partitions) -> None:
-        """Returns when the calls of all these partitions have ended. If some take longer, it returns when others are
-        ready; `working` names those that are not."""
+        """Drains these partitions, and commits those that are ready.
+
+        Waits for all of them for a moment, then only for the first. `working` returns those that are not ready.
+        """
         workers = self._workers_of(partitions)
         # if this is cancelled (the session is lost), `on_partitions_lost` still finds the workers
         for worker in workers:
@@ -249,13 +252,13 @@ class Processor:
         if len(workers) == len(partitions) and not any(worker.has_ended for worker in workers):
             await _ended(workers, None, return_when=asyncio.FIRST_COMPLETED)
         if self._core.processor is not self:
-            return  # the consumer goes on without this processor
+            return  # the consumer continues without this processor
         workers = [worker for worker in workers if worker.has_ended and not worker.retired]
         try:
             await self._commit_last(workers)
         except AllocatorError as error:
-            log.warning("%d revoked partitions: what was handled is handled again by others: %s", len(workers), error)
-        # catch every error: a stopped worker that stays here would block the partition if the member gets it again
+            log.warning("%d revoked partitions: other members handle records again: %s", len(workers), error)
+        # catch every error: a stopped worker that is not retired would block the partition when it returns
         except Exception:
             log.exception("committing %d revoked partitions failed", len(workers))
         for worker in workers:
@@ -268,7 +271,7 @@ class Processor:
         await asyncio.gather(*(worker.abandon(self._handling.drain_timeout_s) for worker in workers))
 
     def set_back(self, partition: TopicPartition, offset: int) -> None:
-        """Handles records again from `offset` on. Called by the consumer, because the log was replaced there."""
+        """Handles records again from `offset` on. Called by the consumer when the log was replaced or cut there."""
         worker = self._workers.get(partition)
         if worker is not None and not worker.retired:
             worker.admission.restart(offset)
@@ -288,7 +291,7 @@ class Processor:
             except AllocatorError as error:
                 if not error.retriable:
                     raise
-                failing.warn("fetching goes on after: %s", error)
+                failing.warn("fetching continues after: %s", error)
                 await asyncio.sleep(FEED_BACKOFF_S)
                 continue
             partition = TopicPartition(batch.topic, batch.partition)
@@ -303,7 +306,7 @@ class Processor:
     # -- committing ----------------------------------------------------------------------------------------------
 
     async def _commit_last(self, workers: Collection[PartitionWorker]) -> None:
-        """Commits the progress of workers that end, if their partitions are still this member's."""
+        """Commits the progress of stopped workers whose partitions this member still owns."""
         if any(worker.admission.to_commit() is not None for worker in workers):
             await self._core.until_confirmed()
         await self._commit(workers)
@@ -345,10 +348,10 @@ class Processor:
             started()
 
     async def _let_go(self) -> None:
-        """Leaves the consumer to its user, who reads on from the first record that is not done."""
+        """Detaches from a consumer that stays open: reading continues at the first record that is not done."""
         core, consumer = self._core, self._consumer
         if core.processor is not self:
-            return  # it has not started
+            return  # this processor has not started
         core.process_no_more()
         retries = () if self._retry_topics is None else self._retry_topics.plan.topics
         for partition in consumer.assignment():
@@ -359,16 +362,16 @@ class Processor:
         for partition, point in self.resume_points().items():
             admission = self._workers[partition].admission
             with contextlib.suppress(NotOwned):
-                # these partitions are being released; until then the user gets none of their records
+                # raised for a partition that is being released
                 if partition.topic not in retries:
                     consumer.resume(partition)
                 consumer.seek(partition, point)
                 if admission.progress() == admission.committed:
-                    # a second commit of the same offset would drop the done records beyond it
+                    # without this, a second commit of the same offset would drop the done records beyond it
                     core.progress.note_committed({partition: point.offset})
 
     async def _until_stop(self, running: Sequence[asyncio.Future[None]]) -> None:
-        """Waits until one of these tasks ends, a worker fails, or `stop` is called. Raises the error of a task."""
+        """Waits until a task ends, a worker fails, or `stop` is called. Raises the error of a task."""
         assert self._stop is not None
         stop = asyncio.ensure_future(self._stop.wait())
         waits: list[asyncio.Future[Any]] = [stop, self._failed, *running]
@@ -381,33 +384,33 @@ class Processor:
                 task.result()
 
     async def _shut_down(self, running: Sequence[asyncio.Future[None]], leave: Callable[[], Awaitable[None]]) -> None:
-        """Drains, commits and leaves. Returns without the calls that cannot be cut off; `_ending` waits for them."""
+        """Drains, commits and leaves. `_ending` waits for calls that cannot be cut off."""
         workers = list(self._workers.values())
         log.info("stopping: %d partitions drain", len([worker for worker in workers if not worker.retired]))
         try:
-            # await a commit in progress instead of cancelling it: it could arrive after the last commit
+            # wait for a running commit instead of cancelling it: it could arrive after the last commit
             async with self._core.commits.turn:
                 await _cancel(running)
             workers = list(self._workers.values())
             await self._drain_all(workers)
             await self._commit_last(workers)
         except AllocatorError as error:
-            log.error("the last commit failed, so some records will be handled again: %s", error)
+            log.error("the last commit failed, so some records are handled again: %s", error)
             self._fail(CommitFailed(f"stopped, but the last commit failed: {error}"))
         finally:
             for task in running:
-                task.cancel()  # if this was cancelled itself
+                task.cancel()  # still needed if this coroutine was cancelled
             stuck = self.stuck
             if stuck:
-                # the session goes on: its end would free the partition while its call runs
+                # keep the session: its end would free the partition while its call runs
                 self._ending = asyncio.get_running_loop().create_task(self._end(stuck, leave), name="end")
                 await asyncio.wait({self._ending}, timeout=HEED_S)
             else:
                 await self._end(stuck, leave)
-        log.info("stopped" if not stuck else "stopped, but for a handler that still runs")
+        log.info("stopped" if not stuck else "stopped, except for a call that still runs")
 
     async def _drain_all(self, workers: Sequence[PartitionWorker]) -> None:
-        """Waits for the running calls, up to `drain_timeout_s`, and cuts off the others."""
+        """Waits for the running calls, at most `drain_timeout_s`, and cuts off the others."""
         timeout_s = self._handling.drain_timeout_s
         workers = [worker for worker in workers if not worker.has_ended]
         for worker in workers:
@@ -431,21 +434,21 @@ class Processor:
         for topics in (self._dead_letters, self._retry_topics):
             if topics is not None:
                 await topics.close()
-        await _ended(self._workers_of(stuck), None)  # closing the lanes would lose sight of them
+        await _ended(self._workers_of(stuck), None)  # before the lanes forget their calls
         await self._work.lanes.close()
 
 
 def _point(worker: PartitionWorker, progress: tuple[int, DoneSet | None] | None = None) -> Committed:
-    """The present progress of a worker, or an earlier one, as an offset to commit."""
+    """Returns the given progress of a worker, by default the current one, as an offset to commit."""
     offset, done = progress or worker.admission.progress()
     point = Committed(offset, "", -1)
     point.done = done
-    point.topic_id = worker.topic_id  # if the topic was created again, the consumer begins at its first record
+    point.topic_id = worker.topic_id  # if the topic is created again, the consumer starts at its first record
     return point
 
 
 async def _ended(workers: Iterable[PartitionWorker], timeout_s: float | None, **options: Any) -> None:
-    """Waits until the calls of these workers have ended, at most `timeout_s` seconds."""
+    """Waits until the calls of these workers have ended, or `timeout_s` have passed."""
     waits = [asyncio.ensure_future(worker.ended()) for worker in workers if not worker.has_ended]
     if waits:
         try:

@@ -1,8 +1,8 @@
-"""Retry topics: a record waits there after its retries in memory, so that it does not delay other records.
+"""Writes records to retry topics: a record waits there after its retries in memory, without delaying others.
 
-A group has one retry topic for each delay, `<group>.retry-10m`, whatever topics it reads, and its members read these
-topics beside their own. A record goes from its topic to the first retry topic, from there to the next, and from the
-last to the dead letters. Each retry topic makes one attempt.
+A group has one retry topic for each delay, such as `<group>.retry-10m`, for all topics that it reads. Its members also
+subscribe to its retry topics. A record goes from its topic to the first retry topic, from there to the next, and from
+the last to the dead-letter topic. It gets one attempt in each retry topic.
 
 Headers of a record there: those of a dead letter (`letter_headers.py`), `allocator.retries` (the number of retry topics
 that the record has been in) and `allocator.due` (milliseconds since the epoch, by the clock of the sender).
@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 RETRIES = PREFIX + "retries"
 DUE = PREFIX + "due"
 REPLICATION = 3
-RETENTION_MS = 7 * 86_400_000  # of created topics; longer if the delay is long
-HEADER_BYTES = 16 << 10  # room for headers in a created topic, beyond the largest record of the group's topics
+RETENTION_MS = 7 * 86_400_000  # least retention of a created topic
+HEADER_BYTES = 16 << 10  # added to the largest max.message.bytes of the group's topics, for the headers of a retry
 TIME_TYPES = {b"CreateTime": 0, b"LogAppendTime": 1}
 
 
@@ -69,7 +69,7 @@ class RetryPlan:
         return self.topics[step] if step < len(self.topics) and _number(record, RETRIES, 0) <= step else None
 
     def attempts(self, record: Record) -> int:
-        """Returns the calls of the handler before the record came to its present topic."""
+        """Returns the number of attempts before the record reached its current topic."""
         return _number(record, PREFIX + "attempts", 0) if record.topic in self.delays_s else 0
 
     def original(self, record: Record) -> Record:
@@ -83,7 +83,7 @@ class RetryPlan:
         topic = (headers.get(PREFIX + "topic") or b"").decode(errors="replace")
         partition, offset = _number(record, PREFIX + "partition", -1), _number(record, PREFIX + "offset", -1)
         if not topic or partition < 0 or offset < 0:
-            return record  # it was not written by a member of the group
+            return record  # no member of the group wrote it
         null = headers.get(PREFIX + "null_value") == b"true"
         return Record(
             topic,
@@ -102,8 +102,8 @@ class RetryPlan:
 class RetryTopics:
     """Writes records to the retry topics of a group.
 
-    The constructor does no I/O. `topics` and `pattern`: the subscription of the group. `create_topics`: `prepare`
-    creates missing retry topics.
+    `topics` and `pattern` are the subscription of the group. With `create_topics`, `prepare` creates missing retry
+    topics. The constructor does no I/O.
     """
 
     def __init__(
@@ -124,7 +124,9 @@ class RetryTopics:
         self._create_topics = create_topics
 
     async def send(self, record: Record, error: BaseException, attempts: int) -> None:
-        """Writes a record to the next retry topic. Returns once it is acknowledged. `attempts` includes the latest one.
+        """Writes a record to its next retry topic, and returns once it is acknowledged.
+
+        `attempts`: those in the current topic.
 
         Raises BrokerError if the topic does not accept the record.
         """
@@ -146,7 +148,7 @@ class RetryTopics:
     # -- before the start --------------------------------------------------------------------------------------------
 
     async def prepare(self) -> None:
-        """Raises ConfigError, before any change, if the retry topics cannot keep records until they are due."""
+        """Checks the retry topics, and creates missing ones. Raises ConfigError if they cannot keep waiting records."""
         client, producer = await self._sender.open()
         if producer.magic < 2:
             raise ConfigError("brokers before 0.11 have no record headers, which retry topics need; unset retry_topics")
@@ -182,11 +184,11 @@ class RetryTopics:
             log.info("created the retry topic %s with %d partitions", topic, count)
 
     async def _check(self, client: KafkaClient, topic: str) -> None:
-        """Raises ConfigError for a topic that would delete or compact records before they are due."""
+        """Raises ConfigError if the topic deletes or compacts records before they are due."""
         try:
             found = (await describe_configs(client, "topic", [topic], ["cleanup.policy", "retention.ms"]))[topic]
         except BrokerError as error:
-            log.warning("the settings of the retry topic %s are not known: %s", topic, error)
+            log.warning("the settings of retry topic %s are not checked: %s", topic, error)
             return
         delay_s = self.plan.delays_s[topic]
         if "compact" in found.get("cleanup.policy", ""):
@@ -203,7 +205,7 @@ class RetryTopics:
 
 
 async def _room_for_headers(client: KafkaClient, topics: Iterable[str]) -> dict[str, str]:
-    """Returns the setting that lets a topic accept the largest records of `topics` plus the headers of a retry."""
+    """Returns the max.message.bytes with which a topic accepts the records of `topics` plus the headers of a retry."""
     try:
         found = await describe_configs(client, "topic", topics, ["max.message.bytes"])
     except BrokerError as error:
@@ -214,7 +216,7 @@ async def _room_for_headers(client: KafkaClient, topics: Iterable[str]) -> dict[
 
 
 def is_retry_topic(topic: str, group: str) -> bool:
-    """Whether the topic can be a retry topic of `group`, with any delay."""
+    """Returns whether the name is that of a retry topic of `group`, with any delay."""
     name, found, delay = topic.rpartition(".retry-")
     try:
         return name == group and bool(found) and parse_delay(delay) > 0
@@ -223,12 +225,12 @@ def is_retry_topic(topic: str, group: str) -> bool:
 
 
 def due_ms(record: Record) -> int:
-    """Returns when the record may be handled, in milliseconds since the epoch; 0 if its headers do not tell."""
+    """Returns when the record is due, in milliseconds since the epoch; 0 without a valid header."""
     return _number(record, DUE, 0)
 
 
 def _number(record: Record, name: str, default: int) -> int:
-    """Returns the last header of this name as a number; `default` if it is missing or no number."""
+    """Returns the last header of this name as a number; `default` if it is missing or not a number."""
     try:
         return next((int(value or b"") for each, value in reversed(record.headers) if each == name), default)
     except ValueError:

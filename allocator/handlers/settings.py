@@ -1,4 +1,4 @@
-"""The settings of `Consumer.process` and of the daemon's handlers: kind, default and text, each declared once."""
+"""Declares the settings of `Consumer.process` and of the daemon's handler, each once: kind, default and text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DELAY: Final = re.compile(r"([1-9][0-9]{0,6})([smhd])")
 
 
 def parse_delay(text: str) -> int:
-    """Seconds of "30s", "10m", "1h" or "1d"; at least 1 second, at most 30 days."""
+    """Returns the seconds of "30s", "10m", "1h" or "1d". Raises ConfigError outside of 1 second to 30 days."""
     found = _DELAY.fullmatch(text)
     seconds = int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]] if found is not None else 0
     if not 0 < seconds <= 30 * 86400:
@@ -38,76 +38,81 @@ HANDLING: Final[Mapping[str, Setting]] = {
         Text(get_args(Ordering)),
         "partition",
         "Which records are handled one after the other: those of a `partition`, those of a `key` in a partition, or "
-        "`none`. With `key`, a record without a key waits for no other.",
+        "`none`. With `key`, records without a key have no order.",
     ),
     "concurrency": Setting(
         Whole(1, 1024),
         8,
-        "Calls of the handler at the same time: partitions with ordering `partition`, else records. More: more threads "
-        "or open calls. 1: one record at a time.",
+        "Limit of handler calls at the same time: partitions with ordering `partition`, else records. Higher: more "
+        "threads or open calls; 1: one record at a time.",
     ),
     "workers": Setting(
         Text(get_args(Workers)),
         "threads",
-        "Where a plain handler runs. `processes`: one process for each of `concurrency`, for handlers that keep a "
-        "processor busy; the handler must be a function of a module. Coroutines run on the loop in any case.",
+        "Where a plain handler runs. `processes`: in `concurrency` processes, for handlers that keep a CPU busy; the "
+        "handler must be a function of a module. Coroutines always run on the loop.",
     ),
     "in_hand_bytes": Setting(
         Whole(1, 2**40, unit="bytes"),
         67_108_864,
-        "Bytes of the batches whose records are queued or being handled, of all partitions. A partition that has none "
-        "may always take one batch.",
+        "Limit of the bytes of all batches with unfinished records. A partition without any may always take one batch. "
+        "Higher: more memory; lower: fewer records are handled at once.",
     ),
-    "retries": Setting(Whole(0, 1_000_000), 5, "Further attempts after the first one raised. 0: none."),
+    "retries": Setting(
+        Whole(0, 1_000_000),
+        5,
+        "Further attempts after the first one fails. 0: none.",
+    ),
     "retry_backoff_s": Setting(
         Number(0, 86400),
         0.5,
-        "Seconds before the first retry, doubled for each further one up to the maximum. Each is shortened at random "
-        "by up to half, so that members do not retry in step.",
+        "Seconds before the first retry, doubled for each further one up to the maximum, and shortened at random by up "
+        "to half, so that members do not retry in step.",
     ),
-    "retry_backoff_max_s": Setting(Number(0, 86400), 30.0, "Seconds before a retry, at most."),
+    "retry_backoff_max_s": Setting(Number(0, 86400), 30.0, "Longest delay before a retry, in seconds."),
     "retry_limit_s": Setting(
         _SECONDS,
         None,
-        "Seconds after the first failure of a record until its last attempt. None: `retries` alone counts.",
+        "Seconds after the first failure of a record until its last attempt. None: only `retries` limits the attempts.",
     ),
     "retry_on": Setting(
         _ERRORS,
         None,
-        "Classes of errors after which a record is tried again: `ValueError` or `package.module.Error`. None: all. The "
-        "nearest class of an error that one of the four lists names decides.",
+        "Error classes after which a record is tried again, such as `ValueError` or `package.module.Error`. None: all. "
+        "If several lists name a class of an error, the nearest class decides.",
     ),
     "dead_letter_on": Setting(
         _ERRORS,
         None,
-        "Classes of errors after which a record becomes a dead letter at once. Needs `dead_letter_topic`.",
+        "Error classes after which a record becomes a dead letter at once. Needs `dead_letter_topic`.",
     ),
-    "skip_on": Setting(_ERRORS, None, "Classes of errors after which a record is skipped, with a line in the log."),
+    "skip_on": Setting(_ERRORS, None, "Error classes after which a record is skipped, with a line in the log."),
     "stop_on": Setting(
         _ERRORS,
         None,
-        "Classes of errors after which the processing stops at once; the record is the next one to handle.",
+        "Error classes after which the processing stops at once. The next start handles the record again.",
     ),
     "retry_topics": Setting(
         Texts('a list of delays such as "30s", "10m", "1h", "1d"', check=parse_delay),
         None,
         "Delays of retry topics. A record whose `retries` are used up waits in the topic `<group>.retry-<delay>` for "
-        "one more attempt, then in that of the next delay, and then becomes a dead letter. Needs `dead_letter_topic`.",
+        "one more attempt, then in the topic of the next delay, and then becomes a dead letter. Needs "
+        "`dead_letter_topic`.",
     ),
     "create_retry_topics": Setting(
-        Flag(), False, "Creates retry topics that do not exist. false: the start is refused without them."
+        Flag(), False, "Creates missing retry topics at the start. false: a missing retry topic is an error."
     ),
     "dead_letter_topic": Setting(
         Text(check=check_topic, what="a topic"),
         None,
-        "The topic for records that failed for good. Not set: the processing stops there, and skips nothing.",
+        "Topic for records that cannot be handled. Not set: the processing stops at such a record, and skips none.",
     ),
     "drain_timeout_s": Setting(
         Number(0, 86400),
         30.0,
-        "Seconds for calls in progress when a partition is taken away or the processing stops; then coroutines are "
-        "cancelled and processes ended. A call in a thread keeps its partition until it ends. More: other members wait "
-        "longer for the partition. Less: a call may be cut off, and the next owner handles its record again.",
+        "Seconds that running calls may take when a partition is revoked or the processing stops; then coroutines are "
+        "cancelled and processes killed. A call in a thread keeps its partition until it ends. Higher: other members "
+        "wait longer for the partition; lower: more calls are cut off, and the next owner handles their records again.",
     ),
     "commit_interval_s": Setting(_SECONDS, DEFAULT["auto_commit_interval_s"], "Seconds between commits."),
 }

@@ -1,4 +1,4 @@
-"""Runs plain handlers in separate processes, for work that needs much CPU."""
+"""Runs plain handlers in separate processes, for handlers that keep a CPU busy."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _SPAWN = multiprocessing.get_context("spawn")  # a fork of a process with thread
 
 
 class Children:
-    """One process for each thread that calls the handler; it starts with the thread's first call.
+    """One process for each thread that calls the handler, started at the thread's first call.
 
-    A call sends a record through a pipe and waits for the response. If the process dies, the call has failed, and the
-    next one starts another process.
+    A call sends a record through a pipe and waits for the result. If the process dies, the call fails, and the next
+    call starts another process.
     """
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
@@ -33,7 +33,7 @@ class Children:
         self._closed = False
 
     def call(self, lane: Any, argument: Any) -> None:
-        """Runs the handler for this lane. Called in the thread that makes the calls."""
+        """Runs the handler for a record of this lane, and raises its error. Called in a handler thread."""
         child = self._child()
         self._at_work[lane] = child
         try:
@@ -47,14 +47,14 @@ class Children:
             raise error
 
     def kill(self, lane: Any) -> bool:
-        """Ends the process that works on this lane, so that its call fails. Returns False if no process does."""
+        """Kills the process that works on this lane, so that its call fails. Returns False if there is none."""
         child = self._at_work.get(lane)
         if child is not None:
             child.kill()
         return child is not None
 
     def close(self) -> None:
-        """Ends all processes."""
+        """Kills all processes."""
         with self._lock:
             self._closed = True
             for child in self._all:
@@ -100,8 +100,10 @@ class _Child:
 
 
 def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
-    """The code of the process. It ends when the pipe closes, and ignores signals: a terminal sends them to both
-    processes, and the parent decides."""
+    """Main function of the process: runs the handler for each argument until the pipe closes.
+
+    It ignores signals, because a terminal sends them to both processes and the parent decides.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(EOFError, OSError):
@@ -116,7 +118,7 @@ def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
 
 
 def _portable(error: BaseException) -> BaseException:
-    """Returns the error, or an error with its text if it cannot be pickled."""
+    """Returns the error, or a RuntimeError with its text if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001 - whatever the user's class raises

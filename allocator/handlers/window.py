@@ -10,12 +10,12 @@ from typing import Any
 
 from allocator.core.subscription import DoneSet
 
-# number of fully done spans, beyond a record that is not done, from which they are joined
+# Number of spans from which neighbouring done spans are joined.
 JOIN_SPANS = 32
 
 
 def fingerprint(record: Any) -> int:
-    """A number that distinguishes a record from one with the same offset in another log. It is never 0."""
+    """Returns a checksum that tells a record from one with the same offset in another log. It is never 0."""
     text = f"{record.timestamp} {record.serialized_key_size} {record.serialized_value_size}".encode()
     mark = zlib.crc32(text)
     for part in (record.key, record.value):
@@ -38,7 +38,7 @@ class Unit:
 
 
 class Span:
-    """The admitted records of one batch, in order."""
+    """Admitted records of one batch, in order."""
 
     __slots__ = ("at", "complete", "end", "left", "nbytes", "start", "units")
 
@@ -48,13 +48,13 @@ class Span:
         """The offset after the last admitted record; after the whole batch when it is complete."""
         self.units: list[Unit] = []
         self.at = 0
-        """All units before this index are done."""
+        """Index of the first unit that is not done."""
         self.left = 0
-        """The number of units that are not done, as far as the loop knows."""
+        """Number of units that the loop has not marked as done."""
         self.complete = False
-        """Whether the whole batch is admitted."""
+        """True once the whole batch is admitted."""
         self.nbytes = nbytes
-        """Bytes of memory that the records keep in use."""
+        """Bytes of memory that the unfinished records keep in use."""
 
 
 class Window:
@@ -62,7 +62,7 @@ class Window:
 
     def __init__(self, start: int, known: DoneSet | None = None) -> None:
         self.known = known
-        """Offsets that an earlier process has done, and that this one has not reached yet."""
+        """Records that an earlier process has done, and that this one has not reached yet."""
         self._base = start
         self.end = start
         """The offset after the last admitted record."""
@@ -78,7 +78,7 @@ class Window:
 
     @property
     def base(self) -> int:
-        """Whether all records before this offset are done."""
+        """The first offset that is not done."""
         while self._spans:
             span = self._spans[0]
             units, at = span.units, span.at
@@ -133,7 +133,7 @@ class Window:
             self._join()
 
     def _join(self) -> None:
-        """Joins neighbouring spans that are done, so that a record that never gets done does not fill the memory."""
+        """Joins neighbouring done spans, so that one record that is never done does not fill the memory."""
         joined: deque[Span] = deque()
         for span in self._spans:
             if joined and _done(joined[-1]) and _done(span):
@@ -143,9 +143,9 @@ class Window:
         self._spans = joined
 
     def relieve(self, busy: Collection[Unit]) -> None:
-        """Copies the remaining records of almost finished batches, so that the bytes of these batches can be freed.
+        """Copies the remaining records of almost finished batches, so that the bytes of these batches are freed.
 
-        `busy`: units in a running call; their batches stay.
+        Batches with a unit in `busy`, whose calls run, stay as they are.
         """
         for span in self._spans:
             left = [unit for unit in span.units[span.at :] if unit.argument is not None]
@@ -159,9 +159,9 @@ class Window:
                 span.nbytes = nbytes
 
     def done_set(self) -> tuple[int, DoneSet | None]:
-        """Returns the offset to commit, and the done records beyond it.
+        """Returns the offset to commit, and the done records beyond it (None: none).
 
-        A gap between two records counts as done if its neighbours are, and so adds no run of its own.
+        A gap between two done records counts as done, and so starts no new run.
         """
         base = at = self.base
         runs: list[tuple[int, int]] = []
@@ -181,7 +181,7 @@ class Window:
         if seen and self.end > at:
             runs.append((at, self.end))
         runs = self._with_known(runs)
-        if runs and runs[0][0] == base:  # a thread finished the record in the meantime, or an earlier process had
+        if runs and runs[0][0] == base:  # a thread has just finished the record, or an earlier process had
             base = runs.pop(0)[1]
         if not runs:
             return base, None
@@ -190,7 +190,7 @@ class Window:
         return base, DoneSet(base, tuple(runs), epoch, mark)
 
     def _with_known(self, runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Adds the records beyond the last admitted one that an earlier process has done."""
+        """Adds the done records of an earlier process beyond the last admitted record."""
         for first, end in () if self.known is None else self.known.runs:
             first = max(first, self.end)
             if first >= end:

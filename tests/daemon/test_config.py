@@ -121,7 +121,7 @@ def test_all_faults_are_reported_at_once(files: Files) -> None:
         "(or set ALLOCATOR_KAFKA_BROKERS)",
         'FILE: zookeeper.hosts = 2181: must be "host:port,host:port/chroot"',
         'FILE: handler.target = "nothing": must be "package.module:function"; '
-        "a colon stands between the module and the function",
+        "write a colon between the module and the function",
         'FILE: handler.concurrency = "8": must be a whole number from 1 to 1024',
         'FILE: group.name = "a/b" with group.membership = "zookeeper": group name \'a/b\' cannot be a znode: it must '
         "have 1 to 249 characters, no '/', no control character, and be neither '.' nor '..'",
@@ -222,7 +222,7 @@ def test_a_mistyped_name_is_answered_with_the_right_one(files: Files, section: s
 
 def test_keys_outside_any_section_and_sections_that_are_none(files: Files) -> None:
     assert files.faults('concurrency = 2\nlog = "x"\n' + GOOD) == [
-        "FILE: concurrency stands in no section; did you mean handler.concurrency?",
+        "FILE: concurrency is in no section; did you mean handler.concurrency?",
         'FILE: log = "x": must be a table, written [log]',
     ]
 

@@ -255,7 +255,7 @@ async def test_a_partition_does_not_move_while_a_call_runs_though_the_time_to_dr
     it.wait_done(10)
     wait_until(lambda: sum("begun" in entry and entry["offset"] == 5 for entry in it.done()) == 2, 60, "two calls")
     second = it.run(config, RELEASE_FILE=str(release))
-    late = "the handler has not come to an end within 0.2 s"
+    late = "the handler has not returned within 0.2 s"
     wait_until(lambda: any(late in line["message"] for line in it.logs()), 60, "the time to drain to be over")
     await asyncio.sleep(1.5)  # to see that nothing happens
     assert {entry["pid"] for entry in it.done()} == {first.pid}

@@ -1,7 +1,6 @@
-"""Schemas of records, by a schema registry or from files: Avro, Protobuf and JSON.
+"""Decodes records by their schemas, from a schema registry or from files: Avro, Protobuf and JSON.
 
-In: bytes of keys and values, a registry's URL, a reader schema. Out: readable JSON, or Python values for a handler.
-May touch: the schema registry, and the given files. It requests a schema that cannot change only once.
+It decodes bytes of keys and values to readable JSON, or to Python values for a handler, and masks fields.
 """
 
 from allocator.handlers.schemas.decode import Decoded, Decoder, Formats, PlainFormat

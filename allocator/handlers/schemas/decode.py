@@ -1,6 +1,6 @@
 """Decodes keys, values and headers to JSON, and masks them. Pure: the caller supplies the schemas.
 
-A decoder never fails. If bytes do not have the wanted format, it takes the first of JSON, text and hex that fits, and
+A decoder never fails. If bytes do not have the wanted format, it uses the first of JSON, text and hex that fits, and
 adds a note. No note quotes the bytes, because they may be masked.
 """
 
@@ -24,13 +24,13 @@ _ALLOWED = (
 )
 
 Schemas = Mapping[int, Union[Schema, str]]
-"""Id in the registry -> the schema, or the reason why it is missing."""
+"""Id in the registry -> the schema, or why it is missing."""
 NO_SCHEMAS: Schemas = {}
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """`value` is JSON. `format`: "null", "json", "text", "hex", "avro", "protobuf" or "masked"."""
+    """A decoded key, value or header. `format`: "null", "json", "text", "hex", "avro", "protobuf" or "masked"."""
 
     format: str
     value: Any
@@ -47,15 +47,15 @@ class Decoded:
 
 
 class Formats:
-    """The formats of keys and values, by topic.
+    """Formats of keys and values by topic.
 
-    `texts`: each is "TOPIC:key=FORMAT" or "TOPIC:value=FORMAT"; the topic `*` stands for all others. A FORMAT is auto,
-    json, text, hex, avro:FILE, confluent-avro:FILE, protobuf:FILE:MESSAGE or confluent-protobuf:FILE:MESSAGE. A FILE is
-    an Avro schema in JSON, or a descriptor set that `protoc --include_imports --descriptor_set_out` wrote.
+    Each text is "TOPIC:key=FORMAT" or "TOPIC:value=FORMAT"; the topic `*` means all others. A FORMAT is auto, json,
+    text, hex, avro:FILE, confluent-avro:FILE, protobuf:FILE:MESSAGE or confluent-protobuf:FILE:MESSAGE. A FILE is an
+    Avro schema in JSON, or a descriptor set that `protoc --include_imports --descriptor_set_out` wrote.
     """
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
-        """Raises ConfigError, and MissingExtra for a format whose package is not installed."""
+        """Raises ConfigError for an invalid format, and MissingExtra if its package is not installed."""
         self._formats: dict[tuple[str, str], str] = {}
         for text in texts:
             place, equals, format = text.partition("=")
@@ -72,10 +72,10 @@ class Formats:
 
 
 class Decoder:
-    """Decodes records of one topic. `key` and `value` are formats."""
+    """Decodes and masks records of one topic. `key` and `value` are formats."""
 
     def __init__(self, key: str = "auto", value: str = "auto", masks: Optional[Masks] = None) -> None:
-        """Raises ConfigError for a format that cannot be used, or that masks forbid; MissingExtra."""
+        """Raises ConfigError for a format that is invalid or would show masked fields, and MissingExtra."""
         self.masks = masks or Masks()
         self._readers: dict[str, Optional[_Reader]] = {}
         self._wanted = {"key": key, "value": value}
@@ -93,13 +93,13 @@ class Decoder:
             raise ConfigError("keys have masked fields, so records are not searched by key; search by offset or time")
 
     def schema_ids(self, record: Record) -> set[int]:
-        """The registry ids of the schemas that `decode` needs for a record."""
+        """Returns the registry ids of the schemas that `decode` needs for a record."""
         parts = {"key": record.key, "value": record.value}
         found = {schema_id(data) for part, data in parts.items() if self._wanted[part] == "auto" and data is not None}
         return {each for each in found if each is not None}
 
     def decode(self, part: str, data: Optional[bytes], schemas: Schemas = NO_SCHEMAS) -> Decoded:
-        """A key or a value, decoded and masked."""
+        """Decodes and masks a key or a value."""
         found = self._decoded(part, data, schemas)
         if not self.masks.cover(part) or data is None:
             return found
@@ -109,7 +109,7 @@ class Decoder:
         return Decoded("masked" if isinstance(value, str) else found.format, value, found.note, len(data))
 
     def decode_header(self, name: str, data: Optional[bytes]) -> Decoded:
-        """The value of a header as text; as hex if it is not text."""
+        """Decodes a header value as text, or as hex if it is not text."""
         if data is not None and self.masks.hides_header(name):
             return Decoded("masked", self.masks.apply("headers", ""), "", len(data))
         return Decoded("null", None) if data is None else _as_text(bytes(data))
@@ -142,7 +142,7 @@ _Reader = Callable[[bytes], Any]
 
 
 def _reader(text: str) -> Optional[_Reader]:
-    """The decoding function of a format; None for auto."""
+    """Returns the decoding function of a format; None for auto. Raises ConfigError."""
     if text == "auto":
         return None
     if text in _READERS:

@@ -1,4 +1,4 @@
-"""A deserializer of records that name their schema in a schema registry."""
+"""Deserializes records that name their schema in a schema registry."""
 
 from __future__ import annotations
 
@@ -15,45 +15,47 @@ from allocator.handlers.schemas.schema import HEADER, Schema, as_reader_schema, 
 
 log = logging.getLogger(__name__)
 
-BACKOFF_S = 0.5  # of a registry that is away, doubled by each failure; more: slower recovery; less: more requests
+# Seconds before a request to an unreachable registry is retried, doubled up to the maximum. Higher: slower recovery;
+# lower: more requests.
+BACKOFF_S = 0.5
 BACKOFF_MAX_S = 15.0
-REFUSED_S = 30.0  # until a schema that the registry lacks is asked for again
-REFUSED = 1000  # ids; more: memory, less: more requests for bytes that only look like records of a registry
+REFUSED_S = 30.0  # seconds until a schema that the registry does not have is requested again
+MAX_REFUSED = 1000  # ids. Higher: more memory; lower: more requests for bytes that only resemble the wire format
 
 
 class RegistryDeserializer:
-    """Python values of records in Confluent's wire format, by their schemas in a registry.
+    """Decodes records in Confluent's wire format to Python values, by their schemas in a registry.
 
         orders = RegistryDeserializer("http://registry:8081", reader_schema=ORDER)
         Consumer("orders", brokers="b1:9092", group="billing", value_deserializer=orders)
 
-    A consumer loads the schemas of a batch before it delivers the batch, and asks for each id once. While the registry
-    does not respond, the consumer waits and logs a warning for each try; it keeps its partitions and skips nothing.
-    Bytes of no schema, a schema that the registry does not have, and bytes that do not match their schema raise
-    ValueError, which comes out as any error of a deserializer. A refused id is asked for again after 30 s.
+    A consumer loads the schemas of a batch before it delivers the batch, and requests each id once. While the registry
+    does not respond, the consumer waits and logs a warning for each attempt; it keeps its partitions and skips nothing.
+    Bytes without a schema id, an id that the registry does not have, and bytes that do not match their schema raise
+    ValueError, like any error of a deserializer. An unknown id is requested again after 30 s.
 
-    Avro gives what fastavro gives: dicts, with datetime, Decimal and UUID of logical types. JSON gives what it parses
-    to. Protobuf gives a message object: of the class `reader_schema`, or of the type that the record names.
+    Avro records become dicts, with datetime, Decimal and UUID for logical types, as fastavro decodes them. JSON becomes
+    its parsed value. Protobuf becomes a message of the class `reader_schema`, or of the type that the record names.
 
     One deserializer can serve keys and values of any number of topics and consumers. Wire format:
     https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/
     """
 
     def __init__(self, registry: Union[str, Registry], *, reader_schema: Any = None, timeout_s: float = 5.0) -> None:
-        """`registry`: its URL, which may hold user and password. `timeout_s`: seconds of one request.
+        """`registry` is a URL, which may contain user and password. `timeout_s` limits one request.
 
-        `reader_schema`: an Avro schema as JSON text, dict or list, to which records of older and newer schemas are
-        resolved (defaults, aliases, promotions), or a Protobuf class that `protoc` wrote. None: each record by its own
-        schema. Raises ConfigError, and MissingExtra for Avro without fastavro.
+        `reader_schema` is an Avro schema as JSON text, dict or list, to which records of older and newer schemas are
+        resolved (defaults, aliases, promotions), or a Protobuf class that `protoc` wrote. None: each record is decoded
+        by its own schema. Raises ConfigError, and MissingExtra for Avro without fastavro.
         """
         self.registry = registry if isinstance(registry, Registry) else Registry(registry, timeout_s=timeout_s)
         self._reader = as_reader_schema(reader_schema)
         self._decoders: dict[int, Callable[[bytes], Any]] = {}
-        # id -> (when it may be asked for again, why there is no schema)
+        # id -> (time of the next request, why there is no schema)
         self._refused: dict[int, tuple[float, str]] = {}
 
     def __call__(self, data: bytes) -> Any:
-        """The value of one record. Raises ValueError, also for a schema that is not loaded."""
+        """Decodes one key or value. Raises ValueError, also if its schema is not loaded."""
         number = schema_id(data)
         if number is None:
             raise ValueError("no id of a schema: the bytes do not begin with a zero and four bytes")
@@ -66,10 +68,10 @@ class RegistryDeserializer:
         refused = self._refused.get(number)
         if refused is not None:
             raise ValueError(refused[1])
-        raise ValueError(f"schema {number} is not loaded; only Consumer loads schemas itself: await load([{number}])")
+        raise ValueError(f"schema {number} is not loaded; outside of Consumer, call await load([{number}]) first")
 
     def missing(self, data: Iterable[Union[bytes, None]]) -> set[int]:
-        """The ids of schemas that these keys or values need and that `load` has to ask for."""
+        """Returns the schema ids in these keys or values that `load` must request."""
         headers = {each[:HEADER] for each in data if each is not None}
         ids = {number for number in map(schema_id, headers) if number is not None}
         now = time.monotonic()
@@ -78,7 +80,7 @@ class RegistryDeserializer:
         }
 
     async def load(self, ids: Collection[int]) -> None:
-        """Loads these schemas; waits for as long as the registry does not respond. Raises MissingExtra."""
+        """Loads these schemas. Waits while the registry does not respond. Raises MissingExtra."""
         for number in sorted(ids):
             await self._load(number)
 
@@ -107,6 +109,6 @@ class RegistryDeserializer:
 
     def _refuse(self, number: int, why: str) -> None:
         log.warning("%s; its records cannot be decoded", why)
-        if len(self._refused) >= REFUSED:
+        if len(self._refused) >= MAX_REFUSED:
             self._refused.clear()
         self._refused[number] = time.monotonic() + REFUSED_S, why

@@ -1,4 +1,4 @@
-"""Masks: paths of fields whose values are hidden. Pure.
+"""Hides the values of fields by their paths. Pure.
 
 If a mask cannot be applied, more is hidden, not less: a key, value or header that is not a JSON object or array (text,
 other bytes, an unknown schema) is masked as a whole.
@@ -15,17 +15,17 @@ from allocator.core.settings import MASK
 from allocator.errors import ConfigError
 
 PARTS = ("key", "value", "headers")
-MAX_VALUES = 200_000  # values of one record that are checked. Higher: slower; lower: smaller records are hidden
-MAX_DEPTH = 100  # levels of one record that are checked. Higher: nearer to Python's limit; lower: more is hidden
+MAX_VALUES = 200_000  # checked values of one record. Higher: slower; lower: more records are hidden as a whole
+MAX_DEPTH = 100  # checked levels of one record. Higher: nearer to Python's recursion limit; lower: more is hidden
 _DEEP = ""
-"""A step over any number of levels."""
+"""A step through any number of levels."""
 _ANY = "*"
 Steps = tuple[str, ...]
 # .name, ..name, .*, ['name'], [*] or [3]; a path passes through lists without a step for them
 _STEP = re.compile(r"""(\.\.?)([^.\[\]'"\s]+)|\[(?:'([^']+)'|"([^"]+)"|\*|[0-9]+)\]""")
 
 
-# headers of dead letters with the message or the stack of an error: of this library, Spring Kafka, Kafka Connect
+# headers of dead letters that contain an error's message or stack: of this library, Spring Kafka, Kafka Connect
 _QUOTES = re.compile(r"allocator\.error|.*exception[-.](?:message|stacktrace)", re.IGNORECASE | re.DOTALL)
 
 
@@ -58,7 +58,7 @@ def _parsed(text: str) -> tuple[str, Steps]:
 
 
 class Masks:
-    """The masks of a server or a command. Names of fields are compared without regard to case."""
+    """The masks of a server or a command. Field names are compared without case."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         """Raises ConfigError."""
@@ -71,19 +71,19 @@ class Masks:
         return bool(self.texts)
 
     def cover(self, part: str) -> bool:
-        """Whether a part has masks. If so, its undecoded bytes must not be shown."""
+        """Returns whether a part has masks. Its undecoded bytes must not be shown then."""
         return bool(self._paths[part])
 
     @property
     def parts(self) -> list[str]:
-        """The parts that have masks."""
+        """The parts ("key", "value", "headers") with masks."""
         return list(filter(self.cover, PARTS))
 
     def apply(self, part: str, value: Any) -> Any:
-        """The value with "***" in masked fields; null stays null.
+        """Returns the value with "***" in masked fields; null stays null.
 
-        Hides more where a mask cannot be applied: a value without fields or with more than `MAX_VALUES`, what is nested
-        deeper than `MAX_DEPTH`, and text or a number where a mask expects fields, JSON within text included.
+        Also hides a value without fields or with more than `MAX_VALUES`, everything deeper than `MAX_DEPTH`, and a text
+        or number where a mask expects fields (it may contain JSON).
         """
         paths = self._paths[part]
         if not paths or value is None:
@@ -96,9 +96,9 @@ class Masks:
             return MASK
 
     def hides_header(self, name: str) -> bool:
-        """Whether the value of a header is masked. A path into a header masks all of it.
+        """Returns whether the value of a header is masked. A path into a header masks all of it.
 
-        Any mask hides the error that a dead letter quotes, since the text may hold any part of the record.
+        With any mask, the error in a dead letter is hidden too, because its text may contain any part of the record.
         """
         if self.texts and _QUOTES.fullmatch(name):
             return True
@@ -108,11 +108,11 @@ class Masks:
 
 
 class _TooMuch(Exception):
-    """A value has more fields than `MAX_VALUES`."""
+    """A record has more than `MAX_VALUES` values."""
 
 
 def _masked(value: Any, paths: tuple[Steps, ...], left: Iterator[int], depth: int = 0) -> Any:
-    """Masks one value. `left` has an element for each further value that is checked; raises _TooMuch at its end."""
+    """Masks one value. Takes an element of `left` for each checked value, and raises _TooMuch at its end."""
     if next(left, None) is None:
         raise _TooMuch
     if depth > MAX_DEPTH:
@@ -130,22 +130,22 @@ def _masked(value: Any, paths: tuple[Steps, ...], left: Iterator[int], depth: in
 
 @lru_cache(maxsize=1000)
 def _below(paths: tuple[Steps, ...], name: str) -> tuple[Steps, ...]:
-    """The paths that apply below the field `name`; an empty path masks the field.
+    """Returns the paths that apply below the field `name`; an empty path masks the field.
 
-    Equal paths are one, so the work in each place is bounded by the steps of the masks.
+    Equal paths are merged, so their number is bounded by the steps of the masks.
     """
     return tuple(dict.fromkeys(rest for steps in paths for rest in _after(steps, name)))
 
 
 def _after(steps: Steps, name: str) -> list[Steps]:
-    """The rest of a path below the field `name`; an empty path masks the field."""
+    """Returns the rests of a path below the field `name`; an empty one masks the field."""
     if steps[0] == _DEEP:
         return [steps, *_after(steps[1:], name)]
     return [steps[1:]] if steps[0] in (_ANY, name) else []
 
 
 def _may_hide(value: Any, paths: tuple[Steps, ...]) -> bool:
-    """Whether a value without fields may hold what a mask names: in JSON as text, or in another form of the record."""
+    """Returns whether a value without fields may contain a masked field, such as JSON within text."""
     if value is None:
         return False
     if any(steps[0] != _DEEP for steps in paths):

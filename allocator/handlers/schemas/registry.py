@@ -1,4 +1,4 @@
-"""A schema registry with Confluent's API: schemas by id. It is the only host that is asked besides the brokers.
+"""Requests schemas by id from a schema registry with Confluent's API.
 
 API: https://docs.confluent.io/platform/current/schema-registry/develop/api.html. Compiled Protobuf schemas
 (`format=serialized`) need Confluent's registry 5.5 or newer.
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 MAX_BYTES = 4 << 20  # bytes of one response
 MAX_REFERENCES = 100  # references of one schema, including indirect ones
-KEPT = 1000  # number of cached schemas; more: memory; less: more requests
+MAX_CACHED = 1000  # schemas. Higher: more memory; lower: more requests
 
 
 class RegistryFailed(AllocatorError):
@@ -34,7 +34,7 @@ class RegistryFailed(AllocatorError):
 
 
 class Registry:
-    """The registry at `url`, which may contain user and password. Caches schemas: the schema of an id never changes."""
+    """The registry at `url`, which may contain user and password. Caches schemas: an id never changes its schema."""
 
     def __init__(self, url: str, *, timeout_s: float = 5.0) -> None:
         """Raises ConfigError."""
@@ -44,7 +44,7 @@ class Registry:
         except ValueError:  # its text may quote the password: a "/" in it ends the part with the port
             sound = False
         if not sound or parts.query or parts.fragment:
-            # the text quotes nothing of the URL, as it may be a password
+            # the error does not quote the URL, because it may contain a password
             raise ConfigError(
                 "the schema registry's URL is not valid: write it as http://registry:8081 or "
                 "https://user:password@registry, with / ? # @ in the password as %2F %3F %23 %40"
@@ -58,7 +58,7 @@ class Registry:
         self._schemas: dict[int, Schema] = {}
 
     async def load(self, ids: Collection[int]) -> dict[int, Union[Schema, str]]:
-        """The schema of each id, or why it is missing. Raises MissingExtra. Requests each unknown id once."""
+        """Returns the schema of each id, or why it is missing. Raises MissingExtra."""
         found: dict[int, Union[Schema, str]] = {}
         for number in sorted(ids):
             try:
@@ -67,27 +67,27 @@ class Registry:
                 log.info("schema %d: %s", number, error)
                 found[number] = f"schema {number} is not known: {error}"
                 if error.retriable:
-                    break  # a registry that is away costs one timeout, not one for each id
+                    break  # an unreachable registry costs one timeout, not one for each id
         return found
 
     async def schema(self, number: int) -> Schema:
-        """The schema of an id.
+        """Returns the schema of an id.
 
-        Raises RegistryFailed when the registry does not respond as it should, ConfigError when it has no such schema
-        or one that cannot be used, and MissingExtra.
+        Raises RegistryFailed if the registry does not respond or its response is invalid, ConfigError if the registry
+        has no such schema or the schema cannot be used, and MissingExtra.
         """
         known = self._schemas.get(number)
         if known is None:
             known = await self._fetch(number)
-            if len(self._schemas) >= KEPT:
+            if len(self._schemas) >= MAX_CACHED:
                 self._schemas.clear()
             self._schemas[number] = known
         return known
 
     async def latest(self, subject: str) -> Any:
-        """The latest schema of a subject as `as_reader_schema` gives it; None if it is not Avro.
+        """Returns the latest schema of a subject in the form of `as_reader_schema`; None if it is not Avro.
 
-        Raises ConfigError when there is no such subject, RegistryFailed, and MissingExtra.
+        Raises ConfigError if there is no such subject, RegistryFailed, and MissingExtra.
         """
         try:
             answer = await self._ask(f"/subjects/{quote(subject, safe='')}/versions/latest")
@@ -101,7 +101,7 @@ class Registry:
         return parsed_avro(_json_of(answer), named, name)
 
     async def _named(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """The types of Avro that a schema refers to."""
+        """Returns the Avro types that a schema refers to."""
         named: dict[str, Any] = {}
         for name, other in await self._references(answer):
             parsed_avro(_json_of(other), named, name)
@@ -120,7 +120,7 @@ class Registry:
         raise ConfigError(f"{name} has the type {shown(kind)}; AVRO, PROTOBUF and JSON are known")
 
     async def _references(self, answer: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-        """(name, response) of each schema that a schema refers to. A schema comes after its own references."""
+        """Returns (name, response) of each schema that a schema refers to, after the references of that schema."""
         found: dict[str, dict[str, Any]] = {}
         seen: set[str] = set()
 
@@ -175,7 +175,7 @@ class Registry:
         finally:
             client.close()
         if not isinstance(answer, dict):
-            raise RegistryFailed(f"{self.url} responds with something else than an object")
+            raise RegistryFailed(f"{self.url} responds with JSON that is not an object")
         return answer
 
 

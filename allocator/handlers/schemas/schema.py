@@ -1,4 +1,4 @@
-"""Schemas of Avro, Protobuf and JSON, from files and from responses of a schema registry.
+"""Decodes records by schemas of Avro, Protobuf and JSON, from files and from a schema registry.
 
 Confluent's wire format (https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/) has a
 zero byte, the id of the schema in four bytes, for Protobuf the indexes of the message type, and then the record.
@@ -22,7 +22,7 @@ from typing import Any, NoReturn, Optional
 from allocator.core.fetch import varint
 from allocator.errors import ConfigError, MissingExtra
 
-HEADER = 5  # bytes before the data in Confluent's format
+HEADER = 5  # bytes of Confluent's header
 MAX_INDEXES = 32  # levels of nested message types
 
 
@@ -34,7 +34,7 @@ class Schema:
     """"avro", "protobuf" or "json"."""
     read: Callable[[bytes], Any]
     decode_as: Callable[[Any], Callable[[bytes], Any]]
-    """`decoder` for a reader schema of this kind, or None."""
+    """Like `decoder`, for a reader schema of this kind or None."""
 
     def decoder(self, reader: Any) -> Callable[[bytes], Any]:
         """Returns the function that decodes the same bytes to Python values. It raises ValueError as `read` does.
@@ -50,17 +50,17 @@ class Schema:
 
 
 def schema_id(data: bytes) -> Optional[int]:
-    """The registry id of the schema; None if the bytes do not begin with Confluent's header."""
+    """Returns the registry id of the schema; None if the bytes do not start with Confluent's header."""
     if len(data) < HEADER or data[0] != 0:
         return None
     return int(struct.unpack_from(">I", data, 1)[0])
 
 
 def file_schema(kind: str, where: str, *, framed: bool) -> Optional[Schema]:
-    """The schema of a file, "FILE" of Avro or "FILE:MESSAGE" of Protobuf; None for another kind.
+    """Returns the schema in a file: "FILE" of Avro or "FILE:MESSAGE" of Protobuf; None for another kind.
 
-    `framed`: Protobuf bytes begin with the indexes of the message type. They are skipped, since the message name is
-    given. Raises ConfigError and MissingExtra.
+    With `framed`, Protobuf bytes start with the indexes of the message type, which are skipped. Raises ConfigError and
+    MissingExtra.
     """
     if kind == "avro":
         try:
@@ -87,15 +87,15 @@ def file_schema(kind: str, where: str, *, framed: bool) -> Optional[Schema]:
 
 
 def json_schema() -> Schema:
-    """Records of a JSON schema are JSON; the schema only restricts them."""
+    """Returns the schema of JSON records. It does not validate them."""
     return Schema("json", read_json, lambda reader: read_json)
 
 
 def read_json(data: bytes) -> Any:
     """Parses JSON.
 
-    Raises ValueError also for what would change: NaN and infinities, numbers beyond a float, and objects with two
-    fields of one name.
+    Raises ValueError, also for JSON that would be shown differently: NaN and infinities, numbers too large for a float,
+    and objects that repeat a field name.
     """
     return json.loads(data.decode(), parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_unique)
 
@@ -126,18 +126,18 @@ def _fastavro() -> Any:
 
 
 def parsed_avro(schema: Any, named: dict[str, Any], name: str) -> Any:
-    """A schema as fastavro wants it. `named` as in `avro_schema`. Raises ConfigError, MissingExtra."""
+    """Returns a schema as fastavro needs it. `named`: as for `avro_schema`. Raises ConfigError and MissingExtra."""
     fastavro = _fastavro()
     try:
         return fastavro.parse_schema(schema, named_schemas=named)
-    except Exception as error:  # the parser may raise anything for JSON that is no schema
+    except Exception as error:  # the parser may raise any class for an invalid schema
         raise ConfigError(f"{name} is not an Avro schema: {error}") from error
 
 
 def avro_schema(schema: Any, named: dict[str, Any], name: str) -> Schema:
-    """A parsed schema. `named`: the types that it refers to; its own types are added to them.
+    """Parses an Avro schema. `named` has the types that it refers to; its own types are added.
 
-    Raises ConfigError, MissingExtra.
+    Raises ConfigError and MissingExtra.
     """
     parsed = parsed_avro(schema, named, name)
     fastavro = _fastavro()
@@ -162,7 +162,7 @@ def avro_schema(schema: Any, named: dict[str, Any], name: str) -> Schema:
 
 
 def as_reader_schema(given: Any) -> Any:
-    """What `Schema.decoder` takes, made of an Avro schema (JSON text, or what it parses to) or of a message class.
+    """Returns the reader schema for `Schema.decoder`, from an Avro schema (JSON text or parsed) or a message class.
 
     Raises ConfigError and MissingExtra.
     """
@@ -182,7 +182,7 @@ def as_reader_schema(given: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Avro values without a JSON type, as text: times in ISO 8601, bytes in base64, decimals with all digits."""
+    """Turns Avro values without a JSON type into text: ISO 8601 times, base64 bytes, decimals with all digits."""
     if isinstance(value, dict):
         return {str(name): _plain(inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -202,9 +202,10 @@ def _plain(value: Any) -> Any:
 
 
 def protobuf_schema(files: Sequence[tuple[str, bytes]], name: str) -> Schema:
-    """The message types of a file: (import path, FileDescriptorProto as bytes), the file itself last.
+    """Returns the schema of a Protobuf file.
 
-    Raises ConfigError, MissingExtra.
+    `files`: (import path, FileDescriptorProto as bytes) of its imports, and of the file itself at the end. Raises
+    ConfigError and MissingExtra.
     """
     google = _protobuf()
     try:
@@ -242,7 +243,7 @@ def _protobuf_schema(google: Any, parse: Callable[..., Any]) -> Schema:
 
 
 def _protobuf() -> Any:
-    """Returns the package `google.protobuf` with the modules that this one uses."""
+    """Imports and returns `google.protobuf` with the modules used here."""
     try:
         from google import protobuf
         from google.protobuf import (  # noqa: F401 - the *_pb2 add Google's own types to the default pool
@@ -283,7 +284,7 @@ def _message(kind: Any, data: bytes) -> Any:
 
 
 def _add(google: Any, pool: Any, files: Mapping[str, Any], path: str, under: tuple[str, ...]) -> None:
-    """Adds a file after the files that it imports. The package has Google's own files."""
+    """Adds a file to the pool, after the files that it imports. Google's own files come with the package."""
     if path in under:
         raise ValueError(f"{path} imports itself")
     try:
@@ -301,7 +302,7 @@ def _add(google: Any, pool: Any, files: Mapping[str, Any], path: str, under: tup
 
 
 def _indexes(data: bytes) -> tuple[list[int], bytes]:
-    """(the indexes of a message type in its file, the bytes after them). A single zero means the first type."""
+    """Returns the indexes of a message type in its file, and the bytes after them. A single zero is the first type."""
     found: list[int] = []
     try:
         count, at = varint(data, 0)

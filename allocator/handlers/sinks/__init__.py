@@ -1,9 +1,7 @@
-"""Effects in the user's database, exactly once: the offset of a record is stored in the transaction of its effects.
+"""Stores effects in the user's database exactly once: the offset of a record is in the transaction of its effects.
 
-In: batches and records of a consumer, with their fences, and functions of the user's that write the effects.
-Out: rows of one table in the user's database.
-Uses the standard library's sqlite3, or SQLAlchemy (the extra `sql`), and threads of the event loop's executor for what
-blocks. No Kafka, no ZooKeeper.
+A sink writes the effects of batches and records through a function of the user's, and one row for each partition. It
+uses sqlite3 or SQLAlchemy (the extra `sql`), and threads for blocking calls. It does not use Kafka or ZooKeeper.
 """
 
 from allocator.core.consumer import OffsetSink, SinkClaim, SinkOffset

@@ -1,14 +1,15 @@
-"""What every sink does: one row for each partition of a group, with the next offset and the owner that may write.
+"""The base of all sinks: one row for each partition of a group, with the next offset and the owner that may write.
 
-Guarantee: the effects of each record are in the database exactly once, if all effects go through `write`, in the order
-of the log, and if the partitions' owners are exclusive as docs/guarantees.md says. A transaction has the effects and
-the offset after them, so both are stored or neither is. A row names one owner. Only that owner may write, whatever a
-process believes that was frozen for a minute.
+Guarantee: the effects of each record are in the database exactly once, if all effects go through `write` in the order
+of the log, and if the owners of partitions are exclusive as docs/guarantees.md describes. A transaction contains the
+effects and the offset after them, so both are stored or neither is. Only the owner that the row names may write, so a
+process that was frozen for a minute cannot.
 
-An owner registers before it reads its first record. Its fence decides: a row with a lower fence is of a former owner. A
-row with a higher fence, or with the same one of another owner, is of a later owner, or the numbers have fallen back
-(an ensemble came back without its data; Kafka forgot the group). The owner then asks its group once more. If the group
-confirms the claim after the row was read, no later owner can exist, and the owner replaces exactly that row.
+An owner registers before it reads its first record, and its fencing token decides. A row with a lower token belongs to
+a former owner. A row with a higher token, or with the same token of another owner, belongs to a later owner, or the
+tokens have restarted (an ensemble came back without its data; Kafka forgot the group). Then the owner asks its group
+once more. If the group confirms the claim after the row was read, no later owner can exist, and the owner replaces
+exactly that row.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Parameters = Mapping[str, Any]
 Connection = TypeVar("Connection")
 Unit = TypeVar("Unit", bound=Union[Batch, Record])
 
-# in the words that SQLite and PostgreSQL share, with the placeholders that sqlite3 and SQLAlchemy share
+# SQL that SQLite and PostgreSQL share, with placeholders that sqlite3 and SQLAlchemy share
 CREATE = """CREATE TABLE IF NOT EXISTS {table} (
     group_id TEXT NOT NULL, topic TEXT NOT NULL, part INTEGER NOT NULL, next_offset BIGINT,
     leader_epoch INTEGER, fence BIGINT NOT NULL, owner TEXT NOT NULL, topic_id TEXT,
@@ -53,7 +54,7 @@ REWIND = """UPDATE {table} SET next_offset = :next_offset, leader_epoch = NULL, 
 
 
 class _Owned(NamedTuple):
-    """What this process registered of a partition."""
+    """This process's registration for a partition."""
 
     fence: int
     owner: str
@@ -68,7 +69,7 @@ class _Row(NamedTuple):
 
 
 class TransactionalSink(Generic[Connection]):
-    """Offsets of one group in a database, for one consumer at a time. Pass it to `Consumer(sink=...)`.
+    """Stores the offsets of one group in a database, for one consumer at a time. Pass it to `Consumer(sink=...)`.
 
         sink = SqliteSink("orders.db")
 
@@ -79,8 +80,8 @@ class TransactionalSink(Generic[Connection]):
             async for batch in consumer:
                 await sink.write_async(batch, store)
 
-    `write` may be called from any thread. A partition's records are written in the order of the log, one call at a
-    time, as `async for` does it, and the daemon with ordering "partition".
+    `write` may be called from any thread. Write the records of a partition in the order of the log, one call at a time.
+    `async for` and the daemon with ordering "partition" do so.
     """
 
     def __init__(self, table: str) -> None:
@@ -91,7 +92,7 @@ class TransactionalSink(Generic[Connection]):
         self.table = table
         self._group: str | None = None
         self._owned: dict[TopicPartition, _Owned] = {}
-        # what the last write of each partition tried to store: its first offset, and the offset after it
+        # partition -> first and end offset of its last write, which may have failed
         self._tried: dict[TopicPartition, tuple[int, int]] = {}
         self._prepared = False
 
@@ -110,7 +111,7 @@ class TransactionalSink(Generic[Connection]):
         raise NotImplementedError
 
     def _errors(self) -> tuple[type[Exception], ...]:
-        """What the database's driver raises."""
+        """Returns the classes of errors that the database's driver raises."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -122,13 +123,13 @@ class TransactionalSink(Generic[Connection]):
     def write(self, unit: Unit, effects: Callable[[Connection, Unit], object]) -> bool:
         """Calls `effects(connection, unit)` and stores the offset after `unit`, in one transaction.
 
-        `unit` is a batch or a record, as the consumer delivered it. After an error the same unit may be written again:
-        what an earlier try has stored is left out, so that `effects` gets the rest of the batch, or is not called.
-        Returns whether it was called. `effects` must not commit or roll back.
+        `unit` is a batch or a record, as the consumer delivered it. After an error you may write the same unit again:
+        records that an earlier attempt has stored are left out, so `effects` gets the rest of the batch, or is not
+        called. Returns whether it was called. `effects` must not commit or roll back.
 
-        Raises `Fenced` when the partition has had another owner since: nothing of this unit is stored, and the new
-        owner stores it. Raises `AlreadyStored` for a unit that comes out of turn. What the database or `effects` raise
-        comes out unchanged; nothing is stored then, unless the answer to the commit was lost.
+        Raises `Fenced` if the partition has had another owner since: nothing of this unit is stored, and the new owner
+        stores it. Raises `AlreadyStored` for a unit out of order. Errors of the database and of `effects` are raised
+        unchanged. Then nothing is stored, unless the response to the commit was lost.
         """
         partition, start, end = _extent(unit)
         owned = self._owned.get(partition)
@@ -158,11 +159,11 @@ class TransactionalSink(Generic[Connection]):
         return True
 
     async def write_async(self, unit: Unit, effects: Callable[[Connection, Unit], object]) -> bool:
-        """As `write`, in a thread, so that the event loop goes on."""
+        """Like `write`, in a thread."""
         return await asyncio.to_thread(self.write, unit, effects)
 
     def offsets(self, group: str) -> dict[TopicPartition, int]:
-        """The next offset of each partition of which something is stored. Raises `SinkError`."""
+        """Returns the next offset of each partition that has one. Raises `SinkError`."""
         with self._mapped_errors():
             self._prepare()
             with self._transaction() as connection:
@@ -180,19 +181,19 @@ class TransactionalSink(Generic[Connection]):
     ) -> dict[TopicPartition, SinkOffset]:
         """Registers `owner` for these partitions, and returns the next offsets of those that have one.
 
-        Caller: the consumer, before it reads. `confirm` returns whether the claims still stood after it was called.
-        Raises `SinkError`, ConfigError when the sink already works for another group.
+        The consumer calls it before it reads. `confirm` returns whether the claims were still valid after its call.
+        Raises `SinkError`, and ConfigError if the sink already serves another group.
         """
         if self._group not in (None, group):
-            raise ConfigError(f"this sink keeps the offsets of group {self._group!r}; make another one for {group!r}")
+            raise ConfigError(f"this sink serves group {self._group!r}; create another one for group {group!r}")
         self._group = group
         found, doubtful = await asyncio.to_thread(self._register, owner, claims, {})
         if doubtful:
             if not await confirm():
                 raise SinkError(f"{self._names(doubtful)}: the group does not confirm that this member owns them")
             log.warning(
-                "%s: %s: the table has owners with fences that are not lower than ours, but the group confirms that "
-                "this member is the owner: the numbers have fallen back, perhaps with the data of the ensemble",
+                "%s: %s: the table has owners with fences that are not lower than this member's, but the group "
+                "confirms that it is the owner: the fences have restarted, perhaps because the ensemble lost its data",
                 group,
                 self._names(doubtful),
             )
@@ -203,9 +204,9 @@ class TransactionalSink(Generic[Connection]):
         return found
 
     async def rewind(self, partition: TopicPartition, offset: int, topic_id: Any = None) -> None:
-        """Lets records from this lower offset on be stored again, because they have other contents or you request it.
+        """Allows records from this lower offset on to be stored again.
 
-        The consumer calls it when the log was cut or the topic was created again. Call it yourself before
+        The consumer calls it when the log was truncated or the topic was created again. Call it yourself before
         `Consumer.seek` to a lower offset. Raises `Fenced` or `SinkError`.
         """
         await asyncio.to_thread(self._rewind, partition, offset, topic_id)
@@ -215,12 +216,12 @@ class TransactionalSink(Generic[Connection]):
     def _register(
         self, owner: str, claims: Mapping[TopicPartition, SinkClaim], overruled: Mapping[TopicPartition, _Owned]
     ) -> tuple[dict[TopicPartition, SinkOffset], dict[TopicPartition, _Owned]]:
-        """The next offsets of the partitions that this owner registered, and the present owners of the others."""
+        """Returns the next offsets of the registered partitions, and the current owners of the others."""
         assert self._group is not None
         with self._mapped_errors():
             self._prepare()
             with self._transaction() as connection:
-                # in one order, or two owners could wait for each other's rows
+                # sorted, or two owners could wait for each other's rows
                 wanted = sorted(claims)
                 self._run(connection, INSERT, [self._key(partition) for partition in wanted])
                 before = self._read(connection, self._group)
@@ -231,7 +232,7 @@ class TransactionalSink(Generic[Connection]):
                         changes.append(self._registration(partition, claim, owner, row))
                 if changes:
                     self._run(connection, REGISTER, changes)
-                # read again: our change holds the rows, so that no other owner can store beyond these offsets
+                # read again: the update locks the rows, so no other owner can store beyond these offsets
                 after = self._read(connection, self._group)
         found: dict[TopicPartition, SinkOffset] = {}
         doubtful = {}
@@ -251,7 +252,7 @@ class TransactionalSink(Generic[Connection]):
         anew = row.topic_id is not None and topic_id != row.topic_id
         if anew and row.next_offset is not None:
             log.warning(
-                "%s:%d: the table is at offset %d of a topic that was deleted and created again; it begins anew",
+                "%s:%d: the table has offset %d of a topic that was deleted and created again; it is discarded",
                 *partition,
                 row.next_offset,
             )
@@ -277,7 +278,7 @@ class TransactionalSink(Generic[Connection]):
         self._tried.pop(partition, None)
 
     def _stored(self, connection: Connection, key: Parameters, owned: _Owned) -> int:
-        """The next offset, -1 if nothing is stored. Raises `Fenced` when the row is another owner's."""
+        """Returns the next offset, -1 if nothing is stored. Raises `Fenced` if the row belongs to another owner."""
         row = self._run(connection, SELECT, key).fetchone()
         partition = TopicPartition(key["topic"], key["part"])
         if row is None:
@@ -310,7 +311,7 @@ class TransactionalSink(Generic[Connection]):
             with self._transaction() as connection:
                 self._run(connection, CREATE, {})
         except self._errors():
-            # PostgreSQL refuses the second of two that create the table at the same time
+            # of two processes that create the table at the same time, PostgreSQL refuses one
             with self._transaction() as connection:
                 self._read(connection, "")
         self._prepared = True
@@ -320,7 +321,7 @@ class TransactionalSink(Generic[Connection]):
         try:
             yield
         except self._errors() as error:
-            raise SinkError(f"table {self.table}: the database did not do what the sink asked: {error}") from error
+            raise SinkError(f"table {self.table}: the database failed: {error}") from error
 
     def _key(self, partition: TopicPartition) -> dict[str, Any]:
         return {"group_id": self._group, "topic": partition.topic, "part": partition.partition}
@@ -334,7 +335,7 @@ class TransactionalSink(Generic[Connection]):
 
 
 def _extent(unit: Batch | Record) -> tuple[TopicPartition, int, int]:
-    """The partition, the first offset and the offset after the last."""
+    """Returns the partition, the first offset and the offset after the last record."""
     partition = TopicPartition(unit.topic, unit.partition)
     if isinstance(unit, Batch):
         return partition, unit.base_offset, unit.next_offset
@@ -342,7 +343,7 @@ def _extent(unit: Batch | Record) -> tuple[TopicPartition, int, int]:
 
 
 def _supersedes(claim: SinkClaim, owner: str, row: _Row, overruled: _Owned | None) -> bool:
-    """Whether this owner may take the row's place."""
+    """Returns whether this owner may replace the row."""
     if row.fence != claim.fence:
         return row.fence < claim.fence or (row.fence, row.owner) == overruled
     return row.owner == owner or (row.fence, row.owner) == overruled

@@ -1,4 +1,4 @@
-"""A sink in PostgreSQL, through SQLAlchemy Core (the extra `sql`)."""
+"""Stores offsets and effects in PostgreSQL, through SQLAlchemy Core (the extra `sql`)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class SqlSink(TransactionalSink["sqlalchemy.Connection"]):
-    """Offsets and effects in one PostgreSQL database.
+    """Stores offsets and effects in one PostgreSQL database.
 
-    `engine` is a SQLAlchemy Engine, or a URL such as "postgresql+psycopg://user@host/shop". `effects` get a SQLAlchemy
-    Connection. If a process stands still inside a transaction, PostgreSQL ends its session after `idle_timeout_s`
-    seconds, or the rows that it has locked would stop the next owner (None: as the server is configured).
+    `engine` is a SQLAlchemy Engine, or a URL such as "postgresql+psycopg://user@host/shop". `effects` gets a SQLAlchemy
+    Connection. If a process hangs inside a transaction, PostgreSQL ends its session after `idle_timeout_s` seconds;
+    otherwise its locked rows would block the next owner. None: as the server is configured.
 
-    Raises `MissingExtra` without SQLAlchemy, ConfigError for another database.
+    Raises `MissingExtra` without SQLAlchemy, and ConfigError for another database.
     """
 
     def __init__(self, engine: Any, *, table: str = "allocator_offsets", idle_timeout_s: float | None = 60.0) -> None:
@@ -30,7 +30,7 @@ class SqlSink(TransactionalSink["sqlalchemy.Connection"]):
         except ImportError as error:
             raise MissingExtra("SqlSink needs SQLAlchemy: pip install 'zk-partition-allocator[sql]'") from error
         self._ours = isinstance(engine, str)
-        # a server that was restarted is noticed before a write, not by its failure
+        # the ping detects a restarted server before a write fails
         made = sqlalchemy.create_engine(engine, pool_pre_ping=True) if isinstance(engine, str) else engine
         if made.dialect.name != "postgresql":
             raise ConfigError(f"SqlSink is for PostgreSQL, not {made.dialect.name}; SqliteSink is for files of SQLite")
@@ -40,7 +40,7 @@ class SqlSink(TransactionalSink["sqlalchemy.Connection"]):
         self._idle_timeout_s = idle_timeout_s
 
     def close(self) -> None:
-        """Closes the connections of an engine that the sink made of a URL."""
+        """Closes the connections if the sink created the engine from a URL."""
         if self._ours:
             self.engine.dispose()
 
@@ -61,10 +61,10 @@ class SqlSink(TransactionalSink["sqlalchemy.Connection"]):
         super()._prepare()
 
     def _refuse_autocommit(self) -> None:
-        """Raises ConfigError if each statement is a transaction of its own: a stale owner's effect would stay.
+        """Raises ConfigError if each statement is its own transaction: the effects of a former owner would stay.
 
-        Asks the server, because an engine, its URL and its pool can each set the mode: a setting that is made for one
-        transaction is gone in the next statement.
+        It checks with the server, because an engine, its URL and its pool can each set the mode. With autocommit, a
+        setting for one transaction is gone in the next statement.
         """
         with self._transaction() as connection:
             self._execute(connection, "SELECT set_config('allocator.transaction', 'open', true)", {})
@@ -72,7 +72,7 @@ class SqlSink(TransactionalSink["sqlalchemy.Connection"]):
             if mode.scalar() != "open":
                 raise ConfigError(
                     f"the engine of this SqlSink ({self.engine.url!r}) commits each statement by itself, so effects "
-                    "would be stored without their offset, and by stale owners: make it without AUTOCOMMIT"
+                    "would be stored without their offset, and by former owners: create it without AUTOCOMMIT"
                 )
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""A sink in a file of SQLite, by the standard library."""
+"""Stores offsets and effects in an SQLite file, with the standard library."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from allocator.handlers.sinks.sink import Parameters, TransactionalSink
 
 
 class SqliteSink(TransactionalSink[sqlite3.Connection]):
-    """Offsets and effects in one file of SQLite, for members on one machine.
+    """Stores offsets and effects in one SQLite file, for members on one machine.
 
-    `effects` get a `sqlite3.Connection`. One transaction at a time writes to the file, of all processes together; a
-    process waits for its turn `busy_timeout_s` seconds, then `write` raises sqlite3.OperationalError, and the unit may
-    be written again.
+    `effects` gets a `sqlite3.Connection`. SQLite allows one writing transaction for all processes together. A process
+    waits for it for `busy_timeout_s` seconds. Then `write` raises sqlite3.OperationalError, and you may write the unit
+    again.
     """
 
     def __init__(self, path: str, *, table: str = "allocator_offsets", busy_timeout_s: float = 30.0) -> None:
@@ -52,7 +52,7 @@ class SqliteSink(TransactionalSink[sqlite3.Connection]):
                     self.path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
                 )
             connection = self._connection
-            # takes the write lock at once: a transaction that has read first may fail to get it later
+            # IMMEDIATE takes the write lock at once: a transaction that reads first may fail to get it later
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection

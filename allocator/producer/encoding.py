@@ -98,7 +98,7 @@ def encode(batch: Batch, zstd: bool = True, target: int = TARGET_BYTES) -> Itera
         for part, codec, data in batch.encoded():
             if codec == _ZSTD and not zstd:
                 codec, data = _GZIP, None
-            whole = None if data is None else _as_it_came(part, data)
+            whole = None if data is None else _unchanged(part, data)
             for encoded in written(iter(part), codec, target) if whole is None else (whole,):
                 if encoded.size > MOST_BYTES:
                     raise BatchTooLarge(batch.topic, batch.partition, encoded)
@@ -113,7 +113,7 @@ def encode(batch: Batch, zstd: bool = True, target: int = TARGET_BYTES) -> Itera
         yield waiting._replace(next=batch.next_offset)
 
 
-def _as_it_came(part: Batch, data: memoryview) -> Encoded | None:
+def _unchanged(part: Batch, data: memoryview) -> Encoded | None:
     """Returns the batch with its payload unchanged, or None if a broker would refuse it from a producer.
 
     A broker refuses batches with gaps, which compaction leaves, and timestamps that a broker set.

@@ -221,7 +221,7 @@ class BatchSender(Generic[B]):
         self._under_way: dict[int, int] = defaultdict(int)  # leader -> requests in flight
         self._ready: dict[TopicPartition, None] = {}  # partitions with batches to send, the next one first
         self._wait_s: float | None = None
-        self._hurry = 0
+        self._drains = 0
         self._look_up: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._progress = asyncio.Event()
@@ -339,14 +339,14 @@ class BatchSender(Generic[B]):
     async def drained(self, partitions: Iterable[TopicPartition]) -> None:
         """Waits until all batches of these partitions are acknowledged or dropped, or until `run` has ended."""
         wanted = list(partitions)
-        self._hurry += 1
+        self._drains += 1
         self._wake.set()
         try:
             while not (self.stopped or all(map(self.idle, wanted))):
                 self._progress.clear()
                 await self._progress.wait()
         finally:
-            self._hurry -= 1
+            self._drains -= 1
 
     # -- sending --------------------------------------------------------------------------------------------------
 
@@ -385,7 +385,7 @@ class BatchSender(Generic[B]):
                 self._refused(partition, queue, BrokerError(late, retriable=True))
                 continue
             leader = self._client.leader(partition)
-            resume_at = queue.resume_at if self._hurry else max(queue.resume_at, item.ready_at)
+            resume_at = queue.resume_at if self._drains else max(queue.resume_at, item.ready_at)
             if leader is None:
                 leaderless.add(partition.topic)
                 later.append(self._client.retry_backoff_s)

@@ -189,7 +189,7 @@ class Plans(RuleBasedStateMachine):
         urgents = [each for each in self.sent if each.plan.broker.node_id == node and each.plan.urgent]
         awaited = bool(mains and (urgents or mains[0].until <= self.now))
         timed = self.now < again_at < math.inf
-        assert node is None or awaited or timed or self.planner.pressed or self.metadata.version < 3
+        assert node is None or awaited or timed or self.planner.short_of_bytes or self.metadata.version < 3
 
     @invariant()
     def a_partition_is_in_one_request(self) -> None:
@@ -281,7 +281,7 @@ def test_brokers_take_turns_while_the_budget_is_short() -> None:
     for n in range(6):
         plans, _ = planner.next(float(n))
         asked.append({plan.broker.node_id for plan in plans})
-        assert planner.pressed
+        assert planner.short_of_bytes
         for plan in plans:
             planner.ended(plan)
     assert all(len(nodes) < 3 for nodes in asked)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from reading import PATIENCE_S, fetching, next_batch
 
 from allocator.core.aio import within
-from allocator.core.fetch.position_requests import HOPELESS_S, TIMEOUT_S, PositionRequests
+from allocator.core.fetch.position_requests import TIMEOUT_S, UNRETRIABLE_PAUSE_S, PositionRequests
 from allocator.core.subscription import FetchState, RecordsLost, SubscriptionState
 from allocator.errors import AllocatorError, BrokerError, TopicAuthorizationFailed
 from allocator.types import OffsetAndMetadata, TopicPartition
@@ -112,8 +112,8 @@ async def test_a_refusal_is_reported_once_for_its_topic_and_the_others_go_on() -
     await asyncio.gather(*requests.due())
     assert requests.state.position(A0) is not None
     assert [(tp, type(error)) for tp, error in requests.faults.failed] == [(B0, TopicAuthorizationFailed)]
-    assert not requests.is_due(HOPELESS_S - 0.5)
-    assert requests.is_due(HOPELESS_S)
+    assert not requests.is_due(UNRETRIABLE_PAUSE_S - 0.5)
+    assert requests.is_due(UNRETRIABLE_PAUSE_S)
 
 
 async def test_a_failure_that_was_overtaken_does_not_delay_what_came_after_it() -> None:

@@ -123,7 +123,7 @@ class Fetcher:
     async def close(self) -> None:
         """Ends all tasks and drops fetched records. Callers that wait for a batch get `Closed`. Idempotent."""
         self._closed = True
-        self._let_go()
+        self._wake_readers()
         await self._fetching.close()
         self._ready.clear()
         self._parked.clear()
@@ -172,7 +172,7 @@ class Fetcher:
     def wake(self) -> None:
         """Called when the consumer has changed the assignment, positions or pauses."""
         self._fetching.wake()
-        self._let_go()
+        self._wake_readers()
 
     def prepare(self, partitions: Iterable[TopicPartition]) -> None:
         """Connects to the leaders of partitions that will soon be assigned."""
@@ -196,14 +196,14 @@ class Fetcher:
         """Called when `buffer` has something to deliver."""
         self._parked.pop(buffer.tp, None)
         self._ready[buffer.tp] = buffer
-        self._let_go()
+        self._wake_readers()
 
     def fail(self, tp: TopicPartition, error: AllocatorError, *, lasting: bool = False) -> None:
         """Makes `take` raise `error` until the partition is sought, reset or revoked; `lasting`: until `healed`."""
         before = self.fault(tp)
         raised = before is not None and type(before) is type(error)
         self._faults[tp] = _Fault(error, None if lasting else self._state.epoch(tp), raised)
-        self._let_go()
+        self._wake_readers()
 
     def healed(self, tp: TopicPartition) -> None:
         """Ends a lasting error of `tp`."""
@@ -224,7 +224,7 @@ class Fetcher:
     def broke(self, error: BaseException) -> None:
         """Called when an unexpected error ended fetching. Each `take` raises it, so that no caller waits for ever."""
         self.broken = error
-        self._let_go()
+        self._wake_readers()
 
     # -- delivering
 
@@ -293,7 +293,7 @@ class Fetcher:
         self._faults[tp] = _Fault(error, None if lasting else self._state.epoch(tp), True)
         self._repeat_at = time.monotonic() + self._retry_backoff_s
         self._batch_first = True
-        asyncio.get_running_loop().call_later(self._retry_backoff_s, self._let_go)
+        asyncio.get_running_loop().call_later(self._retry_backoff_s, self._wake_readers)
         return error
 
     def _next_of(self, buffer: PartitionBuffer) -> Batch | None:
@@ -313,7 +313,7 @@ class Fetcher:
                 self._fetching.wake()
                 return None
             buffer.pop()
-            if self._planner.pressed:
+            if self._planner.short_of_bytes:
                 self._fetching.wake()
             if isinstance(item, Failure):
                 raise self._raised(tp, item.error)
@@ -349,7 +349,7 @@ class Fetcher:
             state.update_position(tp, found.next_offset, self.leader_epoch(tp, found.next_offset))
         return None
 
-    def _let_go(self) -> None:
+    def _wake_readers(self) -> None:
         for waiter in self._waiting:
             _finish(waiter, True)
 

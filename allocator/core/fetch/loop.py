@@ -18,7 +18,7 @@ from allocator.core.errors import AllocatorError, BrokerError, Closed
 from allocator.core.fetch.buffer import OutOfRange, PartitionBuffer
 from allocator.core.fetch.lookups import Lookups
 from allocator.core.fetch.planner import PlannedFetch, Planner
-from allocator.core.fetch.position_requests import HOPELESS_S, Doubted, PositionFaults, PositionRequests
+from allocator.core.fetch.position_requests import UNRETRIABLE_PAUSE_S, Doubted, PositionFaults, PositionRequests
 from allocator.core.fetch.reactor import SERVED, Effects, effects_of, effects_of_failure
 from allocator.core.fetch.repeats import RepeatedFailures
 from allocator.core.subscription import SubscriptionState
@@ -33,12 +33,12 @@ SESSIONLESS: Final = 0
 # longest pause before a partition is fetched again after a retriable error
 BACKOFF_MAX_S: Final = 1.0
 # scan this many bytes of a response before other tasks run
-BREATH_BYTES: Final = 1 << 20
+MAX_SCAN_BYTES: Final = 1 << 20
 # how long to fetch from a preferred replica before the next fetch from the leader (KIP-392)
 REPLICA_LEASE_S = 300.0
 # How long to fetch from the leader without a rack after its replica failed. The leader names a dead replica until that
 # broker's session expires, and sends no records to a client that it redirects
-REPLICA_SHUNNED_S = 20.0
+REPLICA_AVOIDED_S = 20.0
 
 
 class Sink(PositionFaults, Protocol):
@@ -213,7 +213,7 @@ class FetchLoop:
             if response is None or error is not None:
                 self._failed(plan, error)
             elif plan.session.received(response) or plan.repeated:
-                self._take_apart(plan, response)
+                self._handle_response(plan, response)
             else:
                 plan.repeated = True
                 self._send(plan)
@@ -235,7 +235,7 @@ class FetchLoop:
         self._planner.ended(plan)
         self.wake()
 
-    def _take_apart(self, plan: PlannedFetch, response: FetchResponse) -> None:
+    def _handle_response(self, plan: PlannedFetch, response: FetchResponse) -> None:
         """Puts the records of each partition into its buffer."""
         parts: Iterator[tuple[TopicPartition, FetchedPartition]]
         if response.error_code:
@@ -244,30 +244,30 @@ class FetchLoop:
         else:
             self._planner.note_size(plan, sum(len(part.records) for part in response.parts))
             parts = plan.session.parts(response.parts)
-        self._take_some(plan, parts, response.API_VERSION)
+        self._handle_parts(plan, parts, response.API_VERSION)
 
-    def _take_some(
+    def _handle_parts(
         self, plan: PlannedFetch, parts: Iterator[tuple[TopicPartition, FetchedPartition]], version: int
     ) -> None:
-        """Takes the parts of a response. After `BREATH_BYTES`, other tasks run before the rest."""
-        breath = 0
+        """Takes the parts of a response. After `MAX_SCAN_BYTES`, other tasks run before the rest."""
+        scanned = 0
         for tp, part in parts:
             if tp not in plan.wanted:
                 continue
             if part.records:
                 plan.with_records.append(tp)
-                breath += len(part.records)
-            self._take_partition(plan, tp, part, version)
-            if breath > BREATH_BYTES:
-                self._tasks.start(self._take_rest(plan, parts, version))
+                scanned += len(part.records)
+            self._handle_partition(plan, tp, part, version)
+            if scanned > MAX_SCAN_BYTES:
+                self._tasks.start(self._handle_rest(plan, parts, version))
                 return
-        self._go_on(plan)
+        self._fetch_next(plan)
 
-    async def _take_rest(self, *rest: Any) -> None:
-        self._take_some(*rest)
+    async def _handle_rest(self, *rest: Any) -> None:
+        self._handle_parts(*rest)
 
-    def _take_partition(self, plan: PlannedFetch, tp: TopicPartition, part: FetchedPartition, version: int) -> None:
-        """Applies the response about one partition. `_go_on` reports its records after sending the next request."""
+    def _handle_partition(self, plan: PlannedFetch, tp: TopicPartition, part: FetchedPartition, version: int) -> None:
+        """Applies the response about one partition, except that `_fetch_next` reports its records."""
         buffer, wanted = plan.buffers[tp], plan.wanted[tp]
         if not self._planner.is_current(buffer) or buffer.fetch_offset != wanted.offset or buffer.halted:
             return  # since the request, it was sought, reset, reassigned or halted, or its records were dropped
@@ -308,7 +308,7 @@ class FetchLoop:
         if effects.need:
             buffer.need = effects.need
         if effects.leave_replica:
-            buffer.leader_until = time.monotonic() + REPLICA_SHUNNED_S
+            buffer.leader_until = time.monotonic() + REPLICA_AVOIDED_S
             node_id = partition.clear_preferred_read_replica()
             log.info("%s:%d: fetching from the leader again, not from broker %s", *tp, node_id)
         if effects.back_off:
@@ -319,7 +319,7 @@ class FetchLoop:
         if effects.validate:
             partition.request_position_validation()
         if effects.refusal is not None:
-            buffer.next_try = time.monotonic() + HOPELESS_S
+            buffer.next_try = time.monotonic() + UNRETRIABLE_PAUSE_S
             self._sink.fail(tp, effects.refusal, lasting=True)
         if effects.stop is not None:
             buffer.halt(effects.stop)
@@ -327,7 +327,7 @@ class FetchLoop:
         if effects.recreated:
             self._positions.recreated(tp)
 
-    def _go_on(self, plan: PlannedFetch) -> None:
+    def _fetch_next(self, plan: PlannedFetch) -> None:
         """Sends the next request, then reports the records. So the broker works while the consumer handles them."""
         self._planner.ended(plan)
         following = self._planner.next_of(plan.broker, time.monotonic())

@@ -22,7 +22,7 @@ URGENT_WAIT_S: Final = 0.05
 # should return at once. Higher: partitions wait longer if it does not; lower: unfair if the broker is slow
 FULL_WAIT_S: Final = 0.1
 # interval in which to check the leases of preferred replicas, which end without an event
-LEASE_LOOK_S: Final = 5.0
+LEASE_CHECK_S: Final = 5.0
 # How late a response may be before its partitions count as unreachable. Higher: reported later; lower: a busy broker
 # counts as unreachable
 LATE_S: Final = 5.0
@@ -95,20 +95,20 @@ class Planner:
         self.budget = budget
         self.leaderless: set[str] = set()
         """Topics with a partition to fetch whose leader is unknown."""
-        self.pressed = False
+        self.short_of_bytes = False
         """Whether the budget did not allow a request."""
         self._buffers: dict[TopicPartition, PartitionBuffer] = {}
         self._brokers: dict[int, BrokerPartitions] = {}
         self._broker_of: dict[TopicPartition, int] = {}
         self._seen_version = -1
         self._new_metadata = True
-        self._lease_look_at = math.inf
+        self._lease_check_at = math.inf
 
     # -- the state and the metadata
 
     def is_outdated(self, now: float) -> bool:
         """Returns whether `sync` has changes to adopt."""
-        return self._state.version != self._seen_version or now >= self._lease_look_at
+        return self._state.version != self._seen_version or now >= self._lease_check_at
 
     def metadata_changed(self) -> None:
         """Called when metadata has changed."""
@@ -148,7 +148,7 @@ class Planner:
 
     def _fetchable_by_broker(self, now: float) -> dict[int, set[TopicPartition]]:
         """Returns the partitions to fetch from each broker. Creates their buffers and divides the budget."""
-        self._lease_look_at = math.inf
+        self._lease_check_at = math.inf
         self.leaderless = set()
         broker_of: dict[TopicPartition, int] = {}
         fetchable: dict[int, set[TopicPartition]] = {}
@@ -165,7 +165,7 @@ class Planner:
             if broker is None:
                 broker = self._client.leader(tp)
             else:
-                self._lease_look_at = now + LEASE_LOOK_S
+                self._lease_check_at = now + LEASE_CHECK_S
             if broker is None:
                 self.leaderless.add(tp.topic)
                 if tp in self._broker_of:
@@ -183,9 +183,9 @@ class Planner:
 
     def next(self, now: float) -> tuple[list[PlannedFetch], float]:
         """Returns the requests to send now, and when to call this again without an event (`math.inf`: never)."""
-        self.pressed = False
+        self.short_of_bytes = False
         plans = []
-        again_at = self._lease_look_at
+        again_at = self._lease_check_at
         for broker in list(self._brokers.values()):
             plan = self._plan(broker, now)
             again_at = min(again_at, broker.again_at)
@@ -200,7 +200,7 @@ class Planner:
 
         Returns None if `sync` must come first, or if the budget is short: it may be the turn of another broker.
         """
-        if self.pressed or self._state.version != self._seen_version:
+        if self.short_of_bytes or self._state.version != self._seen_version:
             return None
         return self._plan(broker, now)
 
@@ -237,7 +237,7 @@ class Planner:
         takers = 1 + (len(others) if urgent else sum(other.main is None for other in others))
         max_bytes = self.budget.affordable(len(others), takers, self._reclaim)
         if max_bytes is None:
-            self.pressed = True
+            self.short_of_bytes = True
             return None
         version = self._client.api_version(FetchRequest)
         bounded = version is not None and version >= BOUNDED
@@ -273,7 +273,7 @@ class Planner:
             if buffer.next_try > now:
                 broker.again_at = min(broker.again_at, buffer.next_try)
             elif buffer.held >= self.budget.share:
-                self.pressed = True
+                self.short_of_bytes = True
             else:
                 wanting.append(buffer)
         return wanting

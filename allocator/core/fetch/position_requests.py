@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = 10.0
 # pause before a fetch or position request is repeated after an error that an operator must fix
-HOPELESS_S = 2.0
+UNRETRIABLE_PAUSE_S = 2.0
 
 Doubted = set[TopicPartition]
 """Partitions whose leader may have moved."""
@@ -118,7 +118,7 @@ class PositionRequests:
         """Resets a position at `offset`, which the log does not have. With reset strategy "none", returns the error."""
         if self._state.has_default_offset_reset_policy():
             self._state.request_offset_reset(tp)
-            self._resetting_from(tp, offset, "the log does not have it")
+            self._note_reset(tp, offset, "the log does not have it")
             return None
         why = "the log does not reach there and auto_offset_reset is 'none'; seek to an offset that it has"
         return PositionOutOfRange(tp.topic, tp.partition, offset, why)
@@ -131,12 +131,12 @@ class PositionRequests:
         offset = partition.position.offset
         if self._state.has_default_offset_reset_policy():
             self._state.request_offset_reset(tp)
-            self._resetting_from(tp, offset, "the topic was deleted and created again", recreated=True)
+            self._note_reset(tp, offset, "the topic was deleted and created again", recreated=True)
         else:
             partition.recreated()
             self._faults.fail(tp, PositionOfOldTopic(tp.topic, tp.partition, offset))
 
-    def _resetting_from(self, tp: TopicPartition, offset: int, why: str, *, recreated: bool = False) -> None:
+    def _note_reset(self, tp: TopicPartition, offset: int, why: str, *, recreated: bool = False) -> None:
         strategy = self._state.reset_strategy
         log.warning("%s:%d at offset %d: %s; resetting to %s", *tp, offset, why, strategy)
         self._resetting[tp] = _Resetting(offset, why, recreated, self._state.epoch(tp))
@@ -214,7 +214,7 @@ class PositionRequests:
             message = "no position for %d partitions of %s yet: %s"
             self._failures.note((names, type(error)), message, len(at), names, error)
             for tp in at:
-                self._retry(tp, requested[tp], self._client.retry_backoff_s if error.retriable else HOPELESS_S)
+                self._retry(tp, requested[tp], self._client.retry_backoff_s if error.retriable else UNRETRIABLE_PAUSE_S)
             if not error.retriable:
                 for tp in {tp.topic: tp for tp in sorted(at, reverse=True)}.values():
                     self._faults.fail(tp, error)  # once for each topic
@@ -255,7 +255,7 @@ class PositionRequests:
             if isinstance(end, BrokerError):
                 message = "%s:%d at offset %d is not validated yet: %s"
                 self._failures.note((tp, end.code), message, *tp, position.offset, end)
-                self._retry(tp, epoch, self._client.retry_backoff_s if end.retriable else HOPELESS_S)
+                self._retry(tp, epoch, self._client.retry_backoff_s if end.retriable else UNRETRIABLE_PAUSE_S)
                 doubted.add(tp)
                 if not end.retriable:
                     self._faults.fail(tp, end, lasting=True)
@@ -263,18 +263,18 @@ class PositionRequests:
             self._faults.healed(tp)
             cut = self._state.maybe_complete_validation(tp, position, end.offset, end.epoch, epoch=epoch)
             if cut is not None:
-                self._cut(cut)
+                self._truncated(cut)
             else:
                 self._retry(tp, epoch, 0.0)  # sends it again if the position has changed since the request
         return doubted
 
-    def _cut(self, what: LogTruncation) -> None:
+    def _truncated(self, what: LogTruncation) -> None:
         """Handles a truncated log, which ends before the position."""
-        tp, position, why = what.partition, what.position.offset, "the log of its new leader was cut before it"
+        tp, position, why = what.partition, what.position.offset, "the log of its new leader was truncated before it"
         if not what.resolved:
             there = None if what.divergent is None else what.divergent.offset
             self._faults.fail(tp, PositionTruncated(tp.topic, tp.partition, position, there))
         elif what.divergent is not None:
             self._report_loss(RecordsLost(tp, position, what.divergent.offset, None, None, why))
         else:
-            self._resetting_from(tp, position, why)
+            self._note_reset(tp, position, why)

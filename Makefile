@@ -12,7 +12,7 @@ WORKERS ?= $(if $(ARGS),0,4)
 # Without compiled modules on disk, each process that a test starts compiles all it imports: to collect the tests takes 11 s
 # of CPU instead of 4, in each worker.
 unexport PYTHONDONTWRITEBYTECODE
-# The rooms whose tests `make check` runs, without those that need servers.
+# The directories whose tests `make check` runs, without those that need servers.
 CHECKED := $(addprefix tests/,assignors bench fuzz groups offsets repo subscription tasks)
 
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')

@@ -163,7 +163,7 @@ def anchors(document: Path) -> list[str]:
 
 
 def test_files_and_tests_that_a_document_names_exist() -> None:
-    """`tests/room/test_x.py::test_y`, `room/file.py` and `docs/x.md`, each in back-ticks."""
+    """`tests/package/test_x.py::test_y`, `package/file.py` and `docs/x.md`, each in back-ticks."""
     wrong = []
     names = re.compile(r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|md|toml|yaml))(?:::(\w+))?`")
     for document, path, test in [(each, *found) for each in DOCUMENTS for found in names.findall(each.read_text())]:
@@ -176,7 +176,7 @@ def test_files_and_tests_that_a_document_names_exist() -> None:
 
 
 def test_the_code_that_the_coverage_page_names_exists() -> None:
-    """`room/file.py`: `name`, `name`: each name is in that file."""
+    """`package/file.py`: `name`, `name`: each name is in that file."""
     page = ROOT / "docs" / "coverage.md"
     wrong = []
     for path, names in re.findall(r"`((?:[\w.-]+/)+\w+\.py)`: ((?:`[\w.]+`(?:, )?)+)", page.read_text()):

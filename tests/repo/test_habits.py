@@ -114,8 +114,8 @@ def test_the_map_of_the_code_names_files_that_are_there() -> None:
     assert files
     for file in files:
         assert (ROOT / file).is_file() or (ROOT / "allocator" / file).is_file(), file
-    for room in re.findall(r"`(\w+)/`", table):
-        assert (ROOT / "allocator" / room).is_dir(), room
+    for package in re.findall(r"`(\w+)/`", table):
+        assert (ROOT / "allocator" / package).is_dir(), package
 
 
 def test_the_changelog_has_the_sections_that_contributors_are_told_of() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from repository import module_name, sources
 
-# packages that an extra installs for these rooms
+# packages that an extra installs for these
 EXTRA_ROOMS = {"spark", "testing", "web"}
 HEAVY = (
     "msgspec",

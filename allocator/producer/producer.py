@@ -21,7 +21,7 @@ from allocator.types import TopicPartition
 
 # The broker has lost its state of the producer, for example because retention deleted the producer's last record. It
 # stored nothing and accepts the batch under a new epoch. 0.11 sends the first of these codes then
-FORGOTTEN = frozenset((ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID))
+STATE_LOST = frozenset((ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID))
 
 
 class DeliveryFailed(AllocatorError):
@@ -180,7 +180,7 @@ class Producer:
             partitions = self._client.partitions(topic)
             if partitions:
                 return partitions
-            await self._client.send_any(_creating(topic))
+            await self._client.send_any(_creation_request(topic))
             if time.monotonic() > deadline:
                 raise TopicNotFound([topic])
             await asyncio.sleep(self._client.retry_backoff_s)
@@ -225,7 +225,7 @@ class Producer:
             batch.delivered.set_result(None)
 
     def _refused(self, partition: TopicPartition, queue: PartitionQueue[_RecordBatch], error: BrokerError) -> None:
-        if error.code not in FORGOTTEN or not queue.begin_epoch():
+        if error.code not in STATE_LOST or not queue.start_epoch():
             self._fail(partition, queue, error)
 
     def _fail(self, partition: TopicPartition, queue: PartitionQueue[_RecordBatch], error: AllocatorError) -> None:
@@ -250,7 +250,7 @@ class Producer:
             self._fail(partition, queue, known)
 
 
-def _creating(topic: str) -> Any:
+def _creation_request(topic: str) -> Any:
     """Returns a metadata request that makes brokers create the topic, if auto.create.topics.enable is set."""
     return MetadataRequest(
         topics=[MetadataRequest.MetadataRequestTopic(name=topic)],

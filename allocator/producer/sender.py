@@ -35,9 +35,9 @@ REQUEST_BYTES: Final = 4 << 20
 # seconds between two calls of `may_send` while it returns False
 ASK_AGAIN_S: Final = 0.1
 
-LOST: Final = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.UNKNOWN_PRODUCER_ID))
+SEQUENCE_LOST: Final = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.UNKNOWN_PRODUCER_ID))
 # the broker may have stored the batch
-UNSURE: Final = frozenset(
+MAYBE_WRITTEN: Final = frozenset(
     (ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
 )
 LAST_EPOCH: Final = 0x7FFF
@@ -99,7 +99,7 @@ class PartitionQueue(Generic[B]):
     waiting: deque[Pending[B]] = field(default_factory=deque)
     unanswered: int = 0
     """Requests in flight."""
-    most: int = 1
+    max_sent: int = 1
     """Maximum of `sent`. Starts at 1, because brokers accept any sequence in the first batch of a new producer."""
     broken: bool = False
     """Whether a batch of `sent` failed: nothing is sent until all responses are there."""
@@ -133,7 +133,7 @@ class PartitionQueue(Generic[B]):
         if error.code == ErrorCode.CORRUPT_MESSAGE:
             item.corrupt += 1
             again = item.corrupt < CORRUPT_TRIES
-        if first and (error.code in LOST or (misplaced and not self.broken)):
+        if first and (error.code in SEQUENCE_LOST or (misplaced and not self.broken)):
             again = False
             error = SequenceLost(f"{error}; create a new producer", code=error.code, retriable=True)
         if first or self.error is None:
@@ -149,7 +149,7 @@ class PartitionQueue(Generic[B]):
         self.sent.clear()
         self.broken = self.refused = False
 
-    def begin_epoch(self) -> bool:
+    def start_epoch(self) -> bool:
         """Numbers the batches from 0 under the next epoch of the producer, as Java's producer does.
 
         Returns False if a broker may have stored one of them: it would store that batch again under the new number.
@@ -159,7 +159,7 @@ class PartitionQueue(Generic[B]):
             return False
         self.epoch += 1
         # the broker accepts any number first in an epoch, so batch 0 must be sent alone
-        self.sequence, self.most = 0, 1
+        self.sequence, self.max_sent = 0, 1
         for item in items:
             item.sequence = None
         return True
@@ -393,7 +393,7 @@ class BatchSender(Generic[B]):
             if now < resume_at:
                 later.append(resume_at - now)
                 continue
-            if queue.broken or self._under_way[leader] >= UNDER_WAY or len(queue.sent) >= queue.most:
+            if queue.broken or self._under_way[leader] >= UNDER_WAY or len(queue.sent) >= queue.max_sent:
                 continue
             if sizes[leader] and sizes[leader] + item.batch.size > REQUEST_BYTES:
                 continue
@@ -444,10 +444,10 @@ class BatchSender(Generic[B]):
             code, base = codes.get(partition, (ErrorCode.UNKNOWN_SERVER_ERROR, -1))
             if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
                 item.offset, item.maybe_written, queue.tries = -1 if code else base, True, 0
-                queue.most = 1 if queue.producer < 0 else UNDER_WAY
+                queue.max_sent = 1 if queue.producer < 0 else UNDER_WAY
             else:
                 failed.add(partition.topic)
-                item.maybe_written |= lost is not None or code in UNSURE
+                item.maybe_written |= lost is not None or code in MAYBE_WRITTEN
                 queue.failed(item, lost or for_code(code, f"{partition.topic}:{partition.partition}"))
             self._settle(partition, queue)
         self._progress.set()

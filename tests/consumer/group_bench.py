@@ -81,6 +81,19 @@ async def forever(_: Any = None) -> None:
     await asyncio.Event().wait()
 
 
+class Stubborn:
+    """A function of a generation that returns only when `may_go` is set."""
+
+    def __init__(self) -> None:
+        self.may_go = asyncio.Event()
+
+    async def __call__(self, _: Any = None) -> None:
+        try:
+            await forever()
+        finally:
+            await self.may_go.wait()
+
+
 class Ledger:
     """The recorded work in order, and violations."""
 

@@ -22,7 +22,6 @@ from allocator.core.consumer import client_of
 from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import (
     AllocatorError,
-    BrokersUnavailable,
     Closed,
     CommitFailed,
     DeserializationError,
@@ -348,13 +347,6 @@ async def test_a_topic_that_comes_later_is_waited_for(kafka_cluster: LocalCluste
         assert sorted(await read(consumer, 10)) == list(range(10))
 
 
-@through_zookeeper
-async def test_brokers_that_cannot_be_reached_are_named(setting: Setting) -> None:
-    consumer = setting.consumer(brokers="127.0.0.1:1", connect_timeout_s=3.0)
-    with pytest.raises(BrokersUnavailable, match=r"127\.0\.0\.1:1"):
-        await consumer.start()
-
-
 @contextlib.asynccontextmanager
 async def own_cluster(cluster_factory: Callable[..., LocalCluster], **options: Any) -> AsyncIterator[LocalCluster]:
     yield await in_thread(lambda: cluster_factory(**options))
@@ -375,38 +367,6 @@ async def test_a_broker_that_is_down_at_start_is_waited_for(
             assert sorted(await read(consumer, 10)) == list(range(10))
         finally:
             await consumer.close()
-
-
-@pytest.mark.deadline(120)
-async def test_zookeeper_killed_and_restarted_under_load(
-    cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str], group: str
-) -> None:
-    """Two consumers pause and continue. They lose no record, repeat none and move no partition."""
-    async with own_cluster(cluster_factory, kafka="3.9.1", heap="385m") as cluster:
-        setting = Setting(cluster, topic_factory(4, cluster=cluster), group)
-        seen: list[int] = []
-        stop = asyncio.Event()
-
-        async def work(consumer: Consumer) -> None:
-            while not stop.is_set():
-                batch = await consumer.getbatch(0.2)
-                seen.extend(int(record.value) for record in batch or ())
-
-        async with setting.consumer() as a, setting.consumer() as b:
-            await owns(a, 2)
-            await owns(b, 2)
-            workers = [asyncio.ensure_future(work(consumer)) for consumer in (a, b)]
-            await setting.produce(0, 1000)
-            generation = a.generation
-            await in_thread(cluster.zookeepers[0].kill)
-            await asyncio.sleep(1.0)
-            await in_thread(cluster.zookeepers[0].start)
-            await setting.produce(1000, 2000)
-            await wait_until_async(lambda: len(seen) >= 2000, 40, lambda: f"2000 records, not {len(seen)}")
-            stop.set()
-            await asyncio.gather(*workers)
-            assert sorted(seen) == list(range(2000))
-            assert a.generation == generation
 
 
 @pytest.mark.deadline(150)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from fake_broker import SILENT, FakeBroker
-from group_bench import COMMIT, FETCH, HEARTBEAT, JOIN, LEAVE, SYNC, GroupServer, forever
+from group_bench import COMMIT, FETCH, HEARTBEAT, JOIN, LEAVE, SYNC, GroupServer, Stubborn, forever
 
 from allocator import ConsumerGroup, Generation, GenerationEnded, GroupClosed, TopicPartition
 from allocator.errors import AllocatorError, BrokerError, BrokersUnavailable, CommitFailed
@@ -105,14 +105,7 @@ async def test_one_generation_goes_to_one_caller_and_a_cancelled_caller_takes_no
 async def test_the_member_joins_again_under_its_id_once_every_function_has_returned() -> None:
     async with GroupServer() as broker, broker.group(join_backoff_s=1000) as group:
         generation = await group.next()
-        may_go = asyncio.Event()
-
-        async def stubborn() -> None:
-            try:
-                await forever()
-            finally:
-                await may_go.wait()
-
+        stubborn = Stubborn()
         generation.start(stubborn())
         generation.start(asyncio.sleep(0), name="reader")
         waiting = asyncio.ensure_future(group.next())
@@ -120,7 +113,7 @@ async def test_the_member_joins_again_under_its_id_once_every_function_has_retur
         await seen(broker, HEARTBEAT, len(broker.requests(HEARTBEAT)) + 3)  # the group keeps the member
         assert len(broker.requests(JOIN)) == 2
         assert not waiting.done()
-        may_go.set()
+        stubborn.may_go.set()
         following = await waiting
         assert (following.id, following.member_id) == (2, generation.member_id)
         assert [r.member_id for r in broker.requests(JOIN)] == ["", "member-1", "member-1"]
@@ -177,20 +170,13 @@ async def test_no_join_is_sent_while_a_function_goes_on_not_even_by_who_has_no_p
 ) -> None:
     async with GroupServer() as broker, broker.group(topics=topics, join_backoff_s=1000) as group:
         generation = await group.next()
-        may_go = asyncio.Event()
-
-        async def stubborn() -> None:
-            try:
-                await forever()
-            finally:
-                await may_go.wait()
-
+        stubborn = Stubborn()
         generation.start(stubborn())
         broker.codes[HEARTBEAT] = [code]
         await generation.wait()
         await asyncio.sleep(0.1)
         assert len(broker.requests(JOIN)) == 2
-        may_go.set()
+        stubborn.may_go.set()
         assert (await group.next()).member_id == ("member-1" if code == REBALANCE else "member-2")
 
 

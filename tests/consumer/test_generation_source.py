@@ -7,7 +7,7 @@ import uuid
 from typing import Any
 
 import pytest
-from group_bench import forever
+from group_bench import Stubborn, forever
 
 from allocator import ConsumerGroup, ConsumerGroupConfig, Generation, OffsetAndMetadata, TopicPartition
 from allocator.compat.generation import PartitionStart
@@ -83,14 +83,7 @@ async def test_a_generation_commits_with_the_topics_id() -> None:
 async def test_what_the_membership_waits_for_returns_when_every_function_has(call: str) -> None:
     tracker = GenerationTracker()
     generation = begin(tracker, 0, 1)
-    may_go = asyncio.Event()
-
-    async def stubborn() -> None:
-        try:
-            await forever()
-        finally:
-            await may_go.wait()
-
+    stubborn = Stubborn()
     generation.start(stubborn())
     tracker.settle(PendingGeneration(1, "m", parts(0)))
     argument: Any = "a rebalance" if call == "ending" else parts(0)
@@ -99,7 +92,7 @@ async def test_what_the_membership_waits_for_returns_when_every_function_has(cal
     assert generation.done
     assert tracker.pending is None
     assert not waiting.done()
-    may_go.set()
+    stubborn.may_go.set()
     await waiting
 
 

@@ -6,12 +6,12 @@ import asyncio
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 sys.path.append(str(Path(__file__).parent.parent))
 
+from group_bench import COMMIT, GroupServer
 from hand_clock import Clock
 
 from allocator import Consumer, TopicPartition
@@ -130,28 +130,18 @@ async def test_what_stands_is_committed_as_it_stands_and_what_others_moved_is_le
     assert len(group.commits) == 1, "another commit of them is under way"
 
 
-async def test_a_generation_keeps_what_it_began_with_and_what_it_commits(monkeypatch: pytest.MonkeyPatch) -> None:
-    stands = {A: OffsetAndMetadata(1, "", -1), B: OffsetAndMetadata(2, "", -1)}
-    sent: list[dict[TopicPartition, OffsetAndMetadata]] = []
-
-    async def fetch(self: GroupOffsets, partitions: Iterable[TopicPartition] | None) -> Any:
-        return {p: stands[p] for p in partitions or ()}
-
-    async def commit(self: GroupOffsets, offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:
-        sent.append(offsets)
-        stands.update(offsets)
-
-    monkeypatch.setattr(GroupOffsets, "fetch", fetch)
-    monkeypatch.setattr(GroupOffsets, "commit", commit)
-    offsets = KeptOffsets(KafkaClient("127.0.0.1:1"), "g", timeout_s=5, retention_s=1.0)
-    keeping = asyncio.ensure_future(offsets.keep(dict(stands), lambda: True))
-    await wait_until_async(lambda: sent, 30, "the first commit")
-    assert sent == [stands]
-    await offsets.commit({A: OffsetAndMetadata(9, "", -1)})
-    await wait_until_async(lambda: len(sent) > 2, 30, "the next commit of idle offsets")
-    assert sent[2][B] == stands[B]
-    assert stands[A].offset == 9, "nothing was set back"
-    keeping.cancel()
+async def test_a_generation_keeps_what_it_began_with_and_what_it_commits() -> None:
+    async with GroupServer() as broker, KafkaClient(broker.address) as client:
+        broker.stored = {("t", 0): 1, ("t", 1): 2}
+        offsets = KeptOffsets(client, "g", timeout_s=5, retention_s=1.0)
+        began = {A: OffsetAndMetadata(1, "", -1), B: OffsetAndMetadata(2, "", -1)}
+        keeping = asyncio.ensure_future(offsets.keep(began, lambda: True))
+        await wait_until_async(lambda: broker.requests(COMMIT), 30, "the first commit")
+        assert broker.stored == {("t", 0): 1, ("t", 1): 2}
+        await offsets.commit({A: OffsetAndMetadata(9, "", -1)})
+        await wait_until_async(lambda: len(broker.requests(COMMIT)) > 2, 30, "the next commit of idle offsets")
+        assert broker.stored == {("t", 0): 9, ("t", 1): 2}, "nothing was set back"
+        keeping.cancel()
 
 
 async def committed(cluster: LocalCluster, group: str, topic: str) -> dict[int, int]:

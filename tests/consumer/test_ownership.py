@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
 import pytest
 from background import background
 
+from allocator.core.aio.tasks import BackgroundTasks
 from allocator.core.consumer.ownership import Ownership
 from allocator.core.offsets.tracker import OffsetTracker
 from allocator.core.subscription.listener import RebalanceListener
@@ -52,20 +54,25 @@ async def commit(partitions: Iterable[TopicPartition]) -> None: ...
 async def settled(partitions: frozenset[TopicPartition]) -> None: ...
 
 
-def ownership(
-    state: SubscriptionState, offsets: Offsets, settled: Any = settled, progress: OffsetTracker | None = None
-) -> Ownership:
-    return Ownership(
+@contextlib.asynccontextmanager
+async def owning(
+    offsets: Any, settled: Any = settled, progress: OffsetTracker | None = None
+) -> AsyncIterator[tuple[Ownership, SubscriptionState, BackgroundTasks]]:
+    state = SubscriptionState("earliest")
+    owner = Ownership(
         state,
         progress or OffsetTracker(asking_is_done=True),
         offsets,
-        Fetcher(),
+        Fetcher(),  # type: ignore[arg-type]
         commit,
         settled,
         Measures(),
         auto_commit=True,
         retry_backoff_s=0.01,
     )
+    async with background() as tasks:
+        owner.start(tasks)
+        yield owner, state, tasks
 
 
 async def gain(owner: Ownership, state: SubscriptionState, *partitions: TopicPartition) -> None:
@@ -99,20 +106,16 @@ def passing() -> AllocatorError:
 
 
 async def test_what_may_pass_is_asked_again_and_nobody_is_bothered() -> None:
-    state, offsets = SubscriptionState("earliest"), Offsets(passing(), passing(), 7)
-    owner = ownership(state, offsets)
-    async with background() as tasks:
-        owner.start(tasks)
+    offsets = Offsets(passing(), passing(), 7)
+    async with owning(offsets) as (owner, state, _):
         await gain(owner, state)
         await wait_until_async(lambda: position(state) == 7, 30, "the position")
         assert owner.take_error() is None
 
 
 async def test_an_offset_that_was_looked_up_before_the_claim_is_not_asked_again() -> None:
-    state, offsets = SubscriptionState("earliest"), Offsets(7, 8)
-    owner = ownership(state, offsets)
-    async with background() as tasks:
-        owner.start(tasks)
+    offsets = Offsets(7, 8)
+    async with owning(offsets) as (owner, state, _):
         owner.expect(frozenset({PARTITION}), True)
         await gain(owner, state)
         await wait_until_async(lambda: position(state) == 7, 30, "the position")
@@ -123,11 +126,8 @@ async def test_an_offset_that_was_looked_up_before_the_claim_is_not_asked_again(
 async def test_an_early_look_up_that_failed_or_was_for_another_claim_does_not_count(
     expected: set[TopicPartition],
 ) -> None:
-    state = SubscriptionState("earliest")
     offsets = Offsets(NoOffsetsError("not authorised") if expected == {PARTITION} else 7, 8)
-    owner = ownership(state, offsets)
-    async with background() as tasks:
-        owner.start(tasks)
+    async with owning(offsets) as (owner, state, _tasks):
         owner.expect(frozenset(expected), True)
         await wait_until_async(lambda: offsets.asked == 1, 30, "the early look-up")
         await gain(owner, state)
@@ -143,10 +143,7 @@ async def test_a_look_up_of_an_earlier_ownership_sets_no_position(early: bool) -
         answers.append(asyncio.get_running_loop().create_future())
         return dict.fromkeys(partitions, OffsetAndMetadata(await answers[-1], "", -1))
 
-    state = SubscriptionState("earliest")
-    owner = ownership(state, committed)  # type: ignore[arg-type]
-    async with background() as tasks:
-        owner.start(tasks)
+    async with owning(committed) as (owner, state, _tasks):
         if early:
             owner.expect(frozenset({PARTITION}), True)
         await gain(owner, state)
@@ -164,10 +161,8 @@ async def test_a_look_up_of_an_earlier_ownership_sets_no_position(early: bool) -
 
 async def test_what_does_not_pass_is_told_once_and_asked_again_when_it_was_heard() -> None:
     refused = NoOffsetsError("not authorised")
-    state, offsets = SubscriptionState("earliest"), Offsets(refused, refused, 7)
-    owner = ownership(state, offsets)
-    async with background() as tasks:
-        owner.start(tasks)
+    offsets = Offsets(refused, refused, 7)
+    async with owning(offsets) as (owner, state, _):
         await gain(owner, state)
         await wait_until_async(lambda: offsets.asked == 1, 30, "the question")
         for asked in (1, 2):
@@ -195,10 +190,7 @@ async def test_a_release_waits_for_commits_that_are_under_way() -> None:
         asked.append(partitions)
         await under_way.wait()
 
-    state = SubscriptionState("earliest")
-    owner = ownership(state, Offsets(7), slow)
-    async with background() as tasks:
-        owner.start(tasks)
+    async with owning(Offsets(7), slow) as (owner, state, tasks):
         await gain(owner, state)
         released = tasks.start(release(owner, state))
         await wait_until_async(lambda: asked == [{PARTITION}], 30, "the question")
@@ -218,12 +210,9 @@ async def test_a_listener_hears_of_lost_records_before_anything_else_is_delivere
 
     told: list[RecordsLost] = []
     heard = asyncio.Event()
-    state = SubscriptionState("earliest")
     progress = OffsetTracker(asking_is_done=True)
-    owner = ownership(state, Offsets(7), progress=progress)
-    owner.listener = Told()
-    async with background() as tasks:
-        owner.start(tasks)
+    async with owning(Offsets(7), progress=progress) as (owner, state, _tasks):
+        owner.listener = Told()
         await gain(owner, state)
         await wait_until_async(lambda: position(state) == 7, 30, "the position")
         progress.hand_out(PARTITION, 20)
@@ -249,11 +238,8 @@ def by(member: str, offset: int) -> OffsetAndMetadata:
 
 @pytest.mark.parametrize("cut", [True, False], ids=["records lost", "seek"])
 async def test_a_release_waits_for_records_that_were_delivered_before_a_seek(cut: bool) -> None:
-    state = SubscriptionState("earliest")
     progress = OffsetTracker(asking_is_done=True)
-    owner = ownership(state, Offsets(7), progress=progress)
-    async with background() as tasks:
-        owner.start(tasks)
+    async with owning(Offsets(7), progress=progress) as (owner, state, tasks):
         await gain(owner, state)
         await wait_until_async(lambda: position(state) == 7, 30, "the position")
         progress.hand_out(PARTITION, 8)
@@ -315,10 +301,7 @@ async def test_a_partition_whose_offset_is_refused_does_not_hold_up_the_others()
             raise error
         return dict.fromkeys(asked[-1], OffsetAndMetadata(7, "", -1))
 
-    state = SubscriptionState("earliest")
-    owner = ownership(state, committed)  # type: ignore[arg-type]
-    async with background() as tasks:
-        owner.start(tasks)
+    async with owning(committed) as (owner, state, _tasks):
         await gain(owner, state, PARTITION, other)
         await wait_until_async(lambda: position(state) == 7, 10, "the position of the other one")
         error = owner.take_error()

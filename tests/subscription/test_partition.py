@@ -135,26 +135,6 @@ def test_a_fenced_epoch_demands_validation_and_keeps_the_replica(state: TopicPar
 # -- preferred read replica
 
 
-def test_a_replica_is_used_until_its_lease_ends(state: TopicPartitionState, clock: Clock) -> None:
-    assert state.preferred_read_replica() is None
-    assert state.update_preferred_read_replica(7, clock.now + 10)
-    clock.now += 9.9
-    assert state.preferred_read_replica() == 7
-    clock.now += 0.1
-    assert state.preferred_read_replica() is None, "over at the deadline itself"
-    assert state.clear_preferred_read_replica() is None
-
-
-def test_the_same_replica_again_is_no_news_and_no_longer_lease(state: TopicPartitionState, clock: Clock) -> None:
-    assert state.update_preferred_read_replica(7, clock.now + 10)
-    assert not state.update_preferred_read_replica(7, clock.now + 1000)
-    clock.now += 10
-    assert state.preferred_read_replica() is None
-    assert state.update_preferred_read_replica(7, clock.now + 10)
-    assert state.update_preferred_read_replica(8, clock.now + 10)
-    assert state.preferred_read_replica() == 8
-
-
 def test_a_position_knows_the_epochs_of_the_records_before_it(state: TopicPartitionState) -> None:
     """A commit needs the epoch when the partition is released, and its fetched records are gone."""
     state.seek(OffsetAndMetadata(5, "", 0))

@@ -15,7 +15,8 @@ from reading import PATIENCE_S, fetching, next_batch
 
 from allocator.core.aio import within
 from allocator.core.fetch.position_requests import TIMEOUT_S, UNRETRIABLE_PAUSE_S, PositionRequests
-from allocator.core.subscription import FetchState, RecordsLost, SubscriptionState
+from allocator.core.subscription import RecordsLost, SubscriptionState
+from allocator.core.subscription.partition import FetchState
 from allocator.errors import AllocatorError, BrokerError, TopicAuthorizationFailed
 from allocator.types import OffsetAndMetadata, TopicPartition
 

@@ -12,8 +12,8 @@ from kafka.consumer import subscription_state as theirs
 
 from allocator import Consumer
 from allocator.core.consumer.ownership import notify
-from allocator.core.subscription import RebalanceEvent, RebalanceListener
-from allocator.core.subscription.listener import check_listener
+from allocator.core.subscription import RebalanceListener, check_listener
+from allocator.core.subscription.listener import RebalanceEvent
 from allocator.operate.switching import SwitchingConsumer
 from allocator.types import TopicPartition
 

@@ -8,10 +8,10 @@ from typing import Callable
 import pytest
 from hand_clock import Clock
 
-from allocator.core.subscription import EARLIEST, LATEST, FetchState, TopicPartitionState
 from allocator.core.subscription.loss import Listed
-from allocator.core.subscription.partition import MOVES
-from allocator.core.subscription.tenures import Changes
+from allocator.core.subscription.partition import MOVES, FetchState, TopicPartitionState
+from allocator.core.subscription.state import EARLIEST, LATEST
+from allocator.core.subscription.tenures import Tenure, Tenures
 from allocator.errors import IllegalState
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -25,13 +25,13 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def changes() -> Changes:
-    return Changes()
+def record() -> Tenures[Tenure]:
+    return Tenures(Tenure)
 
 
 @pytest.fixture
-def state(clock: Clock, changes: Changes) -> TopicPartitionState:
-    return TopicPartitionState(A0, 1, changes, clock)
+def state(clock: Clock, record: Tenures[Tenure]) -> TopicPartitionState:
+    return TopicPartitionState(A0, 1, record, clock)
 
 
 def bring(state: TopicPartitionState, phase: FetchState) -> None:
@@ -57,10 +57,10 @@ TO: dict[FetchState, Callable[[TopicPartitionState], object]] = {
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.product(FetchState, FetchState)))
 def test_every_move_of_a_position_is_in_the_table_or_refused(
-    state: TopicPartitionState, changes: Changes, before: FetchState, after: FetchState
+    state: TopicPartitionState, record: Tenures[Tenure], before: FetchState, after: FetchState
 ) -> None:
     bring(state, before)
-    epoch, version, position = state.epoch, changes.version, state.position
+    epoch, version, position = state.epoch, record.version, state.position
     move = TO.get(after)
     if move is None:
         assert all(after not in to for to in MOVES.values()), f"nothing brings a partition to {after}"
@@ -68,7 +68,7 @@ def test_every_move_of_a_position_is_in_the_table_or_refused(
     if after in MOVES[before]:
         move(state)
         assert state.fetch_state is after
-        assert changes.version > version
+        assert record.version > version
         assert (state.position is None) == (after in WITHOUT_POSITION)
         return
     if after is FetchState.AWAIT_VALIDATION:
@@ -76,7 +76,7 @@ def test_every_move_of_a_position_is_in_the_table_or_refused(
     else:
         with pytest.raises(IllegalState, match=f"{before.name}.*{after.name}"):
             move(state)
-    assert (state.fetch_state, state.epoch, changes.version, state.position) == (before, epoch, version, position)
+    assert (state.fetch_state, state.epoch, record.version, state.position) == (before, epoch, version, position)
 
 
 def test_a_seek_ends_everything_that_was_under_way(state: TopicPartitionState, clock: Clock) -> None:

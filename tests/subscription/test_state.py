@@ -9,7 +9,8 @@ import pytest
 from hand_clock import Clock
 from kafka.errors import IllegalStateError, NoOffsetForPartitionError
 
-from allocator.core.subscription import FetchState, LogTruncation, SubscriptionState
+from allocator.core.subscription import LogTruncation, SubscriptionState
+from allocator.core.subscription.partition import FetchState
 from allocator.errors import ConfigError, NoOffsetsError, NotAssigned
 from allocator.types import OffsetAndMetadata, TopicPartition
 

@@ -6,7 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from allocator.core.subscription import FetchState, SubscriptionState
+from allocator.core.subscription import SubscriptionState
+from allocator.core.subscription.partition import FetchState
 from allocator.errors import AllocatorError
 from allocator.types import OffsetAndMetadata, TopicPartition
 

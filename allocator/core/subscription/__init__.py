@@ -7,7 +7,7 @@ state. Nothing here has a lock, does I/O or starts a task.
 from __future__ import annotations
 
 from allocator.core.subscription.done import DoneSet
-from allocator.core.subscription.listener import RebalanceEvent, RebalanceListener, check_listener
+from allocator.core.subscription.listener import RebalanceListener, check_listener
 from allocator.core.subscription.loss import (
     Committed,
     NoPosition,
@@ -15,7 +15,7 @@ from allocator.core.subscription.loss import (
     listed,
     stamped,
 )
-from allocator.core.subscription.partition import FetchState, TopicPartitionState
+from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.patterns import (
     ANY_TOPIC,
     PartitionCountSource,
@@ -23,21 +23,18 @@ from allocator.core.subscription.patterns import (
     check_pattern,
     topic_pattern,
 )
-from allocator.core.subscription.state import EARLIEST, LATEST, LogTruncation, SubscriptionState
+from allocator.core.subscription.state import LATEST, LogTruncation, SubscriptionState
 from allocator.core.subscription.tenures import Phase, Tenure, Tenures
 
 __all__ = [
     "ANY_TOPIC",
-    "EARLIEST",
     "LATEST",
     "Committed",
     "DoneSet",
-    "FetchState",
     "LogTruncation",
     "NoPosition",
     "PartitionCountSource",
     "Phase",
-    "RebalanceEvent",
     "RebalanceListener",
     "RecordsLost",
     "SubscriptionState",

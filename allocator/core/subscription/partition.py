@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from allocator.core.subscription.loss import Listed, OutOfTurn, topic_of_offset
-from allocator.core.subscription.tenures import Changes, Phase, Tenure
+from allocator.core.subscription.tenures import Phase, Tenure, Tenures
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 
 
@@ -45,11 +45,10 @@ class TopicPartitionState(Tenure):
 
     `epoch` changes when records that were read ahead become invalid: at an assignment, a seek or a reset, when the
     tenure drains, or when a new leader may have truncated the log. A response counts only if the partition still has
-    the epoch of the request. All partitions of a consumer share `changes`. `clock` returns seconds.
+    the epoch of the request. `record` has all tenures of the member. `clock` returns seconds.
     """
 
     __slots__ = (
-        "_changes",
         "_clock",
         "_current_leader_epoch",
         "_doubted_epoch",
@@ -57,6 +56,7 @@ class TopicPartitionState(Tenure):
         "_position",
         "_preferred_read_replica",
         "_preferred_read_replica_expiration",
+        "_record",
         "epoch",
         "fetch_state",
         "high_watermark",
@@ -70,13 +70,13 @@ class TopicPartitionState(Tenure):
         self,
         partition: TopicPartition,
         fence: int | None,
-        changes: Changes,
+        record: Tenures[Any],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(partition, fence)
-        self._changes = changes
+        self._record = record
         self._clock = clock
-        self.epoch = self._changes.next_epoch()
+        self.epoch = self._record.next_epoch()
         self.fetch_state = FetchState.INITIALIZING
         self.paused = False
         self._position: OffsetAndMetadata | None = None
@@ -140,8 +140,8 @@ class TopicPartitionState(Tenure):
 
     def fetch_again(self) -> None:
         """Drops the records that were read ahead. The position stays, with its leader epoch and topic id."""
-        self.epoch = self._changes.next_epoch()
-        self._changes.version += 1
+        self.epoch = self._record.next_epoch()
+        self._record.version += 1
 
     # -- gates
 
@@ -225,12 +225,12 @@ class TopicPartitionState(Tenure):
     def complete_validation(self) -> None:
         """Ends the validation. The log has the records before the position."""
         self._move(FetchState.FETCHING)
-        self._changes.version += 1
+        self._record.version += 1
 
     def truncated(self) -> None:
         """Stops delivery until a seek: the log ends before the position, and no reset strategy applies."""
         self._move(FetchState.TRUNCATED)
-        self._changes.version += 1
+        self._record.version += 1
 
     def recreated(self) -> None:
         """Stops delivery until a seek: the topic was created again, and no reset strategy applies."""
@@ -255,7 +255,7 @@ class TopicPartitionState(Tenure):
             return False
         self._preferred_read_replica = node_id
         self._preferred_read_replica_expiration = expiration_time
-        self._changes.version += 1
+        self._record.version += 1
         return True
 
     def clear_preferred_read_replica(self) -> int | None:
@@ -264,7 +264,7 @@ class TopicPartitionState(Tenure):
         self._preferred_read_replica = None
         self._preferred_read_replica_expiration = None
         if previous is not None:
-            self._changes.version += 1
+            self._record.version += 1
         return previous
 
     # -- inside

@@ -57,7 +57,7 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         clock: Callable[[], float] = time.monotonic,
         shuffle: Callable[[list[TopicPartition]], None] | None = random.shuffle,
     ) -> None:
-        super().__init__(lambda partition, fence: TopicPartitionState(partition, fence, self._changes, clock))
+        super().__init__(lambda partition, fence: TopicPartitionState(partition, fence, self, clock))
         self.reset_strategy = reset_strategy
         self._default_reset = reset_strategy if isinstance(reset_strategy, int) else TIMESTAMPS[reset_strategy]
         self.begin_at_start: frozenset[str] = frozenset()
@@ -86,11 +86,11 @@ class SubscriptionState(Tenures[TopicPartitionState]):
     def pause(self, partition: TopicPartition) -> None:
         """Stops the delivery of the partition until `resume`. Its position stays."""
         self._of(partition).paused = True
-        self._changes.version += 1
+        self.version += 1
 
     def resume(self, partition: TopicPartition) -> None:
         self._of(partition).paused = False
-        self._changes.version += 1
+        self.version += 1
 
     def paused_partitions(self) -> set[TopicPartition]:
         return {tp for tp, state in self.assignment.items() if state.paused}
@@ -115,7 +115,7 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         """
         if partitions != self._held_back:
             self._held_back = partitions
-            self._changes.version += 1
+            self.version += 1
 
     # -- positions
 

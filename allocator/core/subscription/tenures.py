@@ -41,20 +41,6 @@ class Tenure:
         self.phase = Phase.DRAINING
 
 
-class Changes:
-    """Numbers the changes of all partitions of one consumer."""
-
-    __slots__ = ("_epochs", "version")
-
-    def __init__(self) -> None:
-        self.version = 0
-        self._epochs = itertools.count(1)
-
-    def next_epoch(self) -> int:
-        """Returns a new epoch. No two partitions get the same."""
-        return next(self._epochs)
-
-
 T = TypeVar("T", bound=Tenure)
 
 
@@ -63,16 +49,17 @@ class Tenures(Generic[T]):
 
     def __init__(self, begin: Callable[[TopicPartition, int | None], T]) -> None:
         self._begin = begin
-        self._changes = Changes()
+        self.version = 0
+        """A number that grows with each change that may affect what to fetch."""
+        self._epochs = itertools.count(1)
         self.assignment: dict[TopicPartition, T] = {}
         """The owned partitions, in the order of fetching. A change replaces the dict."""
         self.on_end: Callable[[list[T]], None] = lambda ended: None
         """Called with the tenures that have just ended."""
 
-    @property
-    def version(self) -> int:
-        """A number that grows with each change that may affect what to fetch."""
-        return self._changes.version
+    def next_epoch(self) -> int:
+        """Returns a new epoch. No two partitions get the same."""
+        return next(self._epochs)
 
     @property
     def owned(self) -> Partitions:
@@ -97,7 +84,7 @@ class Tenures(Generic[T]):
             raise OutOfTurn(f"{sorted(self.assignment.keys() & fences.keys())} are owned already")
         new = {partition: self._begin(partition, fence) for partition, fence in fences.items()}
         self.assignment = {**self.assignment, **new}
-        self._changes.version += 1
+        self.version += 1
 
     def drain(self, partitions: Iterable[TopicPartition]) -> list[T]:
         """Starts to drain these owned partitions: none of their records is delivered. Returns their tenures, for
@@ -105,7 +92,7 @@ class Tenures(Generic[T]):
         tenures = [self.assignment[partition] for partition in partitions]
         for tenure in tenures:
             tenure.drain()
-        self._changes.version += 1
+        self.version += 1
         return tenures
 
     def release(self, tenures: Iterable[T]) -> None:
@@ -126,5 +113,5 @@ class Tenures(Generic[T]):
             for tenure in tenures:
                 tenure.phase = Phase.ENDED
             self.assignment = {p: each for p, each in self.assignment.items() if each.phase is not Phase.ENDED}
-            self._changes.version += 1
+            self.version += 1
             self.on_end(tenures)

@@ -116,14 +116,6 @@ class Metadata:
 INCOMPLETE_MAX_S = 2.0
 
 
-class _RefreshRound:
-    """One request and the callers that wait for it."""
-
-    def __init__(self) -> None:
-        self.topics: set[str] = set()
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-
 class Refresher:
     """Runs `fetch` in its own task: on demand, at least every `max_age_s`, and soon again until `settled()`.
 
@@ -141,7 +133,8 @@ class Refresher:
         self._settled = settled
         self._max_age_s = max_age_s
         self._retry_backoff_s = retry_backoff_s
-        self._next: _RefreshRound | None = None
+        self._topics: set[str] = set()  # of the callers that wait for the next round
+        self._next: asyncio.Future[None] | None = None  # the end of the next round, if anything waits for it
         self._demand: asyncio.Event | None = None
         self._task: asyncio.Task[None] | None = None
         self._closed = False
@@ -155,18 +148,17 @@ class Refresher:
     async def refresh(self, topics: Iterable[str] | None) -> None:
         if self._closed:
             raise Closed("this Kafka client is closed")
-        waiting = self._open_round()
-        waiting.topics.update(topics or ())
-        await asyncio.shield(waiting.done)
+        self._topics.update(topics or ())
+        await asyncio.shield(self._demand_round())
 
     def poke(self) -> None:
         """Requests a refresh without waiting for it. Called when a connection is lost."""
         if self._demand is not None and not self._closed:
-            self._open_round()
+            self._demand_round()
 
-    def _open_round(self) -> _RefreshRound:
+    def _demand_round(self) -> asyncio.Future[None]:
         if self._next is None:
-            self._next = _RefreshRound()
+            self._next = asyncio.get_running_loop().create_future()
         if self._demand is not None:
             self._demand.set()
         return self._next
@@ -187,23 +179,24 @@ class Refresher:
             finally:
                 timer.cancel()
             self._demand.clear()
-            current, self._next = self._next or _RefreshRound(), None
+            done, self._next = self._next or asyncio.get_running_loop().create_future(), None
+            topics, self._topics = frozenset(self._topics), set()
             try:
-                await self._fetch(frozenset(current.topics))
+                await self._fetch(topics)
             except asyncio.CancelledError:
-                settle(current.done, None, Closed("this Kafka client was closed"))
+                settle(done, None, Closed("this Kafka client was closed"))
                 raise
             except Exception as exc:
                 # any other error is a bug: the callers get it, and the next round runs
                 trace = None if isinstance(exc, AllocatorError) else exc
                 log.log(logging.DEBUG if failing else logging.WARNING, "metadata: %s", exc, exc_info=trace)
                 failing = True
-                settle(current.done, None, exc)
+                settle(done, None, exc)
                 # limits callers that retry at once
                 await asyncio.sleep(self._retry_backoff_s)
             else:
                 failing = False
-                settle(current.done, None)
+                settle(done, None)
 
     async def close(self) -> None:
         """Ends the task. Waiting calls of `refresh` raise `Closed`. Idempotent."""
@@ -213,4 +206,4 @@ class Refresher:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         if self._next is not None:
-            settle(self._next.done, None, Closed("this Kafka client was closed"))
+            settle(self._next, None, Closed("this Kafka client was closed"))

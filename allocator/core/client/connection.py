@@ -100,7 +100,7 @@ class BrokerConnection(RequestStream):
             if self._sasl is not None:
                 await self._stay_authenticated(self._sasl, lifetime_s)
         except Exception as exc:  # noqa: BLE001 - `ready` raises it
-            self.abort(self._as_failure(exc))
+            self.close(self._as_failure(exc))
 
     def _as_failure(self, error: Exception) -> RequestFailed:
         """Returns `error` if it is a `RequestFailed`, else a retriable `RequestFailed` with its text."""
@@ -111,9 +111,6 @@ class BrokerConnection(RequestStream):
         if not isinstance(error, OSError):
             log.error("%s: unexpected error", self.address, exc_info=error)
         return ConnectionFailed(os_cause(error) or shown(error))
-
-    def close(self) -> None:
-        self.abort(None)
 
     def _finish(self, error: RequestFailed | None) -> None:
         if self.closed:

@@ -359,7 +359,7 @@ class ConnectionPool:
         self._idle_check.cancel()
         closing = list(self._all)
         for connection in closing:
-            connection.abort(None)
+            connection.close()
         with contextlib.suppress(asyncio.TimeoutError):  # some TLS peers never close their side
             await within(asyncio.gather(*(connection.ended() for connection in closing)), 1.0)
         if self._recognizing:  # they end with their connections

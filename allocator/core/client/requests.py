@@ -236,7 +236,7 @@ class RequestStream(FrameProtocol):
         elif late_s > LATE_S:  # the process was paused: the response may wait in the socket
             self._check_at(now + min(late_s, waited_s))
         else:
-            self.abort(NoResponse(f"the request timed out after {waited_s:.1f} s"))
+            self.close(NoResponse(f"the request timed out after {waited_s:.1f} s"))
 
     # -- receiving ------------------------------------------------------------------------------------------------
 
@@ -267,12 +267,12 @@ class RequestStream(FrameProtocol):
         if not isinstance(error, RequestFailed):
             log.error("%s: cannot decode what the broker sent", self.address, exc_info=error)
             error = Undecodable(f"cannot decode what {self.broker.host} sent: {shown(error)}")
-        self.abort(error)
+        self.close(error)
 
     # -- the socket -----------------------------------------------------------------------------------------------
 
-    def abort(self, error: RequestFailed | None) -> None:
-        """Closes the socket at once. Every request fails with `error`."""
+    def close(self, error: RequestFailed | None = None) -> None:
+        """Closes the socket at once. Every request fails, with `error` if it is given."""
         if self._transport is not None:
             self._transport.abort()
         else:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +17,6 @@ from allocator.errors import ConfigError
 from allocator.spark.archive import archive
 from allocator.spark.archive.commits import ArchiveBusy, ArchiveMismatch, Manifest
 from allocator.spark.errors import DataLoss, SchemaMismatch
-from allocator.testing import LocalCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -177,52 +174,3 @@ def test_killed_while_it_writes_it_continues_without_gap_or_double(tmp_path: Pat
         run_and_kill([*child, "20000", "20"], tmp_path / "log", lambda kill=kill: come(7 * kill, 8 * kill - 1))  # type: ignore[misc]
     subprocess.run([*child, "20000", "5000"], check=True, cwd=Path(__file__).parent)
     assert tables.offsets() == {0: list(range(20_000))}
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_killed_again_and_again_while_a_topic_grows_by_200_000_records(
-    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], tmp_path: Path
-) -> None:
-    topic = topic_factory(partitions=4)
-    directory = tmp_path / "archive"
-    log_directory = directory / f"topic={topic}/_delta_log"
-    dice = random.Random(19)
-    done = threading.Event()
-
-    def grow() -> None:
-        for start in range(0, 200_000, 2_000):
-            kafka_cluster.produce(topic, [b"%d" % number for number in range(start, start + 2_000)])
-        done.set()
-
-    command = [sys.executable, "-c", "from allocator.cli.commands import main; main()", "archive", str(directory)]
-    command += ["--format", "delta", "--quiet"]
-    command += ["--brokers", kafka_cluster.bootstrap, "--topic", topic, "--offsets-per-commit", "2500"]
-    command += ["--master", "local[1]"]
-    writer = threading.Thread(target=grow)
-    writer.start()
-    kills = 0
-    try:
-        while kills < 12 or not done.is_set():
-            before, left = len(list(log_directory.glob("*.json"))), dice.randrange(300)
-
-            def come(enough: int = before + kills % 3) -> bool:
-                nonlocal left
-                if len(list(log_directory.glob("*.json"))) > enough:
-                    left -= 1
-                return left < 0
-
-            if not run_and_kill(command, tmp_path / "log", come):
-                kills += 1
-            elif done.is_set():
-                break
-    finally:
-        writer.join()
-    subprocess.run(command, check=True, cwd=tmp_path, timeout=600)
-    assert kills >= 5
-    tables = DeltaTables(directory)
-    found = tables.offsets(topic)
-    assert sum(map(len, found.values())) == 200_000
-    assert all(numbers == list(range(len(numbers))) for numbers in found.values())
-    values = tables.rows("value", topic=topic)["value"].to_pylist()
-    assert sorted(map(int, values)) == list(range(200_000))

@@ -1,12 +1,12 @@
-"""State that moves with its partition: counts by key, kept in memory and handed over in a file.
+"""Moves state with its partition: counts by key, kept in memory and passed on in a file.
 
 Run it several times, with a directory that all members share:
 
     python -m examples.handover orders b1:9092 z1:2181 /shared/counts
 
-`on_partitions_revoked` is called when the records in work are done and committed, and before the partition is released.
-So the file is complete before the next owner begins. It names the offset that it belongs to. After a crash there is no
-file of the present offset, and the new owner counts from the start of the partition.
+`on_partitions_revoked` is called when the delivered records are done and committed, and before the partition is
+released. So the file is complete before the next owner starts. The file contains the offset of its counts. After a
+crash there is no file for the committed offset, and the new owner counts from the start of the partition.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ class Handover(RebalanceListener):
         self.counts: dict[TopicPartition, Counts] = {}
         self.consumer: Consumer | None = None
         self.passed_on: dict[TopicPartition, str | None] = {}
-        """Partition -> id of the member that it went to, as far as that is known."""
+        """Partition -> id of its next owner; None if it is unknown."""
 
     async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         assert self.consumer is not None
         try:
             owners = await self.consumer.next_owners(partitions)
         except AllocatorError:
-            owners = {}  # the file is found without it
+            owners = {}  # the next owner finds the file anyway
         for partition in partitions:
             counts = self.counts.pop(partition, Counter())
             state = {"offset": await self.consumer.position(partition), "counts": counts, "to": owners.get(partition)}
-            # as a whole: a reader must not see half of it
+            # replace it atomically: a reader must not see half of it
             new = self._file(partition).with_suffix(".new")
             new.write_text(json.dumps(state))
             os.replace(new, self._file(partition))
@@ -66,7 +66,7 @@ class Handover(RebalanceListener):
                 self.consumer.seek(partition, 0)
 
     def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
-        for partition in partitions:  # another member may own them, so nothing is handed over
+        for partition in partitions:  # another member may own them, so no file is written
             self.counts.pop(partition, None)
 
     def _file(self, partition: TopicPartition) -> Path:

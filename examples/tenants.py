@@ -5,8 +5,8 @@ connections and rate limit, so a tenant should not be spread over the group. Use
 
     Consumer(pattern=r"\\w+\\.(orders|bills)", assignor="examples.tenants:by_tenant", ...)
 
-A tenant stays with its member unless that member would have more than its share; the largest tenants are assigned
-first. The result depends only on the view: equal views give equal results in every member.
+A tenant stays with its member unless that member would have more partitions than the average; the largest tenants are
+assigned first. The result depends only on the view, so every member computes the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Shares = dict[str, set[TopicPartition]]
 
 
 def by_tenant(view: GroupView) -> Shares:
-    """Member id -> partitions; a tenant is split only where no member subscribes to all of its topics."""
+    """Returns member id -> partitions. Splits a tenant only if no member subscribes to all of its topics."""
     shares: Shares = {member.id: set() for member in view.members}
     owner = {partition: member for member, held in view.owned.items() for partition in held}
     pieces = _pieces(view)
@@ -34,7 +34,7 @@ def by_tenant(view: GroupView) -> Shares:
 
 
 def _pieces(view: GroupView) -> list[tuple[frozenset[str], set[TopicPartition]]]:
-    """Sets of partitions that must stay together: (eligible members, partitions)."""
+    """Returns sets of partitions that must stay together: (eligible members, partitions)."""
     pieces: defaultdict[tuple[str, frozenset[str]], set[TopicPartition]] = defaultdict(set)
     for subscribers, topics in view.classes():
         takers = frozenset(member.id for member in subscribers)

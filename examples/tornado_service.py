@@ -1,4 +1,4 @@
-"""A tornado service for kiel, with another import.
+"""A tornado service that was written for kiel, with one import changed.
 
 Run it as `python -m examples.tornado_service localhost:9092 localhost:2181 orders`.
 """

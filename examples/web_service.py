@@ -1,13 +1,13 @@
-"""A tornado service that consumes and serves: how many orders each customer has placed.
+"""A tornado service that counts the orders of each customer, and serves the counts over HTTP.
 
     python -m examples.web_service --brokers localhost:9092 --zookeeper localhost:2181 --port 8000
     curl http://localhost:8000/customers/ada        {"customer": "ada", "orders": 3}
-    curl http://localhost:8000/ready                200 once this process owns its share, 503 before and after
+    curl http://localhost:8000/ready                200 while the lease of this process is valid, else 503
 
-One process, one loop: reading and serving take turns. Start it several times, and each counts the customers of its own
-partitions; records are keyed by customer, so a customer's records are all in one partition. When a partition goes, its
-counts go with it, and the new owner counts from the start, because counts in memory would not match offsets in Kafka.
-Hence the `seek`, and no commits.
+One event loop reads and serves. If you start several processes, each counts the customers of its own partitions.
+Records are keyed by customer, so all records of a customer are in one partition. When a partition is revoked, its
+counts are dropped, and the new owner counts from the first record, because counts in memory have no committed offset.
+So the example seeks, and does not commit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Counts(RebalanceListener):
         assert self.consumer is not None
         for partition in partitions:
             self.by_partition[partition] = Counter()
-            self.consumer.seek(partition, 0)  # or the oldest existing one, by `auto_offset_reset`
+            self.consumer.seek(partition, 0)  # if it is deleted, `auto_offset_reset` chooses the oldest record
 
     def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         for partition in partitions:
@@ -57,7 +57,7 @@ class Ready(RequestHandler):
         self.consumer = consumer
 
     def get(self) -> None:
-        # without ZooKeeper the lease expires, and the partitions may have another owner
+        # without ZooKeeper the lease expires, and another member may own the partitions
         ready = self.consumer.may_act()
         self.set_status(200 if ready else 503)
         self.write({"ready": ready, "partitions": len(self.consumer.assignment())})
@@ -89,7 +89,7 @@ async def serve(options: argparse.Namespace) -> None:
         print(f"listening on {options.address}:{options.port}", flush=True)
         counting, stopping = asyncio.ensure_future(count(consumer, counts)), asyncio.ensure_future(asked.wait())
         try:
-            # ends at a signal, or after an error of the consumer
+            # a signal or an error of the consumer ends the wait
             done, _ = await asyncio.wait({counting, stopping}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()

@@ -83,7 +83,7 @@ class Daemon:
                     await self._process_until_change(choice, self._watcher)
                     continue
                 log.info("waiting: the group is paused")
-                self._notifier.tell("READY=1", "STATUS=the group is paused")
+                self._notifier.notify("READY=1", "STATUS=the group is paused")
                 await first_of(self._stop.wait(), self._watcher.changed.wait())
         finally:
             await self._watcher.close()
@@ -93,7 +93,7 @@ class Daemon:
         self._processor = Processor(self._handler, self._handling)
         return self._processor.run(
             self._make(choice, _Status(self._notifier)),
-            started=lambda: self._notifier.tell("READY=1"),
+            started=lambda: self._notifier.notify("READY=1"),
             restart=self._restart,
         )
 
@@ -129,8 +129,8 @@ class _Status(RebalanceListener):
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
         self._owned |= partitions
-        self._notifier.tell(f"STATUS={len(self._owned)} partitions")
+        self._notifier.notify(f"STATUS={len(self._owned)} partitions")
 
     def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         self._owned -= partitions
-        self._notifier.tell(f"STATUS={len(self._owned)} partitions")
+        self._notifier.notify(f"STATUS={len(self._owned)} partitions")

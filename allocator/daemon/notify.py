@@ -25,7 +25,7 @@ class Notifier:
         self.watchdog_s = int(microseconds) / 1e6 or None if meant else None
         """Seconds within which systemd expects the next report; None: no watchdog."""
 
-    def tell(self, *states: str) -> None:
+    def notify(self, *states: str) -> None:
         """Sends states in one datagram."""
         if not self._address:
             return
@@ -40,5 +40,5 @@ class Notifier:
     async def keep_alive(self) -> None:
         """Reports to the watchdog while the loop runs. Returns at once without a watchdog."""
         while self.watchdog_s is not None:
-            self.tell("WATCHDOG=1")
+            self.notify("WATCHDOG=1")
             await asyncio.sleep(self.watchdog_s / 2)

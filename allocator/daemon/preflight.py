@@ -136,12 +136,12 @@ def _members(config: Config, state: GroupState | None) -> Check:
         return Check(what, True, "no other members; this one owns all partitions")
     names = _few(map(state.name_of, state.members))
     found = f"{len(state.members)} other members: {names}"
-    ours = set(config.group.assignor or ("naive",))
-    common = ours.intersection(*(info.strategies for info in state.members.values() if info.strategies))
+    offered = set(config.group.assignor or ("naive",))
+    common = offered.intersection(*(info.strategies for info in state.members.values() if info.strategies))
     if not common and all(info.strategies for info in state.members.values()):
-        theirs = _few(sorted({name for info in state.members.values() for name in info.strategies}))
-        remedy = f"set group.assignor to one that all members have: they offer {theirs}"
-        return Check(what, False, f"{found}; none of {sorted(ours)} is offered by all of them", remedy)
+        others = _few(sorted({name for info in state.members.values() for name in info.strategies}))
+        remedy = f"set group.assignor to one that all members have: they offer {others}"
+        return Check(what, False, f"{found}; none of {sorted(offered)} is offered by all of them", remedy)
     if state.problems:
         return Check(what, None, f"{found}; {state.problems[0]}", f"allocator doctor {config.group.name}")
     return Check(what, True, found)

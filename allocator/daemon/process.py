@@ -145,7 +145,7 @@ async def _until_signal(
             _exit_now(128 + number)
         else:
             log.info("%s: draining; a second signal stops at once", name)
-            notifier.tell("STOPPING=1")
+            notifier.notify("STOPPING=1")
             daemon.stop()
             stopping.set()
 

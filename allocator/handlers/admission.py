@@ -169,10 +169,10 @@ class Admission:
                 opened = self._opened or self._open()
                 if opened is None:
                     return
-                room = self._room()
-                if room <= 0:
+                capacity = self._capacity()
+                if capacity <= 0:
                     return
-                self._admit(opened, room)
+                self._admit(opened, capacity)
         except CorruptRecordError as error:
             self._work.broken(error)
             self.close()
@@ -288,19 +288,19 @@ class Admission:
         log.warning("%s:%d: records done beyond %d are handled again: %s", *self.partition, known.base, why)
         self._window.known = None
 
-    def _room(self) -> int:
+    def _capacity(self) -> int:
         """Returns how many records may be admitted now."""
         handling = self._work.handling
-        room = handling.in_hand_records - self._in_hand
+        capacity = handling.in_hand_records - self._in_hand
         if handling.ordering == "partition":
-            return room
-        if room <= handling.in_hand_records // 8:
+            return capacity
+        if capacity <= handling.in_hand_records // 8:
             return 0  # wait until many records can be admitted at once
         if self._narrow is not None:
             return 0
         limit = self._work.done_characters()
         # a window of fewer offsets always fits into the metadata, as a bitmap in base64
-        if limit >= LEAST_CHARACTERS and self._window.width + room > limit * 3 // 4 * 8 - 512:
+        if limit >= LEAST_CHARACTERS and self._window.width + capacity > limit * 3 // 4 * 8 - 512:
             if self._unchecked >= CHECK_EVERY:
                 self._unchecked = 0
                 if self._share_used(limit) > 0.75:
@@ -309,8 +309,8 @@ class Admission:
                     log.info(text, *self.partition, self._window.end, self.position)
                     self._narrow = asyncio.get_running_loop().call_later(NARROW_CHECK_S, self._widen)
                     return 0
-            room = min(room, CHECK_EVERY - self._unchecked)
-        return room
+            capacity = min(capacity, CHECK_EVERY - self._unchecked)
+        return capacity
 
     def _share_used(self, limit: int) -> float:
         """Returns the share of `limit` characters that the encoded done records take."""
@@ -326,9 +326,9 @@ class Admission:
         else:
             self._narrow = asyncio.get_running_loop().call_later(NARROW_CHECK_S, self._widen)
 
-    def _admit(self, opened: _Opened, room: int) -> None:
+    def _admit(self, opened: _Opened, capacity: int) -> None:
         batch, span, following = opened
-        records = list(islice(following, room))
+        records = list(islice(following, capacity))
         if records:
             window = self._window
             units = [Unit(record, span) for record in records]
@@ -338,7 +338,7 @@ class Admission:
             self._unchecked += len(units)
             self._in_hand += len(undone)
             self._hand_on(undone)
-        if len(records) < room:
+        if len(records) < capacity:
             self._opened = None
             self._window.complete(span, batch.next_offset)
             self._count()

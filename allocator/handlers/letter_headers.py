@@ -49,7 +49,7 @@ def headers_of(record: Record, group: str, error: BaseException, attempts: int) 
     """
     kind = f"{type(error).__module__}.{type(error).__qualname__}"
     text = text_of(error)
-    ours = {
+    own = {
         "topic": record.topic,
         "partition": str(record.partition),
         "offset": str(record.offset),
@@ -59,12 +59,12 @@ def headers_of(record: Record, group: str, error: BaseException, attempts: int) 
         "attempts": str(attempts),
     }
     if record.key is None and record.value is None:
-        ours["null_value"] = "true"
+        own["null_value"] = "true"
     stack = utf8("".join(traceback.format_exception(type(error), error, error.__traceback__)))
     time_type = (
         "NoTimestampType" if record.timestamp_type is None else ("CreateTime", "LogAppendTime")[record.timestamp_type]
     )
-    springs = {
+    spring = {
         "original-topic": utf8(record.topic),
         "original-partition": struct.pack(">i", record.partition),
         "original-offset": struct.pack(">q", record.offset),
@@ -78,8 +78,8 @@ def headers_of(record: Record, group: str, error: BaseException, attempts: int) 
     }
     return [
         *own_headers(record),
-        *((PREFIX + name, utf8(each)[:ERROR_BYTES]) for name, each in ours.items()),
-        *((SPRING + name, data) for name, data in springs.items()),
+        *((PREFIX + name, utf8(each)[:ERROR_BYTES]) for name, each in own.items()),
+        *((SPRING + name, data) for name, data in spring.items()),
     ]
 
 
@@ -125,9 +125,9 @@ def restored(record: Record) -> tuple[Optional[bytes], list[tuple[str, Optional[
 
 
 def _error(headers: Mapping[str, bytes]) -> str:
-    ours = _text(headers, PREFIX + "error")
-    if ours:
-        return ours
+    own = _text(headers, PREFIX + "error")
+    if own:
+        return own
     kind = _text(headers, SPRING + "exception-fqcn", CONNECT + "exception.class.name")
     message = _text(headers, SPRING + "exception-message", CONNECT + "exception.message")
     return ": ".join(filter(None, (kind, message)))
@@ -139,13 +139,13 @@ def _text(headers: Mapping[str, bytes], *names: str, lines: bool = False) -> str
 
 
 def _number(headers: Mapping[str, bytes], name: str, format: str) -> int | None:
-    springs = headers.get(SPRING + "original-" + name)
+    spring = headers.get(SPRING + "original-" + name)
     for text in (headers.get(PREFIX + name), headers.get(CONNECT + name)):
         number = _integer(text)
         if number is not None:
             return number
-    if springs is not None and len(springs) == struct.calcsize(format):
-        return int(struct.unpack(format, springs)[0])
+    if spring is not None and len(spring) == struct.calcsize(format):
+        return int(struct.unpack(format, spring)[0])
     return None
 
 

@@ -37,7 +37,7 @@ class Children:
         child = self._child()
         self._at_work[lane] = child
         try:
-            error = child.ask(argument)
+            error = child.call(argument)
         except (EOFError, OSError) as gone:
             self._forget(child)
             raise RuntimeError(f"the process of the handler died with exit code {child.exit_code()}") from gone
@@ -79,12 +79,12 @@ class Children:
 
 class _Child:
     def __init__(self, function: Callable[[Any], Any]) -> None:
-        self._pipe, theirs = _SPAWN.Pipe()
-        self._process = _SPAWN.Process(target=_serve, args=(theirs, function), name="handler", daemon=True)
+        self._pipe, child_end = _SPAWN.Pipe()
+        self._process = _SPAWN.Process(target=_serve, args=(child_end, function), name="handler", daemon=True)
         self._process.start()
-        theirs.close()
+        child_end.close()
 
-    def ask(self, argument: Any) -> BaseException | None:
+    def call(self, argument: Any) -> BaseException | None:
         """Returns the handler's error. Raises EOFError or OSError if the process has ended."""
         self._pipe.send(argument)
         error: BaseException | None = self._pipe.recv()

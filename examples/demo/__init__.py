@@ -1,4 +1,4 @@
-"""`make demo`: a group on real servers, with a crash, a join and a leave, and a check of the promises.
+"""`make demo`: runs a group on real servers with a crash, a join and a leave, and checks the guarantees.
 
-`make demo-spark` lets Spark read, archive and audit the topic afterwards.
+`make demo-spark` also reads, archives and audits the topic with Spark.
 """

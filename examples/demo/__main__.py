@@ -1,4 +1,4 @@
-"""Starts the servers and the members, causes faults, shows the group live, and checks the result."""
+"""Starts servers and members, causes faults, shows the group live, and checks the guarantees."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .check import Claim, History, verify
 TOPIC, GROUP = "demo", "demo"
 SESSION_TIMEOUT_S = 4.0
 RECORD_BYTES = 100
-COMMIT_WINDOW_S = 1.5  # the members commit every half second; a commit takes some time on a busy machine
+COMMIT_WINDOW_S = 1.5  # the members commit every 0.5 s, and a commit may be slow on a busy machine
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Member:
 
 @dataclass
 class Demo:
-    """The run: servers, members, and a log of events."""
+    """One run of the demo: its servers, members and events."""
 
     options: argparse.Namespace
     cluster: LocalCluster
@@ -60,7 +60,7 @@ class Demo:
     state: GroupState | None = None
     committed: dict[int, int] = field(default_factory=dict)
     processed: dict[int, int] = field(default_factory=dict)
-    """Distinct records by partition, as the members wrote them down."""
+    """Partition -> distinct records in the members' journals."""
 
     async def run(self) -> bool:
         zk = ZooKeeperClient(self.cluster.zookeeper)
@@ -96,9 +96,9 @@ class Demo:
         await self.produce(half)
         for name in ("ada", "bob", "cyd"):
             await self.start(name)
-        await self.until(lambda: self.owned() == {"ada": 8, "bob": 8, "cyd": 8}, "three members to share")
+        await self.until(lambda: self.owned() == {"ada": 8, "bob": 8, "cyd": 8}, "three members with 8 partitions each")
         self.happened("three members have started")
-        await self.until(lambda: sum(self.committed.values()) > half // 5, "a fifth to be processed")
+        await self.until(lambda: sum(self.committed.values()) > half // 5, "a fifth of them to be processed")
 
         self.say("kill -9 of bob")
         self.killed["bob"] = time.monotonic()
@@ -107,18 +107,18 @@ class Demo:
         await self.members["bob"].process.wait()
         self.members["bob"].fate = "killed"
         producing = asyncio.ensure_future(self.produce(self.options.records - half))
-        await self.until(lambda: self.owned() == {"ada": 12, "cyd": 12}, "bob's share to be taken over")
+        await self.until(lambda: self.owned() == {"ada": 12, "cyd": 12}, "ada and cyd to own bob's partitions")
 
         self.say("dan joins")
         self.happened("dan joins")
         await self.start("dan")
-        await self.until(lambda: self.owned() == {"ada": 8, "cyd": 8, "dan": 8}, "dan to have his share")
+        await self.until(lambda: self.owned() == {"ada": 8, "cyd": 8, "dan": 8}, "dan to own 8 partitions")
 
-        self.say("ada, who leads, leaves cleanly")
-        await self.until(lambda: sum(self.committed.values()) > half, "a half to be processed")
-        self.happened("ada leaves, who leads")
+        self.say("ada, the leader, leaves cleanly")
+        await self.until(lambda: sum(self.committed.values()) > half, "half of the records to be processed")
+        self.happened("ada, the leader, leaves")
         await self.stop("ada")
-        await self.until(lambda: self.owned() == {"cyd": 12, "dan": 12}, "ada's share to be taken over")
+        await self.until(lambda: self.owned() == {"cyd": 12, "dan": 12}, "cyd and dan to own ada's partitions")
 
         self.happened("the rest is processed")
         self.say("producing and processing the rest")
@@ -259,8 +259,8 @@ def show(console: Console, title: str, claims: Iterable[Claim]) -> bool:
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
     parser.add_argument("--records", type=int, default=500_000)
-    parser.add_argument("--rate", type=float, default=20_000, help="records a second that each member manages")
-    parser.add_argument("--spark", action="store_true", help="then Spark counts, archives and audits the topic")
+    parser.add_argument("--rate", type=float, default=20_000, help="records per second of each member")
+    parser.add_argument("--spark", action="store_true", help="also count, archive and audit the topic with Spark")
     parser.add_argument("--kafka", default="3.9.1", help="version of the broker")
     options = parser.parse_args(arguments)
     options.partitions = 24
@@ -284,7 +284,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def play(options: argparse.Namespace, console: Console) -> int:
-    """The exit code: 0 if every promise holds."""
+    """Runs the demo. Returns the exit code: 0 if every promise holds."""
     with tempfile.TemporaryDirectory(prefix="allocator-demo-") as directory, LocalCluster(options.kafka) as cluster:
         cluster.create_topic(TOPIC, options.partitions)
         demo = Demo(options, cluster, Path(directory), console)

@@ -1,4 +1,4 @@
-"""Checks the promises by the journals of the members."""
+"""Checks the guarantees against the members' journals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Claim", "History", "Turn", "verify"]
 
 @dataclass(frozen=True)
 class Turn:
-    """A time in which one member had one partition."""
+    """A period in which one member had one partition."""
 
     member: str
     partition: int
@@ -27,7 +27,7 @@ class History:
 
     journals: Mapping[str, list[dict[str, Any]]]
     killed: Mapping[str, float] = field(default_factory=dict)
-    """When a member was killed: that ended its turns, though it could not write so."""
+    """Member -> time of its kill, which ended its turns."""
 
     @classmethod
     def read(cls, files: Mapping[str, Path], killed: Mapping[str, float]) -> History:
@@ -44,7 +44,7 @@ class History:
                     yield member, event
 
     def turns(self) -> list[Turn]:
-        """Ownership, by the listeners of the members."""
+        """Returns when members owned partitions, as their listeners recorded it."""
         found = []
         for member, journal in self.journals.items():
             since: dict[int, float] = {}
@@ -59,11 +59,11 @@ class History:
         return found
 
     def work(self) -> list[Turn]:
-        """When a member worked on records of a partition."""
+        """Returns when members worked on records."""
         return [Turn(member, event["partition"], event["from"], event["to"]) for member, event in self.batches()]
 
     def processed(self) -> dict[int, dict[int, int]]:
-        """How often each offset of each partition was processed."""
+        """Returns partition -> offset -> how often it was processed."""
         found: dict[int, dict[int, int]] = {}
         for _, event in self.batches():
             counts = found.setdefault(event["partition"], {})
@@ -73,7 +73,7 @@ class History:
         return found
 
     def settled(self, after: float, before: float) -> float | None:
-        """When the last partition was assigned in that time, None if none was."""
+        """Returns when the last partition was assigned in this period; None if none was."""
         times = [
             event["at"]
             for journal in self.journals.values()
@@ -84,7 +84,7 @@ class History:
 
 
 def overlaps(turns: Iterable[Turn]) -> list[tuple[Turn, Turn]]:
-    """Pairs of turns of two members that had one partition at the same instant."""
+    """Returns pairs of turns in which two members had the same partition at the same time."""
     found = []
     by_partition: dict[int, list[Turn]] = {}
     for turn in turns:
@@ -102,7 +102,7 @@ def overlaps(turns: Iterable[Turn]) -> list[tuple[Turn, Turn]]:
 
 @dataclass(frozen=True)
 class Claim:
-    """One promise, the observation, and whether it holds."""
+    """A promise, what was observed, and whether it holds."""
 
     text: str
     found: str
@@ -110,7 +110,7 @@ class Claim:
 
 
 def at_risk(history: History, window_s: float) -> set[tuple[int, int]]:
-    """(partition, offset) of what the killed members processed so late that they may not have committed it."""
+    """Returns (partition, offset) of records that killed members processed too late to commit them for sure."""
     return {
         (event["partition"], offset)
         for member, when in history.killed.items()
@@ -122,7 +122,7 @@ def at_risk(history: History, window_s: float) -> set[tuple[int, int]]:
 
 
 def verify(history: History, produced: Mapping[int, int], committed: Mapping[int, int], window_s: float) -> list[Claim]:
-    """`produced` and `committed`: partition -> end offset. `window_s`: seconds between two commits, at most."""
+    """Checks each promise. `produced`, `committed`: partition -> end offset. `window_s`: limit between two commits."""
     total = sum(produced.values())
     processed = history.processed()
     distinct = sum(len(counts) for counts in processed.values())

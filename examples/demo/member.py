@@ -1,4 +1,4 @@
-"""One member process: reads its share, writes down what it did, one JSON line for each event.
+"""One member process: reads its partitions, and writes one JSON line for each event.
 
     {"what": "assigned", "at": 12.5, "partitions": [0, 3]}        also "revoked" and "lost"
     {"what": "batch", "partition": 3, "offsets": [100, 101, ...] as ranges, "from": 12.6, "to": 12.7}
@@ -21,7 +21,7 @@ from allocator import Consumer, RebalanceListener, TopicPartition, ZooKeeper
 
 
 class Journal(RebalanceListener):
-    """Writes each line with one system call, so that a kill -9 loses no line and cuts none."""
+    """Writes each line with one system call, so that kill -9 neither loses nor cuts a line."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -84,7 +84,7 @@ async def work(options: argparse.Namespace) -> None:
                 offsets=runs(offsets),
                 **{"from": began, "to": time.monotonic()},
             )
-        await consumer.getbatch(0)  # done with the last batch
+        await consumer.getbatch(0)  # marks the last batch as done
     finally:
         await consumer.close()
         journal.write(what="left", at=time.monotonic())
@@ -95,7 +95,7 @@ def main() -> None:
     for name in ("brokers", "zookeeper", "group", "topic", "name", "journal"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--session-timeout-s", type=float, default=4.0)
-    parser.add_argument("--rate", type=float, required=True, help="records a second that the handler manages")
+    parser.add_argument("--rate", type=float, required=True, help="records per second of the handler")
     parser.add_argument("--record-bytes", type=int, required=True)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     asyncio.run(work(parser.parse_args()))

@@ -1,4 +1,4 @@
-"""The last part of the demo: Spark reads the committed records, sums them up, archives them, and audits the archive."""
+"""The last part of the demo: counts and archives the committed records with Spark, and audits the archive."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ CONF = {
 
 
 def run(brokers: str, topic: str, group: str, processed: Mapping[int, int], directory: Path) -> list[Claim]:
-    """`processed`: partition -> distinct records that the members processed. The archive is made in `directory`."""
-    # Spark's oldest Java; the members' servers run on an older one, too
+    """Runs it. `processed`: partition -> distinct records that the members processed. `directory` gets the archive."""
+    # the oldest Java that Spark supports; the servers may use an older one
     os.environ["JAVA_HOME"] = find_java(oldest=17).home
     committed = Topic(brokers, topic, {"group": group, "ending_offsets": "committed"})
     spark = session("demo", "local[2]", CONF)

@@ -1,1 +1,1 @@
-"""A service, and tests that it behaves the same on the old and the new cluster."""
+"""A service, and a test that it behaves the same on the old and the new cluster."""

@@ -1,4 +1,4 @@
-"""Sums up the orders of customers: a service without any code for tests or versions.
+"""Sums up the orders of customers. The service has no code for tests or versions.
 
 It runs as `python -m examples.migration_suite.service localhost:9092 localhost:2181 orders`, until Ctrl-C.
 """
@@ -31,7 +31,7 @@ class Totals:
 async def serve(
     brokers: str, zookeeper: str, topic: str, group: str, totals: Totals, idle_s: Optional[float] = None
 ) -> None:
-    """Runs until it is cancelled or, with `idle_s`, until no record came for that many seconds."""
+    """Runs until it is cancelled; with `idle_s`, also until no record has come for that many seconds."""
     settings: dict[str, Any] = {"brokers": brokers, "zookeeper": zookeeper, "group": group}
     async with Consumer(topic, **settings) as consumer:
         while True:

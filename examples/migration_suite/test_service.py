@@ -1,4 +1,4 @@
-"""Tests the service with the same traffic on its present cluster and on the next one.
+"""Tests the service with the same traffic on its current and its next cluster.
 
     pytest examples/migration_suite
     pytest examples/migration_suite --kafka-versions 0.8.2.2,3.9.1

@@ -1,4 +1,4 @@
-"""The fixtures of this room."""
+"""Fixtures of the daemon's tests."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def with_setting(section: str, key: str, value: str) -> str:
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-def test_whatever_a_setting_is_given_it_is_taken_or_refused_by_name(files: Files, section: str) -> None:
+def test_any_value_of_a_setting_is_accepted_or_refused_by_name(files: Files, section: str) -> None:
     names = [field.name for field in dataclasses.fields(SECTIONS[section])]
     refused = 0
     for key, value in itertools.product(names, WRONG):
@@ -204,7 +204,7 @@ def test_whatever_a_setting_is_given_it_is_taken_or_refused_by_name(files: Files
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-def test_a_mistyped_name_is_answered_with_the_right_one(files: Files, section: str) -> None:
+def test_a_mistyped_name_gets_a_suggestion(files: Files, section: str) -> None:
     assert f"did you mean [{section}]?" in files.faults(f"{GOOD}\n[{section.upper()}]\n")[0]
     for field in dataclasses.fields(SECTIONS[section]):
         for wrong in (field.name.upper(), field.name.replace("_", "-"), field.name[:-1]):
@@ -295,7 +295,7 @@ def test_faults_in_the_environment_name_the_variable(files: Files) -> None:
     ]
 
 
-def test_a_variable_that_kubernetes_sets_for_a_service_is_told_so(files: Files) -> None:
+def test_a_variable_that_kubernetes_sets_for_a_service_is_explained(files: Files) -> None:
     (line,) = files.faults(GOOD, ALLOCATOR_WEB_PORT="tcp://10.0.0.1:8180")
     assert line.startswith(
         'environment: ALLOCATOR_WEB_PORT: (web.port) = "tcp://10.0.0.1:8180": must be a whole number'

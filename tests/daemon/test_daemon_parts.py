@@ -149,13 +149,13 @@ def test_states_reach_the_socket_that_systemd_names(tmp_path: Path, abstract: bo
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind("\0" + name[1:] if abstract else name)
         listener.settimeout(5)
-        Notifier({"NOTIFY_SOCKET": name}).tell("READY=1", "STATUS=fine")
+        Notifier({"NOTIFY_SOCKET": name}).notify("READY=1", "STATUS=fine")
         assert listener.recv(100) == b"READY=1\nSTATUS=fine"
 
 
 def test_nothing_happens_without_systemd_or_when_it_does_not_listen(tmp_path: Path) -> None:
-    Notifier({}).tell("READY=1")
-    Notifier({"NOTIFY_SOCKET": str(tmp_path / "nobody")}).tell("READY=1")
+    Notifier({}).notify("READY=1")
+    Notifier({"NOTIFY_SOCKET": str(tmp_path / "nobody")}).notify("READY=1")
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_any_error_can_become_a_dead_letter() -> None:
         assert all(value.decode() is not None for name, value in headers.items() if "exception" in name)
 
 
-def test_a_letter_that_failed_again_says_so_once_and_how_often_it_was_redriven() -> None:
+def test_a_letter_that_failed_again_has_each_header_once_and_its_number_of_redrives() -> None:
     first = Record("orders", 3, 17, 1234, 0, b"k", b"v", [("trace", b"x")])
     letter = headers_of(first, "billing", ValueError("bad"), 6)
     again = Record("orders", 3, 90, 1234, 0, b"k", b"v", [*letter, ("allocator.redrives", b"1")])

@@ -32,7 +32,7 @@ through_either = pytest.mark.parametrize("more", [{}, KAFKA_ALONE], ids=["zookee
 
 
 @pytest.mark.parametrize("handler", ["plain", "coroutine", "batch"])
-async def test_everything_is_handled_in_order_and_committed_when_it_is_told_to_stop(
+async def test_everything_is_handled_in_order_and_committed_when_the_daemon_stops(
     make: Callable[..., Setup], handler: str
 ) -> None:
     it = make(partitions=3)
@@ -49,7 +49,7 @@ async def test_everything_is_handled_in_order_and_committed_when_it_is_told_to_s
     assert {"time", "level", "logger", "message"} <= set(logs[0])
 
 
-async def test_a_daemon_whose_process_has_a_tracer_provider_makes_spans(make: Callable[..., Setup]) -> None:
+async def test_a_daemon_whose_process_has_a_tracer_provider_creates_spans(make: Callable[..., Setup]) -> None:
     it = make(partitions=1)
     it.fill(3)
     process = it.run(it.config("plain"), SPANS_FILE=str(it.directory / "spans"))
@@ -268,7 +268,9 @@ async def test_a_partition_does_not_move_while_a_call_runs_though_the_time_to_dr
     assert [stopped(process) for process in (first, second)] == [0, 0]
 
 
-def test_systemd_is_told_when_it_is_ready_and_when_it_stops(make: Callable[..., Setup], tmp_path: Path) -> None:
+def test_systemd_is_notified_when_the_daemon_is_ready_and_when_it_stops(
+    make: Callable[..., Setup], tmp_path: Path
+) -> None:
     it = make()
     it.fill(10)
     address = str(tmp_path / "notify")
@@ -284,7 +286,7 @@ def test_systemd_is_told_when_it_is_ready_and_when_it_stops(make: Callable[..., 
             told.add(listener.recv(1000))
 
 
-def test_servers_that_do_not_answer_are_named_in_time(make: Callable[..., Setup]) -> None:
+def test_servers_that_do_not_respond_are_named_in_time(make: Callable[..., Setup]) -> None:
     it = make()
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))

@@ -41,7 +41,9 @@ async def handled(it: Setup, count: int) -> None:
     await asyncio.to_thread(it.wait_done, count)
 
 
-async def test_a_daemon_drains_rests_and_goes_on_with_other_brokers(make: Callable[..., Setup], tmp_path: Path) -> None:
+async def test_a_daemon_drains_pauses_and_continues_with_other_brokers(
+    make: Callable[..., Setup], tmp_path: Path
+) -> None:
     it = await asyncio.to_thread(make, 2)
     await asyncio.to_thread(it.fill, 200)
     address = str(tmp_path / "notify")
@@ -73,7 +75,9 @@ async def test_a_daemon_drains_rests_and_goes_on_with_other_brokers(make: Callab
     assert await it.committed() == {0: 150, 1: 150}
 
 
-async def test_one_that_starts_while_its_group_is_paused_waits_and_can_be_stopped(make: Callable[..., Setup]) -> None:
+async def test_a_daemon_that_starts_while_its_group_is_paused_waits_and_can_be_stopped(
+    make: Callable[..., Setup],
+) -> None:
     it = await asyncio.to_thread(make)
     await asyncio.to_thread(it.fill, 10)
     async with told(it) as (zk, path):
@@ -88,7 +92,7 @@ async def test_one_that_starts_while_its_group_is_paused_waits_and_can_be_stoppe
     assert await asyncio.to_thread(stopped, waiting) == 0
 
 
-async def test_what_says_nothing_is_refused_with_its_place(make: Callable[..., Setup]) -> None:
+async def test_an_invalid_cluster_choice_is_refused_with_its_path(make: Callable[..., Setup]) -> None:
     it = await asyncio.to_thread(make)
     async with told(it) as (zk, path):
         await zk.ensure_path(path)

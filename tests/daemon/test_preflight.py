@@ -122,7 +122,7 @@ async def test_members_that_share_no_allocator_function_with_this_one_are_found(
         assert found[f"group {it.group}"]["ok"] is True
 
 
-def test_a_chroot_that_does_not_exist_is_refused_unless_it_is_asked_for(make: Callable[..., Setup]) -> None:
+def test_a_chroot_that_does_not_exist_is_refused_unless_create_is_given(make: Callable[..., Setup]) -> None:
     it = make()
     it.fill(1)
     assert it.run(it.config(), create=False).wait(60) == 2

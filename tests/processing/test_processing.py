@@ -276,7 +276,7 @@ async def test_a_partition_that_returns_goes_on_with_what_is_not_done() -> None:
     assert cluster.committed == {PARTITION: 100}
 
 
-async def test_a_partition_that_returns_says_of_which_topic_its_position_is() -> None:
+async def test_the_position_of_a_partition_that_returns_names_its_topic() -> None:
     """If the topic was created again meanwhile, the consumer begins at its first record."""
     cluster, done = Cluster(records=10), []
     async with running(cluster, done.append) as it:

@@ -319,7 +319,7 @@ async def test_an_error_that_means_to_end_the_process_makes_a_dead_letter_only_i
 
 @pytest.mark.parametrize("plain", [True, False])
 @pytest.mark.parametrize("kind", [asyncio.CancelledError, GeneratorExit, SystemExit, Final, Unreadable])
-async def test_whatever_a_handler_raises_it_is_called_again_or_the_daemon_ends_and_names_the_record(
+async def test_after_any_error_of_a_handler_a_retry_follows_or_the_processor_ends_and_names_the_record(
     kind: type[BaseException], plain: bool
 ) -> None:
     cluster, recorder = Cluster(records=4), Recorder()
@@ -381,7 +381,7 @@ async def test_commits_follow_what_was_handled_and_never_run_ahead() -> None:
         await it.stop()
 
 
-async def test_commits_that_are_refused_all_the_time_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_commits_that_are_refused_all_the_time_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     cluster, recorder = Cluster(records=8), Recorder()
     caplog.set_level(logging.INFO)
     async with running(cluster, recorder.handle, commit_interval_s=0.005) as it:
@@ -526,7 +526,7 @@ async def test_a_record_waiting_for_its_retry_does_not_hold_up_a_revocation() ->
     assert cluster.committed == {partition: 1}
 
 
-async def test_nothing_is_delivered_while_the_lease_is_in_doubt() -> None:
+async def test_no_record_is_handled_while_the_lease_is_in_doubt() -> None:
     cluster, recorder = Cluster(records=8), Recorder()
     recorder.holds[1] = asyncio.Event()
     async with running(cluster, recorder.handle) as it:
@@ -606,7 +606,7 @@ class Choices:
 
 
 @pytest.mark.parametrize("what", ["stop", "other brokers"])
-async def test_what_is_told_before_the_processor_begins_counts(what: str) -> None:
+async def test_a_stop_or_a_new_choice_before_the_processor_starts_counts(what: str) -> None:
     cluster, recorder, made = Cluster(records=3), Recorder(), []
 
     def tell() -> None:

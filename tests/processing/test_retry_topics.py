@@ -218,7 +218,7 @@ async def test_a_record_comes_back_as_it_was(key: bytes | None, value: bytes | N
     assert PLAN.after(last) is None
 
 
-def test_a_record_that_nobody_of_the_group_wrote_is_handled_as_it_is() -> None:
+def test_a_record_that_no_member_of_the_group_wrote_is_handled_unchanged() -> None:
     record = Record("g.retry-a", 0, 0, 0, 0, b"k", b"v", [("allocator.attempts", b"many")])
     assert PLAN.original(record) is record
     assert PLAN.attempts(record) == 0
@@ -292,7 +292,7 @@ def test_names_of_retry_topics_are_checked() -> None:
             RetryPlan.of("billing", [wrong])
 
 
-def test_a_dead_letter_says_nothing_of_retries() -> None:
+def test_a_dead_letter_has_no_headers_of_retries() -> None:
     """A dead letter has no retry headers: a redriven record starts with all its retries."""
     record = Record("t", 0, 0, 0, 0, b"k", b"v", [("allocator.retries", b"2"), ("allocator.due", b"5")])
     assert not {"allocator.retries", "allocator.due"} & dict(headers_of(record, "g", ValueError(), 1)).keys()

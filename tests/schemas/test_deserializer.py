@@ -76,7 +76,7 @@ async def test_logical_types_are_values_of_python() -> None:
         assert made(framed(2, b'{"a": [1]}')) == {"a": [1]}
 
 
-async def test_what_cannot_be_decoded_is_an_error_of_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_record_that_cannot_be_decoded_is_a_value_error(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: dict[str, Any] = {
         "/schemas/ids/1": schema(V1),
         "/schemas/ids/2": {"schemaType": "JSON"},

@@ -29,7 +29,7 @@ def read(found: Any, data: bytes) -> Any:
     return found.read(data)
 
 
-async def test_schemas_are_asked_for_once_with_all_that_they_refer_to() -> None:
+async def test_schemas_are_requested_once_with_all_their_references() -> None:
     asked: list[str] = []
     answers = {
         "/schemas/ids/1": {"schema": json.dumps(ORDER), "references": REFERENCES},

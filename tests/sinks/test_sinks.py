@@ -82,7 +82,7 @@ async def test_effects_that_fail_store_nothing_and_may_be_tried_again(new_store:
     assert once(store, 5)
 
 
-async def test_a_commit_whose_answer_was_lost_is_not_repeated(
+async def test_a_commit_whose_response_was_lost_is_not_repeated(
     new_store: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = new_store()
@@ -147,7 +147,7 @@ async def test_numbers_that_fell_back_are_settled_by_the_group(new_store: Stores
     assert once(heir, 9)
 
 
-async def test_an_owner_that_registers_while_the_group_is_asked_is_not_replaced(new_store: Stores) -> None:
+async def test_an_owner_that_registers_while_the_group_confirms_is_not_replaced(new_store: Stores) -> None:
     first, second, third = new_store(), new_store(), new_store()
     await begin(first, "a", 9)
 
@@ -160,7 +160,7 @@ async def test_an_owner_that_registers_while_the_group_is_asked_is_not_replaced(
     assert third.sink.write(batch(0, 5, 12), third.store)
 
 
-async def test_records_out_of_turn_are_refused_and_a_rewind_lets_them_in(new_store: Stores) -> None:
+async def test_records_out_of_order_are_refused_and_a_rewind_allows_them(new_store: Stores) -> None:
     store = new_store()
     await begin(store, "a", 1)
     store.sink.write(batch(0, 5, 1), store.store)
@@ -172,7 +172,7 @@ async def test_records_out_of_turn_are_refused_and_a_rewind_lets_them_in(new_sto
     assert store.sink.offsets("billing") == {P: 9}
 
 
-async def test_a_topic_that_was_created_again_begins_anew(new_store: Stores) -> None:
+async def test_a_topic_that_was_created_again_starts_without_an_offset(new_store: Stores) -> None:
     store, old, new = new_store(), uuid.uuid4(), uuid.uuid4()
     await begin(store, "a", 1, topic_id=old)
     store.sink.write(batch(0, 5, 1), store.store)
@@ -201,7 +201,7 @@ async def test_a_sink_is_for_one_group_and_a_table_has_a_name(new_store: Stores,
         SqliteSink(str(tmp_path / "x"), table="a; DROP TABLE b")
 
 
-async def test_effects_that_commit_by_themselves_are_told(tmp_path: Path) -> None:
+async def test_effects_that_commit_by_themselves_are_refused(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "x.db"), "effects", "offsets")
     await begin(store, "a", 1)
     with pytest.raises(ConfigError, match="do not commit"):
@@ -209,7 +209,7 @@ async def test_effects_that_commit_by_themselves_are_told(tmp_path: Path) -> Non
     store.close()
 
 
-async def test_a_database_that_is_away_may_be_asked_again(tmp_path: Path) -> None:
+async def test_an_unreachable_database_is_a_retriable_error(tmp_path: Path) -> None:
     sink = SqliteSink(str(tmp_path / "missing" / "x.db"))
     with pytest.raises(SinkError) as caught:
         await sink.begin("billing", "a", {P: SinkClaim(1)}, confirmed)

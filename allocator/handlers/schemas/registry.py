@@ -90,36 +90,36 @@ class Registry:
         Raises ConfigError if there is no such subject, RegistryFailed, and MissingExtra.
         """
         try:
-            answer = await self._ask(f"/subjects/{quote(subject, safe='')}/versions/latest")
+            response = await self._request(f"/subjects/{quote(subject, safe='')}/versions/latest")
         except ConfigError:
             raise ConfigError(
                 f"{self.url} has no subject {subject!r}; the serializers' default is TOPIC-value"
             ) from None
-        if answer.get("schemaType", "AVRO") != "AVRO":
+        if response.get("schemaType", "AVRO") != "AVRO":
             return None
-        name, named = f"the latest schema of subject {subject}", await self._named(answer)
-        return parsed_avro(_json_of(answer), named, name)
+        name, named = f"the latest schema of subject {subject}", await self._named(response)
+        return parsed_avro(_json_of(response), named, name)
 
-    async def _named(self, answer: dict[str, Any]) -> dict[str, Any]:
+    async def _named(self, response: dict[str, Any]) -> dict[str, Any]:
         """Returns the Avro types that a schema refers to."""
         named: dict[str, Any] = {}
-        for name, other in await self._references(answer):
+        for name, other in await self._references(response):
             parsed_avro(_json_of(other), named, name)
         return named
 
     async def _fetch(self, number: int) -> Schema:
-        answer = await self._ask(f"/schemas/ids/{number}")
-        kind, name = answer.get("schemaType", "AVRO"), f"schema {number} of {self.url}"
+        response = await self._request(f"/schemas/ids/{number}")
+        kind, name = response.get("schemaType", "AVRO"), f"schema {number} of {self.url}"
         if kind == "JSON":
             return json_schema()
         if kind == "AVRO":
-            return avro_schema(_json_of(answer), await self._named(answer), name)
+            return avro_schema(_json_of(response), await self._named(response), name)
         if kind == "PROTOBUF":
-            files = [(path, await self._compiled(int(other["id"]))) for path, other in await self._references(answer)]
+            files = [(path, await self._compiled(int(other["id"]))) for path, other in await self._references(response)]
             return protobuf_schema([*files, (f"schema-{number}.proto", await self._compiled(number))], name)
         raise ConfigError(f"{name} has the type {shown(kind)}; AVRO, PROTOBUF and JSON are known")
 
-    async def _references(self, answer: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    async def _references(self, response: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         """Returns (name, response) of each schema that a schema refers to, after the references of that schema."""
         found: dict[str, dict[str, Any]] = {}
         seen: set[str] = set()
@@ -133,18 +133,18 @@ class Registry:
                 if len(seen) > MAX_REFERENCES:
                     raise ConfigError(f"it refers to more than {MAX_REFERENCES} schemas")
                 path = f"/subjects/{quote(str(each['subject']), safe='')}/versions/{int(each['version'])}"
-                other = await self._ask(path)
+                other = await self._request(path)
                 await follow(other.get("references"))
                 found[name] = other
 
         try:
-            await follow(answer.get("references"))
+            await follow(response.get("references"))
         except (KeyError, TypeError, ValueError) as error:
             raise RegistryFailed(f"a reference of the response is not valid: {shown(error)}") from error
         return list(found.items())
 
     async def _compiled(self, number: int) -> bytes:
-        text = (await self._ask(f"/schemas/ids/{number}?format=serialized")).get("schema")
+        text = (await self._request(f"/schemas/ids/{number}?format=serialized")).get("schema")
         try:
             return base64.b64decode(str(text), validate=True)
         except binascii.Error:
@@ -153,7 +153,7 @@ class Registry:
                 "name a descriptor set with confluent-protobuf:FILE:MESSAGE"
             ) from None
 
-    async def _ask(self, path: str) -> dict[str, Any]:
+    async def _request(self, path: str) -> dict[str, Any]:
         request = HTTPRequest(
             self.url + path,
             headers={"Accept": "application/vnd.schemaregistry.v1+json, application/json"},
@@ -165,7 +165,7 @@ class Registry:
         )
         client = AsyncHTTPClient(force_instance=True, max_body_size=MAX_BYTES)
         try:
-            answer = json.loads((await client.fetch(request)).body)
+            response = json.loads((await client.fetch(request)).body)
         except HTTPClientError as error:
             if error.code in (404, 422):
                 raise ConfigError(f"{self.url} does not have it") from None
@@ -174,13 +174,13 @@ class Registry:
             raise RegistryFailed(f"{self.url} does not respond as a schema registry: {shown(error)}") from error
         finally:
             client.close()
-        if not isinstance(answer, dict):
+        if not isinstance(response, dict):
             raise RegistryFailed(f"{self.url} responds with JSON that is not an object")
-        return answer
+        return response
 
 
-def _json_of(answer: dict[str, Any]) -> Optional[Any]:
+def _json_of(response: dict[str, Any]) -> Optional[Any]:
     try:
-        return json.loads(answer["schema"])
+        return json.loads(response["schema"])
     except (KeyError, TypeError, ValueError) as error:
         raise RegistryFailed(f"the response has no schema: {shown(error)}") from error

@@ -43,8 +43,8 @@ SELECT_ALL = """SELECT topic, part, next_offset, leader_epoch, fence, owner, top
     WHERE group_id = :group_id"""
 SELECT = "SELECT next_offset, fence, owner FROM {table} WHERE group_id = :group_id AND topic = :topic AND part = :part"
 REGISTER = """UPDATE {table} SET fence = :fence, owner = :owner, topic_id = :topic_id,
-    next_offset = CASE WHEN :anew = 1 THEN NULL ELSE next_offset END,
-    leader_epoch = CASE WHEN :anew = 1 THEN NULL ELSE leader_epoch END
+    next_offset = CASE WHEN :recreated = 1 THEN NULL ELSE next_offset END,
+    leader_epoch = CASE WHEN :recreated = 1 THEN NULL ELSE leader_epoch END
     WHERE group_id = :group_id AND topic = :topic AND part = :part AND fence = :old_fence AND owner = :old_owner"""
 STORE = """UPDATE {table} SET next_offset = :next_offset, leader_epoch = :leader_epoch
     WHERE group_id = :group_id AND topic = :topic AND part = :part AND fence = :fence AND owner = :owner
@@ -249,8 +249,8 @@ class TransactionalSink(Generic[Connection]):
 
     def _registration(self, partition: TopicPartition, claim: SinkClaim, owner: str, row: _Row) -> Parameters:
         topic_id = row.topic_id if claim.topic_id is None else str(claim.topic_id)
-        anew = row.topic_id is not None and topic_id != row.topic_id
-        if anew and row.next_offset is not None:
+        recreated = row.topic_id is not None and topic_id != row.topic_id
+        if recreated and row.next_offset is not None:
             log.warning(
                 "%s:%d: the table has offset %d of a topic that was deleted and created again; it is discarded",
                 *partition,
@@ -261,7 +261,7 @@ class TransactionalSink(Generic[Connection]):
             "fence": claim.fence,
             "owner": owner,
             "topic_id": topic_id,
-            "anew": int(anew),
+            "recreated": int(recreated),
             "old_fence": row.fence,
             "old_owner": row.owner,
         }
@@ -288,7 +288,7 @@ class TransactionalSink(Generic[Connection]):
             raise self._refused(partition, owned.fence, fence)
         return -1 if next_offset is None else int(next_offset)
 
-    def _refused(self, partition: TopicPartition, ours: int | None, now: int | None) -> Fenced:
+    def _refused(self, partition: TopicPartition, fence: int | None, now: int | None) -> Fenced:
         name = f"{partition.topic}:{partition.partition}"
         if now is None:
             return Fenced(
@@ -296,8 +296,8 @@ class TransactionalSink(Generic[Connection]):
                 "Consumer, and write what this consumer delivered"
             )
         return Fenced(
-            f"{name}: a write under fence {ours} is refused: the owner with fence {now} has begun since. Drop what was "
-            "read; the new owner stores it"
+            f"{name}: a write under fence {fence} is refused: the owner with fence {now} has registered since. "
+            "Drop the unit; the new owner stores it"
         )
 
     def _read(self, connection: Connection, group: str) -> dict[TopicPartition, _Row]:

@@ -29,19 +29,18 @@ class SqlSink(TransactionalSink["sqlalchemy.Connection"]):
             import sqlalchemy
         except ImportError as error:
             raise MissingExtra("SqlSink needs SQLAlchemy: pip install 'zk-partition-allocator[sql]'") from error
-        self._ours = isinstance(engine, str)
+        self._owns_engine = isinstance(engine, str)
         # the ping detects a restarted server before a write fails
-        made = sqlalchemy.create_engine(engine, pool_pre_ping=True) if isinstance(engine, str) else engine
-        if made.dialect.name != "postgresql":
-            raise ConfigError(f"SqlSink is for PostgreSQL, not {made.dialect.name}; SqliteSink is for files of SQLite")
-        self.engine: Any = made
+        self.engine: Any = sqlalchemy.create_engine(engine, pool_pre_ping=True) if self._owns_engine else engine
+        if self.engine.dialect.name != "postgresql":
+            raise ConfigError(f"SqlSink is for PostgreSQL, not {self.engine.dialect.name}; SqliteSink is for SQLite")
         self._text = sqlalchemy.text
         self._driver_errors = (sqlalchemy.exc.SQLAlchemyError,)
         self._idle_timeout_s = idle_timeout_s
 
     def close(self) -> None:
         """Closes the connections if the sink created the engine from a URL."""
-        if self._ours:
+        if self._owns_engine:
             self.engine.dispose()
 
     def _errors(self) -> tuple[type[Exception], ...]:

@@ -91,7 +91,7 @@ async def test_a_group_that_ends_is_not_shown_any_more(zk_chroot: str) -> None:
         await group.join(0)
         await wait_until_async(lambda: "g" in it.watcher.groups, PATIENCE_S)
         await group.leave(0)
-        for path in ("members", "claims", "shards"):
+        for path in ("members", "claims", "shards", "left"):
             await group.store.zk.delete(f"/allocator/g/{path}")
         await group.store.zk.delete("/allocator/g")
         await wait_until_async(lambda: "g" not in it.watcher.groups, PATIENCE_S)

@@ -8,15 +8,12 @@ import logging
 import math
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from allocator.errors import AllocatorError, ConfigError
-
-if TYPE_CHECKING:
-    from allocator.cli.access import Access
 
 Command = Callable[..., Any]
 
@@ -47,6 +44,7 @@ class GroupType(click.types.StringParamType):
     name = "group"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from allocator.cli.access import Access
         from allocator.operate import list_groups
 
         given = ctx.params
@@ -56,7 +54,7 @@ class GroupType(click.types.StringParamType):
         logging.disable()  # a shell would show log lines in the middle of the command line
 
         async def names() -> list[str]:
-            access = _access(given.get("config"), zookeeper, root, None, COMPLETE_S)
+            access = Access.of(given.get("config"), zookeeper, root, timeout_s=COMPLETE_S)
             async with access.ensemble() as zk:
                 return await list_groups(zk, access.root)
 
@@ -78,6 +76,9 @@ def config_option(gives: str) -> Command:
 zookeeper_option = click.option(
     "--zookeeper", envvar="ALLOCATOR_ZOOKEEPER_HOSTS", help="ZooKeeper ensemble: host:port,host:port/chroot."
 )
+root_option = click.option(
+    "--root", envvar="ALLOCATOR_ZOOKEEPER_ROOT", help="Znode that holds the groups (default /allocator)."
+)
 brokers_option = click.option("--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="Kafka brokers: host:port,host:port.")
 timeout_option = click.option("--timeout", default=10.0, type=Seconds(), help="Seconds to wait for each response.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -93,24 +94,7 @@ def decorated(command: Command, *decorators: Command) -> Command:
 
 def with_clusters(command: Command) -> Command:
     """Adds the connection options. The command gets `access` and `as_json`."""
-
-    @functools.wraps(command)
-    def with_access(
-        config: str | None, zookeeper: str | None, root: str | None, brokers: str | None, timeout: float, **given: Any
-    ) -> None:
-        command(access=_access(config, zookeeper, root, brokers, timeout), **given)
-
-    return decorated(
-        with_access,
-        config_option("gives the options below"),
-        zookeeper_option,
-        click.option(
-            "--root", envvar="ALLOCATOR_ZOOKEEPER_ROOT", help="Znode that holds the groups (default /allocator)."
-        ),
-        brokers_option,
-        timeout_option,
-        json_option,
-    )
+    return _connected(command, "gives the options below", zookeeper_option, root_option)
 
 
 def with_brokers(gives: str) -> Callable[[Command], Command]:
@@ -118,29 +102,28 @@ def with_brokers(gives: str) -> Callable[[Command], Command]:
 
     The command gets `access`, which has brokers, and `as_json`.
     """
+    return lambda command: _connected(command, gives)
 
-    def add(command: Command) -> Command:
-        @functools.wraps(command)
-        def with_access(config: str | None, brokers: str | None, timeout: float, **given: Any) -> None:
-            from allocator.cli.access import Access
 
-            access = Access.of(config, brokers=brokers, timeout_s=timeout)
+def _connected(command: Command, gives: str, *zookeeper_options: Command) -> Command:
+    @functools.wraps(command)
+    def with_access(
+        config: str | None,
+        brokers: str | None,
+        timeout: float,
+        zookeeper: str | None = None,
+        root: str | None = None,
+        **given: Any,
+    ) -> None:
+        from allocator.cli.access import Access
+
+        access = Access.of(config, zookeeper, root, brokers, timeout)
+        if not zookeeper_options:
             access.need_brokers()
-            command(access=access, **given)
+        elif access.zookeeper is None and access.brokers is None:
+            raise ConfigError(
+                "no cluster was given: give --zookeeper, --brokers or --config, or set ALLOCATOR_ZOOKEEPER_HOSTS"
+            )
+        command(access=access, **given)
 
-        return decorated(with_access, config_option(gives), brokers_option, timeout_option, json_option)
-
-    return add
-
-
-def _access(
-    config: str | None, zookeeper: str | None, root: str | None, brokers: str | None, timeout_s: float
-) -> Access:
-    from allocator.cli.access import Access
-
-    access = Access.of(config, zookeeper, root, brokers, timeout_s)
-    if access.zookeeper is None and access.brokers is None:
-        raise ConfigError(
-            "no cluster was given: give --zookeeper, --brokers or --config, or set ALLOCATOR_ZOOKEEPER_HOSTS"
-        )
-    return access
+    return decorated(with_access, config_option(gives), *zookeeper_options, brokers_option, timeout_option, json_option)

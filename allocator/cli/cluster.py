@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from allocator.cli.options import repeated
 from allocator.testing import USUAL_ZOOKEEPER
 
 if TYPE_CHECKING:
@@ -43,13 +44,9 @@ def cluster() -> None:
     help="Port of the first ZooKeeper; the others follow (default: free ports).",
 )
 @click.option(
-    "--directory",
-    type=click.Path(file_okay=False),
-    help="Keep data and logs in this directory (default: a temporary one).",
+    "--directory", type=click.Path(file_okay=False), help="Keep data and logs here (default: a temporary directory)."
 )
-@click.option(
-    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Setting of server.properties; may be repeated."
-)
+@repeated("--set", "settings", metavar="KEY=VALUE", text="Setting of server.properties")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead of text.")
 def up(kafka: str, settings: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Start a cluster, print its addresses, and stop it at Ctrl-C or SIGTERM."""

@@ -217,9 +217,7 @@ def main(ctx: click.Context) -> None:
 @main.command()
 @click.argument("config", type=click.Path(dir_okay=False))
 @click.option("--check", is_flag=True, help="Only check the settings, the handler and the allocator functions.")
-@click.option(
-    "--connect", is_flag=True, help="With --check: also check servers, topics, group and ports. Joins no group."
-)
+@click.option("--connect", is_flag=True, help="With --check: also check servers, topics, group and ports.")
 @click.option("--create", is_flag=True, help="Create the chroot in zookeeper.hosts if it does not exist.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result of --check as JSON.")
 @click.pass_context

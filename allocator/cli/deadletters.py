@@ -11,7 +11,7 @@ from typing import Any, Optional, TypeVar
 import click
 
 from allocator.cli.access import Access
-from allocator.cli.options import NOTHING_CHANGED, Command, decorated, execute_option, with_brokers
+from allocator.cli.options import NOTHING_CHANGED, Command, decorated, execute_option, repeated, with_brokers
 from allocator.cli.output import Listing, console, print_json
 from allocator.core.text import plain
 from allocator.errors import ConfigError
@@ -61,13 +61,11 @@ def on_topic(command: Command) -> Command:
 def with_filter(command: Command) -> Command:
     """Adds the options that select letters. The command gets the filter as `chosen`."""
 
-    @click.option(
-        "--error", default="", show_default=False, help="Only letters whose error contains this text, in any case."
-    )
+    @click.option("--error", default="", show_default=False, help="Only letters whose error contains this text.")
     @click.option("--from-topic", default="", show_default=False, help="Only letters of records from this topic.")
     @click.option("--since", help="Only letters written at this time or later, such as 2026-01-31T12:00:00Z.")
     @click.option("--until", help="Only letters written before this time.")
-    @click.option("--letter", "names", multiple=True, help="Only this letter, PARTITION:OFFSET; may be repeated.")
+    @repeated("--letter", "names", text="Only this letter, PARTITION:OFFSET")
     @functools.wraps(command)
     def chosen_letters(
         error: str,
@@ -126,16 +124,9 @@ def show_command(letters: DeadLetterQueue, as_json: bool, name: str) -> None:
 @deadletters.command("redrive")
 @on_topic
 @with_filter
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Maximum letters per second (default: no limit).")
 @click.option(
-    "--rate",
-    type=click.FloatRange(0, min_open=True),
-    help="Write at most this many letters a second (default: no limit).",
-)
-@click.option(
-    "--max-redrives",
-    default=MAX_REDRIVES,
-    type=click.IntRange(1),
-    help="Refuse letters that were redriven this often.",
+    "--max-redrives", default=MAX_REDRIVES, type=click.IntRange(1), help="Refuse letters redriven this often."
 )
 @execute_option
 def redrive_command(

@@ -29,7 +29,7 @@ COLOURS = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.I
 @click.command()
 @click.argument("group", metavar="[GROUP]", type=GROUP, required=False)
 @click.option(
-    "--kafka-zookeeper", help="ZooKeeper of the Kafka cluster (default: --zookeeper, with and without its chroot)."
+    "--kafka-zookeeper", help="ZooKeeper of the Kafka cluster (default: --zookeeper, with and without chroot)."
 )
 @click.option("--session-timeout", type=Seconds(), help="Session timeout of the members in seconds (default 10).")
 @click.option("--interval", default=5.0, type=Seconds(0), help="Seconds between the two polls.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from allocator.cli.options import ERROR, GROUP, NOTHING_CHANGED, Seconds, execute_option, with_clusters
+from allocator.cli.options import ERROR, GROUP, NOTHING_CHANGED, Seconds, execute_option, repeated, with_clusters
 from allocator.cli.output import console, print_json
 from allocator.cli.report import groups_table, members_table, offsets_table, orders_table, reset_table, retries_table
 from allocator.core.text import plain
@@ -161,9 +161,7 @@ def delete_command(name: str, keep_offsets: bool, execute: bool, access: Access,
         return
     click.echo(NOTHING_CHANGED)
     if found.members:
-        click.echo(
-            plain(f"--execute would be refused: the group has {len(found.members)} members: {found.some_members}")
-        )
+        click.echo(plain(f"--execute would be refused: there are {len(found.members)} members: {found.some_members}"))
 
 
 class _ShowByDefault(click.Group):
@@ -202,12 +200,7 @@ def show_command(name: str | None, access: Access, as_json: bool) -> None:
 @offsets.command("reset")
 @click.argument("name", metavar="[GROUP]", type=GROUP, required=False)
 @click.option("--to", "to", required=True, help=f"New offset: {TARGETS}.")
-@click.option(
-    "--topic",
-    "topics",
-    multiple=True,
-    help="Reset only this topic; may be repeated (default: all topics of the group).",
-)
+@repeated("--topic", "topics", text="Reset only this topic (default: all topics of the group)")
 @execute_option
 @with_clusters
 def reset_command(

@@ -15,7 +15,7 @@ from typing import Any, Optional
 import click
 
 from allocator.cli.access import Access
-from allocator.cli.options import Seconds, config_option
+from allocator.cli.options import Seconds, config_option, repeated
 from allocator.cli.progress import Meter, is_shown, progress, quiet_option, say
 from allocator.core.aio import TaskGroup
 from allocator.errors import AllocatorError
@@ -39,10 +39,8 @@ def _recreated(_ctx: click.Context, _param: click.Parameter, given: tuple[str, .
 @click.argument("old")
 @click.argument("new")
 @config_option("credentials for OLD")
-@click.option(
-    "--to-config", type=click.Path(dir_okay=False), help="Settings file of `allocator run`: credentials for NEW."
-)
-@click.option("--topic", "topics", multiple=True, help="Topic to mirror; may be repeated.")
+@click.option("--to-config", type=click.Path(dir_okay=False), help="Settings file of `allocator run`, for NEW.")
+@repeated("--topic", "topics", text="Topic to mirror")
 @click.option("--pattern", help="Regular expression: mirror the topics whose name begins with a match.")
 @click.option("--group", default="allocator-mirror", help="Group name; the same in all processes of a mirror.")
 @click.option(
@@ -57,9 +55,7 @@ def _recreated(_ctx: click.Context, _param: click.Parameter, given: tuple[str, .
     help="ZooKeeper ensemble of the mirror's group: host:port,host:port/chroot.",
 )
 @click.option("--create", is_flag=True, help="Create the chroot in --zookeeper if it does not exist.")
-@click.option(
-    "--old-zookeeper", help="ZooKeeper of the old cluster: brokers before 0.11 do not report settings of topics."
-)
+@click.option("--old-zookeeper", help="ZooKeeper of OLD, for the settings of topics before 0.11.")
 @click.option("--replication", default=3, type=click.IntRange(min=1), help="Replication factor for created topics.")
 @click.option(
     "--throttle",
@@ -80,19 +76,15 @@ def _recreated(_ctx: click.Context, _param: click.Parameter, given: tuple[str, .
     help="Exit with 0 even if the old cluster deleted records before they were mirrored, and mirror records that the "
     "new cluster deletes at once.",
 )
-@click.option(
+@repeated(
     "--recreated",
-    multiple=True,
     metavar="TOPIC=earliest|continue",
     callback=_recreated,
-    help="Continue with a topic that was created again or truncated; may be repeated. earliest: append all its records "
-    "to the mirrored records; continue: at the stored position, or where the log was truncated.",
+    text="Continue with a topic that was created again or truncated: append all its records to the mirrored records "
+    "(earliest), or continue at the stored position or the truncation",
 )
-@click.option(
-    "--restart",
-    multiple=True,
-    metavar="TOPIC",
-    help="If the new cluster lost records of this topic, append all its records again; may be repeated.",
+@repeated(
+    "--restart", metavar="TOPIC", text="If the new cluster lost records of this topic, append all its records again"
 )
 @click.option("--once", is_flag=True, help="Stop when all records that exist at the start are mirrored.")
 @click.option("--status-s", default=10.0, type=Seconds(), help="Seconds between status lines.")
@@ -102,7 +94,7 @@ def _recreated(_ctx: click.Context, _param: click.Parameter, given: tuple[str, .
     help="Serve /metrics and /health on this port; 0 picks a free one (default: none).",
 )
 @click.option("--metrics-host", default="127.0.0.1", help="Listen on this address.")
-@click.option("--allow-host", "hosts", multiple=True, help="Host name in requests that is allowed; may be repeated.")
+@repeated("--allow-host", "hosts", text="Host name to accept in requests")
 @quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print the status as JSON lines.")
 def mirror(

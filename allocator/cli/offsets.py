@@ -10,7 +10,7 @@ from typing import Any, Optional
 import click
 
 from allocator.cli.access import NOWHERE, Access
-from allocator.cli.options import GROUP, NOTHING_CHANGED, config_option, execute_option, json_option
+from allocator.cli.options import GROUP, NOTHING_CHANGED, config_option, execute_option, json_option, repeated
 from allocator.cli.output import Listing, console, print_json
 from allocator.cli.progress import Step, progress, quiet_option
 from allocator.errors import ConfigError
@@ -33,25 +33,22 @@ def offsets() -> None:
     type=click.Path(dir_okay=False),
     help="Settings file for the target cluster (default: the source cluster).",
 )
-@click.option(
-    "--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="Kafka brokers of the source cluster: host:port,host:port."
-)
+@click.option("--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="Brokers of the source cluster: host:port,host:port.")
 @click.option("--to-brokers", help="Kafka brokers of the target cluster (default: the source cluster).")
 @click.option("--storage", type=STORAGE, default="kafka", help="Where the offsets are.")
 @click.option("--to-storage", type=STORAGE, default="kafka", help="Where to write the offsets.")
-@click.option(
+@repeated(
     "--zookeeper",
     "zookeepers",
-    multiple=True,
     envvar="ALLOCATOR_ZOOKEEPER_HOSTS",
-    help='ZooKeeper that may have members: host:port,host:port/chroot; may be repeated. "none": no ZooKeeper.',
+    text='ZooKeeper that may have members: host:port,host:port/chroot; "none" if there is none',
 )
 @click.option("--root", help="Znode that holds the groups of this library (default /allocator).")
 @click.option(
-    "--by", type=click.Choice(CopyPlan.METHODS), default="offset", help="How to find the position in the target log."
+    "--by", type=click.Choice(CopyPlan.METHODS), default="offset", help="How to find positions in the target log."
 )
 @click.option("--mirror", default="allocator-mirror", help="With --by map: the group name of the mirror.")
-@click.option("--topic", "topics", multiple=True, help="Copy only this topic; may be repeated (default: all).")
+@repeated("--topic", "topics", text="Copy only this topic (default: all)")
 @execute_option
 @click.option(
     "--restore-file",

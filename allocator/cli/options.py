@@ -85,6 +85,11 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 execute_option = click.option("--execute", is_flag=True, help="Make the change. Without this option, only show it.")
 
 
+def repeated(*names: str, text: str, **options: Any) -> Callable[[Command], Command]:
+    """Returns an option that may be repeated."""
+    return click.option(*names, multiple=True, help=f"{text}; may be repeated.", **options)
+
+
 def decorated(command: Command, *decorators: Command) -> Command:
     """Applies decorators to a command, as if they were written above it in this order."""
     for decorator in reversed(decorators):

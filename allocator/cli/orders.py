@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allocator.cli.group import group
-from allocator.cli.options import GROUP, Command, decorated, with_clusters
+from allocator.cli.options import GROUP, Command, decorated, repeated, with_clusters
 from allocator.cli.output import console, print_json
 from allocator.cli.report import orders_table
 from allocator.core.aio import milliseconds, wall_ms
@@ -73,15 +73,11 @@ def _partitions(_ctx: click.Context, _param: click.Parameter, given: str) -> fro
 MEMBER, PARTITIONS = click.argument("member"), click.argument("partitions", callback=_partitions)
 REASON_OPTIONS = (
     click.option("--why", default="", show_default=False, help="Reason, shown with the order."),
-    click.option(
-        "--expires", metavar="TIME", help="Expiry of the order: 30m, 2h, 1d, or a time with zone (default: never)."
-    ),
+    click.option("--expires", metavar="TIME", help="Expiry: 30m, 2h, 1d, or a time with zone (default: never)."),
 )
 
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Show what would move. Give no order.")
-CREATE = click.option(
-    "--create", is_flag=True, help="Create the topic GROUP.orders, for a group of Kafka's own protocols."
-)
+CREATE = click.option("--create", is_flag=True, help="Create the topic GROUP.orders, for a group in Kafka.")
 
 
 def _registered(name: str, command: Command, *parameters: Command) -> Command:
@@ -170,7 +166,7 @@ def _show_withdrawn(name: str, orders: Collection[Order], as_json: bool) -> None
 
 @group.command("orders")
 @click.argument("name", metavar="GROUP", type=GROUP)
-@click.option("--remove", multiple=True, metavar="ID", help="Withdraw this order; may be repeated.")
+@repeated("--remove", metavar="ID", text="Withdraw this order")
 @with_clusters
 def orders_command(name: str, remove: tuple[str, ...], access: Access, as_json: bool) -> None:
     """List the orders of GROUP with their states, or withdraw orders by id."""
@@ -244,9 +240,7 @@ def thaw() -> Act:
 
 @_order(
     "budget",
-    click.option(
-        "--at-once", type=click.IntRange(1), help="Maximum partitions that move at the same time (default: no limit)."
-    ),
+    click.option("--at-once", type=click.IntRange(1), help="Maximum partitions that move at once (default: no limit)."),
     click.option(
         "--per-minute",
         type=click.IntRange(1),
@@ -320,27 +314,23 @@ def seek(partitions: frozenset[TopicPartition], to: str, details: Any) -> Act:
 
 @group.command("plan")
 @click.argument("name", metavar="GROUP", type=GROUP)
-@click.option(
-    "--add", multiple=True, metavar="NAME[=WEIGHT]", help="A member joins; may be repeated, like most options."
-)
-@click.option("--add-in-rack", multiple=True, metavar="NAME=RACK", help="A member joins in this rack.")
-@click.option("--remove", multiple=True, metavar="MEMBER", help="A member leaves.")
-@click.option("--fail", multiple=True, metavar="MEMBER", help="A member crashes.")
-@click.option("--fail-rack", multiple=True, metavar="RACK", help="All members of a rack crash.")
-@click.option("--weight", multiple=True, metavar="MEMBER=WEIGHT", help="A member gets another weight.")
-@click.option("--rack", multiple=True, metavar="MEMBER=RACK", help="A member moves to another rack.")
-@click.option("--partitions", multiple=True, metavar="TOPIC=COUNT", help="A topic grows to this number of partitions.")
+@repeated("--add", metavar="NAME[=WEIGHT]", text="A member joins")
+@repeated("--add-in-rack", metavar="NAME=RACK", text="A member joins in this rack")
+@repeated("--remove", metavar="MEMBER", text="A member leaves")
+@repeated("--fail", metavar="MEMBER", text="A member crashes")
+@repeated("--fail-rack", metavar="RACK", text="All members of a rack crash")
+@repeated("--weight", metavar="MEMBER=WEIGHT", text="A member gets another weight")
+@repeated("--rack", metavar="MEMBER=RACK", text="A member moves to another rack")
+@repeated("--partitions", metavar="TOPIC=COUNT", text="A topic grows to this number of partitions")
 @click.option("--function", metavar="NAME", help="All members use this allocator function.")
-@click.option("--cordon", multiple=True, metavar="MEMBER", help="With this order cordon.")
-@click.option("--evacuate", multiple=True, metavar="MEMBER", help="With this order evacuate.")
-@click.option("--swap", multiple=True, metavar="OLD=NEW", help="With this order swap.")
-@click.option("--pin", multiple=True, metavar="PARTITIONS=PLACE", help="With this order pin.")
-@click.option("--freeze", is_flag=True, help="With the order freeze.")
-@click.option("--at-once", type=click.IntRange(1), help="With the order budget (default: none).")
-@click.option("--per-minute", type=click.IntRange(1), help="With the order budget (default: none).")
-@click.option(
-    "--apply", "apply", is_flag=True, help="Give the orders of the plan, which must contain no other changes."
-)
+@repeated("--cordon", metavar="MEMBER", text="Include an order cordon")
+@repeated("--evacuate", metavar="MEMBER", text="Include an order evacuate")
+@repeated("--swap", metavar="OLD=NEW", text="Include an order swap")
+@repeated("--pin", metavar="PARTITIONS=PLACE", text="Include an order pin")
+@click.option("--freeze", is_flag=True, help="Include the order freeze.")
+@click.option("--at-once", type=click.IntRange(1), help="Include the order budget (default: none).")
+@click.option("--per-minute", type=click.IntRange(1), help="Include the order budget (default: none).")
+@click.option("--apply", "apply", is_flag=True, help="Give the orders, if the plan contains nothing else.")
 @click.option("--why", default="", show_default=False, help="Reason, shown with the orders of --apply.")
 @with_clusters
 def plan_command(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 import click
 
 from allocator._files import write_file
-from allocator.cli.options import Command, brokers_option, decorated
+from allocator.cli.options import Command, brokers_option, decorated, repeated
 from allocator.cli.output import print_json
 from allocator.cli.progress import Step, progress
 from allocator.errors import ConfigError
@@ -66,25 +66,23 @@ def _topic_options(command: Command) -> Command:
     return decorated(
         command,
         brokers_option,
-        click.option("--topic", "topics", multiple=True, help="Topic to read; may be repeated."),
-        click.option(
+        repeated("--topic", "topics", text="Topic to read"),
+        repeated(
             "-o",
             "--option",
             "options",
-            multiple=True,
             metavar="NAME=VALUE",
-            help='Option of format("allocator"): group=billing, timeout_s=10, security.*; may be repeated.',
+            text='Option of format("allocator"): group=billing, timeout_s=10, security.*',
         ),
     )
 
 
 def _side_option(side: str) -> Command:
-    return click.option(
+    return repeated(
         f"--{side}-option",
         f"{side}_options",
-        multiple=True,
         metavar="NAME=VALUE",
-        help=f"Option for {side.upper()}, like -o of `archive`; may be repeated.",
+        text=f"Option for {side.upper()}, like -o of `archive`",
     )
 
 
@@ -115,9 +113,7 @@ html_option = click.option("--html", help="Also write the report to this HTML fi
     is_flag=True,
     help="Continue although retention deleted records before they were archived, and record the gap.",
 )
-@click.option(
-    "--compact", "compacting", is_flag=True, help="Merge small files at the end; without --topic, only merge."
-)
+@click.option("--compact", "compacting", is_flag=True, help="Merge small files; without --topic, only merge.")
 @_run_options
 @plain_errors()
 def archive(
@@ -176,9 +172,7 @@ def archive(
 @click.argument("topic", metavar="[TOPIC]", required=False)
 @_topic_options
 @click.option("--hot", default=20, type=click.IntRange(min=0), help="Number of busiest keys to report.")
-@click.option(
-    "--members", type=click.IntRange(min=1), help="Also report how evenly this many members would share the records."
-)
+@click.option("--members", type=click.IntRange(min=1), help="Also report the balance of this many members.")
 @html_option
 @_run_options
 @plain_errors()
@@ -211,12 +205,8 @@ def skew(
     type=click.Choice(BY),
     help="Match records by this (default: offset with an archive, otherwise partition or key).",
 )
-@click.option(
-    "--ignore", multiple=True, type=click.Choice(FIELDS), help="Ignore differences in this field; may be repeated."
-)
-@click.option(
-    "--samples", default=10, type=click.IntRange(min=0), help="Number of examples to report of each kind of difference."
-)
+@repeated("--ignore", type=click.Choice(FIELDS), text="Ignore differences in this field")
+@click.option("--samples", default=10, type=click.IntRange(min=0), help="Maximum examples of each kind of difference.")
 @_side_option("left")
 @_side_option("right")
 @html_option

@@ -12,7 +12,7 @@ import click
 from rich.text import Text
 
 from allocator.cli.access import Access
-from allocator.cli.options import with_brokers
+from allocator.cli.options import repeated, with_brokers
 from allocator.cli.output import Indented, console, print_json
 from allocator.core.settings import DEFAULT
 from allocator.core.text import plain
@@ -47,11 +47,9 @@ WINDOWS = 12  # maximum number of partitions whose read offsets are shown
     help="Start: earliest, latest (the newest records), an offset, or a time such as 2026-01-31T12:00:00Z.",
 )
 @click.option(
-    "--before", default=0, type=click.IntRange(0, 10_000), help="Also show this many records before the start."
+    "--before", default=0, type=click.IntRange(0, 10_000), help="Show this many records before the start, too."
 )
-@click.option(
-    "--limit", default=20, type=click.IntRange(0, 10_000), help="Show at most this many records from the start on."
-)
+@click.option("--limit", default=20, type=click.IntRange(0, 10_000), help="Show at most this many from the start on.")
 @click.option("--key", help="Only records with this key, in the partition that Kafka's default partitioner chooses.")
 @click.option("--key-hex", help="Like --key, with the bytes of the key as hex.")
 @click.option("--every-partition", is_flag=True, help="Search all partitions for the key.")
@@ -70,9 +68,7 @@ WINDOWS = 12  # maximum number of partitions whose read offsets are shown
     "confluent-protobuf:FILE:MESSAGE.",
 )
 @click.option("--registry", envvar="ALLOCATOR_RECORDS_REGISTRY", help="URL of a schema registry, for the format auto.")
-@click.option(
-    "--mask", "masks", multiple=True, help="Show this field as ***, such as value.card.number; may be repeated."
-)
+@repeated("--mask", "masks", text="Show this field as ***, such as value.card.number")
 @click.option("--lines", is_flag=True, help="Print one line of JSON for each record, with complete key and value.")
 def records(
     topic: str,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from allocator.cli.options import with_brokers
+from allocator.cli.options import repeated, with_brokers
 from allocator.cli.output import print_json
 from allocator.errors import ConfigError
 from allocator.testing import Recording
@@ -25,10 +25,8 @@ def traffic() -> None:
 @traffic.command()
 @click.argument("file", type=click.Path(dir_okay=False))
 @with_brokers("servers and credentials")
-@click.option("--topic", "topics", multiple=True, required=True, help="Topic to record; may be repeated.")
-@click.option(
-    "--limit", default=1000, type=click.IntRange(min=1), help="Record at most this many records of each partition."
-)
+@repeated("--topic", "topics", required=True, text="Topic to record")
+@click.option("--limit", default=1000, type=click.IntRange(min=1), help="Maximum records of each partition.")
 def record(file: str, access: Access, topics: tuple[str, ...], limit: int, as_json: bool) -> None:
     """Write the newest records of topics into FILE, compressed if its name ends in .gz.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import click
 
 from allocator.cli.access import Access
-from allocator.cli.options import GROUP, Seconds, with_clusters
+from allocator.cli.options import GROUP, Seconds, repeated, with_clusters
 from allocator.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,12 +20,8 @@ if TYPE_CHECKING:
 @click.command()
 @click.option("--host", default="127.0.0.1", help="Listen on this address.")
 @click.option("--port", default=8180, type=click.IntRange(0, 65535), help="Listen on this port; 0 picks a free one.")
-@click.option("--allow-host", "hosts", multiple=True, help="Host name in requests that is allowed; may be repeated.")
-@click.option(
-    "--token-file",
-    type=click.Path(dir_okay=False),
-    help="File with the token that allows changes (default: read-only).",
-)
+@repeated("--allow-host", "hosts", text="Host name to accept in requests")
+@click.option("--token-file", type=click.Path(dir_okay=False), help="Token that allows changes (default: read-only).")
 @click.option("--interval", default=5.0, type=Seconds(0.2, 3600), help="Seconds between polls of Kafka.")
 @click.option(
     "--history",
@@ -39,50 +35,25 @@ if TYPE_CHECKING:
 )
 @click.option("--user-header", help="Header with the user that a proxy authenticated, such as X-Forwarded-User.")
 @click.option("--groups-header", help="Header with the groups of the user, separated by commas.")
-@click.option(
-    "--proxy",
-    "proxies",
-    multiple=True,
-    help="IP address of a proxy whose headers count; may be repeated (default: this machine).",
-)
-@click.option(
-    "--operator", "operators", multiple=True, help="User or @group with the right to change groups; may be repeated."
-)
-@click.option(
-    "--viewer",
-    "viewers",
-    multiple=True,
-    help="User or @group with the right to read; may be repeated (default: all users).",
-)
-@click.option(
-    "--tls-cert", type=click.Path(dir_okay=False), help="PEM file with the certificate chain, to serve https."
-)
-@click.option("--tls-key", type=click.Path(dir_okay=False), help="PEM file with the key (default: in --tls-cert).")
+@repeated("--proxy", "proxies", text="IP address of a proxy whose headers count (default: this machine)")
+@repeated("--operator", "operators", text="User or @group with the right to change groups")
+@repeated("--viewer", "viewers", text="User or @group with the right to read (default: all users)")
+@click.option("--tls-cert", type=click.Path(dir_okay=False), help="PEM certificate chain, to serve https.")
+@click.option("--tls-key", type=click.Path(dir_okay=False), help="PEM key (default: in --tls-cert).")
 @click.option(
     "--records",
     "records_access",
     type=click.Choice(["operators", "viewers", "nobody"]),
     help="Users that may see records (default: from [records] of --config, or operators).",
 )
-@click.option(
-    "--mask",
-    "masks",
-    multiple=True,
-    help="Show this field of records as ***, such as value.card.number; may be repeated.",
-)
-@click.option(
-    "--record-format",
-    "formats",
-    multiple=True,
-    help="Format of records, TOPIC:value=FORMAT or TOPIC:key=FORMAT, such as orders:value=avro:FILE; may be repeated.",
-)
-@click.option(
+@repeated("--mask", "masks", text="Show this field of records as ***, such as value.card.number")
+@repeated("--record-format", "formats", text="Format of records, such as orders:value=avro:FILE or orders:key=text")
+@repeated(
     "--kafka-group",
     "kafka_groups",
-    multiple=True,
     metavar="GROUP",
     type=GROUP,
-    help="Also show this group of Kafka's own protocols; may be repeated (default: a group in Kafka from --config).",
+    text="Also show this group of Kafka's own protocols (default: a group in Kafka from --config)",
 )
 @click.option("--registry", envvar="ALLOCATOR_RECORDS_REGISTRY", help="URL of a schema registry for records.")
 @with_clusters

@@ -118,9 +118,7 @@ async def delete_group(
     for attempt in range(TRIES):
         found = await remains(zk, client, group, root, keep_offsets=keep_offsets)
         if found.members:
-            raise GroupHasMembers(
-                f"group {group!r} has members: {found.some_members}; stop them first. Nothing was deleted"
-            )
+            raise GroupHasMembers(f"group {group!r} has members: {found.some_members}. Stop them first")
         try:
             if zk is not None and found.znodes:
                 await zk.multi([Op("delete", path) for path in found.znodes])
@@ -164,7 +162,7 @@ async def _delete_offsets(client: KafkaClient, found: GroupRemains) -> None:
             return
         if code == NON_EMPTY_GROUP:
             raise GroupHasMembers(
-                f"a member joined group {found.group!r} at Kafka's coordinator during the deletion; the offsets stay"
+                f"a member joined group {found.group!r} in Kafka during the deletion; its offsets stay"
             )
         error = for_code(code, f"group {found.group!r}")
         if not error.retriable or time.monotonic() > deadline:

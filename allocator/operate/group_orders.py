@@ -92,12 +92,7 @@ class OrdersFromOutside:
     # -- about partitions ----------------------------------------------------------------------------------------
 
     async def pin(
-        self,
-        partitions: Collection[PartitionLike],
-        place: str,
-        *,
-        why: str = "",
-        expires_s: Optional[float] = None,
+        self, partitions: Collection[PartitionLike], place: str, *, why: str = "", expires_s: Optional[float] = None
     ) -> OrderReport:
         """Assigns the partitions to this member, or with "rack:NAME" to the members in this rack."""
         arguments = {"partitions": to_ranges(partitions), "place": parse_place(place)}
@@ -148,12 +143,7 @@ class OrdersFromOutside:
         )
 
     async def seek(
-        self,
-        partitions: Collection[PartitionLike],
-        to: str,
-        *,
-        why: str = "",
-        expires_s: Optional[float] = None,
+        self, partitions: Collection[PartitionLike], to: str, *, why: str = "", expires_s: Optional[float] = None
     ) -> OrderReport:
         """The owners seek to `to`: "earliest", "latest", an offset, or "timestamp:MILLISECONDS".
 

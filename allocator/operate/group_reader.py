@@ -213,9 +213,7 @@ async def measure(client: KafkaClient, state: GroupState, brokers: str | None = 
 
 
 async def read_logs(
-    client: KafkaClient,
-    partitions: Iterable[TopicPartition],
-    committed: Mapping[TopicPartition, OffsetAndMetadata],
+    client: KafkaClient, partitions: Iterable[TopicPartition], committed: Mapping[TopicPartition, OffsetAndMetadata]
 ) -> Logs:
     """Returns both ends of the log of each partition. Partitions without a leader are in `problems`."""
     readable: list[TopicPartition] = []

@@ -57,9 +57,7 @@ def with_lasting_names(group: str, members: Members, arguments: Mapping[str, Any
         racks = sorted({info.rack for info in members.values() if info.rack is not None})
         if place["rack"] not in racks:
             there = ", ".join(racks) or "none"
-            raise OrderRefused(
-                f"no live member is in rack {shown(place['rack'])}; racks of the members: {plain(there)}"
-            )
+            raise OrderRefused(f"no live member is in rack {shown(place['rack'])}; racks: {plain(there)}")
     return named
 
 

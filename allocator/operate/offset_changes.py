@@ -75,11 +75,7 @@ async def execute_reset(clusters: Clusters, group: str, target: Target, topics: 
 
 
 async def _plan(
-    client: KafkaClient,
-    group: str,
-    state: GroupState | None,
-    target: Target,
-    topics: Collection[str],
+    client: KafkaClient, group: str, state: GroupState | None, target: Target, topics: Collection[str]
 ) -> ResetPlan:
     committed = await GroupOffsets(client, group, timeout_s=client.request_timeout_s).fetch(None)
     unknown = [topic for topic in topics if client.partitions(topic) is None]
@@ -89,9 +85,7 @@ async def _plan(
     chosen = set(topics) or {p.topic for p in (*committed, *assigned, *subscribed(state, client))}
     wanted = {TopicPartition(topic, p) for topic in chosen for p in client.partitions(topic) or ()}
     if not wanted:
-        raise NoSuchGroup(
-            f"group {group!r} has neither offsets nor an assignment: correct its name, or name topics with --topic"
-        )
+        raise NoSuchGroup(f"group {group!r} has neither offsets nor an assignment: correct its name, or give --topic")
     logs = await _all_logs(client, wanted, committed)
     return ResetPlan.make(group, target, logs, await _times(client, target, wanted), _members(state))
 
@@ -112,9 +106,7 @@ async def read_partitions(
 
 
 async def _all_logs(
-    client: KafkaClient,
-    wanted: Collection[TopicPartition],
-    committed: Mapping[Any, OffsetAndMetadata],
+    client: KafkaClient, wanted: Collection[TopicPartition], committed: Mapping[Any, OffsetAndMetadata]
 ) -> Logs:
     logs = await read_logs(client, wanted, committed)
     if set(logs.end) != set(wanted):

@@ -25,12 +25,7 @@ class OrderReport(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         """Returns the fields of the order with "text", "state" and "state_why". Times are milliseconds since the
         epoch; "expires" is null if the order never expires."""
-        return {
-            **self.order.to_json(),
-            "text": str(self.order),
-            "state": self.state,
-            "state_why": plain(self.why),
-        }
+        return {**self.order.to_json(), "text": str(self.order), "state": self.state, "state_why": plain(self.why)}
 
 
 def order_reports(

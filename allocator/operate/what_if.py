@@ -81,9 +81,7 @@ class Scenario:
         gone = {member for member, info in self.members.items() if info.rack == rack}
         if not gone:
             racks = sorted({info.rack for info in self.members.values() if info.rack is not None})
-            raise ConfigError(
-                f"no live member is in rack {shown(rack)}; racks of the members: {', '.join(racks) or 'none'}"
-            )
+            raise ConfigError(f"no live member is in rack {shown(rack)}; racks: {', '.join(racks) or 'none'}")
         return self._without(gone, True)
 
     def weighing(self, text: str, weight: float) -> Scenario:
@@ -102,9 +100,7 @@ class Scenario:
         """Changes the number of partitions of a topic."""
         before = self.counts.get(topic)
         if before is None:
-            raise ConfigError(
-                f"the group reads no topic {shown(topic)}; it reads {', '.join(sorted(self.counts)) or 'none'}"
-            )
+            raise ConfigError(f"the group does not read {shown(topic)}, but {', '.join(sorted(self.counts)) or 'none'}")
         if count < before:
             raise ConfigError(f"topic {shown(topic)} has {before} partitions; Kafka cannot remove partitions")
         return replace(self, counts={**self.counts, topic: count})
@@ -260,14 +256,7 @@ async def plan_of(
     # the leader moves partitions for load only after a lasting imbalance, and not together with another change
     unchanged = scenario.members == state.members and scenario.orders == state.orders and scenario.function is None
     decision = await preview(
-        members,
-        scenario.counts,
-        document,
-        scenario.orders,
-        state.loads,
-        build,
-        uneven=unchanged,
-        now_ms=state.read_ms,
+        members, scenario.counts, document, scenario.orders, state.loads, build, uneven=unchanged, now_ms=state.read_ms
     )
     everyone = {**state.members, **members}
     names = {member: member_name(member, info) for member, info in everyone.items()}

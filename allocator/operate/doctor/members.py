@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from shlex import quote
 
 from allocator.core.settings import DEFAULT
@@ -216,14 +216,10 @@ def _stuck(before: Observation, after: Observation, paths: Paths, patience_s: fl
         return
     age_s = after.age_s(paths.assignment) or 0.0
 
-    def finding(
-        kind: str, member: str, what: str, partitions: Collection[TopicPartition], why: str, do: str
-    ) -> Finding:
-        called, info = state.name_of(member), state.members[member]
+    def finding(kind: str, member: str, what: str, partitions: Iterable[TopicPartition], why: str, do: str) -> Finding:
+        name, info = state.name_of(member), state.members[member]
         restart = None if info.pid is None else f"ssh {quote(plain(info.host))} kill {info.pid}"
-        return Finding(
-            kind, Severity.CRITICAL, f"member {called} {what}", (called, *names(partitions)), why, do, restart
-        )
+        return Finding(kind, Severity.CRITICAL, f"member {name} {what}", (name, *names(partitions)), why, do, restart)
 
     for member, entry in state.document.waiting.items():
         if member in state.members and earlier.document.waiting.get(member) == entry and age_s >= patience_s:

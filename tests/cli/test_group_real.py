@@ -7,16 +7,15 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from joining import joined
+from doctor_patient import Patient
 from lag_assignor import by_lag
 
-from allocator import Consumer
 from allocator.cli.commands import main
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
@@ -24,18 +23,13 @@ from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster
 from allocator.testing import LocalCluster, produce, wait_until_async
 from allocator.testing.batches import ProducedRecord
-from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.types import OffsetAndMetadata
 
 NOWHERE = ["--zookeeper", "none"]
 
 
-class Shell:
+class Shell(Patient):
     """One group on one topic of three partitions with ten records each."""
-
-    def __init__(self, cluster: LocalCluster, topic: str, group: str) -> None:
-        self.cluster, self.topic, self.group = cluster, topic, group
-        self.zookeeper = f"{cluster.zookeeper}/{group}"
-        self.partitions = [TopicPartition(topic, number) for number in range(3)]
 
     async def run(self, *arguments: str, brokers: bool = True) -> tuple[int, str, str]:
         """Exit code, output and errors of `allocator group ...`, in this process: to start one costs half a second."""
@@ -50,19 +44,6 @@ class Shell:
         found, out, err = await self.run(*arguments, "--json", brokers=brokers)
         assert found == code, out + err
         return json.loads(out)
-
-    def consumer(self, **settings: Any) -> Consumer:
-        return Consumer(
-            self.topic, **joined(brokers=self.cluster.bootstrap, group=self.group, zookeeper=self.zookeeper, **settings)
-        )
-
-    async def consume(self, consumer: Consumer, records: int) -> None:
-        """Reads `count` records and commits them."""
-        while records > 0:
-            batch = await consumer.getbatch(30)
-            assert batch is not None
-            records -= len(batch)
-        await consumer.commit()
 
     async def committed(self) -> dict[int, int]:
         async with KafkaClient(self.cluster.bootstrap) as client:
@@ -85,7 +66,7 @@ def shell(kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group:
     topic = topic_factory(3)
     records = [ProducedRecord(None, b"%d" % n, p, 1_700_000_000_000 + n * 1000) for p in range(3) for n in range(10)]
     produce(kafka_cluster.bootstrap, topic, records)
-    return Shell(kafka_cluster, topic, group)
+    return Shell(kafka_cluster, topic, group, 3)
 
 
 async def test_a_living_group_is_shown_with_owners_positions_lag_and_generation(shell: Shell) -> None:
@@ -320,13 +301,10 @@ async def test_a_group_of_kafkas_own_protocol_is_shown_as_its_coordinator_has_it
         + '[handler]\ntarget = "a:b"\n'
     )
 
-    async def run(*arguments: str) -> tuple[int, str, str]:
-        return await shell.run(*arguments, "-c", str(config))
+    def run(*arguments: str) -> Awaitable[tuple[int, str, str]]:
+        return shell.run(*arguments, "-c", str(config))
 
-    consumer = Consumer(
-        shell.topic, brokers=shell.cluster.bootstrap, group=shell.group, membership="kafka", client_id="billing-1"
-    )
-    async with consumer:
+    async with shell.consumer(membership="kafka", client_id="billing-1") as consumer:
         await shell.consume(consumer, 30)
         code, out, err = await run("describe", "--json")
         assert code == 0, err
@@ -349,7 +327,7 @@ async def test_a_group_of_kafkas_own_protocol_is_shown_as_its_coordinator_has_it
         assert f"has members: {member['name']};" in err
         code, out, err = await run("delete", shell.group, "--execute")
         assert code == 1
-        assert f"has members: {member['name']};" in err
+        assert f"has members: {member['name']}." in err
     code, out, err = await run("describe", "--json")
     assert (json.loads(out)["state"], json.loads(out)["members"]) == ("empty", [])
     code, out, err = await run("offsets", "reset", "--to", "earliest", "--execute")
@@ -361,7 +339,9 @@ async def test_a_group_of_kafkas_own_protocol_is_shown_as_its_coordinator_has_it
 
 
 async def test_members_where_kiels_stand_are_told_and_not_counted_as_none(shell: Shell) -> None:
-    async with shell.consumer(membership="kiel", offsets="both", auto_commit_interval_s=None) as consumer:
+    async with shell.consumer(
+        membership="kiel", zookeeper=shell.zookeeper, offsets="both", auto_commit_interval_s=None
+    ) as consumer:
         await wait_until_async(lambda: len(consumer.assignment()) == 3, 30, "its partitions")
         code, out, err = await shell.run("describe", shell.group)
         told = f"group '{shell.group}' has 1 members under /kiel/groups/{shell.group}/members"

@@ -426,4 +426,4 @@ async def test_the_command_says_what_it_could_not_look_at(patient: Patient) -> N
     assert said["error"]["type"] == "BrokersUnavailable"
     code, _, err = await patient.shell(patient.group)
     assert code == 2
-    assert "Give --zookeeper, --brokers or --config" in err
+    assert "give --zookeeper, --brokers or --config" in err

@@ -146,30 +146,16 @@ class _Flow:
             self._pour([edge for edge in edges if self.base[edge] + self.move == least], left)
 
     def _pour(self, edges: list[int], units: int) -> None:
-        """Spreads units of a kind over edges so that the lowest loads rise to one level."""
-        load, weights = self.load, self.weights
-        order = sorted((load[self.member[edge]] / weights[self.member[edge]], edge) for edge in edges)
-        level = loads = breadth = 0.0
-        below = 0
-        for height, edge in order:
-            if below and height >= level:
-                break
-            below += 1
-            loads += load[self.member[edge]]
-            breadth += weights[self.member[edge]]
-            level = (units + loads) / breadth
-        rests = []
-        for _, edge in order[:below]:
-            member = self.member[edge]
-            wanted = max(0.0, level * weights[member] - load[member])
-            given = int(wanted)
-            self.count[edge] += given
-            load[member] += given
-            units -= given
-            rests.append((given - wanted, edge))
-        for _, edge in sorted(rests)[:units]:
+        """Gives each unit of a kind to the member with the least load for its weight."""
+        load, weights, member = self.load, self.weights, self.member
+        heap = [((2 * load[member[edge]] + 1) / weights[member[edge]], edge) for edge in edges]
+        heapify(heap)
+        for _ in range(units):
+            edge = heap[0][1]
+            taker = member[edge]
             self.count[edge] += 1
-            load[self.member[edge]] += 1
+            load[taker] += 1
+            heapreplace(heap, ((2 * load[taker] + 1) / weights[taker], edge))
 
     # -- one block -----------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The names of members in tables, the page, logs and errors.
 
 allocator-web1-4242-3f9a#12     the default client id has the host and the process id; 12 is the member's sequence
-                                number in ZooKeeper, which differs for two sessions of one process
+                                number in ZooKeeper, a new one for each session of a process
 billing@web1:4242#12            a client id that the user chose, which many members may share
 billing@10.0.0.7#6f1c2d3e       a member of Kafka's own protocol: the first digits of its UUID
 """

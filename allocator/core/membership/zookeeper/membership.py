@@ -7,8 +7,8 @@ leader assigns a partition to another member only after its owner has written a 
 session has ended. A member that is cut off or paused stops by its own clock before its session can end.
 
 In steady state a member watches two znodes, the assignment and its predecessor, and writes its own znode every
-quarter of the session timeout. A rebalance costs one write by the leader for each wave of releases, one read of the
-assignment by each member, and one or two writes of its claim by each member that gains or loses something.
+quarter of the session timeout. A rebalance costs one write by the leader for each wave of releases, and one read of
+the assignment by each member. A member that gains or loses partitions also writes its claim once or twice.
 """
 
 from __future__ import annotations

@@ -66,6 +66,7 @@ class ErrorCode(enum.IntEnum):
     REPLICA_NOT_AVAILABLE = 9, REFRESH
     MESSAGE_TOO_LARGE = 10, FAIL, "larger than max.message.bytes of the topic"
     OFFSET_METADATA_TOO_LARGE = 12, FAIL, "larger than offset.metadata.max.bytes of the broker"
+    NETWORK_EXCEPTION = 13, REFRESH, "the broker lost its connection to another broker"
     COORDINATOR_LOAD_IN_PROGRESS = 14, RETRY, "the coordinator reads its log"
     COORDINATOR_NOT_AVAILABLE = 15, REFIND, "no broker coordinates this group or transaction now"
     NOT_COORDINATOR = 16, REFIND, "another broker coordinates this group or transaction"

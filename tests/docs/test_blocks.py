@@ -39,6 +39,7 @@ ELSEWHERE = {
 RUN_HERE = [
     "docs/install.md",
     "docs/tutorial.md",
+    "docs/monitoring.md",
     "docs/web.md",
     *(page for path in sorted((DOCS / "howto").glob("*.md")) if (page := named(path)) not in ELSEWHERE),
 ]

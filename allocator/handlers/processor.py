@@ -307,7 +307,7 @@ class Processor:
 
     async def _commit_last(self, workers: Collection[PartitionWorker]) -> None:
         """Commits the progress of stopped workers whose partitions this member still owns."""
-        if any(worker.admission.to_commit() is not None for worker in workers):
+        if any(not worker.retired and worker.admission.to_commit() is not None for worker in workers):
             await self._core.until_confirmed()
         await self._commit(workers)
 

@@ -150,8 +150,8 @@ class MemberInfo:
 
     def to_json(self) -> dict[str, Any]:
         found = {name: sorted(value) if isinstance(value, frozenset) else value for name, value in vars(self).items()}
-        found["instance"] = [found.pop("instance_id"), found.pop("restart_grace_s")]
-        return found
+        instance = [found.pop("instance_id"), found.pop("restart_grace_s")]
+        return {**found, "instance": instance} if self.instance_id is not None else found
 
     @classmethod
     def from_json(cls, path: str, doc: Mapping[str, Any]) -> MemberInfo:

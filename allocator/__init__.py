@@ -1,7 +1,7 @@
 """Exclusive partition ownership for Kafka consumers, through ZooKeeper, from Kafka 0.8 to 4.x.
 
-from allocator import Consumer          # the modern surface
-from allocator import GroupedConsumer   # kiel's names: change the import, keep the service
+from allocator import Consumer          # the current interface
+from allocator import GroupedConsumer   # the interface of kiel: a service changes only its import
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ __version__ = "0.1.0"
 def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """Returns the `__getattr__` of a package, which imports the module of a name on first use.
 
-    `homes`: module -> its names, separated by spaces. The pytest plugin and the command line import many packages, and
-    must stay fast.
+    `homes` maps a module to its names, separated by spaces. Lazy imports keep the command line and the pytest plugin
+    fast.
     """
     home = {name: module for module, names in homes.items() for name in names.split()}
 

@@ -14,7 +14,7 @@ from allocator.core.client.client import KafkaClient
 from allocator.core.client.log_offsets import EARLIEST, LATEST, Found, list_offsets
 from allocator.core.consumer.arguments import as_offset, as_offsets, as_partition, as_partitions, as_topics
 from allocator.core.consumer.core import ConsumerCore
-from allocator.core.consumer.measures import lags, reference_metrics
+from allocator.core.consumer.measures import reference_metrics
 from allocator.core.consumer.membership_config import MembershipConfig, MembershipOptions
 from allocator.core.consumer.reading import Reading
 from allocator.core.consumer.sink import OffsetSink
@@ -541,7 +541,8 @@ class ConsumerBase:
     def lag(self) -> dict[TopicPartition, int]:
         """Returns the number of offsets between position and end of each owned partition whose end is known from a
         fetch."""
-        return lags(self._engine.state)
+        tenures = self._engine.state.assignment.items()
+        return {partition: lag for partition, tenure in tenures if (lag := tenure.lag) is not None}
 
     def unreachable(self) -> frozenset[TopicPartition]:
         """Returns the owned partitions that are not paused and that the consumer cannot read.

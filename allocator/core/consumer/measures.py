@@ -42,11 +42,6 @@ async def lag(
     }
 
 
-def lags(state: SubscriptionState) -> dict[TopicPartition, int]:
-    """Returns the number of offsets between position and end, for partitions whose end is known from a fetch."""
-    return {partition: lag for partition, tenure in state.assignment.items() if (lag := tenure.lag) is not None}
-
-
 class OwnLoad:
     """The load of the partitions that one consumer owns, for `follow_load`."""
 

@@ -6,6 +6,7 @@ ZooKeeper: the four letter word `srvr` (administrator's guide).
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 from dataclasses import dataclass, field
@@ -108,15 +109,10 @@ class Connection:
 
 def _ask(host: str, port: int, key: int, body: bytes, timeout_s: float, version: int = 0) -> Reader | None:
     try:
-        connection = Connection(host, port, timeout_s)
+        with contextlib.closing(Connection(host, port, timeout_s)) as connection:
+            return connection.ask(key, version, body)
     except OSError:
         return None
-    try:
-        return connection.ask(key, version, body)
-    except OSError:
-        return None
-    finally:
-        connection.close()
 
 
 class Reader:
@@ -132,9 +128,7 @@ class Reader:
         return self._number(">i", 4)
 
     def text(self) -> str:
-        size = self.int16()
-        self._at += size
-        return self._data[self._at - size : self._at].decode()
+        return self.bytes(self.int16()).decode()
 
     def bytes(self, size: int) -> bytes:
         self._at += size

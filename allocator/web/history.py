@@ -80,15 +80,14 @@ class Rebalance:
         between = Counter(
             (self.names.get(a or "", a) or None, self.names.get(b or "", b) or None) for a, b in self.moves.values()
         )
-        longest = self.longest_s
         return {
             "id": self.id,
             "generation": self.generation or None,
-            "began": round(self.began, 3),
-            "ended": None if self.ended is None else round(self.ended, 3),
-            "took_s": None if self.took_s is None else round(self.took_s, 3),
+            "began": rounded(self.began),
+            "ended": rounded(self.ended),
+            "took_s": rounded(self.took_s),
             "unnoticed_s": self.unnoticed_s,
-            "longest_s": None if longest is None else round(longest, 3),
+            "longest_s": rounded(self.longest_s),
             "superseded": self.superseded,
             "why": self.why,
             "strategy": self.strategy,
@@ -120,16 +119,16 @@ class Rebalance:
                     "partitions": [p.partition for p in parts],
                     "from": [of(self.moves[p][0]) for p in parts],
                     "to": [of(self.moves[p][1]) for p in parts],
-                    "stood_s": [_rounded(self.stood.get(p)) for p in parts],
-                    "unnoticed_s": [_rounded(self.unnoticed.get(p)) for p in parts],
+                    "stood_s": [rounded(self.stood.get(p)) for p in parts],
+                    "unnoticed_s": [rounded(self.unnoticed.get(p)) for p in parts],
                 }
                 for topic, parts in by_topic.items()
             ],
         }
 
 
-def _rounded(value: Optional[float]) -> Optional[float]:
-    return None if value is None else round(value, 3)
+def rounded(value: Optional[float], digits: int = 3) -> Optional[float]:
+    return None if value is None else round(value, digits)
 
 
 @dataclass(frozen=True)
@@ -160,7 +159,8 @@ class History:
         self.unnoticed_s = 0.0
         """The sum of the known values."""
         self._settled: Optional[GroupState] = None
-        self._open: Optional[Rebalance] = None
+        self.open: Optional[Rebalance] = None
+        """The rebalance in progress."""
         self._old: Owners = {}
         self._names: dict[str, str] = {}
         self._departed: dict[str, str] = {}
@@ -182,16 +182,11 @@ class History:
 
     def to_remember(self) -> Optional[Remembered]:
         """The present assignment; None during a rebalance, and before the first observation."""
-        if self._settled is None or self._open is not None or self._last is None:
+        if self._settled is None or self.open is not None or self._last is None:
             return None
         state = self._last
         owners = targets(state) if state.members else {}
         return Remembered(state.generation, owners, {m: self.name_of(m, state) for m in set(owners.values())})
-
-    @property
-    def open(self) -> Optional[Rebalance]:
-        """The rebalance in progress; None without one."""
-        return self._open
 
     @property
     def last(self) -> Optional[Rebalance]:
@@ -234,7 +229,7 @@ class History:
                 self._compare(self._remembered, state, now)
             return True
         happened = False
-        current = self._open
+        current = self.open
         if current is not None and news.at is None:
             current.timed = False
         newer = state.generation > (current.generation if current is not None else before.generation)
@@ -247,7 +242,7 @@ class History:
         if current is None and (newer or set(state.members) != set(before.members)):
             why = reasons(before, state, self._crashed)
             self._begin(state, now if news.at is None else news.at, why, targets(before), timed=news.at is not None)
-            current = self._open
+            current = self.open
             happened = True
         if current is not None:
             if last is not None:
@@ -315,11 +310,11 @@ class History:
                 current.stood[partition] = current.stood.get(partition, 0.0) + stood
 
     def _begin(self, state: GroupState, at: float, why: list[str], old: Owners, timed: bool) -> None:
-        self._open = Rebalance(state.generation, at, why, timed=timed)
+        self.open = Rebalance(state.generation, at, why, timed=timed)
         self._begun_with = state
         self._old = old
         self._waiting = {}
-        self.rebalances.append(self._open)
+        self.rebalances.append(self.open)
 
     def _follow(self, current: Rebalance, before: GroupState, state: GroupState, now: float) -> bool:
         was = (current.generation, len(current.moves), current.total, tuple(current.why))
@@ -346,7 +341,7 @@ class History:
         if settled(state) and (dealt_with or back):
             current.ended = now
             self._finish(current)
-            self._settled, self._open = state, None
+            self._settled, self.open = state, None
             self._crashed.intersection_update(state.members)
             standing = {*state.members, *self._old.values(), *new.values()}
             self._forget(self._names, standing)
@@ -354,7 +349,7 @@ class History:
         return was != (current.generation, len(current.moves), current.total, tuple(current.why))
 
     def _finish(self, rebalance: Rebalance) -> None:
-        self._open = None
+        self.open = None
         for times in (rebalance.stood, rebalance.unnoticed):
             for partition in [partition for partition in times if partition not in rebalance.moves]:
                 del times[partition]
@@ -516,7 +511,7 @@ class Series:
             both = [(o.offset, before.committed[p].offset) for p, o in logs.committed.items() if p in before.committed]
             point = Point(
                 now,
-                point.lag,
+                lag,
                 produced / s if whole else None,
                 sum(max(0, b - a) for b, a in both) / s,
                 sum(b != a for b, a in both) / s,

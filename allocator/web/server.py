@@ -69,17 +69,13 @@ class Refused(web.HTTPError):
         self.retriable = retriable
 
 
-def _nothing() -> list[str]:
-    return []
-
-
 @dataclass(frozen=True)
 class Health:
     """The checks of the health endpoints. Each returns its problems, or an empty list."""
 
-    live: Callable[[], list[str]] = _nothing
+    live: Callable[[], list[str]] = list
     """Problems that a restart of the process solves."""
-    ready: Callable[[], list[str]] = _nothing
+    ready: Callable[[], list[str]] = list
     """Problems because of which the process does not do its work at present."""
 
 

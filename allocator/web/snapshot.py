@@ -11,7 +11,7 @@ from typing import Any
 from allocator.core.commands import KINDS, Budget
 from allocator.core.znodes import to_ranges
 from allocator.types import TopicPartition
-from allocator.web.history import REBALANCES
+from allocator.web.history import REBALANCES, rounded
 from allocator.web.watch import WatchedGroup, Watcher
 
 FINDINGS = 100  # events sent
@@ -46,8 +46,8 @@ def clusters(watcher: Watcher) -> list[dict[str, Any]]:
         {
             "cluster": name,
             "ok": name not in watcher.problems and (name in watcher.answered_at),
-            "as_of": _rounded(None if name == "zookeeper" and watcher.ready else watcher.answered_at.get(name)),
-            "away_since": _rounded(watcher.away_since.get(name)),
+            "as_of": rounded(None if name == "zookeeper" and watcher.ready else watcher.answered_at.get(name)),
+            "away_since": rounded(watcher.away_since.get(name)),
             "why": watcher.problems.get(name),
         }
         for name in sorted({*watcher.clusters, *watcher.problems})
@@ -71,11 +71,11 @@ def figures(group: WatchedGroup) -> dict[str, Any]:
         "unowned": len(report.unowned),
         "reserved": sum(len(each.partitions) for each in report.reserved),
         "lag": group.report.lag.total,
-        "lag_s": _rounded(group.age.s, 1),
-        "lag_least_s": _rounded(group.age.least_s, 1),
-        "produced": _rounded(None if point is None else point.produced),
-        "consumed": _rounded(None if point is None else point.consumed),
-        "measured_at": _rounded(group.measured_at),
+        "lag_s": rounded(group.age.s, 1),
+        "lag_least_s": rounded(group.age.least_s, 1),
+        "produced": rounded(None if point is None else point.produced),
+        "consumed": rounded(None if point is None else point.consumed),
+        "measured_at": rounded(group.measured_at),
         "last_rebalance": _last_rebalance(group),
         "problems": group.wrong,
         "findings": {severity: severities[severity] for severity in ("critical", "warning", "info")},
@@ -85,21 +85,10 @@ def figures(group: WatchedGroup) -> dict[str, Any]:
 def _last_rebalance(group: WatchedGroup) -> dict[str, Any] | None:
     """The last rebalance before the start of this server, if the server has seen none."""
     last = group.history.last
-    if last is None:
-        # a stored rebalance without an end was in progress when the previous server stopped
-        found = next((each for each in group.past if each["ended"] is not None), None)
-        return None if found is None else {key: found[key] for key in ("id", "began", "ended", "took_s", "moved")}
-    return {
-        "id": last.id,
-        "began": round(last.began, 3),
-        "ended": _rounded(last.ended),
-        "took_s": _rounded(last.took_s),
-        "moved": len(last.moves),
-    }
-
-
-def _rounded(value: float | None, digits: int = 3) -> float | None:
-    return None if value is None else round(value, digits)
+    # a stored rebalance without an end was in progress when the previous server stopped
+    stored = (each for each in group.past if each["ended"] is not None)
+    found = next(stored, None) if last is None else last.to_json()
+    return None if found is None else {key: found[key] for key in ("id", "began", "ended", "took_s", "moved")}
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[TopicPartition]]:
@@ -172,7 +161,7 @@ def _member(group: WatchedGroup, member: str) -> dict[str, Any]:
         version=info.version,
         rack=info.rack,
         weight=info.weight,
-        joined=_rounded(state.joined.get(member)),
+        joined=rounded(state.joined.get(member)),
         session_timeout_s=info.session_timeout_s,
         topics=sorted(info.topics)[:SUBSCRIBED],
         pattern=info.pattern,
@@ -194,9 +183,9 @@ def lags(group: WatchedGroup) -> dict[str, Any]:
     return {
         "lag": group.report.lag.total,
         "topics": {topic: [logs.lag(p) for p in parts] for topic, parts in topics.items()},
-        "ages": {topic: [_rounded(group.offsets.age(p, logs).s, 1) for p in parts] for topic, parts in topics.items()},
+        "ages": {topic: [rounded(group.offsets.age(p, logs).s, 1) for p in parts] for topic, parts in topics.items()},
         "members": held,
-        "as_of": _rounded(group.measured_at),
+        "as_of": rounded(group.measured_at),
     }
 
 
@@ -212,7 +201,7 @@ def loads(group: WatchedGroup) -> dict[str, Any] | None:
     return {
         "source": state.load_source,
         "mean": _significant(state.load.mean) if known else None,
-        "max_over_mean": _rounded(state.load.max_over_mean),
+        "max_over_mean": rounded(state.load.max_over_mean),
         "unknown": state.load.unknown,
         "members": {
             member: None if parts and parts.isdisjoint(known) else _significant(state.load.by_member[member])
@@ -234,16 +223,16 @@ def offsets(group: WatchedGroup) -> dict[str, Any]:
         return logs.committed[partition].offset if partition in logs.committed else None
 
     return {
-        "as_of": _rounded(group.measured_at),
+        "as_of": rounded(group.measured_at),
         "topics": {
             topic: {
                 "committed": [committed(p) for p in parts],
                 "start": [logs.start.get(p) for p in parts],
                 "end": [logs.end.get(p) for p in parts],
                 "lag": [logs.lag(p) for p in parts],
-                "lag_s": [_rounded(group.offsets.age(p, logs).s, 1) for p in parts],
-                "rate": [_rounded(group.offsets.rate(p), 2) for p in parts],
-                "committed_at": [_rounded(group.offsets.committed_at(p)) for p in parts],
+                "lag_s": [rounded(group.offsets.age(p, logs).s, 1) for p in parts],
+                "rate": [rounded(group.offsets.rate(p), 2) for p in parts],
+                "committed_at": [rounded(group.offsets.committed_at(p)) for p in parts],
                 "fence": [None if fence is None else fence.transaction for fence in map(group.fences.of, parts)],
                 "fence_exact": [fence is not None and fence.exact for fence in map(group.fences.of, parts)],
             }

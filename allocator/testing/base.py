@@ -167,8 +167,8 @@ class Cluster(ABC):
 
     def metadata(self) -> list[Metadata]:
         """The metadata of each running broker that responds within a few seconds; without paused ones."""
-        answers = (metadata(node.port) for node in self.brokers if node.alive and not node.paused)
-        return [answer for answer in answers if answer is not None]
+        views = (metadata(node.port) for node in self.brokers if node.alive and not node.paused)
+        return [view for view in views if view is not None]
 
     def leader(self, topic: str, partition: int) -> Node | None:
         """The current leader of the partition, or None."""

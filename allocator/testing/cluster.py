@@ -148,8 +148,8 @@ class LocalCluster(Cluster):
             if proxy is not None:
                 settings.update(advertised(release, proxy.port))
             more = self._more_ports()
-            asked = layout.filled(self._broker_config, port=port, id=number, directory=place, **_named(more))
-            settings.update(with_controller(asked, settings))
+            given = layout.filled(self._broker_config, port=port, id=number, directory=place, **_named(more))
+            settings.update(with_controller(given, settings))
             node = self._broker_node(release, number, port, place, settings)
             node.proxy, node.more_ports = proxy, more
             self.brokers.append(node)

@@ -80,12 +80,12 @@ def _wheel() -> str | None:
 def _version(executable: str) -> tuple[int | None, str]:
     """Its feature release and its build; None if it does not run."""
     try:
-        answer = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=30)
+        done = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return None, ""
-    said = answer.stderr + answer.stdout
+    said = done.stderr + done.stdout
     found = re.search(r'version "(\d+)(?:\.(\d+))?', said)
-    if answer.returncode or found is None:
+    if done.returncode or found is None:
         return None, ""
     first, second = int(found[1]), int(found[2] or 0)
     major = second if first == 1 else first  # "1.8.0": the scheme of Java 8 and older

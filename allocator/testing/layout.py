@@ -245,9 +245,9 @@ def kraft_settings(
     }
 
 
-def with_controller(asked: Mapping[str, object], settings: Mapping[str, object]) -> dict[str, object]:
+def with_controller(given: Mapping[str, object], settings: Mapping[str, object]) -> dict[str, object]:
     """The user's settings; their listeners include the controller listener of the KRaft node in `settings`."""
     mine = [each for each in str(settings.get("listeners", "")).split(",") if each.startswith("CONTROLLER:")]
-    if "listeners" not in asked or not mine or "CONTROLLER:" in str(asked["listeners"]):
-        return dict(asked)
-    return {**asked, "listeners": ",".join([str(asked["listeners"]), *mine])}
+    if "listeners" not in given or not mine or "CONTROLLER:" in str(given["listeners"]):
+        return dict(given)
+    return {**given, "listeners": ",".join([str(given["listeners"]), *mine])}

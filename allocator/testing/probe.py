@@ -35,8 +35,8 @@ class Metadata:
 
 def metadata(port: int, timeout_s: float = 5.0, host: str = _HOST) -> Metadata | None:
     """The metadata of the broker, or None without a response in time."""
-    answer = _ask(host, port, _METADATA, struct.pack(">i", 0), timeout_s)
-    return None if answer is None else _decode(answer)
+    response = _request(host, port, _METADATA, struct.pack(">i", 0), timeout_s)
+    return None if response is None else _decode(response)
 
 
 def api_versions(port: int, timeout_s: float = 5.0, host: str = _HOST) -> dict[int, tuple[int, int]] | None:
@@ -45,15 +45,15 @@ def api_versions(port: int, timeout_s: float = 5.0, host: str = _HOST) -> dict[i
     0.8 closes the connection. 0.9 logs an error and sends no response, so this takes all of `timeout_s`; it also loses
     other requests that reach the same network thread at the same moment.
     """
-    answer = _ask(host, port, _API_VERSIONS, b"", timeout_s)
-    if answer is None or answer.int16() != 0:
+    response = _request(host, port, _API_VERSIONS, b"", timeout_s)
+    if response is None or response.int16() != 0:
         return None
-    return {answer.int16(): (answer.int16(), answer.int16()) for _ in range(answer.int32())}
+    return {response.int16(): (response.int16(), response.int16()) for _ in range(response.int32())}
 
 
 def ignores_versions(port: int, timeout_s: float = 5.0, host: str = _HOST) -> bool:
     """Whether the broker answers ListOffsets in a version that does not exist: only those before 0.10 do."""
-    return _ask(host, port, _LIST_OFFSETS, struct.pack(">ii", -1, 0), timeout_s, _NO_VERSION) is not None
+    return _request(host, port, _LIST_OFFSETS, struct.pack(">ii", -1, 0), timeout_s, _NO_VERSION) is not None
 
 
 def four_letter_word(port: int, word: str, timeout_s: float = 2.0, host: str = _HOST) -> str | None:
@@ -61,12 +61,12 @@ def four_letter_word(port: int, word: str, timeout_s: float = 2.0, host: str = _
     try:
         with socket.create_connection((host, port), timeout_s) as connection:
             connection.sendall(word.encode())
-            answer = b""
+            response = b""
             while chunk := connection.recv(4096):
-                answer += chunk
+                response += chunk
     except OSError:
         return None
-    return answer.decode(errors="replace")
+    return response.decode(errors="replace")
 
 
 def zookeeper_mode(port: int, timeout_s: float = 2.0) -> str | None:
@@ -84,12 +84,12 @@ class Connection:
         self._socket = socket.create_connection((host, port), timeout_s)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def ask(self, key: int, version: int, body: bytes, answered: bool = True) -> Reader | None:
-        """Sends a request. Returns the body of the response; None if `answered` is False."""
+    def request(self, key: int, version: int, body: bytes, expect_response: bool = True) -> Reader | None:
+        """Sends a request. Returns the body of the response; None without `expect_response`."""
         client = b"allocator-testing"
         head = struct.pack(">hhih", key, version, 1, len(client)) + client
         self._socket.sendall(struct.pack(">i", len(head) + len(body)) + head + body)
-        if not answered:
+        if not expect_response:
             return None
         (size,) = struct.unpack(">i", self._exactly(4))
         return Reader(self._exactly(size)[4:])  # without the correlation id: requests never overlap
@@ -107,10 +107,10 @@ class Connection:
         return bytes(data)
 
 
-def _ask(host: str, port: int, key: int, body: bytes, timeout_s: float, version: int = 0) -> Reader | None:
+def _request(host: str, port: int, key: int, body: bytes, timeout_s: float, version: int = 0) -> Reader | None:
     try:
         with contextlib.closing(Connection(host, port, timeout_s)) as connection:
-            return connection.ask(key, version, body)
+            return connection.request(key, version, body)
     except OSError:
         return None
 

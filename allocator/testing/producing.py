@@ -24,10 +24,10 @@ Produced = Union[bytes, ProducedRecord, tuple[Value, Value], tuple[Value, Value,
 
 _PRODUCE = 0
 _API_VERSION = {0: 0, 1: 2, 2: 3}  # record format -> version
-_ASK_S = 3.0
+_DETECT_S = 3.0
 # Timeout until a resend: a 0.9 broker loses requests that arrive together with an unknown one, such as ApiVersions of
 # a newer client. Shorter: a slow broker gets records twice
-_ANSWER_S = 20.0
+_RESPONSE_S = 20.0
 _ZSTD_API_VERSION = 7  # KIP-110: older versions refuse zstd
 _FLUSH_BYTES = 4 << 20
 _RETRIABLE = frozenset((3, 5, 6, 7, 19, 20))  # leader unknown or moved, timeout, missing replicas
@@ -142,7 +142,7 @@ class _Link:
             self._open.popitem()[1].close()
 
     def newest_api(self) -> int:
-        patience_s = _ASK_S
+        patience_s = _DETECT_S
         for address in self._bootstrap.split(","):
             host, _, port = address.rpartition(":")
             while metadata(int(port), host=host) is not None:
@@ -201,13 +201,13 @@ class _Link:
             if leader not in self._known.brokers:
                 raise ConnectionError("its address is not known")
             host, port = self._known.brokers[leader]
-            self._open[leader] = Connection(host, port, min(_ANSWER_S, self._timeout_s))
+            self._open[leader] = Connection(host, port, min(_RESPONSE_S, self._timeout_s))
         name = self._topic.encode()
         body = [b"\xff\xff" if api >= 3 else b"", struct.pack(">hii", acks, int(self._timeout_s * 1000), 1)]
         body += [struct.pack(">h", len(name)), name, struct.pack(">i", len(sets))]
         for partition, data in sets.items():
             body += [struct.pack(">ii", partition, len(data)), data]
-        reader = self._open[leader].ask(_PRODUCE, api, b"".join(body), answered=acks != 0)
+        reader = self._open[leader].request(_PRODUCE, api, b"".join(body), expect_response=acks != 0)
         if reader is None:
             return dict.fromkeys(sets, 0)
         codes = {}

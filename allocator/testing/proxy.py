@@ -197,9 +197,9 @@ class FaultProxy:
             raise ClusterError("the proxy does not run; call start() first")
 
         async def run() -> None:
-            answer = work()
-            if asyncio.iscoroutine(answer):
-                await answer
+            result = work()
+            if asyncio.iscoroutine(result):
+                await result
 
         asyncio.run_coroutine_threadsafe(run(), loop).result(10.0)
 

@@ -49,14 +49,14 @@ async def wait_until_async(
     deadline = time.monotonic() + timeout_s
     value: object = _NOTHING
     while True:
-        answer = predicate()
-        if inspect.isawaitable(answer):
+        result = predicate()
+        if inspect.isawaitable(result):
             try:
-                value = await asyncio.wait_for(answer, max(0.001, deadline - time.monotonic()))
+                value = await asyncio.wait_for(result, max(0.001, deadline - time.monotonic()))
             except asyncio.TimeoutError:
                 raise _timeout(what, timeout_s, value) from None
         else:
-            value = answer
+            value = result
         if value:
             return cast(T, value)
         left = deadline - time.monotonic()

@@ -38,7 +38,7 @@ from allocator.operate import (
     steered,
 )
 from allocator.types import TopicPartition
-from allocator.web import answers
+from allocator.web import responses
 from allocator.web.requests import (
     CopyRequest,
     DeleteRequest,
@@ -135,7 +135,7 @@ class GroupWork:
         if self._clusters.brokers is not None:
             target = parse_target(order.arguments["to"]) if order.kind == "seek" else None
             logs, places = await read_partitions(self._clusters, group, chosen, target)
-        columns = answers.OffsetsOfPartition.__struct_fields__
+        columns = responses.OffsetsOfPartition.__struct_fields__
         report_of = GroupReport(found.state or GroupState(group, {}, {}, None), logs).partition_to_json
         rows = [
             {key: report_of(partition)[key] for key in columns} | {"to": places.get(partition)} for partition in chosen
@@ -210,20 +210,20 @@ def _act(order: OrderRequest) -> Act:
 
 # by the last part of their URL path
 POSTS = {
-    "rebalance": Post("Have the leader compute the assignment anew", Nothing, answers.AskedJson, GroupWork.rebalance),
-    "pause": Post("Have members that follow the group's setting leave", Nothing, answers.PausedJson, GroupWork.pause),
-    "resume": Post("Have them join again", Nothing, answers.PausedJson, GroupWork.resume),
-    "offsets/reset": Post("Replace committed offsets", ResetRequest, answers.ResetJson, GroupWork.reset),
-    "offsets/copy": Post("Commit the same offsets for another group", CopyRequest, answers.ResetJson, GroupWork.copy),
-    "orders/put": Post("Order the group something", NewOrder, answers.OrderedJson, GroupWork.order),
-    "orders/preview": Post("What an order would do", OrderRequest, answers.OrderPreviewJson, GroupWork.preview),
+    "rebalance": Post("Have the leader compute the assignment anew", Nothing, responses.AskedJson, GroupWork.rebalance),
+    "pause": Post("Have members that follow the group's setting leave", Nothing, responses.PausedJson, GroupWork.pause),
+    "resume": Post("Have them join again", Nothing, responses.PausedJson, GroupWork.resume),
+    "offsets/reset": Post("Replace committed offsets", ResetRequest, responses.ResetJson, GroupWork.reset),
+    "offsets/copy": Post("Commit the same offsets for another group", CopyRequest, responses.ResetJson, GroupWork.copy),
+    "orders/put": Post("Order the group something", NewOrder, responses.OrderedJson, GroupWork.order),
+    "orders/preview": Post("What an order would do", OrderRequest, responses.OrderPreviewJson, GroupWork.preview),
     "orders/withdraw": Post(
-        "Take orders back from some partitions", WithdrawRequest, answers.WithdrawnJson, GroupWork.withdraw
+        "Take orders back from some partitions", WithdrawRequest, responses.WithdrawnJson, GroupWork.withdraw
     ),
-    "orders/remove": Post("Take orders back", RemoveRequest, answers.RemovedJson, GroupWork.remove_orders),
-    "plan": Post("What would move under suppositions and orders", PlanRequest, answers.PlanJson, GroupWork.plan),
-    "delete": Post("Delete a group without members", DeleteRequest, answers.DeletedJson, GroupWork.delete),
-    "note": Post("Mark a deployment in the history", NoteRequest, answers.NotedJson, GroupWork.note),
+    "orders/remove": Post("Take orders back", RemoveRequest, responses.RemovedJson, GroupWork.remove_orders),
+    "plan": Post("What would move under suppositions and orders", PlanRequest, responses.PlanJson, GroupWork.plan),
+    "delete": Post("Delete a group without members", DeleteRequest, responses.DeletedJson, GroupWork.delete),
+    "note": Post("Mark a deployment in the history", NoteRequest, responses.NotedJson, GroupWork.note),
 }
 
 

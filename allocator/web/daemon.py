@@ -53,7 +53,7 @@ class DaemonHealth:
         self._stuck = stuck
         self._clock = clock
         self._unread: dict[TopicPartition, float] = {}
-        self._begun = False
+        self._has_read = False
         """Whether the member has read a partition since it last joined."""
 
     def live(self) -> list[str]:
@@ -64,7 +64,7 @@ class DaemonHealth:
             return ["it has not begun yet, or its group is paused"]
         consumer = self._consumers[-1]
         if not consumer.may_act():
-            self._begun = False
+            self._has_read = False
             return [
                 "its lease is not valid: it is joining, its group is paused, or ZooKeeper (or Kafka's coordinator) "
                 "does not answer"
@@ -80,9 +80,9 @@ class DaemonHealth:
         if late:
             first = f"{late[0].topic}:{late[0].partition}"
             return [f"{len(late)} of its partitions are not being read since {READ_WITHIN_S:g} s, such as {first}"]
-        if not self._begun and owned and len(unread) == len(owned):
+        if not self._has_read and owned and len(unread) == len(owned):
             return ["none of its partitions has been read yet"]
-        self._begun |= bool(owned - unread)
+        self._has_read |= bool(owned - unread)
         return []
 
 
@@ -95,28 +95,28 @@ class Demand:
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
         self._viewers = 0
-        self._asked = asyncio.Event()
-        self._nobody = asyncio.Event()
+        self._wanted = asyncio.Event()
+        self._unwatched = asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def viewing(self) -> AsyncIterator[None]:
         """Enter this context for each open page."""
         self._viewers += 1
-        self._nobody.clear()
-        self._asked.set()
+        self._unwatched.clear()
+        self._wanted.set()
         try:
             yield
         finally:
             self._viewers -= 1
             if not self._viewers:
-                self._nobody.set()
+                self._unwatched.set()
 
     async def run(self) -> None:
         """Runs until cancelled."""
         while True:
-            await self._asked.wait()
+            await self._wanted.wait()
             try:
-                await TaskGroup().run(self._until_nobody_looks(), watcher=self._watcher.run())
+                await TaskGroup().run(self._until_unwatched(), watcher=self._watcher.run())
             except Exception as error:
                 # the page reports the failure; the daemon keeps handling records
                 log.exception("the page shows no groups; watching begins again in %g s", AGAIN_S)
@@ -125,11 +125,11 @@ class Demand:
                 continue
             self._watcher.forget()
 
-    async def _until_nobody_looks(self) -> None:
+    async def _until_unwatched(self) -> None:
         while True:
-            await self._nobody.wait()
-            self._asked.clear()
-            if not await wait_for_event(self._asked, LINGER_S) and not self._viewers:
+            await self._unwatched.wait()
+            self._wanted.clear()
+            if not await wait_for_event(self._wanted, LINGER_S) and not self._viewers:
                 return
 
 

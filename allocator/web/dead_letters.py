@@ -17,7 +17,7 @@ from allocator.errors import AllocatorError, ConfigError
 from allocator.operate import Clusters
 from allocator.operate.dead_letters import DeadLetterQueue, Letter, LetterFilter, Outcome, parse_place, parse_time
 from allocator.viewer import Viewer
-from allocator.web import answers
+from allocator.web import responses
 from allocator.web.records import TEXT
 from allocator.web.requests import (
     LETTERS,
@@ -167,10 +167,10 @@ class LetterDesk:
 
 # by the last part of their URL path
 POSTS = {
-    "list": Post("The dead letters that match", LettersRequest, answers.LettersJson, LetterDesk.list),
+    "list": Post("The dead letters that match", LettersRequest, responses.LettersJson, LetterDesk.list),
     "show": Post(
-        "One letter with headers, stack, key and value", LetterRequest, answers.LetterShownJson, LetterDesk.show
+        "One letter with headers, stack, key and value", LetterRequest, responses.LetterShownJson, LetterDesk.show
     ),
-    "redrive": Post("Write letters back to their topics", SettleRequest, answers.SettledJson, LetterDesk.redrive),
-    "discard": Post("Note that letters need nothing more", DiscardRequest, answers.SettledJson, LetterDesk.discard),
+    "redrive": Post("Write letters back to their topics", SettleRequest, responses.SettledJson, LetterDesk.redrive),
+    "discard": Post("Note that letters need nothing more", DiscardRequest, responses.SettledJson, LetterDesk.discard),
 }

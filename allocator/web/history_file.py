@@ -37,7 +37,7 @@ ROOM = 0.9  # the size after tidying, as a share of the limit
 SHOWN = 100  # earlier rebalances that the page gets
 POINTS = 1000  # points in one response
 REBALANCES = 1000  # rebalances in one response
-ANSWER_BYTES = 1_000_000  # of rebalances in one response
+RESPONSE_BYTES = 1_000_000  # of rebalances in one response
 SCHEMA = """
 CREATE TABLE points (grp TEXT, at REAL, lag INTEGER, lag_s REAL, produced REAL, consumed REAL, commits REAL,
     PRIMARY KEY (grp, at)) WITHOUT ROWID;
@@ -198,7 +198,7 @@ class HistoryFile:
         return [dict(zip(POINT, row)) for row in rows]
 
     def rebalances(self, group: str, since: float, until: float, most: int = REBALANCES) -> list[dict[str, Any]]:
-        """Returns the newest rebalances within a time, newest first: at most `most`, and ANSWER_BYTES of them."""
+        """Returns the newest rebalances within a time, newest first: at most `most`, and RESPONSE_BYTES of them."""
         rows = self._db.execute(
             "SELECT summary FROM rebalances WHERE grp = ? AND id BETWEEN ? AND ? ORDER BY id DESC LIMIT ?",
             (group, 1000 * since, 1000 * until, most),
@@ -207,7 +207,7 @@ class HistoryFile:
         size = 0
         for (summary,) in rows:
             size += len(summary)
-            if found and size > ANSWER_BYTES:
+            if found and size > RESPONSE_BYTES:
                 break
             found.append(json.loads(summary))
         return found

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from allocator import __version__
-from allocator.web.answers import ErrorJson, HealthJson
+from allocator.web.responses import ErrorJson, HealthJson
 
 MEANING = {
     400: "The request is wrong.",
@@ -25,7 +25,7 @@ MEANING = {
 }
 CHANGE = (400, 401, 403, 404, 409, 415)  # errors of each POST
 NOT_WELL = (503,)
-Answer = Union[type[Struct], str, None]
+Response = Union[type[Struct], str, None]
 """A JSON object, or the content type of a text; None: any JSON object."""
 REF = "#/components/schemas/{name}"
 
@@ -37,7 +37,7 @@ class Operation:
     path: str
     """`{group}` and the like are parameters; `{id}` is a number."""
     summary: str
-    answer: Answer
+    response: Response
     errors: tuple[int, ...]
     query: Optional[type[Struct]] = None
     body: Optional[type[Struct]] = None
@@ -47,7 +47,7 @@ class Operation:
 def describe(operations: Iterable[Operation]) -> dict[str, Any]:
     """Returns a new document: the caller may change it."""
     operations = list(operations)
-    kinds = {kind for one in operations for kind in (one.answer, one.body) if isinstance(kind, type)}
+    kinds = {kind for one in operations for kind in (one.response, one.body) if isinstance(kind, type)}
     _, schemas = msgspec.json.schema_components(sorted({*kinds, ErrorJson}, key=lambda k: k.__name__), ref_template=REF)
     document = {
         "openapi": "3.1.0",
@@ -70,11 +70,11 @@ def describe(operations: Iterable[Operation]) -> dict[str, Any]:
 def _operation(one: Operation) -> dict[str, Any]:
     errors = one.errors if one.errors == NOT_WELL else (*one.errors, 421)
     refusal = HealthJson if errors == NOT_WELL else ErrorJson
-    refused = {str(code): _answer(MEANING[code], refusal) for code in errors}
+    refused = {str(code): _response(MEANING[code], refusal) for code in errors}
     found: dict[str, Any] = {
         "summary": one.summary,
         "parameters": [*_path(one.path), *_query(one.query)],
-        "responses": {"200": _answer("As of now." if one.body is None else "Done.", one.answer), **refused},
+        "responses": {"200": _response("As of now." if one.body is None else "Done.", one.response), **refused},
     }
     if one.body is not None:
         found["security"] = [{"token": []}]
@@ -83,14 +83,14 @@ def _operation(one: Operation) -> dict[str, Any]:
     return found
 
 
-def _content(kind: Answer) -> dict[str, Any]:
+def _content(kind: Response) -> dict[str, Any]:
     if isinstance(kind, str):
         return {"content": {kind: {"schema": {"type": "string"}}}}
     schema = {"type": "object"} if kind is None else {"$ref": REF.format(name=kind.__name__)}
     return {"content": {"application/json": {"schema": schema}}}
 
 
-def _answer(what: str, kind: Answer) -> dict[str, Any]:
+def _response(what: str, kind: Response) -> dict[str, Any]:
     return {"description": what, **_content(kind)}
 
 

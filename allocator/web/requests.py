@@ -18,7 +18,7 @@ from allocator.handlers.schemas import PlainFormat
 from allocator.operate import WITHDRAWN_BY_PARTITION
 from allocator.types import IsolationLevel
 from allocator.viewer import Position, Query, parse_key
-from allocator.web.answers import LetterName, says
+from allocator.web.responses import LetterName, described
 
 NOTE = 500  # characters of a note
 HOURS = 24 * 365
@@ -56,10 +56,10 @@ def checked(kind: type[T], given: Mapping[str, Any], *, strict: bool = True) -> 
     try:
         return msgspec.convert(given, kind, strict=strict)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise ConfigError(_told(str(error), kind, given)) from None
+        raise ConfigError(_explained(str(error), kind, given)) from None
 
 
-def _told(error: str, kind: type[Struct], given: Any) -> str:
+def _explained(error: str, kind: type[Struct], given: Any) -> str:
     what, _, place = error.replace("`", "").partition(" - at $.")
     fields = msgspec.json.schema(kind)["$defs"][kind.__name__]["properties"]
     field = fields.get(re.split(r"[.\[]", place or what.rpartition(" ")[2])[0], {})
@@ -85,7 +85,7 @@ class Post:
 
     summary: str
     body: type[Struct]
-    answer: type[Struct]
+    response: type[Struct]
     make: Callable[..., Awaitable[dict[str, Any]]]
 
     def __call__(self, maker: Any, name: str, given: Mapping[str, Any], user: str) -> Awaitable[dict[str, Any]]:
@@ -103,7 +103,7 @@ class Nothing(Body):
 
 
 Confirm = Annotated[
-    Optional[str], says("The name of what is changed. Without it, the server only answers what it would do.")
+    Optional[str], described("The name of what is changed. Without it, the server only answers what it would do.")
 ]
 
 
@@ -118,11 +118,11 @@ def confirmed(confirm: Optional[str], subject: str, name: str) -> bool:
 
 class OrderRequest(Body):
     kind: Annotated[str, Meta(extra_json_schema={"enum": sorted(KINDS)})]
-    arguments: Annotated[dict[str, Any], says("As the kind has them.")]
+    arguments: Annotated[dict[str, Any], described("As the kind has them.")]
     why: str = ""
     hours: Annotated[
         Optional[Annotated[float, Meta(gt=0, le=HOURS)]],
-        says("The order ends after so many hours; left out, it has no end."),
+        described("The order ends after so many hours; left out, it has no end."),
     ] = None
 
     @property
@@ -132,12 +132,12 @@ class OrderRequest(Body):
 
 
 class NewOrder(OrderRequest):
-    create: Annotated[bool, says("Create the topic of the orders, for a group of Kafka's own protocols.")] = False
+    create: Annotated[bool, described("Create the topic of the orders, for a group of Kafka's own protocols.")] = False
 
 
 class WithdrawRequest(Body):
     kind: Annotated[str, Meta(extra_json_schema={"enum": sorted(WITHDRAWN_BY_PARTITION)})]
-    arguments: Annotated[dict[str, Any], says("`partitions`, and for skip `offset`.")]
+    arguments: Annotated[dict[str, Any], described("`partitions`, and for skip `offset`.")]
 
 
 class RemoveRequest(Body):
@@ -159,9 +159,9 @@ class Suppositions(Body):
 
 
 class PlanRequest(Suppositions):
-    function: Annotated[Optional[str], says("An allocator function that is built in, or that a member offers.")] = None
+    function: Annotated[Optional[str], described("A built-in allocator function, or one that a member offers.")] = None
     orders: Annotated[list[OrderRequest], Meta(max_length=MOST)] = []
-    apply: Annotated[bool, says("Give the orders; refused with a supposition.")] = False
+    apply: Annotated[bool, described("Give the orders; refused with a supposition.")] = False
     why: str = ""
 
 
@@ -173,14 +173,14 @@ class DeleteRequest(Body):
 class ResetRequest(Body):
     to: Annotated[
         Union[str, int],
-        says("earliest, latest, an offset, shift:N, timestamp:MILLISECONDS, or an ISO 8601 time"),
+        described("earliest, latest, an offset, shift:N, timestamp:MILLISECONDS, or an ISO 8601 time"),
     ]
-    topics: Annotated[list[str], says("Empty: all topics of the group.")] = []
+    topics: Annotated[list[str], described("Empty: all topics of the group.")] = []
     confirm: Confirm = None
 
 
 class CopyRequest(Body):
-    to: Annotated[str, says("The other group, which has no members.")]
+    to: Annotated[str, described("The other group, which has no members.")]
     confirm: Confirm = None
 
 
@@ -191,10 +191,10 @@ class NoteRequest(Body):
 
 
 class LettersFilter(Body):
-    error: Annotated[str, says("A part of the error, in any case.")] = ""
-    from_topic: Annotated[str, says("The topic of the record.")] = ""
-    since: Annotated[Optional[str], says("ISO 8601: letters written at this time or later.")] = None
-    until: Annotated[Optional[str], says("ISO 8601: letters written before.")] = None
+    error: Annotated[str, described("A part of the error, in any case.")] = ""
+    from_topic: Annotated[str, described("The topic of the record.")] = ""
+    since: Annotated[Optional[str], described("ISO 8601: letters written at this time or later.")] = None
+    until: Annotated[Optional[str], described("ISO 8601: letters written before.")] = None
 
 
 class LettersRequest(LettersFilter):
@@ -207,7 +207,7 @@ class SettleRequest(LettersFilter):
 
 
 class DiscardRequest(SettleRequest):
-    reason: Annotated[str, says("Why they need nothing more.")] = ""
+    reason: Annotated[str, described("Why they need nothing more.")] = ""
 
 
 class LetterRequest(Body):
@@ -215,8 +215,8 @@ class LetterRequest(Body):
 
 
 class Times(Struct, rename={"from_": "from"}):
-    from_: Annotated[Optional[Time], says("Epoch seconds; an hour before `to`, if left out.")] = None
-    to: Annotated[Optional[Time], says("Epoch seconds; now, if left out.")] = None
+    from_: Annotated[Optional[Time], described("Epoch seconds; an hour before `to`, if left out.")] = None
+    to: Annotated[Optional[Time], described("Epoch seconds; now, if left out.")] = None
 
 
 class EventsQuery(Struct):
@@ -226,18 +226,18 @@ class EventsQuery(Struct):
 class RecordsQuery(Body):
     partition: Annotated[
         Optional[Annotated[int, Meta(ge=0, le=10**9)]],
-        says("Without: all; with a key, the one that the default partitioner chooses."),
+        described("Without: all; with a key, the one that the default partitioner chooses."),
     ] = None
-    from_: Annotated[str, says("earliest, latest (the newest records), an offset, or an ISO 8601 time.")] = "latest"
+    from_: Annotated[str, described("earliest, latest (the newest records), an offset or an ISO 8601 time.")] = "latest"
     before: Annotated[int, Meta(ge=0, le=RECORDS, description="So many records before it.")] = 0
     limit: Annotated[int, Meta(ge=0, le=RECORDS, description="At most so many from there.")] = 50
-    key: Annotated[Optional[str], says("Only records with this key.")] = None
-    key_hex: Annotated[Optional[str], says("The same, as hex.")] = None
-    every_partition: Annotated[bool, says("Look for the key in all partitions.")] = False
+    key: Annotated[Optional[str], described("Only records with this key.")] = None
+    key_hex: Annotated[Optional[str], described("The same, as hex.")] = None
+    every_partition: Annotated[bool, described("Look for the key in all partitions.")] = False
     isolation_level: IsolationLevel = DEFAULT["isolation_level"]
     # a format with a file would read files of the server
-    key_format: Annotated[PlainFormat, says("auto takes the format that the server has for the topic.")] = "auto"
-    value_format: Annotated[PlainFormat, says("As key_format; text and hex are refused if masks apply.")] = "auto"
+    key_format: Annotated[PlainFormat, described("auto takes the format that the server has for the topic.")] = "auto"
+    value_format: Annotated[PlainFormat, described("As key_format; text and hex are refused if masks apply.")] = "auto"
 
     def of(self, topic: str) -> Query:
         """Returns the query for records of this topic. Raises ConfigError."""

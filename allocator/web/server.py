@@ -24,7 +24,7 @@ from allocator.assignors import known_names
 from allocator.core.aio import wait_for_event, within
 from allocator.core.text import shown
 from allocator.errors import AllocatorError, ConfigError, TopicNotFound
-from allocator.web import answers, snapshot
+from allocator.web import responses, snapshot
 from allocator.web.actions import POSTS as GROUP_POSTS
 from allocator.web.actions import Action
 from allocator.web.connections import Limits, Server
@@ -33,7 +33,7 @@ from allocator.web.dead_letters import LetterDesk
 from allocator.web.events import Event, audit_detail
 from allocator.web.guard import HEADERS, Guard, User
 from allocator.web.history_file import HistoryFile
-from allocator.web.openapi import CHANGE, NOT_WELL, Answer, Operation, describe
+from allocator.web.openapi import CHANGE, NOT_WELL, Operation, Response, describe
 from allocator.web.records import AT_ONCE, TEXT, RecordsPage
 from allocator.web.requests import EventsQuery, RecordsQuery, Times, checked
 from allocator.web.watch import WatchedGroup, Watcher
@@ -111,22 +111,22 @@ H = TypeVar("H", bound="type[PageHandler]")
 Show = Callable[..., Awaitable[Any]]
 
 
-def route(path: str, summary: str, answer: Answer, *errors: int, what: Any = "", **more: Any) -> Callable[[H], H]:
+def route(path: str, summary: str, response: Response, *errors: int, what: Any = "", **more: Any) -> Callable[[H], H]:
     """Adds an `Operation` to the API, which the decorated class answers. `what`: tells its operations apart."""
 
     def add(handler: H) -> H:
-        ROUTES.append((Operation(path, summary, answer, errors, **more), handler, what))
+        ROUTES.append((Operation(path, summary, response, errors, **more), handler, what))
         return handler
 
     return add
 
 
-def shows(path: str, summary: str, answer: Answer, *errors: int, **more: Any) -> Callable[[Show], Show]:
+def shows(path: str, summary: str, response: Response, *errors: int, **more: Any) -> Callable[[Show], Show]:
     """Adds an `Operation` to the API, which the decorated function answers with JSON. Its arguments: the handler, and
     the parameters of the path."""
 
     def add(show: Show) -> Show:
-        route(path, summary, answer, *errors, what=show, **more)(Json)
+        route(path, summary, response, *errors, what=show, **more)(Json)
         return show
 
     return add
@@ -211,13 +211,13 @@ class PageHandler(web.RequestHandler):
             retriable = error.retriable and status_code != 400
         if status_code == 503:
             self.set_header("Retry-After", "5")
-        self.answer({"error": {"message": message, "retriable": retriable}})
+        self.respond({"error": {"message": message, "retriable": retriable}})
 
     def log_exception(self, kind: Any, value: Any, trace: Any) -> None:
         if not isinstance(value, (web.HTTPError, AllocatorError)):  # these errors are the client's, or a cluster's
             super().log_exception(kind, value, trace)
 
-    def answer(self, value: Any) -> None:
+    def respond(self, value: Any) -> None:
         """Sends JSON; a text is JSON already."""
         self.set_header("Content-Type", "application/json; charset=utf-8")
         self.finish(value if isinstance(value, str) else snapshot.encode(value))
@@ -273,28 +273,28 @@ class Json(PageHandler):
     """Answers what the function of its route returns."""
 
     async def get(self, *names: str) -> None:
-        self.answer(await self.what(self, *names))
+        self.respond(await self.what(self, *names))
 
 
-@shows("/api/groups", "All groups", answers.OverviewJson, 404)
+@shows("/api/groups", "All groups", responses.OverviewJson, 404)
 async def overview(page: PageHandler) -> Any:
     async with page.watching() as watcher:
         return snapshot.overview(watcher, page.site.read_only(page.user))
 
 
-@shows("/api/topics", "The topics of the cluster, with the groups that read them", answers.TopicsJson, 404)
+@shows("/api/topics", "The topics of the cluster, with the groups that read them", responses.TopicsJson, 404)
 async def topics(page: PageHandler) -> Any:
     async with page.watching() as watcher:
         return snapshot.topics(watcher)
 
 
-@shows("/api/brokers", "The brokers of the cluster", answers.BrokersJson, 404)
+@shows("/api/brokers", "The brokers of the cluster", responses.BrokersJson, 404)
 async def brokers(page: PageHandler) -> Any:
     async with page.watching() as watcher:
         return snapshot.brokers(watcher)
 
 
-@shows(GROUP, "One group", answers.GroupJson, 404)
+@shows(GROUP, "One group", responses.GroupJson, 404)
 async def detail(page: PageHandler, name: str) -> Any:
     group = await page.group(name)
     return {
@@ -307,18 +307,18 @@ async def detail(page: PageHandler, name: str) -> Any:
     }
 
 
-@shows(f"{GROUP}/partitions", "Offsets and owner of each partition", answers.PartitionsJson, 404)
+@shows(f"{GROUP}/partitions", "Offsets and owner of each partition", responses.PartitionsJson, 404)
 async def partitions(page: PageHandler, name: str) -> Any:
     report = (await page.group(name)).report
     return {"partitions": [report.partition_to_json(partition) for partition in report.partitions]}
 
 
-@shows(f"{GROUP}/offsets", "Offsets, lag and rates, as columns for each topic", answers.OffsetsJson, 404)
+@shows(f"{GROUP}/offsets", "Offsets, lag and rates, as columns for each topic", responses.OffsetsJson, 404)
 async def offsets(page: PageHandler, name: str) -> Any:
     return snapshot.encoded(await page.group(name), "offsets")
 
 
-@shows(f"{GROUP}/rebalances/{{id}}", "One rebalance with all its moves", answers.RebalanceMovesJson, 404)
+@shows(f"{GROUP}/rebalances/{{id}}", "One rebalance with all its moves", responses.RebalanceMovesJson, 404)
 async def rebalance(page: PageHandler, name: str, number: str) -> Any:
     archive = page.site.archive
     found = snapshot.rebalance(await page.group(name), int(number))
@@ -329,11 +329,11 @@ async def rebalance(page: PageHandler, name: str, number: str) -> Any:
     return found
 
 
-@shows(f"{GROUP}/history", "Figures, rebalances and events between two times", answers.PastJson, 400, 404, query=Times)
+@shows(f"{GROUP}/history", "Figures, rebalances and events of a period", responses.PastJson, 400, 404, query=Times)
 async def past(page: PageHandler, name: str) -> Any:
-    asked = page.query(Times)
-    until = time.time() if asked.to is None else asked.to
-    since = until - 3600 if asked.from_ is None else asked.from_
+    query = page.query(Times)
+    until = time.time() if query.to is None else query.to
+    since = until - 3600 if query.from_ is None else query.from_
     if since >= until:
         raise Refused(400, f"from={since:g} is not before to={until:g}")
     group, archive = await page.group(name), page.site.archive
@@ -352,7 +352,7 @@ async def past(page: PageHandler, name: str) -> Any:
     }
 
 
-@shows("/api/audit", "The changes, and reads of masked records; for operators", answers.ChangesJson, 403, 404)
+@shows("/api/audit", "The changes, and reads of masked records; for operators", responses.ChangesJson, 403, 404)
 async def audit(page: PageHandler) -> Any:
     """Changes, and reads of masked records, newest first. Only for operators, because it shows names of users."""
     if not page.user.operates:
@@ -363,7 +363,7 @@ async def audit(page: PageHandler) -> Any:
     return {"changes": [event.to_json() for _, event in sorted(events.items(), reverse=True)]}
 
 
-@shows("/api/deadletters", "Topics that may have dead letters; for operators", answers.LetterTopicsJson, 401, 403)
+@shows("/api/deadletters", "Topics that may have dead letters; for operators", responses.LetterTopicsJson, 401, 403)
 async def letter_topics(page: PageHandler) -> Any:
     return {"topics": await page.letters().candidates()}
 
@@ -373,7 +373,7 @@ async def description(page: PageHandler) -> Any:
     return describe(operations())
 
 
-@route(RECORDS, "Records, decoded and masked", answers.RecordsJson, *READING, query=RecordsQuery)
+@route(RECORDS, "Records, decoded and masked", responses.RecordsJson, *READING, query=RecordsQuery)
 @route(f"{RECORDS}.jsonl", "The same, whole, as lines", LINES, *READING, query=RecordsQuery, what="lines")
 class Records(PageHandler):
     """Records of a topic, decoded and masked: JSON for the page, or JSON lines with `what` "lines"."""
@@ -389,8 +389,8 @@ class Records(PageHandler):
             raise Refused(503, f"{AT_ONCE} reads of records are under way", retriable=True)
         Records.reading += 1
         try:
-            asked = self.query(RecordsQuery)
-            view = await page.viewer.view(asked.of(topic), asked.key_format, asked.value_format)
+            query = self.query(RecordsQuery)
+            view = await page.viewer.view(query.of(topic), query.key_format, query.value_format)
         finally:
             Records.reading -= 1
         if page.viewer.masks:  # masks mark sensitive data
@@ -401,7 +401,7 @@ class Records(PageHandler):
             self.set_header("Content-Disposition", 'attachment; filename="records.jsonl"')
             self.finish("".join(view.lines()))
         else:
-            self.answer(view.to_json(TEXT))
+            self.respond(view.to_json(TEXT))
 
     def _check_role(self, page: RecordsPage) -> None:
         guard = self.site.guard
@@ -425,8 +425,8 @@ class Metrics(PageHandler):
         self.finish(generate_latest(self.site.registry))
 
 
-@route("/health/live", "503: a restart helps", answers.HealthJson, *NOT_WELL, what="live")
-@route("/health/ready", "503: it does not do its work at present", answers.HealthJson, *NOT_WELL, what="ready")
+@route("/health/live", "503: a restart helps", responses.HealthJson, *NOT_WELL, what="live")
+@route("/health/ready", "503: it does not do its work at present", responses.HealthJson, *NOT_WELL, what="ready")
 class HealthOf(PageHandler):
     def prepare(self) -> None:
         """Requires no login and no known host name, because load balancers use any name. The problems are sent only to
@@ -435,8 +435,8 @@ class HealthOf(PageHandler):
     def get(self) -> None:
         problems = getattr(self.site.health, self.what)()
         self.set_status(503 if problems else 200)
-        told = problems if self.knows_host() and self.same_origin() else []
-        self.answer({"ok": not problems, "problems": told})
+        visible = problems if self.knows_host() and self.same_origin() else []
+        self.respond({"ok": not problems, "problems": visible})
 
     head = get
     """Some balancers and monitors send HEAD. The status code is enough for them."""
@@ -459,7 +459,7 @@ class Change(PageHandler):
             raise
         if done.get("executed", True):  # a plan that was only computed changes nothing
             self._note(group, what, given, "done")
-        self.answer(done)
+        self.respond(done)
 
     def _note(self, group: str, what: str, given: dict[str, Any], outcome: str) -> None:
         deployed = what == "note" and outcome == "done"
@@ -591,7 +591,7 @@ def operations() -> Iterator[Operation]:
     yield from (operation for operation, _, _ in ROUTES)
     for path, posts in ((GROUP, GROUP_POSTS), ("/api/deadletters/{topic}", LETTER_POSTS)):
         for name, post in posts.items():
-            yield Operation(f"{path}/{name}", post.summary, post.answer, CHANGE, body=post.body)
+            yield Operation(f"{path}/{name}", post.summary, post.response, CHANGE, body=post.body)
 
 
 def application(site: Site) -> web.Application:

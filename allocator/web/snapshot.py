@@ -45,8 +45,8 @@ def clusters(watcher: Watcher) -> list[dict[str, Any]]:
     return [
         {
             "cluster": name,
-            "ok": name not in watcher.problems and (name in watcher.answered_at),
-            "as_of": rounded(None if name == "zookeeper" and watcher.ready else watcher.answered_at.get(name)),
+            "ok": name not in watcher.problems and (name in watcher.responded_at),
+            "as_of": rounded(None if name == "zookeeper" and watcher.ready else watcher.responded_at.get(name)),
             "away_since": rounded(watcher.away_since.get(name)),
             "why": watcher.problems.get(name),
         }
@@ -284,15 +284,15 @@ def orders(group: WatchedGroup) -> list[dict[str, Any]]:
     """The orders of operators with their states, newest first. Times are epoch seconds."""
     found = []
     for report in reversed(group.report.orders):
-        told = report.to_json()
+        given = report.to_json()
         kind = KINDS.get(report.order.kind)
         found.append(
             {
-                **{key: told[key] for key in ("id", "kind", "text", "arguments", "who", "why", "state", "state_why")},
+                **{key: given[key] for key in ("id", "kind", "text", "arguments", "who", "why", "state", "state_why")},
                 "summary": "" if kind is None else kind.summary,
-                "at": told["when"] / 1000,
-                "expires": None if told["expires"] is None else told["expires"] / 1000,
-                "results": [{**result, "when": result["when"] / 1000} for result in told["results"]],
+                "at": given["when"] / 1000,
+                "expires": None if given["expires"] is None else given["expires"] / 1000,
+                "results": [{**result, "when": result["when"] / 1000} for result in given["results"]],
             }
         )
     return found

@@ -169,14 +169,14 @@ class GroupWatch:
     def __init__(self, zk: ZooKeeperClient, root: str, group: WatchedGroup, changed: Callable[[], None]) -> None:
         self._reader = GroupReader(zk, group.name, root, self._poke, self._load_reported)
         self._group = group
-        self._tell = changed
+        self._on_change = changed
         self._changed = asyncio.Event()
-        self._told_at: Optional[float] = None
+        self._changed_at: Optional[float] = None
         self._loads_due: Optional[asyncio.TimerHandle] = None
 
     def _poke(self) -> None:
-        if self._told_at is None:
-            self._told_at = time.time()
+        if self._changed_at is None:
+            self._changed_at = time.time()
         self._changed.set()
 
     def _load_reported(self) -> None:
@@ -201,7 +201,7 @@ class GroupWatch:
         first = True
         store, crashed = self._reader.store, self._reader.crashed
         while True:
-            told_at, self._told_at = self._told_at, None
+            changed_at, self._changed_at = self._changed_at, None
             self._changed.clear()
             try:
                 state = await self._reader.read()
@@ -211,11 +211,11 @@ class GroupWatch:
                     return
                 continue
             # changes before the first read are unknown
-            news = News(None if first else told_at, frozenset(crashed))
+            news = News(None if first else changed_at, frozenset(crashed))
             self._group.learn(replace(state, problems=state.problems[:SHOWN_PROBLEMS]), time.time(), news)
             first = False
             crashed.clear()
-            self._tell()
+            self._on_change()
             await self._changed.wait()
 
 
@@ -243,7 +243,7 @@ class Watcher:
         """The present failures: "zookeeper", "kafka", "doctor" or "watcher" -> the reason."""
         self.away_since: dict[str, float] = {}
         """Since when each of `problems` exists."""
-        self.answered_at: dict[str, float] = {}
+        self.responded_at: dict[str, float] = {}
         """The time of the last known response of each cluster."""
         self.ready = False
         """Whether the groups have been read and ZooKeeper responds (without ZooKeeper: Kafka)."""
@@ -307,13 +307,13 @@ class Watcher:
             self.log.add(Event(since, "outage", f"{what} did not answer for {away_s:.0f} s"))
         self.changed()
 
-    def _answered(self, what: str) -> None:
+    def _responded(self, what: str) -> None:
         self.mend(what)
-        self.answered_at[what] = time.time()
+        self.responded_at[what] = time.time()
 
     def _outdated(self) -> None:
         if self.ready:
-            self.answered_at[self.source] = time.time()
+            self.responded_at[self.source] = time.time()
         self.ready = False
 
     def note(self, name: str, findings: list[Finding]) -> None:
@@ -329,7 +329,7 @@ class Watcher:
         self.groups.clear()
         self.problems.clear()
         self.away_since.clear()
-        self.answered_at.clear()
+        self.responded_at.clear()
         self.metadata = None
         self.ready = False
 
@@ -358,7 +358,7 @@ class Watcher:
 
     async def run(self) -> None:
         """Runs until cancelled. Raises ConfigError for settings with which no group can be read."""
-        work = {"kafka": self._ask_kafka, "zookeeper": self._watch_zookeeper}
+        work = {"kafka": self._watch_kafka, "zookeeper": self._watch_zookeeper}
         kept = {cluster: self._keep(cluster, work[cluster]) for cluster in self.clusters}
         if self._doctor:
             kept["doctor"] = self._keep("doctor", self._examine)
@@ -403,7 +403,7 @@ class Watcher:
             poked.clear()
             names = [name for name in await listed.get() if self._only in (None, name)]
             self._in_zookeeper = frozenset(names)
-            self._answered("zookeeper")
+            self._responded("zookeeper")
             for name in names:
                 if name not in watched or watched[name].done():
                     group = await self._group(name)
@@ -427,7 +427,7 @@ class Watcher:
 
     # -- Kafka ---------------------------------------------------------------------------------------------------
 
-    async def _ask_kafka(self) -> None:
+    async def _watch_kafka(self) -> None:
         access = self._access
         assert access.brokers is not None
         async with access.cluster() as client:
@@ -456,7 +456,7 @@ class Watcher:
                 if group.seen:
                     await self._measure(client, group)
             self.polls += 1
-            self._answered("kafka")
+            self._responded("kafka")
             self.ready |= self.source == "kafka"
             self.changed()
             took = time.monotonic() - began
@@ -519,7 +519,7 @@ class Watcher:
                 group.judge(group.trends.judge(now, self._access.root), version)
                 self.changed()
             if "doctor" in self.problems:
-                self._answered("doctor")
+                self._responded("doctor")
                 self.changed()
             await asyncio.sleep(max(DOCTOR_PAUSE_S, PAUSE_FACTOR * (time.monotonic() - began)))
 

@@ -34,7 +34,7 @@ def consumed(cluster, topic, expected):
     values = []
     connection = Connection("127.0.0.1", port, 10)
     try:
-        reader = connection.ask(1, version, body)
+        reader = connection.request(1, version, body)
         if version >= 1:
             reader.int32()
         assert reader.int32() == 1

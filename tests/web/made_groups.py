@@ -183,5 +183,5 @@ def watcher_of(groups: int = 50, members: int = 100, partitions: int = 10_000) -
         watcher.groups[NAMES[4]].unmeasured(now)
     watcher.metadata = metadata_of(watcher)
     watcher.ready = True
-    watcher.answered_at = {"kafka": now, "zookeeper": now}
+    watcher.responded_at = {"kafka": now, "zookeeper": now}
     return watcher

@@ -174,7 +174,7 @@ class ConsumerBase:
                 await asyncio.wait({self._starting})
 
     async def stop(self) -> None:
-        """Calls `close`; aiokafka's name of it."""
+        """Calls `close`, under aiokafka's name."""
         await self.close()
 
     def __del__(self) -> None:
@@ -584,7 +584,7 @@ class ConsumerBase:
 
 
 def join_again_if(consumer: ConsumerBase, admitted: Callable[[ZooKeeperClient], Awaitable[bool]]) -> None:
-    """Like `Membership.join_again_if`."""
+    """Calls `join_again_if` of the consumer's membership."""
     consumer._engine.membership.join_again_if(admitted)
 
 

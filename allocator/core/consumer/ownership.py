@@ -91,7 +91,7 @@ class Ownership:
         return self.suspended_at is not None or self._opening > 0
 
     def assign(self, partitions: Partitions) -> None:
-        """Like `assigned`, for partitions that the user assigns, in a task."""
+        """Starts `assigned` in a task, for partitions that the user assigns."""
         self._tasks.start(self.assigned(partitions), "assigned")
 
     # -- called by the membership --------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ async def test_a_client_that_is_not_connected_raises_closed() -> None:
         await client.send(1, find())
     assert client.broker_version == ()
     await client.close()
-    with pytest.raises(Closed, match="make a new one"):
+    with pytest.raises(Closed, match="create another one"):
         await client.connect()
 
 

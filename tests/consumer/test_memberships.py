@@ -391,5 +391,5 @@ async def test_a_close_during_the_start_ends_both(service: Service) -> None:
 async def test_a_closed_consumer_does_not_start(service: Service) -> None:
     consumer = service.consumer()
     await consumer.close()
-    with pytest.raises(Closed, match="make a new one"):
+    with pytest.raises(Closed, match="create another one"):
         await consumer.start()

@@ -47,7 +47,7 @@ LOSES_REQUESTS = (0, 9)
 REPEATABLE = frozenset(
     each.API_KEY for each in (FindCoordinatorRequest, ListOffsetsRequest, MetadataRequest, OffsetFetchRequest)
 )
-CLOSED = "this Kafka client is closed; make a new one"
+CLOSED = "this Kafka client is closed; create another one"
 # Seconds after which such a request counts as lost. Higher: a lost request costs more time; lower: a slow broker gets
 # requests twice
 LOST_S = 5.0

@@ -130,7 +130,7 @@ class ConsumerBase:
         if self._started:
             raise RuntimeError("start() was called already; make a new Consumer")
         if self._closed:
-            raise Closed("this consumer is closed; make a new one")
+            raise Closed("this consumer is closed; create another one")
         self._started = True
         self._starting = asyncio.ensure_future(self._engine.start())
         try:

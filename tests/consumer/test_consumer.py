@@ -330,7 +330,7 @@ async def test_closing_from_another_task_waits_for_the_reader(setting: Setting) 
     await asyncio.wait_for(taken.wait(), 30)
     closing = asyncio.ensure_future(consumer.close())
     await asyncio.sleep(0.3)
-    assert not closing.done(), "the partition was released while a batch of it was in somebody's hands"
+    assert not closing.done(), "the partition was released while a delivered batch was not done"
     may_go_on.set()
     await asyncio.wait_for(asyncio.gather(closing, worker), 30)
     assert ended == ["told"]
@@ -411,7 +411,7 @@ async def test_after_a_lost_session_nothing_is_committed(setting: Setting) -> No
         async with setting.consumer(session_timeout_s=4.0) as heir:
             await owns(heir, 4)
             proxy.heal()
-            await wait_until_async(lambda: len(heard.calls) > 1, 30, "the loss to be told")
+            await wait_until_async(lambda: len(heard.calls) > 1, 30, "the call for the loss")
             assert heard.calls[1] == ("lost", frozenset(setting.partitions))
             await owns(heir, 2)
         # It had processed the first ten records of each partition, and continues after them although no commit

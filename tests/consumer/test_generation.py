@@ -73,7 +73,7 @@ async def test_the_first_function_to_return_ends_it_and_the_others_are_told_why_
     assert generation.failure is None
     assert "short returned" in str(why)
     over = asyncio.ensure_future(generation.over())
-    await wait_until_async(lambda: told, 30, "the other one to be told")
+    await wait_until_async(lambda: told, 30, "the cancellation of the other one")
     assert told[0][:2] == (generation, why)
     if sys.version_info >= (3, 11):
         assert told[0][2] == (why,)

@@ -31,7 +31,7 @@ from allocator.operate.dead_letters import DeadLetterQueue
 GOOD: Final[dict[str, Any]] = {"brokers": "b:1", "group": "g", "zookeeper": "z:1"}
 # wrong values of every kind; values that are valid for an argument are left out
 WRONG: Final = [-1, 0, 1.5, math.nan, math.inf, 1e300, 2**70, True, "x", b"x", ["x"], {"x": 1}, object(), ("a", 1)]
-# these errors have their own texts, which the tests of their rooms check
+# these errors have their own texts, which the tests of their packages check
 OTHERS: Final = {"topics", "assignor", "listener", "key_deserializer", "value_deserializer", "sink"}
 KEYWORDS: Final = set(inspect.signature(Consumer).parameters) - OTHERS
 MEMBERSHIPS: Final = (ZooKeeper, Kafka, Kiel, OldConsumers, Pykafka)

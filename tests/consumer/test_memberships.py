@@ -269,7 +269,7 @@ async def test_a_deleted_topic_does_not_delay_the_commits_of_others(
             assert time.monotonic() < refused + 25, "the commits wait for the deleted topic"
 
 
-# -- commits that nobody waits for ----------------------------------------------------------------------------------
+# -- commits without waiting ------------------------------------------------------------------------------------------
 
 
 @each(*MEMBERSHIPS)

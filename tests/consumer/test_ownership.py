@@ -164,7 +164,7 @@ async def test_what_does_not_pass_is_told_once_and_asked_again_when_it_was_heard
     offsets = Offsets(refused, refused, 7)
     async with owning(offsets) as (owner, state, _):
         await gain(owner, state)
-        await wait_until_async(lambda: offsets.asked == 1, 30, "the question")
+        await wait_until_async(lambda: offsets.asked == 1, 30, "the request")
         for asked in (1, 2):
             told: list[BaseException] = []
 
@@ -174,11 +174,11 @@ async def test_what_does_not_pass_is_told_once_and_asked_again_when_it_was_heard
                     told.append(error)
                 return bool(told)
 
-            assert offsets.asked == asked, "it was asked again before anybody had heard"
+            assert offsets.asked == asked, "the request was repeated before the user received the error"
             await wait_until_async(hear, 30, "the error")
             assert told == [refused]
             if asked == 1:
-                await wait_until_async(lambda: offsets.asked == 2, 30, "the next question")
+                await wait_until_async(lambda: offsets.asked == 2, 30, "the next request")
         await wait_until_async(lambda: position(state) == 7, 30, "the position, once the user has mended it")
         assert owner.take_error() is None
 
@@ -193,7 +193,7 @@ async def test_a_release_waits_for_commits_that_are_under_way() -> None:
     async with owning(Offsets(7), slow) as (owner, state, tasks):
         await gain(owner, state)
         released = tasks.start(release(owner, state))
-        await wait_until_async(lambda: asked == [{PARTITION}], 30, "the question")
+        await wait_until_async(lambda: asked == [{PARTITION}], 30, "the request")
         assert not released.done()
         assert state.is_assigned(PARTITION)
         under_way.set()

@@ -48,7 +48,7 @@ async def position(consumer: Consumer, partition: TopicPartition) -> int | None:
 
 
 async def standing(consumer: Consumer, partition: TopicPartition, *, commits: bool = True) -> Standing:
-    """Asks every view about the partition, and fails if two of them disagree.
+    """Calls every view of the partition, and fails if two of them disagree.
 
     `commits`: whether the lease is valid, so that commits are accepted.
     """
@@ -88,7 +88,7 @@ async def standing(consumer: Consumer, partition: TopicPartition, *, commits: bo
 
 
 class Asked(RebalanceListener):
-    """Asks every view while its callbacks run."""
+    """Calls every view while its callbacks run."""
 
     def __init__(self) -> None:
         self.consumer: Consumer
@@ -258,7 +258,7 @@ async def test_all_views_agree_after_a_loss_and_a_return(moves: Moves) -> None:
     async with one:
         await in_hand(one, every)
         stale = {partition: one.fence(partition) for partition in every}
-        # nobody polls, so the member leaves and loses its partitions
+        # no task polls, so the member leaves and loses its partitions
         await wait_until_async(lambda: any(what == "lost" for what, *_ in asked.told), 30, "the loss")
         assert asked.found("lost") == {Standing.FOREIGN}
         assert not one.may_act()

@@ -365,7 +365,7 @@ async def test_the_cluster_tells_of_topics_that_are_not_subscribed(service: ByHa
 
 
 async def test_a_member_of_kiels_cannot_be_without_topics(service: ByHand) -> None:
-    """Kiel's members would assign partitions to it, and nobody would read them."""
+    """Kiel's members would assign partitions to it, and no member would read them."""
     with pytest.raises(ConfigError, match="topics not set with membership = 'kiel'"):
         service.consumer(membership="kiel")
     consumer = service.consumer(service.topic, membership="kiel")

@@ -153,7 +153,7 @@ async def test_a_member_that_lost_its_session_does_not_join_a_paused_group(
 
             member.admitted = counted
             await expire(member._zk)
-            await wait_until_async(lambda: len(asked) > 1, 30, "it to ask")
+            await wait_until_async(lambda: len(asked) > 1, 30, "the check before it joins")
             assert asked == [False] * len(asked)
             assert await ensemble.get_children(f"/allocator/{group}/members") == []
             await choose_cluster(ensemble, path, ClusterChoice())

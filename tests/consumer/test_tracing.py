@@ -95,7 +95,7 @@ async def test_a_consumer_makes_spans_of_fetches_commits_and_rebalances(
     commit = spans.named("commit")[0]
     assert {**own, "messaging.operation.type": "settle", "allocator.partitions": 1}.items() <= about(commit).items()
     assert commit.parent is not None
-    assert commit.parent.span_id == work.get_span_context().span_id, "who commits is told"
+    assert commit.parent.span_id == work.get_span_context().span_id, "the span of the commit is a child of the work"
     process = spans.one(f"process {topic}")
     assert process.parent is not None
     assert (f"{process.context.trace_id:032x}", f"{process.parent.span_id:016x}") == (TRACE, WRITER)

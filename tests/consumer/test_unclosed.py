@@ -1,4 +1,4 @@
-"""A consumer or allocation that nobody closed says so when it is collected."""
+"""A consumer or allocation that was not closed warns when it is collected."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from allocator.testing import LocalCluster
 
 
 def collected(work: Callable[[], Any]) -> list[str]:
-    """Runs a coroutine in a loop of its own, and returns the ResourceWarnings of ours until it is collected."""
+    """Runs a coroutine in a loop of its own, and returns its ResourceWarnings until it is collected."""
     gc.collect()  # what other tests left
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResourceWarning)

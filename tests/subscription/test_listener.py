@@ -104,7 +104,7 @@ async def test_what_a_listener_raises_or_cancels_is_logged_and_the_rebalance_goe
         async def on_partitions_revoked(self, partitions: object) -> None:
             flushing = asyncio.ensure_future(asyncio.sleep(60))
             flushing.cancel()
-            await flushing  # which cancels nobody but itself, but looks as if we had been cancelled
+            await flushing  # raises CancelledError, although no task cancels the listener
 
     await hear_all(Broken())
     assert [record.getMessage().split(" of the listener")[0].rpartition(".")[2] for record in caplog.records] == [

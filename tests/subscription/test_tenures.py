@@ -81,7 +81,7 @@ class Records(RuleBasedStateMachine):
         assert record.owned == self.owned(Phase.ACTIVE, Phase.DRAINING)
         assert record.held == self.owned(Phase.ACTIVE)
         assert all(record.is_assigned(partition) == (partition in record.owned) for partition in PARTITIONS)
-        assert len(self.told) == len(set(self.told)), "told twice of an end"
+        assert len(self.told) == len(set(self.told)), "notified twice of an end"
         assert set(self.told) == {tenure for tenure, phase in self.phases.items() if phase is Phase.ENDED}
 
 

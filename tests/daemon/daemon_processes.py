@@ -66,7 +66,7 @@ class Setup:
         }
 
     def run(self, config: Path, *, create: bool = True, **environ: str) -> subprocess.Popen[str]:
-        """Starts a daemon; `create` lets it create the chroot."""
+        """Starts a daemon, which may create the chroot with `create`."""
         log = open(self.directory / f"log-{len(self.processes)}", "w")  # noqa: SIM115 - the process has it
         process = subprocess.Popen(
             [*COMMAND, "run", str(config), *(["--create"] if create else [])],
@@ -96,7 +96,7 @@ class Setup:
         self.filled += count
 
     def done(self) -> list[dict[str, Any]]:
-        """The handled records. Reads only new lines, because it is called often."""
+        """Returns the handled records. Reads only new lines, because tests call it often."""
         if self.done_file.exists():
             with self.done_file.open("rb") as file:
                 file.seek(self._read)

@@ -79,7 +79,7 @@ async def swallows(record: Any) -> None:
 
 
 def held(record: Any) -> None:
-    """Works on one record of each partition until a file appears."""
+    """Handles record 5 of each partition until a file exists."""
     note(record, begun=True)
     while record.offset == 5 and not os.path.exists(os.environ["RELEASE_FILE"]):
         time.sleep(0.02)

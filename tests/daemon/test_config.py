@@ -1,4 +1,4 @@
-"""Settings: all faults together, each with place, value and allowed values; secrets are masked."""
+"""Settings files: every fault is reported with its place, value and allowed values; secrets are masked."""
 
 from __future__ import annotations
 
@@ -156,12 +156,12 @@ def test_a_fault_names_the_setting_its_value_and_what_is_allowed(files: Files, a
 
 
 def with_section(addition: str) -> str:
-    """GOOD with these lines of a section."""
+    """Returns GOOD with further lines in a section."""
     section = addition.split("\n")[0]
     return edited(section, addition) if section in GOOD else f"{GOOD}\n{addition}\n"
 
 
-# of every kind and unit, empty, out of range, not a number, a path that is not there, a directory
+# values of every kind: empty, out of range, not a number, a missing path, a directory
 WRONG = [
     '""',
     '"x y"',

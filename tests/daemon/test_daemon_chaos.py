@@ -1,4 +1,4 @@
-"""Partitions move between daemons at random: no record is skipped, and only handled ones are committed."""
+"""Partitions move between processors at random: no record is skipped, and only handled ones are committed."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ async def test_a_handler_that_calls_sys_exit_does_not_end_the_daemon_as_if_it_wa
 async def test_a_dead_letter_carries_the_record_and_where_it_came_from(
     make: Callable[..., Setup], topic_factory: Callable[..., str], cluster_factory: Any, version: str
 ) -> None:
-    """Clusters before 0.11 have no headers; there it has the record alone."""
+    """Clusters before 0.11 have no headers; there the letter has only the key and value."""
     cluster = cluster_factory(kafka=version)
     it = make(cluster=cluster)
     letters = topic_factory(1, cluster=cluster)

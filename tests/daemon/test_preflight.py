@@ -1,4 +1,4 @@
-"""`allocator run --check --connect` on real servers: each fault is one line with a remedy, and nothing is touched."""
+"""`allocator run --check --connect` on real servers: each fault is one line with a remedy, and nothing changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A daemon whose event loop stands still shows where."""
+"""A daemon whose event loop is blocked shows the blocking call."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from allocator.types import Record
 
 
 class Killed(BaseException):
-    """As if the process ended here."""
+    """Simulates the end of the process."""
 
 
 def before_each(kind: type, action: Callable[[], Awaitable[None]], patch: pytest.MonkeyPatch) -> None:
@@ -48,7 +48,7 @@ async def fill(cluster: LocalCluster, dead: str, orders: str, count: int) -> Non
 
 
 async def values(cluster: LocalCluster, topic: str, isolation: str) -> list[tuple[int, bytes]]:
-    """The records in the topic now: partition and value."""
+    """Returns (partition, value) of the records in the topic."""
     found: list[tuple[int, bytes]] = []
     partitions = [TopicPartition(topic, n) for n in range(2)]
     async with Consumer(

@@ -1,4 +1,4 @@
-"""The processing engine on a consumer in memory: order by key, done records, bounds, failures, processes."""
+"""A processor with ordering by key on a consumer in memory: done records, limits, failures, processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ running = functools.partial(engine.running, ordering="key", batch_size=50)
 
 
 def kept(cluster: Cluster) -> int:
-    """References to the records of a log: those of the log itself, of batches and of work in hand."""
+    """Returns the number of references to the records of a log, as a measure of the memory in use."""
     return sum(map(sys.getrefcount, cluster.logs[PARTITION]))
 
 
@@ -130,7 +130,7 @@ async def test_batches_let_go_of_their_bytes_when_little_of_them_is_left() -> No
 
 
 async def test_records_of_a_partition_that_left_count_no_more() -> None:
-    """Their bytes filled the limit. Without them there is room for the batches behind a stuck record."""
+    """Otherwise their bytes would block the batches behind a stuck record."""
     cluster = Cluster(partitions=2, records=100, keys=10)
     gone, stays = cluster.partitions
     done: list[int] = []
@@ -166,7 +166,7 @@ class Half:
 
 
 async def left_behind(cluster: Cluster) -> Half:
-    """A member handled all keys except one of ten, committed, and was killed."""
+    """Leaves the progress of a member that handled nine of ten keys, committed, and was killed."""
     half = Half()
     async with running(cluster, half, commit_interval_s=0.005) as it:
         await until(lambda: len(half.done) == 90 and sum(e - f for f, e in done_runs(cluster)) == 87)
@@ -212,7 +212,7 @@ async def test_what_is_not_reached_yet_stays_done_in_every_commit() -> None:
 
 
 async def test_a_commit_waits_for_the_automatic_commit_that_is_under_way() -> None:
-    """The consumer's own commit of an earlier offset would follow, and set the group back."""
+    """Otherwise the consumer's own commit of an earlier offset would overtake it."""
     cluster = Cluster()
 
     async def handle(record: Record) -> None: ...
@@ -316,7 +316,7 @@ async def test_records_from_a_lower_offset_on_are_handled_again(kind: str) -> No
 
 @pytest.mark.parametrize("goes_on", [False, True])
 async def test_a_partition_moves_only_after_the_calls_that_a_seek_replaced(goes_on: bool) -> None:
-    """`goes_on`: whether a record after the seek waits behind that call."""
+    """With `goes_on`, a record after the seek waits behind that call."""
     cluster, inside, may_end = Cluster(records=6, keys=1), asyncio.Event(), asyncio.Event()
     done: list[int] = []
 
@@ -420,7 +420,7 @@ async def test_the_window_narrows_before_a_commit_could_not_say_what_is_done() -
 
 
 async def test_a_broker_that_takes_no_metadata_narrows_nothing() -> None:
-    """The done records beyond the offset are then not committed, so no record has to wait for them."""
+    """Without metadata, done records beyond the offset are not committed, so no record waits for their size."""
     cluster, held = Cluster(records=3000, keys=3000), asyncio.Event()
     done: list[int] = []
 

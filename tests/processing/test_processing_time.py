@@ -90,7 +90,7 @@ def test_a_key_with_many_records_takes_turns_with_others(ordering: str) -> None:
 
 @pytest.mark.parametrize("by_batch", [False, True])
 def test_the_time_of_calls_is_measured_by_partition(by_batch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parallel calls each count in full, and so do failed calls."""
+    """Each of several parallel calls counts in full, and so does a failed call."""
     cluster, loop = Cluster(partitions=2, records=20, keys=5), VirtualLoop()
     work = Effort()
     failed: list[int] = []
@@ -181,7 +181,7 @@ def test_poison_of_one_percent_leaves_other_keys_as_fast_as_they_were() -> None:
 def test_any_stops_and_failures_leave_each_record_done_once_and_keys_in_order(
     keys: int, fails: dict[int, int], slow: set[int], in_hand: int, concurrency: int, stops: list[float]
 ) -> None:
-    """Each stop is in good order, so the next run repeats nothing at all."""
+    """Each stop drains and commits, so the next run repeats nothing."""
     cluster = Cluster(records=40, keys=keys)
     left = dict(fails)
     done: list[int] = []

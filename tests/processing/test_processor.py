@@ -189,7 +189,7 @@ async def test_a_slow_partition_is_paused_instead_of_piling_up() -> None:
 
 @pytest.mark.parametrize("plain", [False, True])
 async def test_a_failed_record_is_tried_again_before_the_next_one(plain: bool) -> None:
-    """Each record has all its retries."""
+    """Each record has its own retries."""
     cluster, recorder = Cluster(records=6), Recorder()
     recorder.errors = {offset: [ValueError("once"), ValueError("twice")] for offset in range(6)}
     async with running(cluster, recorder.handle_plain if plain else recorder.handle) as it:
@@ -279,7 +279,7 @@ async def test_a_plain_handler_that_returns_an_awaitable_is_refused_at_once() ->
 
 
 class Unreadable(Exception):
-    """An error whose text cannot be made."""
+    """An error whose text raises."""
 
     def __str__(self) -> str:
         raise ValueError("no text")
@@ -340,7 +340,7 @@ async def test_after_any_error_of_a_handler_a_retry_follows_or_the_processor_end
 
 @pytest.mark.parametrize("error", [BrokerError("moved", retriable=True), OffsetOutOfRange("t", 0, 4, "gone")])
 async def test_an_error_of_the_consumer_stops_the_processor_unless_it_may_pass(error: AllocatorError) -> None:
-    """A stop drains and commits first."""
+    """Before it stops, it drains and commits."""
     cluster, recorder = Cluster(records=4), Recorder()
     async with running(cluster, recorder.handle) as it:
         await until(lambda: len(recorder.done) == 4)

@@ -1,4 +1,4 @@
-"""Records that wait in retry topics, on a consumer in memory: delays, places, acknowledgements, moves and loops."""
+"""Retry topics of a consumer in memory: delays, original records, acknowledgements, moves and loops."""
 
 from __future__ import annotations
 

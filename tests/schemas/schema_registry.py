@@ -15,7 +15,7 @@ from tornado.httpserver import HTTPServer
 
 
 def framed(number: int, data: bytes) -> bytes:
-    """The bytes of a record whose schema has this id."""
+    """Returns the bytes of a record with this schema id."""
     return b"\0" + struct.pack(">I", number) + data
 
 
@@ -27,9 +27,9 @@ def avro(schema: Any, value: Any) -> bytes:
 
 @contextlib.asynccontextmanager
 async def registry(answers: dict[str, Any], asked: list[str], port: int = 0) -> AsyncIterator[str]:
-    """Serves these responses by path, with the password of the user `reader`; everything else is 404.
+    """Serves responses by path to the user `reader`, and 404 for other paths. Yields the URL.
 
-    A response that is a number is the status of an error.
+    A number instead of a response is an error status.
     """
 
     class Answer(web.RequestHandler):

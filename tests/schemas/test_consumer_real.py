@@ -1,4 +1,4 @@
-"""Records by a schema registry through a consumer, and a registry that is away meanwhile."""
+"""A consumer decodes records by a schema registry, and waits while the registry is unreachable."""
 
 from __future__ import annotations
 

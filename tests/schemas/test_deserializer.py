@@ -1,4 +1,4 @@
-"""Values by a schema registry: each schema is asked for once, evolution, and what cannot be decoded."""
+"""Values by a schema registry: one request for each schema, evolution, and records that cannot be decoded."""
 
 from __future__ import annotations
 

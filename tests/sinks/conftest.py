@@ -29,7 +29,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def new_store(place: str) -> Iterator[Callable[[], Store]]:
-    """Creates stores on one new table of effects and one new table of offsets; each store acts for another process."""
+    """Returns a function that creates stores on the same two new tables, each for another process."""
     number, made = next(NUMBERS), []
 
     def make() -> Store:

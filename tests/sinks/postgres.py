@@ -16,14 +16,14 @@ import pytest
 
 
 def program(name: str) -> str | None:
-    """Where it is: on PATH, or where Debian's package puts it."""
+    """Returns the path of a program, from PATH or Debian's package."""
     beside = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
     return shutil.which(name) or (str(beside[-1]) if beside else None)
 
 
 @contextlib.contextmanager
 def postgres_server() -> Iterator[str]:
-    """The URL of a new server, for SQLAlchemy."""
+    """Starts a server, and yields its URL for SQLAlchemy."""
     pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed (extra `sql`)")
     pytest.importorskip("psycopg", reason="psycopg is not installed (extra `sql`)")
     initdb, pg_ctl = program("initdb"), program("pg_ctl")

@@ -1,8 +1,8 @@
-"""Effects in a database, and a member that writes them, in a process of its own, so that it can be frozen and killed.
+"""A member process that writes effects to a database, so that tests can freeze and kill it.
 
     python sink_member.py '{"place": ..., "effects": ..., "offsets": ..., "freeze_at": ..., "consumer": {...}}'
 
-Says on standard output what happens, a word a line.
+Prints one word a line for each event.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Store:
         self._change(f"CREATE TABLE IF NOT EXISTS {effects} (part INTEGER, number INTEGER)")
 
     def store(self, connection: Any, unit: Any) -> None:
-        """The effects of a batch or a record."""
+        """Stores the effects of a batch or a record."""
         records = list(unit) if hasattr(unit, "base_offset") else [unit]
         rows = [{"part": record.partition, "number": record.offset} for record in records]
         statement = f"INSERT INTO {self.effects} VALUES (:part, :number)"

@@ -1,4 +1,4 @@
-"""Effects and offsets in one transaction; with frozen owners and fences that go back."""
+"""Effects and offsets in one transaction, also with frozen owners and fences that restart."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ async def test_what_was_delivered_under_an_earlier_ownership_of_the_same_process
 
 @pytest.mark.parametrize("fence", [3, 9])
 async def test_numbers_that_fell_back_are_settled_by_the_group(new_store: Stores, fence: int) -> None:
-    """As after an ensemble came back without its data: a lower number, or by chance the same one."""
+    """After an ensemble came back without its data, a fence may be lower, or the same by chance."""
     frozen, heir = new_store(), new_store()
     await begin(frozen, "a", 9)
     frozen.sink.write(batch(0, 5, 9), frozen.store)
@@ -239,7 +239,7 @@ async def test_an_engine_that_commits_each_statement_is_refused_before_anything_
 
 
 class Process:
-    """A process that owns the partition, believes it, or does not know yet that it lost it."""
+    """A process that owns the partition, or still assumes that it does."""
 
     def __init__(self, store: Store, name: str, fence: int) -> None:
         self.store, self.name, self.fence = store, name, fence
@@ -249,7 +249,7 @@ class Process:
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_any_order_of_owners_freezes_and_lost_numbers_stores_each_effect_once(seed: int, tmp_path: Path) -> None:
-    """Any process takes any next step at any time. Only the newest owner is one that the group confirms."""
+    """Any process takes its next step at any time. The group confirms only the newest owner."""
     chance = random.Random(seed)
     names, fence = itertools.count(), 100
     processes: list[Process] = []

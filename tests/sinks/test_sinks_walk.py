@@ -1,4 +1,4 @@
-"""Consumers in processes of their own, frozen and killed, with their effects in real databases."""
+"""Freezes and kills consumer processes that write their effects to real databases."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def run(config: Config, beside: Beside | None = None, *, create: bool = False) -
         first = partial(refuse_new_chroot, config)
     beside_it = beside and partial(beside, config, consumers, daemon)
     try:
-        return asyncio.run(_to_its_end(daemon, notifier, beside=beside_it, first=first))
+        return asyncio.run(_until_signal(daemon, notifier, beside_it, first))
     except (SystemExit, KeyboardInterrupt) as raised:  # raised by a task of the handler; asyncio then ends the loop
         log.error("user code ended the event loop: %s; only the committed records are done", shown(raised))
         return ERROR
@@ -113,41 +113,29 @@ def _daemon(config: Config, handler: Handler, consumers: list[Consumer], notifie
     )
 
 
-async def _to_its_end(daemon: Daemon, notifier: Notifier, **more: Any) -> int:
-    code = await _until_signal(daemon, notifier, **more)
-    if daemon.stuck:
-        # asyncio and the interpreter would wait for this call. Do not close the session: its partition must not move
-        # before the call ends with the process
-        log.error("a handler is still running and is cut off: %s", ", ".join(f"{t}:{p}" for t, p in daemon.stuck))
-        _exit_now(code)
-    return code
-
-
 async def _until_signal(
     daemon: Daemon,
     notifier: Notifier,
-    beside: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
-    first: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    beside: Callable[[], AbstractAsyncContextManager[Any]] | None,
+    first: Callable[[], Coroutine[Any, Any, None]] | None,
 ) -> int:
     """Runs `first`, then the daemon, until a signal or an error. Returns the exit code."""
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
-    received: list[int] = []
+    code = CLEAN
 
     def on_signal(number: int) -> None:
         name = signal.Signals(number).name
-        received.append(number)
-        if len(received) > 1:
+        if stopping.is_set():
             log.warning(
                 "second signal, %s: stopping at once; records that are handled but not committed are handled again",
                 name,
             )
             _exit_now(128 + number)
-        else:
-            log.info("%s: draining; a second signal stops at once", name)
-            notifier.notify("STOPPING=1")
-            daemon.stop()
-            stopping.set()
+        log.info("%s: draining; a second signal stops at once", name)
+        notifier.notify("STOPPING=1")
+        daemon.stop()
+        stopping.set()
 
     async def main() -> None:
         if first is not None:
@@ -164,21 +152,23 @@ async def _until_signal(
             await TaskGroup().run(main(), watchdog=notifier.keep_alive(), stacks=dump_when_stuck())
     except HandlerFailed as error:
         log.error("%s", error, extra={"topic": error.topic, "partition": error.partition, "offset": error.offset})
-        return HANDLER_FAILED
+        code = HANDLER_FAILED
     except AllocatorError as error:
         log.error("%s", error)
-        return SETTINGS if isinstance(error, (AssignorError, ConfigError)) else ERROR
+        code = SETTINGS if isinstance(error, (AssignorError, ConfigError)) else ERROR
     except Exception as error:
         limit = limit_reached(error)
-        if limit is None:
-            log.exception("stopped by an unexpected error")
-        else:
-            log.error("%s", limit)
-        return ERROR
+        log.error("%s", limit or "stopped by an unexpected error", exc_info=limit is None)
+        code = ERROR
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
-    return CLEAN
+    if daemon.stuck:
+        # asyncio and the interpreter would wait for this call. Do not close the session: its partition must not move
+        # before the call ends with the process
+        log.error("a handler is still running and is cut off: %s", ", ".join(f"{t}:{p}" for t, p in daemon.stuck))
+        _exit_now(code)
+    return code
 
 
 def _exit_now(code: int) -> None:

@@ -182,7 +182,8 @@ class Admission:
         self._in_hand -= len(units)
         self._unchecked += self._narrow is not None
         self._window.finish(units)
-        self._count()
+        if self._window.nbytes != self._window.counted:
+            self._count()
 
     def close(self) -> None:
         """Admits no more records, and drops the queue. Admitted records may still be finished."""
@@ -253,9 +254,8 @@ class Admission:
     def _count(self) -> None:
         """Reports a change of the window's bytes to the limit of all partitions, which may admit records of others."""
         change = self._window.nbytes - self._window.counted
-        if change:
-            self._window.counted += change
-            self._work.budget.change(change)
+        self._window.counted += change
+        self._work.budget.change(change)
 
     def _affords(self) -> bool:
         """Returns whether the limit of bytes allows another batch."""

@@ -6,9 +6,10 @@ adds a note. No note quotes the bytes, because they may be masked.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Optional, Union, get_args
 
 from allocator.core.text import CONTROL
@@ -112,30 +113,23 @@ class Decoder:
         """Decodes a header value as text, or as hex if it is not text."""
         if data is not None and self.masks.hides_header(name):
             return Decoded("masked", self.masks.apply("headers", ""), "", len(data))
-        return Decoded("null", None) if data is None else _as_text(bytes(data))
+        return Decoded("null", None) if data is None else _plain(bytes(data), formats=("text", "hex"))
 
     def _decoded(self, part: str, data: Optional[bytes], schemas: Schemas) -> Decoded:
         if data is None:
             return Decoded("null", None)
         data = bytes(data)
-        wanted, read = self._wanted[part], self._readers[part]
+        read = self._readers[part]
         if read is not None:
-            kind = wanted.partition(":")[0].replace("confluent-", "")
-            try:
-                return Decoded(kind, read(data), size=len(data))
-            except (ValueError, RecursionError):
-                shown = "JSON" if kind == "json" else "text" if kind == "text" else f"a record of the {kind} schema"
-                return _plain(data, f"not {shown}")
+            kind = self._wanted[part].partition(":")[0].replace("confluent-", "")
+            shown = {"json": "JSON", "text": "text"}.get(kind, f"a record of the {kind} schema")
+            return _first(data, {kind: read}, "") or _plain(data, f"not {shown}")
         number = schema_id(data)
         schema = None if number is None else schemas.get(number)
-        if schema is None:
-            return _plain(data)
-        if isinstance(schema, str):
-            return _plain(data, schema)
-        try:
-            return Decoded(schema.kind, schema.read(data[HEADER:]), f"schema {number}", len(data))
-        except (ValueError, RecursionError):
-            return _plain(data, f"does not match schema {number}")
+        if schema is None or isinstance(schema, str):
+            return _plain(data, schema or "")
+        found = _first(data[HEADER:], {schema.kind: schema.read}, f"schema {number}")
+        return replace(found, size=len(data)) if found else _plain(data, f"does not match schema {number}")
 
 
 _Reader = Callable[[bytes], Any]
@@ -161,18 +155,18 @@ def _unframed(data: bytes) -> bytes:
     return data[HEADER:]
 
 
-def _plain(data: bytes, note: str = "") -> Decoded:
-    try:
-        return Decoded("json", read_json(data), note, len(data))
-    except (ValueError, RecursionError):
-        return _as_text(data, note)
+def _plain(data: bytes, note: str = "", formats: Sequence[str] = ("json", "text", "hex")) -> Decoded:
+    found = _first(data, {format: _READERS[format] for format in formats}, note)
+    assert found is not None, "any bytes have a form in hex"
+    return found
 
 
-def _as_text(data: bytes, note: str = "") -> Decoded:
-    try:
-        return Decoded("text", _text(data), note, len(data))
-    except ValueError:
-        return Decoded("hex", data.hex(), note, len(data))
+def _first(data: bytes, readers: Mapping[str, _Reader], note: str) -> Optional[Decoded]:
+    """Decodes by the first reader that accepts the bytes; None if no reader does."""
+    for format, read in readers.items():
+        with contextlib.suppress(ValueError, RecursionError):
+            return Decoded(format, read(data), note, len(data))
+    return None
 
 
 def _text(data: bytes) -> str:

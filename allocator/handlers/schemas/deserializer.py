@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, Union
 
 from allocator.core.aio import Backoff
-from allocator.errors import ConfigError
 from allocator.handlers.schemas.registry import Registry, RegistryFailed
 from allocator.handlers.schemas.schema import HEADER, Schema, as_reader_schema, schema_id
 
@@ -93,8 +92,11 @@ class RegistryDeserializer:
             except RegistryFailed as error:
                 pause_s = backoff.next()
                 log.warning("schema %d: %s; trying again in %g s", number, error, pause_s)
-            except (ConfigError, ValueError) as error:
-                self._refuse(number, f"schema {number}: {error}")
+            except ValueError as error:  # a ConfigError too
+                log.warning("schema %d: %s; its records cannot be decoded", number, error)
+                if len(self._refused) >= MAX_REFUSED:
+                    self._refused.clear()
+                self._refused[number] = time.monotonic() + REFUSED_S, f"schema {number}: {error}"
                 return
             else:
                 self._refused.pop(number, None)
@@ -106,9 +108,3 @@ class RegistryDeserializer:
     def _decoder(self, schema: Schema) -> Callable[[bytes], Any]:
         """Raises ValueError if the reader schema is of another kind."""
         return schema.decoder(self._reader)
-
-    def _refuse(self, number: int, why: str) -> None:
-        log.warning("%s; its records cannot be decoded", why)
-        if len(self._refused) >= MAX_REFUSED:
-            self._refused.clear()
-        self._refused[number] = time.monotonic() + REFUSED_S, why

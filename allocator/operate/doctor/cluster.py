@@ -32,10 +32,8 @@ def _brokers(seen: Observation) -> Iterator[Finding]:
                 Severity.CRITICAL,
                 f"broker {broker.id} at {broker.address} is in the cluster but does not respond: {broker.refused}",
                 (f"broker {broker.id}",),
-                "The partitions that it leads cannot be read. The groups that it coordinates cannot commit or "
-                "rebalance.",
-                f"Check that clients can connect to {broker.address} (advertised.listeners, firewall), and the "
-                "process.",
+                "Its partitions cannot be read. The groups that it coordinates cannot commit or rebalance.",
+                f"Check the process, and that clients can connect to {broker.address} (advertised.listeners).",
                 "nc -vz {} {}".format(*broker.address.rpartition(":")[::2]),
             )
     versions = Counter(broker.version for broker in seen.brokers.values() if broker.version)
@@ -132,8 +130,7 @@ def _clocks(before: Observation, after: Observation) -> Iterator[Finding]:
             f"{(furthest - after.ended_ms) / 1000:.0f} s ahead of this machine's clock",
             names(after.future_timestamps),
             "Their log segments outlive the retention time, and an offset reset to a time may find a wrong offset.",
-            "Correct the clock or the unit (milliseconds) of the producer. message.timestamp.type=LogAppendTime "
-            "prevents such records.",
+            "Correct the clock or the unit (milliseconds) of the producer, or set LogAppendTime.",
             "kafka-configs.sh --bootstrap-server BROKERS --alter --entity-type topics "
             f"--entity-name {min(after.future_timestamps).topic} --add-config message.timestamp.type=LogAppendTime",
         )
@@ -175,8 +172,7 @@ def _session_timeouts(seen: Observation) -> Iterator[Finding]:
             f"protocols, and the members request {requested:g} s",
             ("Kafka's group coordinator",),
             "The coordinator refuses a member with a session timeout outside this range.",
-            "Change the members' session timeout, or group.min.session.timeout.ms and group.max.session.timeout.ms of "
-            "the brokers.",
+            "Change the members' session timeout, or group.min/max.session.timeout.ms of the brokers.",
         )
 
 

@@ -151,8 +151,7 @@ def chroot_missing(zookeeper: str, why: str) -> Finding:
         Severity.CRITICAL,
         f"the chroot /{chroot} does not exist: {why}",
         (zookeeper,),
-        "Members do not start without it: with a mistyped chroot they would form a second group that reads all "
-        "partitions too.",
+        "Members do not start without it: in a mistyped chroot they would be a second group that reads everything.",
         "Compare the chroot with the settings of the members. In a new installation, create it.",
         f"zkCli.sh -server {hosts} create /{chroot}",
         Fix("chroot", f"create the chroot /{chroot}", (zookeeper,)),

@@ -182,8 +182,7 @@ def _ownership(before: Observation, after: Observation) -> Iterator[Finding]:
             f"{len(unowned)} partitions have no owner",
             names(unowned),
             "Nobody processes their records, and their lag grows.",
-            "Check the other findings about this group, and the log of the leader "
-            f"{state.name_of(state.leader or '')}.",
+            f"Check the other findings about this group, and the log of leader {state.name_of(state.leader or '')}.",
             f"allocator group describe {group}",
         )
     earlier = {} if before.state is None else _claimed_twice(before.state)

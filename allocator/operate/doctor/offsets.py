@@ -163,8 +163,7 @@ def _lag(before: Observation, after: Observation, earlier: GroupReport, report: 
         yield Finding(
             "no-progress",
             Severity.CRITICAL,
-            f"{len(still)} partitions have owners, but no commit in {seconds:.0f} s, with {sum(still.values())} "
-            "records waiting",
+            f"{len(still)} partitions had no commit in {seconds:.0f} s, with {sum(still.values())} records waiting",
             names(still),
             "A handler hangs, or fails repeatedly at one record. (If the members commit less often than this, run the "
             "doctor again with a longer --interval.)",
@@ -178,8 +177,7 @@ def _lag(before: Observation, after: Observation, earlier: GroupReport, report: 
             Severity.WARNING,
             f"the lag of {len(growing)} partitions grew by {behind} records in {seconds:.0f} s",
             names(growing),
-            "The members are slower than the producers. If this continues, retention deletes records before the group "
-            "reads them.",
+            "The members are slower than the producers. Retention may delete records before the group reads them.",
             "Add members (up to the number of partitions), or make the handler faster. A longer --interval shows "
             "whether this is a burst or a trend.",
             f"allocator doctor {report.state.group} --interval 60",

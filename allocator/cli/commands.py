@@ -38,7 +38,7 @@ LAZY = {
     "top": ("allocator.cli.top:top", "Show groups, members, lag and rates, live in this terminal."),
     "web": ("allocator.cli.web:web", "Serve a status page of the groups, with metrics for Prometheus."),
 }
-# task -> its commands, in the order of `--help`; commands without a task come last
+# task -> all its commands, in the order of `--help`
 TASKS = {
     "Consume": ("run", "deadletters"),
     "Inspect groups": ("group", "top", "web", "doctor", "skew", "records"),
@@ -137,12 +137,8 @@ class _LazyGroup(click.Group):
     def _by_task(self) -> Iterator[tuple[str, list[tuple[str, str]]]]:
         texts = {name: command.get_short_help_str(80) for name, command in self.commands.items()}
         texts.update({name: text for name, (_, text) in LAZY.items()})
-        listed = {name for names in TASKS.values() for name in names}
-        others = tuple(sorted(set(texts) - listed))
-        for task, names in (*TASKS.items(), ("More", others)):
-            there = [(name, texts[name]) for name in names if name in texts]
-            if there:
-                yield task, there
+        for task, names in TASKS.items():
+            yield task, [(name, texts[name]) for name in names]
 
 
 @contextlib.contextmanager
@@ -284,8 +280,7 @@ def completion(shell: str) -> None:
 
 
 def _as_toml(settings: dict[str, dict[str, Any]]) -> str:
-    sections = []
-    for name, values in settings.items():
-        lines = [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
-        sections.append("\n".join(lines))
-    return "\n\n".join(sections)
+    return "\n\n".join(
+        "\n".join([f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())])
+        for name, values in settings.items()
+    )

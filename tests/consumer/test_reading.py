@@ -77,18 +77,22 @@ async def test_the_reader_is_not_waited_for_by_what_it_waits_for(
     assert not it.progress.in_hand
 
 
-async def test_another_task_is_waited_for() -> None:
-    """Otherwise another member would own its records while they are handled here."""
-    it, go_on = Read(), asyncio.Event()
+@pytest.mark.parametrize("has_read", [False, True])
+async def test_another_task_is_waited_for(has_read: bool) -> None:
+    """Otherwise another member would own its records while they are handled here. `has_read`: the closing task too."""
+    it, go_on, inside = Read(), asyncio.Event(), asyncio.Event()
+    if has_read:
+        await it.batch()
 
     async def read() -> None:
         await it.batch()
+        inside.set()
         await go_on.wait()
         with pytest.raises(Closed):
             await it.batch()
 
     reader = asyncio.ensure_future(read())
-    await wait_until_async(lambda: it.progress.in_hand, 30, "the batch")
+    await inside.wait()
     closing = asyncio.ensure_future(it.close())
     for _ in range(20):
         await asyncio.sleep(0)
@@ -117,25 +121,3 @@ async def test_a_reader_that_ends_without_asking_is_not_waited_for() -> None:
     assert await bounded(closing)
     assert isinstance(reader.exception(), ZeroDivisionError)
     assert it.progress.uncommitted() == {}
-
-
-async def test_who_read_before_another_task_did_waits_for_that_one() -> None:
-    it, go_on = Read(), asyncio.Event()
-    await it.batch()
-
-    async def read() -> None:
-        await it.batch()
-        await go_on.wait()
-        with pytest.raises(Closed):
-            await it.batch()
-
-    reader = asyncio.ensure_future(read())
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    closing = asyncio.ensure_future(it.close())
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert not closing.done()
-    go_on.set()
-    assert await bounded(closing)
-    await reader

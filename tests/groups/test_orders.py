@@ -67,8 +67,8 @@ def test_an_order_of_each_kind_survives_the_round_trip(kind: str) -> None:
         ("pin", {"partitions": {}, "place": {"rack": "a"}}, "names no partitions"),
         ("pin", {"partitions": {"t": "1"}, "place": {"host": "a"}}, "is neither"),
         ("budget", {"at_once": 0, "per_minute": None}, "use the order freeze"),
-        ("budget", {"at_once": True, "per_minute": None}, "is no number"),
-        ("canary", {"count": -1, "known": [], "promoted": []}, "is no number"),
+        ("budget", {"at_once": True, "per_minute": None}, "is neither a number"),
+        ("canary", {"count": -1, "known": [], "promoted": []}, "is not a number"),
         ("dance", {}, "there is no order 'dance'; known: budget, canary"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Reading and writing the orders of a group in ZooKeeper, for the leader, members, commands and the page.
+"""Reads and writes the orders of a group in ZooKeeper, for the leader, members, commands and the page.
 
 All orders of a group are in one znode, so one watch reports every change. A write replaces all of them by
 compare-and-set: two operators who write at the same time both succeed, one after the other.
@@ -29,7 +29,7 @@ class OrderStore:
         self.paths = paths
 
     async def read(self, watch: Optional[Watch] = None) -> Orders:
-        """Returns the present orders; none if the znode does not exist. Raises InvalidZnode."""
+        """Returns the current orders, or no orders if the znode does not exist. Raises InvalidZnode."""
         return (await self._read(watch))[0]
 
     async def put(self, order: Order, now_ms: int) -> Orders:

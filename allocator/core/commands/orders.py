@@ -82,7 +82,7 @@ def _argument(valid: Callable[[Any], object], fault: str) -> Check:
 
 
 def _is_name(value: Any) -> bool:
-    """Whether it can name a member: by id, by client id, or by the name that tables show."""
+    """Whether `value` can name a member: by id, by client id, or by the name that tables show."""
     return isinstance(value, str) and 0 < len(value) <= LONGEST_TEXT
 
 
@@ -101,14 +101,14 @@ place_argument = _argument(
 )
 names_argument = _argument(
     lambda value: isinstance(value, list) and len(value) <= MAX_NAMES and all(map(_is_name, value)),
-    "is no list of names",
+    "is not a list of names",
 )
-count_argument = _argument(_is_count, f"is no number from 0 to {MAX_COUNT}")
+count_argument = _argument(_is_count, f"is not a number from 0 to {MAX_COUNT}")
 limit_argument = _argument(
     lambda value: value is None or (_is_count(value) and value > 0),
-    f"is no number from 1 to {MAX_COUNT}, nor null; to let nothing move use the order freeze",
+    f"is neither a number from 1 to {MAX_COUNT} nor null; to let nothing move use the order freeze",
 )
-offset_argument = _argument(lambda value: type(value) is int and 0 <= value < 1 << 63, "is no offset")
+offset_argument = _argument(lambda value: type(value) is int and 0 <= value < 1 << 63, "is not an offset")
 position_argument = _argument(
     lambda value: isinstance(value, str) and POSITION.match(value),
     "is neither earliest, latest, an offset, nor timestamp:MILLISECONDS",
@@ -321,7 +321,7 @@ class Order:
 
     @property
     def done(self) -> bool:
-        """Whether it is an order that is carried out once, and all its partitions have a result."""
+        """Whether the order is carried out once for each partition, and every partition has a result."""
         return self.fault is None and KINDS[self.kind].once and not self.left
 
     def expired(self, now_ms: int) -> bool:
@@ -380,7 +380,7 @@ class Orders:
     entries: tuple[Order, ...] = ()
 
     def in_force(self, now_ms: int, kinds: Collection[str] = ()) -> tuple[Order, ...]:
-        """Returns the orders in effect at `now_ms`, without those that have a fault; `kinds` empty: of every kind."""
+        """Returns the orders of these kinds (none: of all kinds) that are in effect at `now_ms` and have no fault."""
         return tuple(
             order
             for order in self.entries
@@ -475,7 +475,8 @@ def encode_entry(entry: Union[Order, OrderResult]) -> bytes:
 
 
 def decode_entry(kind: type[Entry], path: str, data: bytes, budget: InflateBudget) -> Entry:
-    """Decodes what `encode_entry` returned. `budget` bounds the partitions of all entries. Raises InvalidZnode."""
+    """Decodes an entry that `encode_entry` encoded. `budget` bounds the partitions of all entries. Raises
+    InvalidZnode."""
     return kind._of(path, {**_decoded(path, data), "results": []}, budget)
 
 

@@ -14,6 +14,6 @@ class RecordOrders:
 
     paused: Partitions = NO_PARTITIONS
     quarantined: Mapping[TopicPartition, str] = field(default_factory=dict)
-    """Each partition with the text of its order."""
+    """Paused partition -> the text of its order."""
     skipped: Mapping[TopicPartition, frozenset[int]] = field(default_factory=dict)
-    """Each partition with the offsets to skip."""
+    """Partition -> the offsets to skip."""

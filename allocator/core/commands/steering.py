@@ -1,4 +1,4 @@
-"""The leader's orders as pure functions: which orders are in effect, their constraints, and their states.
+"""Decides which of the leader's orders are in effect, their constraints and their states. Pure functions.
 
 An order takes effect once every live member knows its kind. Until then it is `pending`, and its state names the members
 of older versions. An order that is in effect stays so when such a member joins later.
@@ -64,7 +64,7 @@ def counting(
 ) -> tuple[list[Order], dict[str, OrderState]]:
     """Returns (the orders in effect, the states of the others).
 
-    `orders`: the unexpired orders of the kinds that the leader honours. `before`: the states in the present document.
+    `orders`: the unexpired orders of the kinds that the leader honours. `before`: the states in the current document.
     """
     count, pending = [], {}
     for order in orders:
@@ -86,11 +86,11 @@ class OrdersInForce:
     counting: list[Order]
     """The orders in effect."""
     pending: dict[str, OrderState]
-    """The states of the others, which members of older versions do not know."""
+    """The states of the other orders: some member's version does not know their kind."""
 
     @classmethod
     def of(cls, known: Orders, members: Infos, before: Mapping[str, OrderState], now_ms: int) -> OrdersInForce:
-        """`before`: the states in the present document."""
+        """Selects the orders in effect. `before`: the states in the current document."""
         return cls(known, *counting(known.in_force(now_ms, LEADERS_KINDS), members, before))
 
     @property
@@ -111,7 +111,7 @@ class OrdersInForce:
     ) -> dict[str, OrderState]:
         """Returns the state of each order, by id.
 
-        `document`: the present assignment. `goal`: the assignment that the leader aims at. `moving`: which moves a
+        `document`: the current assignment. `goal`: the assignment that the leader aims at. `moving`: which moves a
         budget delays.
         """
         if not self.counting:  # saves `_Outcome`, which takes time for each partition
@@ -131,7 +131,7 @@ class OrdersInForce:
                 level = logging.WARNING if found.state in ("not kept", "pending") else logging.INFO
                 log.log(level, "%s: order %s is %s%s", group, plain(called), found.state, plain(why))
         for order_id in before.keys() - after.keys():
-            log.info("%s: order %s does not count any more", group, plain(order_id))
+            log.info("%s: order %s no longer counts", group, plain(order_id))
 
 
 def canaries_of(order: Order, members: Infos) -> list[str]:

@@ -53,7 +53,7 @@ class FixedMembership(GroupMembership):
         super().__init__(listener)
         self.member_id = name
         self.generation = 0
-        """Grows with each change of the held partitions."""
+        """Number that increases whenever the owned partitions change."""
         self._client = client
         self._selection = TopicSelection(topics, pattern)
         self._partitions = frozenset(partitions)
@@ -70,15 +70,15 @@ class FixedMembership(GroupMembership):
         """Does nothing: without a group, a user who does not poll delays no other member."""
 
     def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
-        """Replaces the earlier choice, including partitions that the user named."""
+        """Replaces the previous topics, or the partitions that `assign` chose."""
         self._choose(TopicSelection(topics, pattern), NO_PARTITIONS)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> Partitions:
-        """Replaces the earlier choice by these partitions.
+        """Replaces the previous topics or partitions with these partitions.
 
         Returns the partitions that the member owns from this moment on. The caller passes them to the listener.
-        Partitions that still drain since the previous choice are released at once, and start again. Raises ConfigError
-        for a partition that does not exist, and changes nothing.
+        A chosen partition that is still draining is released and restarted at once. If a partition does not exist,
+        raises ConfigError and changes nothing.
         """
         wanted = frozenset(partitions)
         self._check(wanted)
@@ -160,7 +160,7 @@ class FixedMembership(GroupMembership):
     def _claim(self, partitions: Partitions) -> None:
         if partitions:
             self.generation += 1
-            self.tenures.claim(dict.fromkeys(partitions, 0))  # without a group, no order of owners exists
+            self.tenures.claim(dict.fromkeys(partitions, 0))  # fence 0: without a group, owners have no order
 
     def _draining(self) -> list[Tenure]:
         return [tenure for tenure in self.tenures.assignment.values() if tenure.phase is Phase.DRAINING]

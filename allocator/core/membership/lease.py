@@ -85,11 +85,11 @@ class EnsembleLease(Lease):
 
 
 class MemberLease:
-    """Whether a member may act: while all of `leases` are valid. Calls `suspended` of the listener when one lapses, and
-    `resumed` after the next proof."""
+    """Decides whether a member may act: only while all `leases` are valid. Calls the listener's `suspended` when a
+    lease lapses, and `resumed` after the next proof."""
 
     lapse = "its lease has lapsed"
-    """Why a lapsed lease suspends, for the log and the listener."""
+    """Reason for the suspension, passed to the log and the listener."""
 
     def __init__(self, group: str, listener: AssignmentListener, *leases: Lease) -> None:
         self.suspended = False
@@ -232,7 +232,7 @@ class LeaseRenewer(MemberLease):
             if stat.owner != self._zk.session_id:
                 raise MembershipLost("its znode belongs to another session")
             if stat.version <= newest:
-                # the ensemble may have lost this member's claim as well, so the member owns nothing any more
+                # the ensemble may also have lost this member's claim, so the member no longer owns anything
                 raise MembershipLost("ZooKeeper has forgotten writes that it acknowledged; is its data an old copy?")
             newest = stat.version
             self._measures.heartbeat.add(time.monotonic() - sent)

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class MemberSettings:
-    """The settings that the members of all groups have. Times in seconds."""
+    """Settings of a member in any kind of group. Times are in seconds."""
 
     name: str = ""
     topics: frozenset[str] = frozenset()
@@ -49,8 +49,8 @@ class AssignmentListener(Protocol):
     async def revoked(self, partitions: Partitions) -> Partitions | None:
         """Stop these partitions, drain and commit them. The membership releases them when this returns.
 
-        May return some of them: these are still in use. The membership releases the others, and calls again for
-        these. Cancelled if the session is lost.
+        May return partitions that are still in use. The membership releases the others, and calls again for the
+        returned ones. Cancelled if the session is lost.
         """
 
     async def lost(self, partitions: Partitions) -> None:
@@ -71,7 +71,7 @@ class Membership(Protocol):
 
     @property
     def ended(self) -> BaseException | None:
-        """The error that ended the membership for good; None while it lasts, and after `leave`."""
+        """The error that ended the membership permanently; None before such an error, and after a normal `leave`."""
 
     @property
     def member_id(self) -> str:
@@ -83,7 +83,7 @@ class Membership(Protocol):
 
     @property
     def held(self) -> Partitions:
-        """The partitions that this member owns now, without those that drain."""
+        """The partitions that this member owns now, except those that are draining."""
 
     @property
     def committer(self) -> Committer | None:
@@ -102,8 +102,8 @@ class Membership(Protocol):
         """Drains, commits and releases everything, then leaves. Safe to call twice."""
 
     def leave_for_good(self) -> None:
-        """Makes the next `leave` reserve nothing for another process of the same instance id. Only some memberships
-        reserve partitions."""
+        """Makes the next `leave` reserve no partitions for the next process with the same instance id. Only some
+        memberships reserve partitions."""
 
     def may_act(self) -> bool:
         """Whether the member may deliver records and send commits at this instant."""
@@ -129,7 +129,7 @@ class Membership(Protocol):
         """Replaces the subscription; takes effect with the rebalance that this causes. Raises ConfigError."""
 
     def assign(self, partitions: Iterable[TopicPartition]) -> Partitions:
-        """Replaces the subscription by these partitions. Returns those that the member owns from this moment on.
+        """Replaces the subscription by these partitions. Returns the partitions that the member now gains.
 
         Raises IllegalState if a group assigns the partitions, ConfigError for a partition that does not exist.
         """
@@ -156,7 +156,7 @@ class GroupMembership:
         return self.tenures.held
 
     async def _give_up(self, draining: list[Tenure]) -> None:
-        """Calls `revoked`, and releases each tenure that is not in use any more, until all have ended."""
+        """Calls `revoked`, and releases the tenures that are no longer in use, until all have ended."""
         while draining:
             in_use: Partitions | None = NO_PARTITIONS
             try:
@@ -179,7 +179,7 @@ class GroupMembership:
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
-            # the caller gave up: stop at once, since the end of the session releases the partitions
+            # the caller cancelled `leave`: stop at once, since the end of the session releases the partitions
             await self._abandon()
             raise
         self._task = None

@@ -66,7 +66,7 @@ class SessionMembership(GroupMembership):
         self._starting: Partitions = NO_PARTITIONS  # partitions whose call of `assigned` has not returned
         self._started: asyncio.Future[None] | None = None
         self._leaving = False
-        self._renewing = False  # the member leaves, to join again with another subscription
+        self._renewing = False  # True while the member leaves to rejoin with another subscription
         self._keeper = LeaseRenewer(zk, group, listener, clock, measures or Measures())
         self._polls = PollTimer(settings.max_poll_interval_s, self._keeper.clock)
         self._opened = False
@@ -128,12 +128,12 @@ class SessionMembership(GroupMembership):
         self._connected = asyncio.Event()
         self._session_lost = asyncio.Event()
         self._polls.polled()
-        self._keeper.begin()  # the connection may be lost before the first session has a member
+        self._keeper.begin()  # prepares the keeper: the connection may be lost before the first `_session` does so
         await self.connect()
         if self._leaving:
             raise Closed(f"{self._group}: the member left while it joined")
         remove = self._zk.on_state(self._state_changed)
-        if self._zk.state is SessionState.CONNECTED:  # `connect` may have been a while ago
+        if self._zk.state is SessionState.CONNECTED:  # `connect` may have returned long before this call
             self._connected.set()
         joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.get_running_loop().create_task(self._run(joined, remove), name="membership")
@@ -219,7 +219,7 @@ class SessionMembership(GroupMembership):
                 lease=self._keeper.keep(*self._proof()),
                 loss=self._wait_for_loss(),
             )
-            # everything is released: only the znodes are left to delete
+            # all partitions are released, so only the znodes remain to delete
         finally:
             await self._end_session()
 
@@ -228,7 +228,7 @@ class SessionMembership(GroupMembership):
 
         def give_way() -> None:
             """Ends the session from the watchdog's thread, while the event loop is blocked."""
-            # first the lease: it may last longer than the session, and the end of the session frees the partitions
+            # ends the lease first: the lease may outlast the session, whose end frees the partitions for other members
             self._keeper.revoke()
             self._zk.abort(f"the event loop stood still for {limit_s:g} s (max_poll_interval_s)")
 
@@ -241,11 +241,11 @@ class SessionMembership(GroupMembership):
             joined.set_result(None)
         if limit_s is not None:
             scope.start(self._wait_for_silence(), "silence")
-        self._changed.set()  # read the present assignment
+        self._changed.set()  # reads the current assignment
         await self._take_part(scope)
 
     async def _admission(self) -> None:
-        """Waits until this member may join again; `leave` cancels this, as the member holds nothing."""
+        """Waits until this member may join again. `leave` can cancel the wait, because the member owns nothing."""
         while self.admitted is not None and not await self.admitted(self._zk):
             if await wait_for_event(self._session_lost, ADMISSION_S):
                 await self._wait_for_loss()
@@ -253,7 +253,7 @@ class SessionMembership(GroupMembership):
     async def _end_session(self) -> None:
         self._keeper.end()
         lost, self._starting = self.tenures.lose(), NO_PARTITIONS
-        # the member may not act any more, so the next owners need not wait for its listener
+        # the member can no longer act, so the next owners need not wait for its listener
         deleted = asyncio.ensure_future(self._delete_znodes(released=not lost))
         try:
             if lost:
@@ -345,14 +345,14 @@ class PollTimer:
         self._heard: asyncio.Event | None = None
 
     def polled(self) -> None:
-        """Notes that the user polls."""
+        """Called at each poll of the user. Restarts the time limit."""
         self._last = self._clock()
         if self._heard is not None:
             self._heard.set()
 
     @property
     def left_s(self) -> float:
-        """Seconds until the user has not polled for too long; infinite without a limit."""
+        """Seconds that remain for the user to poll; infinite without a limit."""
         return math.inf if self.limit_s is None else self._last + self.limit_s - self._clock()
 
     @property

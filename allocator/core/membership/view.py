@@ -88,7 +88,7 @@ class GroupViewBuilder:
     def log_left_out(self, assignor: str, partitions: Collection[TopicPartition]) -> None:
         """Logs the partitions that an allocator function omits. The leader calls it when they change."""
         if not partitions:
-            log.info("%s: allocator function %r omits no partition any more", self._group, assignor)
+            log.info("%s: allocator function %r no longer omits partitions", self._group, assignor)
             return
         names = some_of([f"{topic}:{number}" for topic, number in sorted(partitions)], 10)
         log.warning(

@@ -61,7 +61,7 @@ SMALL_PARTITIONS = 20_000
 
 
 class Paths:
-    """The paths of the znodes of one group."""
+    """Paths of one group's znodes."""
 
     def __init__(self, root: str, group: str) -> None:
         check_group(group)
@@ -113,9 +113,9 @@ class MemberInfo:
     rack: str | None = None
     strategies: tuple[str, ...] = ("naive",)
     pid: int | None = None
-    """None if the member's version does not write it. The same holds for `session_timeout_s`."""
+    """Process id. It and `session_timeout_s` are None if the member's version does not write them."""
     session_timeout_s: float | None = None
-    """ZooKeeper declares the member dead after so many seconds of silence."""
+    """Seconds of silence after which ZooKeeper declares the member dead."""
     orders: tuple[str, ...] = ()
     """The kinds of orders that the member knows; none if its version has no orders."""
     instance_id: str | None = None
@@ -123,15 +123,15 @@ class MemberInfo:
     restart_grace_s: float = 0.0
     """How long its partitions are reserved for the next process with that name, in seconds."""
     features: tuple[str, ...] = ()
-    """Later parts of the protocol that the member knows."""
+    """Optional parts of the protocol that the member supports."""
     load_tolerance: float | None = None
     """The load tolerance of a member that follows load; None for others."""
     version: str | None = None
     """The version of this package in the member's process; None if that version does not write it."""
 
     def encode(self) -> bytes:
-        """Raises ConfigError for a description that every leader refuses, and MissingExtra if the package that checks
-        the pattern is missing."""
+        """Encodes the description. Raises ConfigError if the pattern is invalid or the subscription too large for a
+        znode, and MissingExtra if the package that checks patterns is not installed."""
         if self.pattern is not None:
             topic_pattern(self.pattern)
         data = encode_object(self.to_json())
@@ -312,8 +312,8 @@ class AssignmentDocument:
         return sum(len(entry.partitions) for member, entry in self.waiting.items() if member in alive)
 
     def recent_moves(self, now_ms: int) -> tuple[tuple[int, int], ...]:
-        """Returns those of `moved` in the last minute. A time in the future, which a leader with another clock wrote,
-        counts as now."""
+        """Returns the entries of `moved` from the last minute. A time in the future, which a leader with another clock
+        wrote, counts as now."""
         return tuple((min(when, now_ms), number) for when, number in self.moved if when + MINUTE_MS > now_ms)
 
     def encode(self) -> bytes:
@@ -352,7 +352,7 @@ class AssignmentDocument:
             found = check_mapping(path, what, doc.get(what))
             return found.items() if only is None else [(only, found[only])] if only in found else []
 
-        # before any range is expanded
+        # counts all partitions before any range is expanded, which bounds the memory
         held, promised = InflateBudget(counts), InflateBudget(counts)
         for _, ranges in entries("owners"):
             held.take(path, ranges)

@@ -50,7 +50,7 @@ class LoadHistory:
         )
 
     def _left(self, total: int, now_ms: int) -> float:
-        # if this leader's clock is behind, no time has passed
+        # if this leader's clock is slower than its predecessor's, counts no time as passed
         return max(0.0, self.spent - max(0, now_ms - self.at_ms) / DAY_MS * _per_day(total))
 
     def _recent(self, now_ms: int) -> tuple[tuple[int, Partitions], ...]:

@@ -103,7 +103,7 @@ class LoadMeter:
         return found
 
     def of_loads(self, loads: Mapping[TopicPartition, float]) -> dict[TopicPartition, float]:
-        """Returns the mean of each load once it is known. `loads` are the present loads."""
+        """Returns the mean of each load once it is known. `loads` are the current loads."""
         return self._smoothed(loads, counts=False)
 
     def _smoothed(self, found: Mapping[TopicPartition, float], counts: bool) -> dict[TopicPartition, float]:

@@ -107,8 +107,8 @@ class Store:
         return replace(claim, version=stat.version, transaction=stat.zxid)
 
     async def readable(self, effect: str, read: Callable[..., Awaitable[T | None]], *of: Any, **more: Any) -> T | None:
-        """Calls `read` with the other arguments. Returns None for an unreadable znode, and logs it with the effect on
-        the group."""
+        """Calls `read` with the remaining arguments. If the znode is unreadable, logs the `effect` on the group and
+        returns None."""
         try:
             return await read(*of, **more)
         except InvalidZnode as error:
@@ -189,8 +189,8 @@ class Store:
         return version + 1
 
     async def _sweep(self, keep: set[str], revision: int) -> None:
-        """Deletes the shards of earlier documents. Keeps those of later revisions: this leader may have been paused
-        since its write, and its successor may have written them."""
+        """Deletes the shards of earlier documents. Keeps the shards of later revisions: while this leader was paused
+        after its write, its successor may have written them."""
         for name in await self.zk.get_children(self.paths.shards):
             if name not in keep and shard_revision(name) <= revision:
                 with contextlib.suppress(NoZnode):

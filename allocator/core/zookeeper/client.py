@@ -89,7 +89,7 @@ class SessionState(enum.Enum):
     LOST = "lost"
 
 
-ENSURE_TRIES = 10  # to create a path that another client deletes at the same time
+ENSURE_TRIES = 10  # attempts to create a path that another client deletes at the same time
 REOPEN_S = 0.5  # pause before a client with a dead thread is replaced
 
 
@@ -284,7 +284,7 @@ class ZooKeeperClient:
 
     def _changed(self, client: KazooClient, state: SessionState, why: str) -> None:
         if client is not self._client or self._loop is None:
-            return  # of a closed or replaced client
+            return  # the event comes from a closed or replaced client
         if state is SessionState.SUSPENDED and why != KeeperState.CLOSED:
             log.warning("ZooKeeper %s: lost the connection; reconnecting", self.hosts)
         elif state is SessionState.CONNECTED and self._connected is not None and self._connected.is_set():
@@ -395,7 +395,7 @@ class ZooKeeperClient:
         if self._client is None:
             raise ConnectionLost(f"ZooKeeper {self.hosts}: not connected; call connect() first")
         if self.state is not SessionState.CONNECTED:
-            raise ConnectionLost(f"ZooKeeper {self.hosts}: not connected at present")
+            raise ConnectionLost(f"ZooKeeper {self.hosts}: not connected")
         return self._client
 
     def _watch(self, watch: Watch | None, deleted: Watch | None = None) -> Callable[[Any], None] | None:

@@ -26,14 +26,14 @@ class EphemeralZnodes:
 
     def __init__(self, zk: ZooKeeperClient) -> None:
         self.paths: dict[str, None] = {}
-        """The znodes that exist, in the order of their creation, without those whose request got no response."""
+        """Paths of the znodes that certainly exist, in the order of their creation."""
         self._zk = zk
         self._unknown: dict[str, object] = {}  # path -> the request without a response
-        self._prefixes: set[str] = set()  # of sequential znodes whose creation had no response
+        self._prefixes: set[str] = set()  # prefixes of sequential znodes whose creation got no response
         self._sessions: set[int | None] = set()
 
     async def create(self, znodes: Mapping[str, bytes]) -> None:
-        """Creates those of the znodes (path -> data) that this client does not have, in one transaction.
+        """Creates the missing znodes of `znodes` (path -> data) in one transaction.
 
         Raises ZnodeExists if another client has one of them.
         """
@@ -63,7 +63,7 @@ class EphemeralZnodes:
         return path
 
     async def delete(self, paths: Collection[str] | None = None) -> None:
-        """Deletes these znodes, all by default. Does nothing for those that this client does not have."""
+        """Deletes these znodes, by default all. Ignores paths that this client did not create."""
         await self.recover()
         left = iter([path for path in self.paths if paths is None or path in paths])
         while some := list(islice(left, AT_ONCE)):

@@ -105,7 +105,7 @@ class Decider:
             return False  # the next decision reports it
 
     def next(self, group: Snapshot, fresh: bool) -> AssignmentDocument | None:
-        """Returns the document to write now, or None if the present one needs no change. `fresh`: the decision is
+        """Returns the document to write now, or None if the current one needs no change. `fresh`: the decision is
         new."""
         document, alive, orders, decision = group.document, group.alive, group.orders, self._decision
         further = partial(advance, document, self._me, alive, group.claims)
@@ -162,7 +162,7 @@ class Decider:
 
 
 def _stands(target: Mapping[str, Partitions], decision: GroupDecision, document: AssignmentDocument) -> bool:
-    """Returns whether the document already leads to that assignment, because the previous leader decided the same."""
+    """Returns whether the document already leads to `target`, because the previous leader made the same decision."""
     return (
         document.generation > 0
         and document.problem is None

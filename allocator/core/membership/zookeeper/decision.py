@@ -1,6 +1,6 @@
 """Decides which member gets which partitions. The leader and `allocator group plan` call it.
 
-In: the members, the partition counts, the present document, the orders in effect, and the allocator functions. Out: a
+In: the members, the partition counts, the current document, the orders in effect, and the allocator functions. Out: a
 `GroupDecision`. Nothing is written.
 """
 
@@ -71,7 +71,7 @@ _LARGE = ThreadPoolExecutor(1, thread_name_prefix="allocator-decide")
 
 
 def subscription(info: MemberInfo, topics: Collection[str]) -> frozenset[str]:
-    """Returns the topics of a member: those that it names, and those of `topics` that match its pattern."""
+    """Returns the topics that a member subscribes to: the named topics, and any of `topics` that match its pattern."""
     if info.pattern is None:
         return info.topics
     return info.topics | set(filter(topic_pattern(info.pattern).matches, topics))
@@ -142,11 +142,12 @@ def _by_load(
     load: GroupLoad,
     before: LoadHistory,
 ) -> tuple[dict[str, Partitions], LoadHistory | None]:
-    """Assigns the partitions of a group that follows load. The history is None if no lasting imbalance moves any."""
+    """Assigns the partitions of a group that follows load. The history is None if no partition moves because of a
+    lasting imbalance."""
     total, history, resting = sum(view.partitions.values()), None, before.resting(load.now_ms)
     found = steer(assignor, view, constraints)
     further = partial(balance, view.members, loads=view.load, tolerance=tolerance, constraints=constraints)
-    # moves to a new member follow from the change of the group, so they need no budget
+    # a member that joined needs partitions, whatever the load; the budget does not limit moves to it
     newcomers = {member.id for member in view.members if not view.owned.get(member.id)}
     moves = further(found, resting=resting, newcomers=newcomers)
     found = moved(found, moves)

@@ -41,7 +41,8 @@ class Snapshot:
     rebuilt: bool
     """Whether the znode is missing or unreadable, so that `document` was made from the claims."""
     miscounted: bool
-    """Whether another client wrote the znode that counts the writes: no claim can succeed before the next write."""
+    """Whether the write count in the group's znode does not match the document, because another client wrote that
+    znode. No claim can succeed before the next write."""
     members: Mapping[str, MemberInfo]
     """The members with a readable member znode, in join order."""
     alive: frozenset[str]
@@ -75,18 +76,19 @@ class GroupZnodes:
         self._infos: dict[str, MemberInfo] = {}
         self._claims: dict[str, Watched[Claim | None]] = {}
         self._budget = InflateBudget.of_claims()
-        # the document, the version of its znode, and whether another client wrote the znode that counts the writes
+        # (document, version of its znode, `Snapshot.miscounted`)
         self._document: tuple[AssignmentDocument | None, int, bool] | None = None
         self._last: AssignmentDocument | None = None
 
     def poke(self) -> None:
-        """Notes a change that may need another assignment."""
+        """Sets both events: the group has changed in a way that may need another assignment."""
         self.regrouped.set()
         self.changed.set()
 
     @property
     def awaits_releases(self) -> bool:
-        """Whether a member that the document waits for has not written its claim since the last snapshot."""
+        """Whether the leader still waits for a release: some claim in `document.waiting` is unchanged since the last
+        snapshot."""
         return any(claim.fresh for claim in self._claims.values())
 
     def start_over(self) -> None:
@@ -139,7 +141,8 @@ class GroupZnodes:
     async def _read_document(self) -> tuple[AssignmentDocument, int, bool, bool]:
         if self._document is None:
             try:
-                # before the document: if another leader writes in between, this count makes the next write fail
+                # reads the count before the document: if another leader writes in between, the old count makes the next
+                # write fail
                 writes = await self._store.writes()
                 document, version = await self._store.document(counts=self._counts)
                 miscounted = document is not None and 0 < document.writes != writes
@@ -150,7 +153,7 @@ class GroupZnodes:
         document, version, miscounted = self._document
         if document is not None:
             return document, version, False, miscounted
-        # before the claims: no later claim can rest on the lost document
+        # reads the count before the claims, so that no later claim can be based on the lost document
         writes = await self._store.writes()
         claims = await self._claims_of(in_join_order(await self._claim_names.get()))
         return adopt(claims, self._last, writes or version + 1).but(writes=writes), version, True, False

@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 class LeaderSettings:
     """The waiting times of the leader, in seconds."""
 
-    # from a change until the new document. Higher: fewer rebalances when many members join at once; lower: a rebalance
-    # starts sooner
+    # delay between a change in the group and the new assignment document. Higher: fewer rebalances when many members
+    # join at once; lower: a rebalance starts sooner
     debounce_s: float = 0.005
     debounce_max_s: float = 0.5  # longest delay of a rebalance while changes keep coming
-    # from the first release until the next document, while other members still release. Higher: fewer documents;
-    # lower: a late release delays the partitions of other members less
+    # delay between the first release and the next document, while other members are still releasing. Higher: fewer
+    # documents; lower: a late release delays the partitions of other members less
     releases_s: float = 0.01
     topic_poll_s: float = 10.0  # between two metadata requests, which find new topics and partitions
     load_look_s: float = LOOK_S

@@ -82,7 +82,7 @@ class ZooKeeperMembership(SessionMembership):
     - `assignors`: this member's allocator functions by name, the preferred function first.
     - `load`: returns the load of partitions, for the functions that use it.
     - `measured`: returns the load of the partitions that this member owns. The member reports it to the group.
-    - `followed`: called with each assignment once this member holds as much of it as it can at present.
+    - `followed`: called with each assignment once this member owns as much of it as it can for now.
     - `ordered`: called with the operators' orders at first, when they change, and when an order expires.
     - `expected`: called with (partitions, free) before this member gets the partitions. With `free`, no other member
       holds them, and none can get them unless this member's claim fails. So their committed offsets may be read.
@@ -143,7 +143,7 @@ class ZooKeeperMembership(SessionMembership):
 
     @property
     def leading(self) -> bool:
-        """Whether this member is the leader at present."""
+        """Whether this member is currently the leader."""
         return self._leader is not None
 
     @property
@@ -300,8 +300,8 @@ class ZooKeeperMembership(SessionMembership):
     # -- following -----------------------------------------------------------------------------------------------
 
     async def _follow(self, scope: TaskGroup) -> None:
-        """Takes and releases partitions as the newest assignment says. Returns when the member leaves, and
-        then holds nothing."""
+        """Claims and releases partitions as the newest assignment says. Returns when the member has left and owns
+        nothing."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -355,9 +355,10 @@ class ZooKeeperMembership(SessionMembership):
             self._expected(gained, True)
         claim = Claim(document.revision, self.tenures.owned | gained, document.generation)
         checks = (
-            # fails if a newer assignment, which this member has not read, gives the partitions to another
+            # fails if a newer assignment, which this member has not read, assigns the partitions to another member
             Op("check", self._store.paths.assignment, version=version),
-            # a deleted assignment that the leader created again has had this version too
+            # the version above does not suffice: if the assignment was deleted and recreated, it had the same version
+            # before
             Op("check", self._store.paths.base, version=document.writes or -1),
         )
         try:

@@ -29,7 +29,7 @@ def advance(
 
     `alive`: the members that still have a member znode or a claim. `claims`: the claims of at least the members in
     `document.waiting`. `target`: a new assignment, which begins a new generation, and `changes` are its other
-    fields in the document; None continues the present generation.
+    fields in the document; None continues the current generation.
     """
     # a member without znodes owns nothing: its session ended, and its lease had run out before that
     owners = {member: parts for member, parts in document.owners.items() if member in alive}
@@ -131,9 +131,9 @@ def adopt(claims: Mapping[str, Claim], last: AssignmentDocument | None = None, w
     """Returns a document to start from if the znode is missing or unreadable: each member keeps what it claims.
 
     `last` is the newest document that the caller has read, `writes` the number of times that a document was written.
-    No generation or revision was greater than these, so the numbers go on growing. This is safe because a member adds
-    to its claim only in one transaction with a check that the document which allows it still stands: after the leader
-    has read the claims, no claim can appear that rests on the lost document.
+    No generation or revision was greater than these, so the numbers keep increasing. This is safe because a member
+    extends its claim in a transaction that also checks that the allowing document is still current: after the leader
+    has read the claims, no claim can appear that is based on the lost document.
     """
     last = last or AssignmentDocument()
     return AssignmentDocument(

@@ -46,7 +46,7 @@ def take_seats(
     over: Collection[str],
     now_ms: int,
 ) -> AssignmentDocument:
-    """Returns the document with the seats of the present members; the same document if nothing changes.
+    """Returns the document with a seat for each live member; the same document if nothing changes.
 
     `members`: those with a member znode, in join order. `alive`: those with any znode. `over`: the members whose
     reservation has ended, or that left for good. `now_ms`: since the epoch. If the group has a member whose version

@@ -1,4 +1,4 @@
-"""Finds the argument that is meant by the name that another client has for it, such as `bootstrap_servers`."""
+"""Suggests the right argument for a name from another client, such as `bootstrap_servers`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# name in kafka-python, aiokafka or confluent-kafka (which has dots) -> names here; the first that a class has counts
+# name in kafka-python, aiokafka or confluent-kafka (with dots as underscores) -> candidate names here. The hint names
+# the first candidate that the class accepts.
 SPELLINGS = {
     "assignors": ("assignor",),
     "bootstrap_server": ("brokers",),
@@ -40,10 +41,10 @@ SPELLINGS = {
     "zookeeper_connect": ("zookeeper", "zk_hosts"),
     "zookeeper_hosts": ("zookeeper", "zk_hosts"),
 }
-_IN_SECURITY = ("security_protocol", "sasl_", "ssl_")  # beginnings of the keys of `security`
+_IN_SECURITY = ("security_protocol", "sasl_", "ssl_")  # prefixes of the keys of `security`
 
 HOLDERS: dict[str, Callable[[str], str]] = {}
-"""Argument -> a function that names those objects for it that have an argument of a given name; "" if none has."""
+"""Argument that takes an object -> a function that names the objects with an argument of a given name, or ""."""
 
 
 def names_arguments(kind: type[T]) -> type[T]:

@@ -54,7 +54,7 @@ class SettingKind(Protocol):
 
 @dataclass(frozen=True)
 class Text(SettingKind):
-    """A non-empty text: one of `choices`, or one that `check` accepts."""
+    """A non-empty text: one of `choices` if there are any, and accepted by `check` if it is given."""
 
     choices: tuple[str, ...] = ()
     check: Check | None = None
@@ -284,9 +284,9 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     "assignor": Setting(
         Texts("a list of assignors"),
         None,
-        "Assignors that this member offers, the preferred one first: a name, `package.module:function`, or in Python a "
+        "Assignors that this member offers, most preferred first: a name, `package.module:function`, or in Python a "
         "callable. None: `naive`. Other clients also have `range`, `roundrobin`, `sticky` and `cooperative-sticky`; "
-        "`ConsumerGroup` offers the first two. With `group_protocol` `consumer`: one of the broker's own.",
+        "`ConsumerGroup` offers the first two. With `group_protocol` `consumer`: an assignor of the broker.",
     ),
     "client_id": Setting(
         _NAME, None, "Name of this member in lists and logs; several may share it. None: made of host and process."
@@ -305,20 +305,20 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     "connect_timeout_s": Setting(
         SECONDS,
         30.0,
-        "Seconds that the start waits for Kafka and ZooKeeper. Higher: waits for a cluster that is coming up; lower: a "
-        "supervisor learns sooner that the process cannot start.",
+        "Seconds to wait for Kafka and ZooKeeper at the start. Higher: tolerates a cluster that is still starting; "
+        "lower: a supervisor learns sooner that the process cannot start.",
     ),
     "max_poll_interval_s": Setting(
         Number(0, 30 * 86400, above=True),
         None,
-        "Seconds without a request for records, after which the member leaves the group until the next one. None: "
-        "never.",
+        "Seconds without a request for records after which the member leaves the group. It joins again at the next "
+        "request. None: it never leaves.",
     ),
     "offsets": Setting(
         Text(get_args(OffsetStorage)),
         None,
-        "Where committed offsets are: `kafka`, `zookeeper` (as before 0.8.2) or `both`. None: where the other members "
-        "keep them.",
+        "Where committed offsets are stored: `kafka`, `zookeeper` (as before 0.8.2) or `both`. None: where the other "
+        "members store them.",
     ),
     "zookeeper": Setting(
         Text(check=parse_ensemble, what='"host:port,host:port/chroot"'), None, "The ensemble, with an optional chroot."
@@ -478,8 +478,8 @@ def keyword_faults(
 ) -> dict[str, str]:
     """Returns name -> "session_timeout_s = 10000: must be ..." for each wrong keyword argument.
 
-    `own` has settings of the caller in addition to the table, and `kinds` the kinds of arguments that are no settings.
-    An empty text stands for None. Skips other names, and topics and assignors, which have more forms in Python.
+    `own` adds the caller's own settings to the table, and `kinds` the types of arguments that are not settings. An
+    empty text stands for None. Ignores unknown names, and topics and assignors, which have more forms in Python.
     """
     table = {**SETTINGS, **{name: Setting(kind, None, "") for name, kind in kinds.items()}, **(own or {})}
     faults = {}

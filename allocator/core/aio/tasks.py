@@ -24,8 +24,8 @@ _in_callback: ContextVar[bool] = ContextVar("in_callback", default=False)
 class ClosesOnce:
     """Closes an object once, however often `close` is called.
 
-    A call while the first one runs waits for it. But a call by a callback of the user, or by a task that it started,
-    returns at once, since the first call may wait for that callback.
+    A later call waits for the first one. But if a user's callback, or a task that it started, makes the later call,
+    that call returns at once, since the first call may wait for that callback.
     """
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class TaskGroup(BackgroundTasks):
 
     def __init__(self) -> None:
         super().__init__(self._note)
-        self._closed = True  # until it runs
+        self._closed = True  # no task can start before `run`
         self._errors: list[BaseException] = []
         self._first: asyncio.Future[None] | None = None
 

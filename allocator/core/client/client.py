@@ -39,17 +39,17 @@ log = logging.getLogger(__name__)
 
 NEVER_CREATES_TOPICS = 4  # from this Metadata version on, a request can forbid automatic topic creation
 
-# Higher: a dead broker delays connecting; lower: the client gives up a slow broker
+# Seconds for one connection attempt. Higher: a dead broker delays `connect` longer; lower: a slow broker is given up
 CONNECT_TIMEOUT_S = 10.0
-# A broker of 0.9 drops an ApiVersions request, and with it requests of other clients that it read at the same moment.
-# The client repeats those that change nothing.
+# A 0.9 broker drops an ApiVersions request, together with requests of other clients that it read at the same moment.
+# The client repeats a lost request if it is one of `REPEATABLE`, which change nothing on the broker.
 LOSES_REQUESTS = (0, 9)
 REPEATABLE = frozenset(
     each.API_KEY for each in (FindCoordinatorRequest, ListOffsetsRequest, MetadataRequest, OffsetFetchRequest)
 )
 CLOSED = "this Kafka client is closed; create another one"
-# Seconds after which such a request counts as lost. Higher: a lost request costs more time; lower: a slow broker gets
-# requests twice
+# Seconds after which a `REPEATABLE` request counts as lost. Higher: a lost request costs more time; lower: a slow
+# broker gets requests twice
 LOST_S = 5.0
 
 # a non-retriable connection error -> what to do about it
@@ -96,7 +96,7 @@ class KafkaClient:
         self._client_id = client_id
         self._receive_max_bytes = int(receive_max_bytes)
         self.measures = Measures()
-        """Measures of the consumer that uses this client. The client and its callers add to them."""
+        """Counts and durations of the consumer that uses this client. The client and its callers update them."""
         self.request_timeout_s = request_timeout_s
         self.retry_backoff_s = retry_backoff_s
         self._metadata = Metadata()
@@ -221,17 +221,20 @@ class KafkaClient:
         return None if known is None else tuple(known.partitions)
 
     def leader(self, tp: TopicPartition) -> int | None:
-        """Returns the node id; None if the partition is unknown or has no leader."""
+        """Returns the node id of the leader; None if the partition is unknown or has no leader."""
         known = self._partition(tp)
         return None if known is None else known.leader
 
     def leader_epoch(self, tp: TopicPartition) -> int | None:
-        """Returns None if it is unknown, and before 2.4: such brokers announce stale epochs (KAFKA-9212)."""
+        """Returns the epoch of the leader; None if unknown.
+
+        Also None for brokers before 2.4, which report stale epochs (KAFKA-9212).
+        """
         known = self._partition(tp)
         return None if known is None else known.leader_epoch
 
     def topic_id(self, topic: str) -> uuid.UUID | None:
-        """Returns None if the topic is unknown, and before 2.8."""
+        """Returns the id of the topic; None if the topic is unknown, or before 2.8."""
         known = self._metadata.topics.get(topic)
         return None if known is None else known.topic_id
 
@@ -409,7 +412,7 @@ class KafkaClient:
         response: Any,
         error: RequestFailed | None,
     ) -> None:
-        """Called by the connection."""
+        """Calls `done` with the response, or with the error that `send` would raise."""
         done(response, None if error is None else self._error(error, node_id))
 
     def _error(self, error: RequestFailed, node_id: Any) -> AllocatorError:
@@ -457,22 +460,23 @@ class KafkaClient:
         raise last
 
     async def prepare(self, node_id: int, request_class: Any) -> None:
-        """Opens the connection for such requests to this broker. If that fails, the first request raises the error."""
+        """Opens the connection that requests of this class use. If that fails, the first request raises the error."""
         if self._pool is not None:
             deadline = time.monotonic() + self.request_timeout_s
             with contextlib.suppress(RequestFailed):
                 await self._pool.connected(self._pool.key(node_id, request_class.API_KEY), deadline)
 
     async def settled(self, request_class: Any) -> None:
-        """Returns when no such request is in flight, including requests of cancelled callers."""
+        """Waits until no request of this class is in flight, including requests of cancelled callers."""
         responses = [] if self._pool is None else self._pool.under_way(request_class.API_KEY)
         if responses:
             await asyncio.wait(responses)
 
     def hang_up(self, node_id: int, request_class: Any) -> None:
-        """Closes the connection for such requests to this broker; the requests in flight on it fail.
+        """Closes the broker's connection for requests of this class. Requests in flight on it fail.
 
-        For a request that the broker holds back and that no caller needs any more: the next one would wait behind it.
+        Call it when no caller needs the response to a request that the broker holds back. Otherwise the next request
+        would wait behind that one.
         """
         if self._pool is not None:
             self._pool.close(self._pool.key(node_id, request_class.API_KEY))

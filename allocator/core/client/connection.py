@@ -204,10 +204,10 @@ class BrokerConnection(RequestStream):
             return None
 
     async def _stay_authenticated(self, sasl: Sasl, lifetime_s: float) -> None:
-        """Authenticates again before each expiry (KIP-368), while other requests wait: the broker allows none then.
+        """Authenticates again before each expiry (KIP-368).
 
-        Requests continue until new credentials arrive. Without credentials it retries until the expiry, after which the
-        broker closes the connection.
+        Requests continue until new credentials arrive, and then wait, because the broker allows none during the
+        authentication. Without credentials it retries until the expiry, at which the broker closes the connection.
         """
         timeout_s = self._settings.request_timeout_s
         try:

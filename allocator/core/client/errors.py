@@ -224,7 +224,7 @@ class Undecodable(RequestFailed):
 
 
 class Unsupported(RequestFailed):
-    """The broker lacks the request, or has no version of it that this client knows."""
+    """The broker does not support the request, or no version of it that this client knows."""
 
     retriable = False
     code = ErrorCode.UNSUPPORTED_VERSION.value

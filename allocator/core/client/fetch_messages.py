@@ -48,7 +48,7 @@ class FetchedPartition(NamedTuple):
 
 
 class FetchResponse(NamedTuple):
-    """A Fetch response. `error_code` is that of the whole response (v7 on); `session_id` is 0 without a session."""
+    """A Fetch response. `error_code` (from v7 on) is for the whole response; `session_id` is 0 without a session."""
 
     # kafka-python reads this attribute and `throttle_time_ms` of every response
     API_VERSION: int
@@ -153,7 +153,7 @@ _CONSUMER: Final = -1  # in fields that only replicas fill
 
 
 class Wanted(NamedTuple):
-    """One partition of a request. -1 is an unknown `leader_epoch`."""
+    """Where to read one partition, and at most how many bytes. `leader_epoch` is -1 if unknown."""
 
     offset: int
     size: int

@@ -47,7 +47,7 @@ class TopicMetadata(NamedTuple):
 
 @dataclass(frozen=True)
 class Metadata:
-    """A snapshot. `errors` has the error code of each requested topic that no broker could describe."""
+    """A snapshot of the cluster. `errors` maps each requested topic that no broker could describe to its error code."""
 
     brokers: Mapping[int, Broker] = field(default_factory=dict)
     topics: Mapping[str, TopicMetadata] = field(default_factory=dict)
@@ -58,7 +58,10 @@ class Metadata:
     """Whether the last response described all topics."""
 
     def updated(self, response: Any, *, complete: bool) -> Metadata:
-        """Returns this snapshot updated by `response`. `complete`: it describes all topics, so others were deleted."""
+        """Returns this snapshot updated by `response`.
+
+        If `complete`, the response describes all topics, so topics that it lacks were deleted.
+        """
         brokers = {b.node_id: Broker(b.node_id, b.host, b.port, b.rack) for b in response.brokers}
         topics = {} if complete else dict(self.topics)
         errors = {} if complete else dict(self.errors)
@@ -142,7 +145,7 @@ class Refresher:
     def start(self) -> None:
         self._demand = asyncio.Event()
         if self._next is not None:
-            self._demand.set()  # `refresh` was called before
+            self._demand.set()  # `refresh` was called before `start`, and waits
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def refresh(self, topics: Iterable[str] | None) -> None:

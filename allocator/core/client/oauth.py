@@ -97,7 +97,7 @@ def _of_endpoint(endpoint: str, client_id: str, client_secret: str, scope: str |
 
 
 class TokenError(Exception):
-    """The provider returned no token. The text says why."""
+    """Raised by a token provider that has no token. The message gives the reason."""
 
 
 class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]

@@ -291,7 +291,7 @@ class ConnectionPool:
                 del self._seen[where]
             return
         plain = self.settings.tls is None and not self.settings.sasl_enabled  # 0.8 has neither
-        # the broker hung up on ApiVersions: it is of version 0.8, or it is stopping
+        # a broker that closes the connection on ApiVersions either has version 0.8 or is stopping
         hung_up = connection.unheard and isinstance(error, ConnectionFailed)
         if hung_up and plain and where not in self._seen and where not in self._recognizing:
             task = self._recognizing[where] = self._loop.create_task(self._recognize(connection.broker))

@@ -85,12 +85,12 @@ class RequestStream(FrameProtocol):
         self._correlation_id = 0
         self._in_flight: deque[_Pending] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0  # not after the earliest deadline
+        self._timer_at = 0.0  # when the timer fires: at or before the earliest deadline
         self._holding = False
         self._held: list[_Pending] = []
         self._writable = asyncio.Event()  # cleared while asyncio buffers more unsent bytes than its high-water mark
         self._writable.set()
-        self._writers = 0  # callers of `drained` that wait
+        self._writers = 0  # number of callers that wait in `drained`
         self._turn = asyncio.Lock()
 
     @property

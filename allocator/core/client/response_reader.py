@@ -41,7 +41,7 @@ class ResponseReader:
         return max(0, count)
 
     def tags(self) -> None:
-        """Skips tagged fields, of which this client needs none."""
+        """Skips tagged fields. This client uses none of them."""
         if not self.flexible:
             return
         if self.frame[self.pos] == 0:  # the usual case: no tagged fields

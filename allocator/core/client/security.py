@@ -65,7 +65,7 @@ def check_security(settings: Mapping[str, Any] | None, *, load: bool = False) ->
     for name in ("sasl_oauth_token_endpoint", *OF_ENDPOINT):
         value = checked.get(name)
         if value is not None and (not isinstance(value, str) or not value):
-            raise ConfigError(f"security: {name} is {type(value).__name__}; it must be a text that is not empty")
+            raise ConfigError(f"security: {name} is {type(value).__name__}; it must be a non-empty string")
     for names, why in mechanism_faults(checked):
         raise ConfigError(f"security: {' with '.join(names)}: {why}")
     if load:

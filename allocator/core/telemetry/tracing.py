@@ -116,7 +116,7 @@ def _written_in(headers: Sequence[tuple[str, Optional[bytes]]], context: Any) ->
 
 
 def _tracer() -> Any:
-    """Returns None if the process has no tracer provider."""
+    """Returns the tracer of this library; None if the process has no tracer provider."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return None

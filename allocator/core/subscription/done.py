@@ -46,7 +46,7 @@ class DoneSet:
         return self.runs[-1][1] if self.runs else self.base
 
     def has(self, offset: int, epoch: int | None) -> bool:
-        """Whether the record at `offset` is done, if it has this leader epoch."""
+        """Returns whether the record at `offset` is done, if it has this leader epoch."""
         if epoch is not None and 0 <= self.epoch < epoch:
             return False
         place = bisect_right(self.runs, (offset, float("inf"))) - 1

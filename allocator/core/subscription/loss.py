@@ -38,7 +38,7 @@ class RecordsLost:
     resumed_at: int
     """The offset where reading continues, by `auto_offset_reset` or at the end of a truncated log."""
     first: Optional[int]
-    """The first skipped offset; None if the present log has none. Records of an earlier log may be lost even so."""
+    """The first skipped offset; None if the current log has none. Records of an earlier log may still be lost."""
     last: Optional[int]
     """The last skipped offset."""
     why: str
@@ -136,13 +136,16 @@ def as_read(metadata: str, cluster: str | None) -> str:
 
 
 class OutOfTurn(IllegalState, IllegalStateError):  # type: ignore[misc]  # kafka-python is untyped
-    """The present state does not allow this call. Also kafka-python's error."""
+    """The current state does not allow this call. kafka-python's `IllegalStateError` catches it too."""
 
-    __str__ = Exception.__str__  # kafka-python's puts the name of the class before the text
+    __str__ = Exception.__str__  # kafka-python's `__str__` puts the name of the class before the text
 
 
 class NoPosition(NoOffsetsError, NoOffsetForPartitionError):  # type: ignore[misc]
-    """Partitions have no committed offset, and `auto_offset_reset` is "none". Also kafka-python's error."""
+    """Partitions have no committed offset, and `auto_offset_reset` is "none".
+
+    kafka-python's `NoOffsetForPartitionError` catches it too.
+    """
 
     __str__ = Exception.__str__
 
@@ -152,19 +155,19 @@ class NoPosition(NoOffsetsError, NoOffsetForPartitionError):  # type: ignore[mis
 
 
 class PositionOutOfRange(OffsetOutOfRange, OffsetOutOfRangeError):  # type: ignore[misc]
-    """Also kafka-python's error."""
+    """An `OffsetOutOfRange` that kafka-python's `OffsetOutOfRangeError` catches too."""
 
-    __str__ = Exception.__str__  # kafka-python's puts its number before the text
+    __str__ = Exception.__str__  # kafka-python's `__str__` puts the error code before the text
 
 
 class PositionTruncated(LogTruncated, OffsetOutOfRangeError):  # type: ignore[misc]
-    """Also kafka-python's error."""
+    """A `LogTruncated` that kafka-python's `OffsetOutOfRangeError` catches too."""
 
     __str__ = Exception.__str__
 
 
 class PositionOfOldTopic(TopicRecreated, OffsetOutOfRangeError):  # type: ignore[misc]
-    """Also kafka-python's error."""
+    """A `TopicRecreated` that kafka-python's `OffsetOutOfRangeError` catches too."""
 
     __str__ = Exception.__str__
 

@@ -30,7 +30,7 @@ MOVES: Final[Mapping[FetchState, frozenset[FetchState]]] = {
     FetchState.INITIALIZING: frozenset(_SOUGHT),
     FetchState.AWAIT_RESET: frozenset(_SOUGHT),
     FetchState.FETCHING: frozenset(_SOUGHT | {FetchState.AWAIT_VALIDATION}),
-    # to itself: the leader changed again during the validation
+    # AWAIT_VALIDATION may follow itself: the leader changed again during the validation
     FetchState.AWAIT_VALIDATION: frozenset(_SOUGHT | {FetchState.AWAIT_VALIDATION, FetchState.TRUNCATED}),
     # a newer leader may have the complete log
     FetchState.TRUNCATED: frozenset(_SOUGHT | {FetchState.AWAIT_VALIDATION}),
@@ -83,15 +83,15 @@ class TopicPartitionState(Tenure):
         # (first position, last position, leader epoch of the records before them) since the last seek
         self._epochs: list[tuple[int, int, int]] = []
         self.reset_strategy: int | None = None
-        """The timestamp for ListOffsets; None if no reset is awaited."""
+        """The timestamp that the awaited reset sends to ListOffsets; None if no reset is awaited."""
         self.retry_at = -math.inf
-        """The time of `clock` after which the awaited reset or validation may be requested."""
+        """The reading of `clock` from which the awaited reset or validation may be requested."""
         self.high_watermark: int | None = None
         """The offset after the last record that consumers may read, from the last fetch; None before the first one."""
         # the newest leader epoch whose log was compared with the position. The record before the position may have an
         # older epoch, so without this field the position would be validated at each metadata response
         self._current_leader_epoch = -1
-        # a leader epoch below the position's that has caused a validation
+        # a leader epoch that is older than the position's and has already caused a validation
         self._doubted_epoch: int | None = None
         self.topic_id: Any = None
         """The id of the position's topic; None if it is not known yet."""
@@ -119,7 +119,7 @@ class TopicPartitionState(Tenure):
         return max(0, self.high_watermark - self._position.offset)
 
     def is_missing_position(self) -> bool:
-        """Whether the partition has neither a position nor a reset in progress."""
+        """Returns whether the partition has neither a position nor a reset in progress."""
         return self.fetch_state is FetchState.INITIALIZING
 
     def seek(self, position: OffsetAndMetadata) -> None:
@@ -127,7 +127,7 @@ class TopicPartitionState(Tenure):
         self._move(FetchState.FETCHING)
         self._epochs.clear()
         self.position = position
-        # the validations were of the former position
+        # these epochs were compared with the former position
         self._current_leader_epoch = -1
         self._doubted_epoch = None
         self.topic_id = topic_of_offset(position)
@@ -150,8 +150,10 @@ class TopicPartitionState(Tenure):
         self.fetch_again()
 
     def is_fetchable(self) -> bool:
-        """Whether its records may be delivered: the position is valid, and the partition is not paused and not
-        draining."""
+        """Returns whether records may be delivered.
+
+        The position must be valid, and the partition must be neither paused nor draining.
+        """
         return self.fetch_state is FetchState.FETCHING and not self.paused and self.phase is Phase.ACTIVE
 
     # -- resets
@@ -161,7 +163,7 @@ class TopicPartitionState(Tenure):
         return self.fetch_state is FetchState.AWAIT_RESET
 
     def reset(self, timestamp: int) -> None:
-        """Drops the position. The partition awaits the offset that ListOffsets finds by `timestamp`."""
+        """Drops the position. The partition then awaits the offset that ListOffsets returns for `timestamp`."""
         self._move(FetchState.AWAIT_RESET)
         self.reset_strategy = timestamp
         self._position = None
@@ -283,7 +285,7 @@ class TopicPartitionState(Tenure):
 
 
 def _note_epoch(epochs: list[tuple[int, int, int]], position: OffsetAndMetadata) -> None:
-    # the epoch of a listed offset may be that of the leader, and newer than the record before the offset
+    # ListOffsets may return the leader's epoch, which can be newer than that of the record before the offset
     epoch = -1 if isinstance(position, Listed) else position.leader_epoch
     first = position.offset
     if epochs and epochs[-1][2] == epoch:

@@ -18,8 +18,8 @@ from allocator.core.settings.names import check_pattern_syntax
 from allocator.core.types import TopicPartition
 
 ANY_TOPIC = ".*"
-"""Needs no google-re2."""
-# limit of a compiled expression in bytes, which bounds the time of a match. Two thousand plain names fit
+"""The pattern that matches every topic. It works without google-re2."""
+# maximum bytes of a compiled expression, which also bounds the time of a match. An alternation of 2,000 names fits
 MEMORY = 256 << 10
 
 
@@ -110,7 +110,7 @@ def topic_pattern(text: str) -> TopicPattern:
 
 
 def with_topics(topics: Sequence[str], pattern: str | None, more: Sequence[str]) -> tuple[Sequence[str], str | None]:
-    """Adds `more` topics to a subscription (topics, or a pattern), in syntax that both `re` and RE2 accept."""
+    """Returns the subscription (topics and pattern) with `more` topics, in syntax that both `re` and RE2 accept."""
     if pattern is None:
         return tuple(dict.fromkeys([*topics, *more])), None
     if not more or pattern == ANY_TOPIC:

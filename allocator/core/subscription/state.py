@@ -96,13 +96,15 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         return {tp for tp, state in self.assignment.items() if state.paused}
 
     def is_fetchable(self, partition: TopicPartition) -> bool:
-        """Whether `fetch` may read the partition: it is owned and not draining, its position is valid, and it is
-        neither paused nor held back."""
+        """Returns whether `fetch` may read the partition.
+
+        The partition must be owned, not draining, not paused and not held back, and its position must be valid.
+        """
         state = self.assignment.get(partition)
         return state is not None and state.is_fetchable() and partition not in self._held_back
 
     def is_wanted(self, partition: TopicPartition) -> bool:
-        """Like `is_fetchable`, whatever the position."""
+        """Like `is_fetchable`, but does not check the position."""
         state = self.assignment.get(partition)
         if state is None or state.paused or state.phase is not Phase.ACTIVE:
             return False
@@ -178,11 +180,11 @@ class SubscriptionState(Tenures[TopicPartitionState]):
     # -- resets and validations
 
     def has_default_offset_reset_policy(self) -> bool:
-        """Whether a reset strategy applies to a partition without an offset."""
+        """Returns whether a reset strategy applies to a partition without an offset."""
         return self._default_reset is not None
 
     def request_offset_reset(self, partition: TopicPartition) -> None:
-        """Drops the position, and awaits another by the reset strategy. Raises `NoPosition` if that is "none"."""
+        """Drops the position and awaits a new one from the reset strategy. Raises `NoPosition` if that is "none"."""
         strategy = EARLIEST if partition.topic in self.begin_at_start else self._default_reset
         state = self._of(partition)
         if strategy is None:

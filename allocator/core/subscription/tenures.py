@@ -72,14 +72,16 @@ class Tenures(Generic[T]):
         return frozenset(p for p, tenure in self.assignment.items() if tenure.phase is Phase.ACTIVE)
 
     def is_assigned(self, partition: TopicPartition) -> bool:
-        """Whether this member owns the partition; it may drain."""
+        """Returns whether this member owns the partition; it may drain."""
         return partition in self.assignment
 
     # -- called by the membership
 
     def claim(self, fences: Mapping[TopicPartition, int | None]) -> None:
-        """Starts a tenure for each partition, with its fencing token. Raises OutOfTurn for a partition that is
-        owned."""
+        """Starts a tenure for each partition, with its fencing token.
+
+        Raises OutOfTurn if this member already owns one of the partitions.
+        """
         if not self.assignment.keys().isdisjoint(fences):
             raise OutOfTurn(f"{sorted(self.assignment.keys() & fences.keys())} are owned already")
         new = {partition: self._begin(partition, fence) for partition, fence in fences.items()}
@@ -87,8 +89,10 @@ class Tenures(Generic[T]):
         self.version += 1
 
     def drain(self, partitions: Iterable[TopicPartition]) -> list[T]:
-        """Starts to drain these owned partitions: none of their records is delivered. Returns their tenures, for
-        `release`."""
+        """Starts to drain these owned partitions: from now on, none of their records is delivered.
+
+        Returns their tenures, which the caller passes to `release` later.
+        """
         tenures = [self.assignment[partition] for partition in partitions]
         for tenure in tenures:
             tenure.drain()
@@ -96,7 +100,7 @@ class Tenures(Generic[T]):
         return tenures
 
     def release(self, tenures: Iterable[T]) -> None:
-        """Ends these tenures, which have drained, unless they have ended. Raises OutOfTurn for an active tenure."""
+        """Ends these drained tenures. Ignores tenures that have ended. Raises OutOfTurn for an active tenure."""
         ending = [tenure for tenure in tenures if tenure.phase is not Phase.ENDED]
         if any(tenure.phase is Phase.ACTIVE for tenure in ending):
             raise OutOfTurn("an active partition drains before it is released")

@@ -42,7 +42,7 @@ class Commits:
     """Commits the offsets of one member.
 
     Guarantees: a commit names only partitions that this member owns, and is sent only while its lease is valid. An
-    earlier commit never replaces a later one. When `settled` has returned, no commit of these partitions is under way.
+    earlier commit never replaces a later one. When `settled` has returned, no commit of these partitions is in flight.
 
     `offsets` is None without a group; then nothing can be committed. `must_own` raises NotOwned. `interval_s` is the
     interval of automatic commits in seconds, None for none. With `old_offsets`, an offset that an older client left in
@@ -196,7 +196,7 @@ class Commits:
         async with self.turn:
             offsets = self._progress.uncommitted(partitions, in_hand=in_hand)
             await self.commit({p: OffsetAndMetadata(o, "", -1) for p, o in offsets.items()})
-            # after the commit, because a partition that drains is released when its delivered records are done
+            # mark them done only after the commit: this lets a draining partition be released
             self._progress.finish_up_to(offsets)
 
     async def commit_regularly(self, interval_s: float, commit: Callable[[], Awaitable[None]]) -> None:
@@ -210,7 +210,7 @@ class Commits:
                 backoff.reset()
                 failing.over()
             except AllocatorError as error:
-                # no offset is lost: the next turn, the revocation or the close commits a later one
+                # no offset is lost: the next interval, revocation or close commits a later one
                 failing.warn("%s: commit put off: %s", self.offsets.group, error)
                 if error.retriable:
                     await self.until_may_act()
@@ -222,7 +222,7 @@ class Commits:
         work.add_done_callback(self._under_way.pop)
 
     async def settled(self, partitions: Partitions) -> None:
-        """Returns once no commit of one of these partitions is under way."""
+        """Waits until no commit of these partitions is in flight."""
         while True:
             waits = [each for each, theirs in self._under_way.items() if not theirs.isdisjoint(partitions)]
             if not waits:

@@ -236,7 +236,7 @@ class ConsumerBase:
         return self._reading
 
     def report_load(self, partition: PartitionLike, load: float) -> None:
-        """Reports the present load of a partition, for `follow_load="reported"`.
+        """Reports the current load of a partition, for `follow_load="reported"`.
 
         `load` is in any unit that all members share, for example bytes or seconds of work per second. It holds until
         the next call; the group uses its mean over ten minutes. It has no effect for a partition that this member does
@@ -380,7 +380,7 @@ class ConsumerBase:
         return frozenset(self._engine.state.paused_partitions())
 
     def may_act(self) -> bool:
-        """Whether records may be handled and offsets committed at this instant.
+        """Returns whether records may be handled and offsets committed at this instant.
 
         Check it before you handle a record that was delivered earlier, because the lease may have expired since.
         """

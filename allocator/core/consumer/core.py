@@ -255,7 +255,7 @@ class ConsumerCore:
         self.membership.polled()
 
     def may_take(self) -> bool:
-        """Whether the fetcher may deliver a batch now. Raises an error that the user has to receive first."""
+        """Returns whether the fetcher may deliver a batch now. Raises an error that the user has to receive first."""
         error = self._ownership.take_error() or self.ended
         if error is not None:
             raise error

@@ -80,7 +80,7 @@ class OrderSource(Protocol):
         """Makes `client` include the topic in its metadata requests."""
 
     async def follow(self, client: KafkaClient, ordered: Callable[[Orders, Any], None], began: asyncio.Event) -> None:
-        """Calls `ordered` with the present commands and after each change. Sets `began` after the first call."""
+        """Calls `ordered` with the current commands and after each change. Sets `began` after the first call."""
 
 
 class Connections(NamedTuple):
@@ -116,7 +116,7 @@ class MembershipOptions:
 
     @property
     def lasting_name(self) -> str | None:
-        """The name that the member keeps over a restart of its process; None if it has none."""
+        """The member name that survives a restart of the process, such as `instance_id`; None without one."""
         return None
 
     def faults(self, config: MembershipConfig) -> Iterator[Fault]:
@@ -132,20 +132,20 @@ class MembershipOptions:
         raise NotImplementedError
 
     def order_source(self, config: MembershipConfig, brokers: Any, security: Any) -> OrderSource | None:
-        """Returns the topic of the operator commands; None if the membership itself has them."""
+        """Returns the topic that holds the operator commands; None if the membership delivers them itself."""
         return None
 
 
 @names_arguments
 @dataclass(frozen=True)
 class Fixed(MembershipOptions):
-    """No group assigns: the consumer reads all partitions of its topics, or the chosen ones."""
+    """Reads all partitions of the topics, or the given ones, without a group that assigns partitions."""
 
     name = "fixed"
     storages: ClassVar[tuple[OffsetStorage, ...]] = ("kafka", "both", "zookeeper")
 
     partitions: Sequence[PartitionLike] = ()
-    """The chosen partitions, instead of topics."""
+    """The partitions to read. Empty: all partitions of the topics."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "partitions", as_partitions(self.partitions))
@@ -308,7 +308,7 @@ class MembershipConfig:
 
     @property
     def chosen(self) -> bool:
-        """Whether topics are subscribed or partitions are chosen by hand."""
+        """Whether the user subscribed to topics or assigned partitions."""
         return bool(self.topics or self.pattern or self.partitions)
 
     @property

@@ -53,7 +53,7 @@ class OrderedConsumer(Protocol):
 class OperatorOrders:
     """Applies the commands in effect to the partitions of one member, whenever commands or partitions change.
 
-    A command stays in its znode or topic, so each new owner applies it again. A seek is carried out once: the present
+    A command stays in its znode or topic, so each new owner applies it again. A seek is carried out once: the current
     owner seeks and writes the result. A command that this member cannot carry out gets a result with the reason.
     """
 
@@ -67,11 +67,13 @@ class OperatorOrders:
         self._refused: set[str] = set()
         """Ids of the commands that this member has reported as impossible."""
         self._in_effect: dict[str, str] = {}
-        """The text of each command that holds for partitions of this member, by id."""
+        """Command id -> text of each command that currently affects partitions of this member."""
 
     def take(self, orders: Orders, store: OrderKeeper) -> None:
-        """Replaces the commands. The membership or the topic of commands calls it when a command is given, changed or
-        expired."""
+        """Replaces the commands.
+
+        Called by the membership, or by the reader of the command topic, when a command is added, changed or expired.
+        """
         self._orders, self._store = orders, store
         self.apply()
 
@@ -136,12 +138,12 @@ class OperatorOrders:
         core = self._core
         sought: tuple[Tenure, int, str] | None = None
         try:
-            # with a sink, a position means that the sink has registered this owner
+            # wait for the position: with a sink, it is set only after the sink has registered this owner
             while core.state.is_assigned(partition) and core.state.position(partition) is None:
                 await core.fetcher.news(RETRY_S)
             while (tenure := core.state.assignment.get(partition)) is not None:
                 try:
-                    # a new tenure has another position
+                    # a new tenure starts at a position of its own, so seek again
                     if sought is None or sought[0] is not tenure:
                         found = await self._seek_once(order, partition)
                         sought = None if found is None else (tenure, *found)

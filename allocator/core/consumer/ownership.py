@@ -33,7 +33,7 @@ class Ownership:
 
     `revoked` returns the partitions that a handler still works on. Guarantee, for all others, when it returns: the user
     holds no record of them and gets no more. The offsets of done records are committed, or their commit has failed, and
-    another member reads these records again. No commit of these partitions is under way.
+    another member reads these records again. No commit of these partitions is in flight.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Ownership:
         state.on_end = self._ended
 
     def start(self, tasks: BackgroundTasks) -> None:
-        """`tasks` owns the tasks that this object starts."""
+        """Allows background tasks; `tasks` owns them."""
         self._received = asyncio.Event()
         self._tasks = tasks
 
@@ -91,7 +91,7 @@ class Ownership:
         return self.suspended_at is not None or self._opening > 0
 
     def assign(self, partitions: Partitions) -> None:
-        """Starts `assigned` in a task, for partitions that the user assigns."""
+        """Starts `assigned` in a task. Called when the user assigns partitions without a group."""
         self._tasks.start(self.assigned(partitions), "assigned")
 
     # -- called by the membership --------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class Ownership:
         self._measures.resets += 1
         self._measures.records_lost += loss.count
         if loss.recreated or loss.resumed_at < loss.position:
-            # the same offsets come again, and have to be committed again
+            # the new log repeats these offsets, so they must be committed again
             self._progress.rewind(loss.partition, loss.resumed_at)
         self._opening += 1
         self._tasks.start(self._notify_loss(loss), "records lost")
@@ -176,7 +176,7 @@ class Ownership:
         self._fetcher.wake()
         tenures = self._tenures(partitions)
 
-        def draining() -> Partitions:  # without those that the user has assigned again meanwhile
+        def draining() -> Partitions:  # leaves out partitions that the user has assigned again in the meantime
             return frozenset(tenure.partition for tenure in tenures if tenure.phase is Phase.DRAINING)
 
         while True:
@@ -190,19 +190,19 @@ class Ownership:
             try:
                 await self._commit(partitions)
             except AllocatorError as error:
-                log.warning("what was done of %d revoked partitions is not committed: %s", len(partitions), error)
+                log.warning("the done records of %d revoked partitions are not committed: %s", len(partitions), error)
         await notify(self.processor, RebalanceEvent.REVOKED, partitions)
         working = NO_PARTITIONS if self.processor is None else self.processor.working(partitions)
-        # the listener is called for the others once their handler has ended
+        # the listener is called for the partitions in `working` later, when their handler calls have ended
         partitions = draining() - working
         await notify(self.listener, RebalanceEvent.REVOKED, partitions)
-        # also for commits that the user does not await, because the next owner starts at the committed offset
+        # the next owner starts at the committed offset, so wait even for commits that the user does not await
         await self._commits_settled(partitions)
         self._measures.partitions_revoked += len(partitions & draining())
         return working & draining()
 
     async def _notify_all(self, event: RebalanceEvent, partitions: Partitions) -> None:
-        """Calls the processor and then the user's listener, which finds all work done and may seek."""
+        """Calls the processor first, so that all work is done when the user's listener runs and may seek."""
         await notify(self.processor, event, partitions)
         await notify(self.listener, event, partitions)
 
@@ -211,7 +211,7 @@ class Ownership:
         self._fetcher.wake()
 
     def _reached(self, partition: TopicPartition) -> Committed | None:
-        """Returns where a partition continues that comes back, as far as the processor knows."""
+        """Returns the processor's progress in a partition that comes back; None if it has none."""
         return None if self.processor is None else self.processor.reached(partition)
 
     async def _report(self, error: AllocatorError) -> None:

@@ -20,7 +20,7 @@ _read_here: ContextVar[WeakKeyDictionary[Reading, object]] = ContextVar("allocat
 
 
 class Reading:
-    """Delivers records to one task, the reader, and knows how far the current batch is delivered.
+    """Delivers records to one task, the reader, and tracks how much of the current batch it has delivered.
 
     A request for more records marks the delivered records as done.
     """
@@ -49,7 +49,7 @@ class Reading:
         self._closed = False
 
     def close(self) -> None:
-        """Makes the reader's present or next request raise `Closed`."""
+        """Makes the reader's current or next request raise `Closed`."""
         self._closed = True
         self._engine.fetcher.wake()
         if self._reader is None or self._reader.done() or self._called_by_reader():
@@ -60,7 +60,7 @@ class Reading:
             self._reader.add_done_callback(lambda _: self._engine.progress.abandon())
 
     def _called_by_reader(self) -> bool:
-        """Whether the current task is the reader, or was started by it with gather, wait_for or create_task.
+        """Returns whether the current task is the reader, or was started by it with gather, wait_for or create_task.
 
         The reader usually waits for such a task, so that task must not wait for the reader.
         """
@@ -258,7 +258,7 @@ class Reading:
     def _reading_more(self) -> Reading:
         """Marks the delivered records as done, because the user requests more.
 
-        Returns a context manager. Raises RuntimeError while another task is inside.
+        Returns a context manager for the request. Raises RuntimeError while another task reads.
         """
         if self._busy:
             raise RuntimeError("two tasks read from one consumer; records would be taken as done before they are")

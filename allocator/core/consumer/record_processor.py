@@ -29,7 +29,7 @@ class RecordProcessor(Protocol):
         """
 
     def working(self, partitions: Partitions) -> Partitions:
-        """Returns the partitions whose calls still run. They must not be released.
+        """Returns the partitions with running handler calls. The member must not release them yet.
 
         `on_partitions_revoked` may return earlier, and is called again for these partitions.
         """
@@ -47,4 +47,4 @@ class RecordProcessor(Protocol):
         """Commits `offset`, or a later offset that is done since the restart. Raises AllocatorError."""
 
     async def until_ended(self, partition: TopicPartition | None = None) -> None:
-        """Returns once no call runs. With `partition`, only calls for it count."""
+        """Waits until no call of the handler runs. If `partition` is given, waits only for calls with its records."""

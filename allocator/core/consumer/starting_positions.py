@@ -37,8 +37,8 @@ class SinkOffsets(Protocol):
 class StartingPositions:
     """Sets the position of each new tenure.
 
-    `committed` reads the offsets of the group. `reached` returns where a partition continues, as far as a processor
-    knows. `report` passes an error to the user, and returns when the user has received it.
+    `committed` reads the offsets of the group. `reached` returns a processor's progress in a partition, or None.
+    `report` passes an error to the user, and returns when the user has received it.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class StartingPositions:
         self._reached = reached
         self._report = report
         self._retry_backoff_s = retry_backoff_s
-        # partitions that are about to be claimed, and the request for their committed offsets
+        # partitions that this member is about to claim, and the task that requests their committed offsets
         self._expected: tuple[Partitions, asyncio.Task[CommittedOffsets | None]] | None = None
 
     def expect(self, partitions: Partitions, tasks: BackgroundTasks) -> None:
@@ -113,7 +113,7 @@ class StartingPositions:
             except AllocatorError as error:
                 named = missing & (error.partitions if isinstance(error, NoOffsetsError) else NO_PARTITIONS)
                 if named and named != missing:
-                    # request the failed partitions separately, so that the others do not wait for them
+                    # request the partitions with errors separately, so that the other partitions need not wait
                     each = ([t for t in tenures if t.partition in part] for part in (named, missing - named))
                     await asyncio.gather(*map(self._find, each))
                     return

@@ -21,7 +21,7 @@ from allocator.core.types import Listener, TopicPartition
 
 
 class TopicChoice:
-    """Holds the user's choice, and passes its changes to the membership. `config` has the first choice."""
+    """Holds the user's choice, and passes its changes to the membership. `config` holds the initial choice."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class TopicChoice:
         ownership: Ownership,
     ) -> None:
         self.config = config
-        """The settings of the membership, including the present choice and the additional topics."""
+        """The membership's settings, with the topics or partitions that the consumer reads now."""
         self._client = client
         self._state = state
         self._fetcher = fetcher
@@ -68,8 +68,9 @@ class TopicChoice:
         return frozenset(filter(matches, self._client.topics()))
 
     def subscribe(self, topics: Sequence[str], pattern: str | None, listener: Listener | None = None) -> None:
-        """Replaces the subscription, and the listener if one is given. Without topics and pattern, ends the
-        subscription, and ends an assignment by hand too.
+        """Replaces the subscription, and the listener if one is given.
+
+        Without topics and pattern, ends the subscription, or the assignment that `assign` made.
 
         Raises ConfigError, IllegalState after `assign`, or TypeError for the listener, and changes nothing.
         """

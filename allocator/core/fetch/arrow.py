@@ -55,7 +55,7 @@ def schema(*, views: bool = True) -> pa.Schema:
 
 
 def field(name: str, columns: Columns | None, first: int, last: int) -> pa.Array:
-    """Returns one column with the rows from `first` to `last`, without `last`. `columns` None: no rows."""
+    """Returns one column with the rows from `first` up to, not including, `last`; no rows if `columns` is None."""
     if columns is None:
         return _none_of(schema().field(name).type)
     array = _MAKERS[name](columns)

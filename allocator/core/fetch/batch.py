@@ -98,7 +98,7 @@ class Batch(Sequence[Record]):
 
     @property
     def base_offset(self) -> int:
-        """Offset of the first record, or a lower one: no record is below it."""
+        """A lower bound: the offset of the first record, or an offset before it."""
         first = self._found.segments[self._first].base_offset if self._first < self._end else self._stop
         return max(self._start, first)
 
@@ -170,7 +170,7 @@ class Batch(Sequence[Record]):
     def encoded(self) -> Iterator[tuple[Batch, int, memoryview | None]]:
         """Yields each record batch of the wire as a `Batch`, with its codec and its bytes, for a mirror.
 
-        The bytes are None if they also have records outside this batch, or are not in format v2. Then adjacent record
+        The bytes are None if they also hold records outside this batch, or are not in format v2. Then adjacent record
         batches with the same codec are one `Batch`.
         """
         at = 0
@@ -276,7 +276,7 @@ class Batch(Sequence[Record]):
         return other
 
     def _wire(self, segment: Segment, at: int) -> tuple[int, memoryview]:
-        """Returns the position after a batch of v2, and its bytes. Searches from position `at`."""
+        """Finds the v2 batch of `segment`, searching from `at`. Returns the position after it, and its bytes."""
         data = self._found.data
         while True:
             base, length = _OFFSET_LENGTH.unpack_from(data, at)
@@ -333,7 +333,7 @@ class Batch(Sequence[Record]):
         return self._cut(columns, number, number + 1)
 
     def _columns(self) -> tuple[Columns | None, int, int]:
-        """Decodes all segments. Returns the same as `_part`."""
+        """Like `_part`, for all segments."""
         if self._first == self._end:
             return None, 0, 0
         return self._cut(self._found.columns(self._first, self._end), self._first, self._end)

@@ -63,8 +63,8 @@ class PartitionBuffer:
         self.epoch = epoch
         self.fetch_offset = position.offset
         self._budget = budget
-        # (offset, leader epoch) of each record with another epoch than the record before; first, that before the
-        # position
+        # (offset, leader epoch) of each record whose epoch differs from the previous record's. The first entry is the
+        # record before the position
         before = -1 if isinstance(position, Listed) else position.leader_epoch
         self._epochs: list[tuple[int, int]] = [(position.offset - 1, before)]
         self.queue: deque[Union[Chunk, OutOfRange, Failure]] = deque()
@@ -74,7 +74,7 @@ class PartitionBuffer:
         self.halted = False
         self.failures = 0
         self.next_try = 0.0
-        # until then, fetch from the leader, because its preferred replica has failed
+        # until this time, fetch from the leader, because the preferred replica has failed
         self.leader_until = 0.0
         # size of the next record if known, else 0: brokers before 0.10.1 do not send it to a smaller request
         self.need = 0
@@ -111,7 +111,8 @@ class PartitionBuffer:
             if isinstance(item, Chunk):
                 self.fetch_offset = item.start
                 break
-        # the next records are older than the dropped ones; that must not look like another topic
+        # forgets the epochs of the dropped records: otherwise the next records, which are older, would look like a
+        # recreated topic
         del self._epochs[max(1, bisect_left(self._epochs, (self.fetch_offset, -2))) :]
         self.clear()
         self.halted = False
@@ -131,7 +132,7 @@ class PartitionBuffer:
         return self._epochs[at][1] if at >= 0 else -1
 
     def precedes(self, found: RecordSet) -> bool:
-        """Returns whether `found` has an older epoch than the records before: then it is of another topic."""
+        """Returns whether `found` has an older epoch than earlier records. Then the topic was deleted and recreated."""
         epoch = found.segments[0].leader_epoch if found.segments else None
         return epoch is not None and 0 <= epoch < self._epochs[-1][1]
 
@@ -189,7 +190,7 @@ class ByteBudget:
         self.share = prefetch_bytes
 
     def divide(self, partitions: int) -> None:
-        """Sets the share of each of `partitions` partitions."""
+        """Divides the budget into equal shares for this many partitions."""
         self.share = max(1, self.prefetch_bytes // max(1, partitions))
 
     def reserve(self, size: int) -> None:
@@ -221,7 +222,7 @@ class ByteBudget:
         requested: list[tuple[PartitionBuffer, int]] = []
         for buffer in wanting:
             size = max(each, buffer.need)
-            # a record that exceeds the response must be requested alone
+            # always requests the first partition: its next record may be larger than the response limit
             if size <= response_bytes or not requested:
                 requested.append((buffer, size))
                 response_bytes -= size

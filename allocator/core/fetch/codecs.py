@@ -39,7 +39,7 @@ def output_limit(compressed: int) -> int:
 
 
 def check_together(held: int) -> None:
-    """Raises OverflowError if record batches that become columns together have too many decompressed bytes, `held`."""
+    """Raises OverflowError if `held`, the decompressed size of all record batches of one column set, is too large."""
     if held > COLUMNS_LIMIT:
         raise OverflowError(
             f"the record batches decompress to {held} bytes and more, and columns hold {COLUMNS_LIMIT}; slice the "
@@ -93,8 +93,8 @@ def decompress(codec: int, data: bytes | memoryview, *, magic: int = 2, room: ty
 def _bounded(into: Callable[[Any, memoryview], int], data: bytes | memoryview, room: type[Room]) -> bytes:
     """Decompresses into larger and larger buffers, up to the limit. Frames may state no size or a wrong size.
 
-    If decompression fails after it has overwritten the guard at the end, the buffer was too small. Else the data is
-    damaged.
+    If decompression fails after it has overwritten the guard at the end, the buffer was too small. Otherwise the data
+    is damaged.
     """
     limit = output_limit(len(data))
     size = min(max(4096, FIRST_GUESS * len(data)), limit)

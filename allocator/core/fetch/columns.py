@@ -88,7 +88,7 @@ class Columns:
         return self.parts[number].offsets[row - self.starts[number]]
 
     def records(self, first: int = 0, last: int | None = None) -> Iterator[PlainRecord]:
-        """Returns the records of the rows from `first` to `last`, without `last`."""
+        """Returns the records in the rows from `first` up to, not including, `last`."""
         last = self.rows if last is None else last
         cuts = (
             (part, max(first - start, 0), min(last - start, len(part)))

@@ -61,7 +61,7 @@ class RecordSet:
         self.fence: int | None = None
 
     def columns(self, first: int, last: int) -> Columns:
-        """Decodes the segments from `first` to `last`, without `last`. Raises `CorruptRecordError`.
+        """Decodes the segments from `first` up to, not including, `last`. Raises `CorruptRecordError`.
 
         The size of the batches bounds the memory: the decoder refuses an impossible count or length, and a
         decompression bomb (`codecs.output_limit`), before it allocates. Raises OverflowError if the segments decompress
@@ -76,7 +76,8 @@ class RecordSet:
         return Columns(parts)
 
     def records(self, first: int, last: int, start: int, stop: int) -> Iterator[PlainRecord]:
-        """Iterates over the records of segments `first` to `last`, from offset `start` to `stop`; both ends excluded.
+        """Iterates over the records of segments `first` to `last` with offsets from `start` to `stop`. Excludes `last`
+        and `stop`.
 
         Decodes each segment when it is reached. At a corrupt batch, each `next` raises `CorruptRecordError`, so that no
         record is skipped silently.
@@ -214,7 +215,8 @@ class _Walk:
             log_append_time=max_time if attributes & _APPEND_TIME else None,
             leader_epoch=epoch if epoch >= 0 else None,
         )
-        # for every batch: if the first batch of a transaction was deleted, a later one shows that it has started
+        # called for every batch: if the first batch of a transaction was deleted, a later batch shows that it has
+        # started
         aborted = self.is_aborted(segment, attributes, producer)
         visible = not attributes & _CONTROL and not aborted
         if attributes & _CONTROL:
@@ -487,7 +489,7 @@ def read_messages(data: bytes, pos: int, floor: int) -> Segment:
 
 
 def _what_is_wrong(data: bytes, pos: int, floor: int) -> str:
-    """Returns why the message at `pos` was refused."""
+    """Returns the reason why the message at `pos` is invalid."""
     offset, length, crc, magic, _ = _HEADER.unpack_from(data, pos)
     if length < _MIN_LENGTH[magic]:
         return f"a message of {length} bytes in format v{magic}"

@@ -103,10 +103,10 @@ class Fetcher:
         self._seen_version = -1
         self._faults: dict[TopicPartition, _Fault] = {}
         self._retry_backoff_s = client.retry_backoff_s
-        # when faults may be raised again
+        # the earliest time at which `take` may raise an error again
         self._repeat_at = 0.0
-        # whether a ready batch comes before the next repeated error: else a reader that pauses after each error would
-        # get only errors
+        # whether `take` returns a ready batch before it repeats an error: otherwise a reader that pauses after each
+        # error would get only errors
         self._batch_first = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: set[asyncio.Future[bool]] = set()
@@ -211,7 +211,7 @@ class Fetcher:
             del self._faults[tp]
 
     def fault(self, tp: TopicPartition) -> AllocatorError | None:
-        """Returns the error that stops a partition at present."""
+        """Returns the error that currently stops a partition, if any."""
         fault = self._faults.get(tp)
         if fault is None:
             return None
@@ -229,7 +229,7 @@ class Fetcher:
     # -- delivering
 
     def take(self, topic: str | None = None) -> Batch | None:
-        """Returns the next batch, or None if none is ready. `topic`: only of this topic.
+        """Returns the next batch, or None if none is ready. If `topic` is given, only a batch of this topic.
 
         The fetchable partitions take turns. `take` changes no position. The caller must call
         `state.update_position(tp, batch.next_offset, fetcher.leader_epoch(tp, batch.next_offset))` when it takes the
@@ -249,7 +249,7 @@ class Fetcher:
         if self._state.version != self._seen_version:
             self._seen_version = self._state.version
             self._fetching.wake()
-            # some may be resumed
+            # some parked partitions may have been resumed
             self._ready.update(self._parked)
             self._parked.clear()
         for _ in range(len(self._ready)):
@@ -266,7 +266,7 @@ class Fetcher:
                 batch = self._next_of(buffer)
             finally:
                 if buffer.queue:
-                    self._ready[tp] = buffer  # behind the others
+                    self._ready[tp] = buffer  # after the others
             if batch is not None:
                 self._batch_first = False
                 return batch
@@ -285,7 +285,7 @@ class Fetcher:
             if error is None or not self._state.is_wanted(tp) or topic not in (None, tp.topic):
                 continue
             if may_repeat or not self._faults[tp].raised:
-                lasting = self._faults.pop(tp).epoch is None  # `_raised` adds it again, behind the others
+                lasting = self._faults.pop(tp).epoch is None  # `_raised` adds it again, after the others
                 raise self._raised(tp, error, lasting=lasting).with_traceback(None)
 
     def _raised(self, tp: TopicPartition, error: AllocatorError, *, lasting: bool = False) -> AllocatorError:
@@ -345,7 +345,7 @@ class Fetcher:
             return batch
         position = state.position(tp)
         if position is not None and position.offset == chunk.start:
-            # with the epoch of the markers or aborted records: without it, no truncation would be noticed
+            # passes the epoch of the markers or aborted records, because a truncation could not be detected without it
             state.update_position(tp, found.next_offset, self.leader_epoch(tp, found.next_offset))
         return None
 

@@ -175,7 +175,7 @@ class FetchLoop:
             rack="" if plan.leader_only else self._rack,
         )
         timeout_s = client.request_timeout_s + plan.wait_s
-        # a tracing span belongs to a task
+        # `send_now` needs no task, but tracing does: a span belongs to the task that opened it
         if client.measures.spans is None and client.send_now(
             plan.node, request, timeout_s, partial(self._responded, plan)
         ):
@@ -193,7 +193,8 @@ class FetchLoop:
 
     async def _find(self, request: Coroutine[Any, Any, Doubted]) -> None:
         try:
-            doubted = await request  # not in the next line: meanwhile, `due` replaces the set there
+            # awaited before `doubted` is looked up, because `due` may replace that set while the request runs
+            doubted = await request
             self._lookups.doubted.update(tp.topic for tp in doubted)
         except Closed:
             return

@@ -44,12 +44,12 @@ class BrokerPartitions:
         self.main_since = self.main_until = 0.0
         # whether the last response was full: then partitions without records in it may have some
         self.full = False
-        # when the first pause of its partitions ends
+        # the earliest time at which a paused partition may be fetched again
         self.again_at = math.inf
         self.session = FetchSession()
 
     def to_the_end(self, tps: Iterable[TopicPartition]) -> None:
-        """Moves these behind all others."""
+        """Moves these partitions to the end, after all others."""
         for tp in tps:
             buffer = self.buffers.pop(tp, None)
             if buffer is not None:
@@ -107,7 +107,7 @@ class Planner:
     # -- the state and the metadata
 
     def is_outdated(self, now: float) -> bool:
-        """Returns whether `sync` has changes to adopt."""
+        """Returns whether `sync` must be called, because the subscription state or the metadata has changed."""
         return self._state.version != self._seen_version or now >= self._lease_check_at
 
     def metadata_changed(self) -> None:
@@ -122,7 +122,7 @@ class Planner:
         if self._new_metadata:
             self._new_metadata = False
             return list(self._state.assignment)
-        # includes sought partitions: the offset may have been committed under an older leader
+        # includes partitions that the user sought: the new offset may come from a commit under an older leader
         return [
             tp for tp in self._state.assignment if tp not in self._buffers or not self.is_current(self._buffers[tp])
         ]
@@ -169,7 +169,7 @@ class Planner:
             if broker is None:
                 self.leaderless.add(tp.topic)
                 if tp in self._broker_of:
-                    broker_of[tp] = self._broker_of[tp]  # to detect that the next leader is another broker
+                    broker_of[tp] = self._broker_of[tp]  # remembered to detect a change of the broker
                 continue
             broker_of[tp] = broker
             fetchable.setdefault(broker, set()).add(tp)
@@ -198,7 +198,7 @@ class Planner:
     def next_of(self, broker: BrokerPartitions, now: float) -> PlannedFetch | None:
         """Returns the next request to a broker that has just responded.
 
-        Returns None if `sync` must come first, or if the budget is short: it may be the turn of another broker.
+        Returns None if `sync` must come first, or if the budget is short, because another broker may be next in turn.
         """
         if self.short_of_bytes or self._state.version != self._seen_version:
             return None
@@ -246,7 +246,7 @@ class Planner:
         if bounded:
             reserved = min(max_bytes, reserved)
         else:
-            # even without records in the response, because not all partitions fit into one request
+            # moves them even if the response has no records, because not all partitions fit into one request
             broker.to_the_end([buffer.tp for buffer, _ in requested])
         self.budget.reserve(reserved)
         leader_only = False

@@ -110,7 +110,7 @@ class PositionRequests:
                 partition.topic_id = topic_id
             if comparable:
                 epoch = self._client.leader_epoch(tp)
-                # also an older epoch, because epochs of a topic that was created again start at 0
+                # accepts an older epoch too, because the epochs of a recreated topic start at 0
                 if not partition.maybe_validate_position(epoch):
                     partition.doubt_position(epoch)
 
@@ -229,7 +229,7 @@ class PositionRequests:
     def _report_reset(self, tp: TopicPartition, offset: int, epoch: int) -> None:
         before = self._resetting.pop(tp, None)
         if before is None or before.epoch != epoch:
-            return  # there was no position before, or a later reset replaced this one
+            return  # nothing was lost: there was no position before, or a later reset replaced this one
         first = 0 if before.recreated else before.position
         last = offset - 1 if offset > first else None
         start = None if last is None else first
@@ -265,11 +265,11 @@ class PositionRequests:
             if cut is not None:
                 self._truncated(cut)
             else:
-                self._retry(tp, epoch, 0.0)  # sends it again if the position has changed since the request
+                self._retry(tp, epoch, 0.0)  # validates again if the position has changed since the request
         return doubted
 
     def _truncated(self, what: LogTruncation) -> None:
-        """Handles a truncated log, which ends before the position."""
+        """Reacts to a log that was truncated before the position."""
         tp, position, why = what.partition, what.position.offset, "the log of its new leader was truncated before it"
         if not what.resolved:
             there = None if what.divergent is None else what.divergent.offset

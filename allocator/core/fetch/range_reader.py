@@ -50,7 +50,7 @@ class RangeReader:
     """Reads ranges of offsets through a connected `client`. Joins no group and commits nothing.
 
     After `patience_s` without progress it raises `RangeUnread`. The time that the caller spends on a batch does not
-    count. Offsets that the log does not have any more are skipped with a warning. With `fail_on_data_loss`, they raise
+    count. Offsets that the log no longer has are skipped with a warning. With `fail_on_data_loss`, they raise
     `OffsetOutOfRange`, or its subclasses `LogTruncated` and `TopicRecreated`. `fetching`: further settings of
     `Fetcher`.
     """
@@ -85,7 +85,7 @@ class RangeReader:
         for partition in wanted:
             end, start = ends[partition], starts[partition]
             stop = 0 if end is None else end.offset
-            # the first record at that time may be of an open transaction, beyond the end
+            # the first record at that time may belong to an open transaction, and lie beyond the end
             found[partition] = (stop if start is None else min(start.offset, stop), stop)
         return found
 
@@ -135,7 +135,7 @@ class RangeReader:
 
 @dataclass
 class _Reading:
-    """State of one `RangeReader.read`. `left`: the ranges that are not read to their stop."""
+    """State of one `RangeReader.read`. `left`: the ranges that are not completely read."""
 
     reader: RangeReader
     state: SubscriptionState
@@ -151,7 +151,7 @@ class _Reading:
         self.fetcher.wake()
 
     async def next(self) -> Batch | None:
-        """Returns the next batch; None when all ranges are read to their stop."""
+        """Returns the next batch; None when all ranges are completely read."""
         now = asyncio.get_running_loop().time
         before = self._positions()
         deadline = now() + self.reader.patience_s
@@ -179,7 +179,7 @@ class _Reading:
     def end(self, partition: TopicPartition) -> None:
         """Stops reading this partition."""
         del self.left[partition]
-        self.state.drain([partition])  # else records beyond the stop would use the memory of others
+        self.state.drain([partition])  # otherwise records beyond the stop would use other partitions' memory
         self.fetcher.wake()
 
     def _taken(self, batch: Batch) -> Batch | None:
@@ -204,7 +204,7 @@ class _Reading:
         return found
 
     async def _lost(self, error: OffsetOutOfRange) -> None:
-        """Skips offsets that the log does not have any more, or raises `error`."""
+        """Skips offsets that the log no longer has, or raises `error`."""
         if self.reader.fail_on_data_loss:
             raise error
         partition = TopicPartition(error.topic, error.partition)

@@ -20,11 +20,11 @@ class Effects(NamedTuple):
     chunk: Optional[Chunk] = None
     """The records to buffer."""
     stop: Optional[Union[OutOfRange, Failure]] = None
-    """Why to stop fetching. Takes effect after delivery of the records before it."""
+    """Reason to stop fetching. Takes effect after the records before it are delivered."""
     need: int = 0
     """Bytes of the next request, because a record batch did not fit (brokers before 0.10.1); 0: as usual."""
     recreated: bool = False
-    """The topic was deleted and created again: the records are not of the same topic as those before."""
+    """The topic was deleted and recreated: its new records do not continue the earlier ones."""
     leave_replica: bool = False
     """Fetch from the leader again, not from its preferred replica."""
     refresh: bool = False

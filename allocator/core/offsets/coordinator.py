@@ -43,7 +43,7 @@ class Coordinator:
     """The broker that coordinates `group`. `for_transactions`: `group` is a transactional id.
 
     The first request finds the coordinator. After it moved or failed, the next request finds it again. Before 0.8.2
-    there are no coordinators: any broker writes offsets to ZooKeeper, and `send` uses to the least busy broker.
+    there are no coordinators: any broker writes offsets to ZooKeeper, and `send` uses the least busy broker.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class Coordinator:
         return self._client.measures
 
     async def send(self, request: Any, deadline: float, patience_s: float | None = None) -> Any:
-        """Sends `request` and returns the response, which may take `patience_s` from sending on.
+        """Sends `request` and returns the response. Waits at most `patience_s` after sending.
 
-        Raises `BrokerError`. Then the next request finds the coordinator again.
+        Raises `BrokerError`. After an error, the next request finds the coordinator again.
         """
         node = await self.find(deadline)
         measures = self._client.measures
@@ -118,7 +118,7 @@ class Coordinator:
 
         They count from the last commit if Kafka knows no members of the group, and before 2.1 (KIP-211) in all groups.
         Returns `SHORTEST_RETENTION_S` if the setting cannot be read: before 0.11, or without the right DESCRIBE_CONFIGS
-        on the cluster. Returns None if it cannot be read at present.
+        on the cluster. Returns None if a temporary failure prevents reading it.
         """
         return await self._setting(
             "offsets.retention.minutes", lambda text: float(text) * 60, SHORTEST_RETENTION_S, None
@@ -129,7 +129,8 @@ class Coordinator:
         return await self._setting("offset.metadata.max.bytes", int, METADATA_BYTES, METADATA_BYTES)
 
     async def _setting(self, name: str, read: Callable[[str], T], never: T, not_now: U) -> T | U:
-        """Reads a setting of the coordinator. Returns `never` if that cannot succeed, `not_now` if it may later."""
+        """Reads a setting of the coordinator. Returns `never` if the read cannot succeed, `not_now` if a retry may
+        succeed."""
         node = self.node
         if self._client.api_version(DescribeConfigsRequest) is None:
             return never

@@ -48,8 +48,8 @@ class GroupOffsets:
     - Commits take effect in the order of the calls. One request is in flight at a time. Commits that wait meanwhile
       share the next request, and later offsets replace earlier ones. Many partitions take several requests, so that
       encoding does not block the event loop for long.
-    - One exception: if a broker does not respond within the request timeout, it may still apply that request after a
-      newer commit. Then records are read twice, and none is lost.
+    - Exception: a broker that does not respond within the request timeout may still apply that request after a newer
+      commit. Then records are read twice, and none is lost.
 
     With a `committer`, commits carry the generation and id of that member of a Kafka group. The coordinator refuses
     them after the generation has ended, and partitions that the member has released are not committed. Without it,
@@ -80,7 +80,7 @@ class GroupOffsets:
         self._retention = retention_s
         self.coordinator = coordinator or Coordinator(client, group, client.retry_backoff_s)
         self.committer = committer
-        """The member in whose name to commit; None: commits carry no member."""
+        """The member whose identity commits carry; None: commits carry no member."""
         self._in_zookeeper = in_zookeeper
         self._tasks: set[asyncio.Task[None]] = set()  # tasks of `commit_async`
         self._waiting: list[PendingCommit] = []  # in the order of the calls
@@ -238,10 +238,10 @@ class GroupOffsets:
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         """Commits the offset of the next record to read of each partition. Returns when Kafka has stored them.
 
-        Retries partitions that may succeed later, and gives up partitions that the cluster does not have. Leaves out
-        metadata that is too large, with a warning. Raises `CommitFailed` with the partitions that were not committed
-        and the reasons; all others were committed. It is `Fenced` if the `committer` does not hold one of them any
-        more. Raises `ConfigError` for an offset below 0, before anything is sent. A cancelled call may have committed.
+        Retries partitions that may succeed later, but not partitions that the cluster does not have. Drops metadata
+        that is too large, with a warning. Raises `CommitFailed` with the partitions that were not committed and the
+        reasons; all others were committed. The error is `Fenced` if the `committer` no longer holds one of them. Raises
+        `ConfigError` for an offset below 0, before anything is sent. A cancelled call may have committed.
         """
         if not offsets:
             return
@@ -250,7 +250,7 @@ class GroupOffsets:
     def commit_async(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> asyncio.Task[None]:
         """Starts a commit and returns its task, whose error the caller handles. `close` waits for it.
 
-        The commit has its place in the order when this returns.
+        When this returns, the order of the commit is fixed.
         """
         call = self._enter(offsets)
         task = asyncio.get_running_loop().create_task(self._finish(call), name="commit")
@@ -263,7 +263,7 @@ class GroupOffsets:
         return task
 
     def _enter(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> PendingCommit:
-        """Gives a commit its place in the order; the caller then awaits `_finish`."""
+        """Adds a commit to the queue, which fixes its order; the caller then awaits `_finish`."""
         cluster = self._client.metadata.cluster_id
         texts = {each.metadata for each in offsets.values()}  # usually the same text for all partitions
         sent = {text: as_committed(text or "", cluster) for text in texts}
@@ -279,7 +279,7 @@ class GroupOffsets:
         try:
             with self._client.measures.span("commit", partitions=len(call.left)):
                 async with self._turn:  # first come, first served
-                    # the request of an earlier call may have had these offsets too
+                    # an earlier call's request may already have committed these offsets
                     while call.left and time.monotonic() < deadline:
                         await self._send_some(deadline)
                 if call.failed or call.left:

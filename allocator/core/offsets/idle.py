@@ -56,13 +56,13 @@ class IdleOffsets:
         self._committed.update(dict.fromkeys(partitions, self._clock()))
 
     def not_ours(self) -> set[TopicPartition]:
-        """Returns the partitions that this member has not committed since it owns them."""
+        """Returns the partitions that this member has not committed since it became their owner."""
         return self._known().keys() - self._committed.keys()
 
     def due(self, period_s: float) -> set[TopicPartition]:
         """Returns the partitions to commit now.
 
-        When one commit is older than `period_s`, these are all whose commit is older than half of it.
+        Once a commit is older than `period_s`, returns every partition whose commit is older than half of `period_s`.
         """
         known, now = self._known(), self._clock()
         self._committed = {p: at for p, at in self._committed.items() if p in known}
@@ -83,7 +83,7 @@ class IdleOffsets:
             except AllocatorError as error:
                 log.debug("cannot commit %d idle offsets yet: %s", len(due), error)
             else:
-                self.committed(due)  # also partitions that were left out, because another member committed them
+                self.committed(due)  # includes partitions that were skipped because another member committed them
         return min(period_s / 2, CHECK_S)
 
     async def commit_again(self, partitions: Set[TopicPartition]) -> None:

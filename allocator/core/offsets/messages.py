@@ -38,11 +38,11 @@ class Identity(NamedTuple):
 
 
 class Committer(Protocol):
-    """The member in whose name offsets are committed. The memberships of Kafka's protocols implement it."""
+    """The member whose identity a commit carries. The memberships of Kafka's protocols implement it."""
 
     @property
     def identity(self) -> Identity | None:
-        """The current identity; None while this process is no member."""
+        """The current identity; None while this process is not a member."""
 
     def may_commit(self, partition: TopicPartition) -> bool:
         """Whether the member holds the partition, or is still releasing it."""
@@ -66,7 +66,7 @@ def commit_request(
     *,
     in_zookeeper: bool = False,
 ) -> OffsetCommit:
-    """Returns a commit in the name of a member, or without a member: generation -1 and no member id.
+    """Returns a commit request with a member's identity, or without a member: generation -1 and no member id.
 
     `retention_s`: seconds to keep the offsets; None: the broker's setting. `in_zookeeper`: use v0, which stores the
     offset without metadata.
@@ -122,7 +122,7 @@ def _listed(by_topic: Mapping[str, list[int]] | None, kind: Any) -> list[Any] | 
 
 
 def fetch_code(response: Any) -> int:
-    """Returns the error code of the group."""
+    """Returns the error code that an OffsetFetch response has for the whole group."""
     return int(response.groups[0].error_code if response.API_VERSION >= 8 else response.error_code)
 
 

@@ -32,7 +32,7 @@ class PendingCommit:
         self.unknown: dict[TopicPartition, int] = {}  # number of UNKNOWN_SERVER_ERRORs
         self.missing: dict[TopicPartition, int] = {}  # number of metadata responses without the partition
         self.failed: dict[TopicPartition, BrokerError] = {}
-        self.fenced = False  # the member does not hold some of the partitions any more
+        self.fenced = False  # the member no longer holds some of the partitions
         self.last: dict[TopicPartition, AllocatorError] = {}  # the last error of a partition that is left
 
     def note(
@@ -46,7 +46,7 @@ class PendingCommit:
                 self.failed[tp] = exc
                 self.fenced = self.fenced or fenced
             else:
-                self.left[tp] = self.left.pop(tp)  # at the end, behind partitions that were not sent yet
+                self.left[tp] = self.left.pop(tp)  # moves it to the end, after partitions that were not sent yet
                 self.last[tp] = exc
 
 
@@ -59,7 +59,7 @@ def _check(tp: TopicPartition, offset: Any) -> None:
 
 
 def take_some(callers: Iterable[PendingCommit], group: str) -> Offsets:
-    """Returns as many of their offsets as fit into one request, for each partition the newest."""
+    """Returns the newest offset of each partition in `callers`, as many as fit into one request."""
     some: Offsets = {}
     bytes_left = MOST_BYTES
     for call in callers:

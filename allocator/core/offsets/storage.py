@@ -52,7 +52,7 @@ class StoredOffsets(GroupOffsets):
             return super().commit_async(offsets)
         if self.storage == "zookeeper":
             return self._old.commit_async(offsets)
-        # both commits have their place in the order before the first await
+        # starts both commits before the first await, so that their order is fixed
         each = super().commit_async(offsets), self._old.commit_async(offsets)
         return self._kept(asyncio.get_running_loop().create_task(_both(*each), name="commit"))
 

@@ -87,11 +87,12 @@ class OffsetTracker:
     def begin(
         self, partition: TopicPartition, committed: OffsetAndMetadata | None, reached: Committed | None = None
     ) -> OffsetAndMetadata | None:
-        """Returns where a partition that was just assigned starts: at the committed offset, or where this process was.
+        """Returns the start of a newly assigned partition: the committed offset, or the offset that this process
+        reached.
 
-        The offset that this process reached counts if it is higher and no other process has committed since. Then a
-        commit of this process has failed, or an older one overtook it. Any other commit counts as it is. It may be
-        lower on purpose: an operator or another owner may have sought there.
+        The reached offset is used if it is higher and no other process has committed since. In that case a commit of
+        this process has failed, or an older commit overtook it. Otherwise the committed offset is used, even if it is
+        lower: an operator or another owner may have sought there on purpose.
 
         `reached`: the offset that a processor knows to be done, instead of the offset that was delivered here.
         """
@@ -119,7 +120,7 @@ class OffsetTracker:
         self._members.add(member_id)
 
     def is_own(self, committed: OffsetAndMetadata) -> bool:
-        """Returns whether this process committed the offset. False if the metadata names no member."""
+        """Returns whether this process committed the offset; False if the commit's metadata names no member."""
         found = committed if isinstance(committed, Committed) else as_written(committed)
         return found.member in self._members
 
@@ -145,7 +146,7 @@ class OffsetTracker:
     def uncommitted(
         self, partitions: Iterable[TopicPartition] | None = None, *, in_hand: bool = False
     ) -> dict[TopicPartition, int]:
-        """Returns the done offsets that are not committed. `in_hand`: also delivered offsets that are not done."""
+        """Returns the done offsets that are not committed. With `in_hand`, also delivered offsets that are not done."""
         reached = dict(self._done)
         if in_hand:
             reached.update((p, offset) for p, offset in self._handed.items() if offset != REPLACED)

@@ -1,4 +1,4 @@
-"""Produces the rows of Arrow columns with the compiled encoder (`_encode.h`), without an object for each record."""
+"""Encodes the rows of Arrow columns with the compiled encoder (`_encode.h`), without an object for each record."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ColumnsToSend(NamedTuple):
         return ColumnsToSend(*(None if column is None else change(column) for column in self))
 
     def encoder(self, first: int, end: int) -> EncodeRows:
-        """Returns a function that encodes the rows from `first` to `end`, without `end`."""
+        """Returns a function that encodes the rows from `first` up to, not including, `end`."""
         from allocator.core import _records  # type: ignore[attr-defined, unused-ignore]
 
         keys, values, headers = map(_buffers, self)

@@ -36,7 +36,7 @@ TARGET_BYTES: Final = 512 << 10
 # The length field has 31 bits. It does not count the 12 bytes of the base offset and of itself
 MOST_BYTES: Final = (1 << 31) - 1 + 12
 
-# fields of a record: the unused attributes, the length of a null, the count of no headers
+# encoded fields of a record: attributes (unused), the length that means null, a header count of 0
 _ATTRIBUTES, _NULL, _NONE = b"\0", b"\x01", b"\0"
 _INT64: Final = 1 << 63
 
@@ -70,13 +70,13 @@ class Encoded(NamedTuple):
         """Returns the bytes to send with this producer id, epoch and first sequence number."""
         times = self.base_time, self.max_time
         checked = _CHECKED.pack(self.attributes, self.records - 1, *times, producer, epoch, sequence, self.records)
-        length = self.size - 12  # of the rest of the batch
+        length = self.size - 12  # the length field does not count itself and the base offset
         front = _FRONT.pack(0, length, -1, 2, crc32c(self.payload, crc32c(checked)))
         return b"".join((front, checked, self.payload))
 
 
 class BatchTooLarge(AllocatorError):
-    """A record of almost 2 GiB does not fit into a batch of v2."""
+    """A record of almost 2 GiB is too large for any v2 batch."""
 
     def __init__(self, topic: str, partition: int, encoded: Encoded) -> None:
         super().__init__(
@@ -174,7 +174,7 @@ class Writer:
 
     def __init__(self, records: Iterator[Record]) -> None:
         self._records = records
-        self._held: Record | None = None  # the record that ended the last batch
+        self._held: Record | None = None  # the record that did not fit into the previous batch
 
     def write(self, target: int) -> Rows | None:
         """Encodes the next records until they have `target` bytes. Returns None after the last record.
@@ -211,7 +211,7 @@ class Writer:
                     break
         except CorruptRecordError:
             if not index:
-                raise  # else the next call raises it again
+                raise  # no records to return first; otherwise the next call raises this error
         if not index:
             return None
         return b"".join(parts), index, base_time, max_time, runs, expected

@@ -1,4 +1,4 @@
-"""Chooses partitions: by murmur2 of the key, like Java's producer; records without a key go round the partitions."""
+"""Chooses partitions: by murmur2 of the key, like Java's producer; in turn for records without a key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MASK: Final = 0xFFFFFFFF
 
 
 class Partitioner:
-    """Chooses the partitions of records that name none."""
+    """Chooses the partition of each record for which the caller names none."""
 
     def __init__(self) -> None:
         self.keyless = random.randrange(1 << 20) * RUN

@@ -19,8 +19,8 @@ from allocator.producer.partitioner import Partitioner
 from allocator.producer.sender import BatchSender, PartitionQueue, Pending
 from allocator.types import TopicPartition
 
-# The broker has lost its state of the producer, for example because retention deleted the producer's last record. It
-# stored nothing and accepts the batch under a new epoch. 0.11 sends the first of these codes then
+# The broker has forgotten the producer's sequence numbers, for example because retention deleted its last record. The
+# broker stored nothing, and accepts the batch under a new epoch. Kafka 0.11 sends the first of these codes
 STATE_LOST = frozenset((ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID))
 
 
@@ -46,7 +46,7 @@ class _RecordBatch(BatchBuilder):
     def __init__(self, magic: int, codec: int) -> None:
         super().__init__(magic, codec)
         self.delivered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # retrieves the error: a caller that only awaits `flush` does not
+        # retrieves the error for callers that only await `flush`; otherwise asyncio logs it as never retrieved
         self.delivered.add_done_callback(lambda delivered: delivered.cancelled() or delivered.exception())
 
 
@@ -56,8 +56,8 @@ class Producer:
     It collects records into batches of up to `batch_bytes` for up to `linger_s`. `append` and `append_columns` wait
     while `buffer_bytes` are not acknowledged. `flush` returns when all records are acknowledged, or raises
     DeliveryFailed. If a batch is not acknowledged within `timeout_s`, it fails together with the later batches of its
-    partition, and new records are sent under a new producer id. If retention deleted the records of the producer, and
-    with them the broker's state of it, the next batches are sent under a new epoch.
+    partition, and new records are sent under a new producer id. When retention deletes the producer's records, brokers
+    also forget its sequence numbers; the producer then continues under a new epoch.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Producer:
             raise failed
 
     async def find(self, topic: str) -> tuple[int, ...]:
-        """Returns the partitions of a topic. Creates the topic if the brokers allow that.
+        """Returns the partitions of a topic. The metadata request creates the topic if the brokers allow that.
 
         Raises TopicNotFound if the topic does not exist after `timeout_s`.
         """
@@ -229,7 +229,8 @@ class Producer:
             self._fail(partition, queue, error)
 
     def _fail(self, partition: TopicPartition, queue: PartitionQueue[_RecordBatch], error: AllocatorError) -> None:
-        """Gives up all batches of a partition: without the first, brokers would refuse the sequence of the next."""
+        """Fails all batches of a partition: without the first batch, brokers would refuse the sequence number of the
+        next."""
         self._sender.drop([partition])
         self._open.pop(partition, None)
         for item in queue.pending:

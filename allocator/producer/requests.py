@@ -15,7 +15,7 @@ MAX_VERSION, TRANSACTIONAL_MAX_VERSION = 12, 11
 
 
 def init_request(name: str | None = None, timeout_s: float = 60.0) -> Any:
-    """Returns a request for a producer id. `name`: transactional id, whose open transaction the request aborts."""
+    """Returns a request for a producer id. `name`: transactional id; the request aborts its open transaction."""
     return InitProducerIdRequest(
         transactional_id=name,
         transaction_timeout_ms=int(timeout_s * 1000),

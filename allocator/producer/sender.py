@@ -1,4 +1,4 @@
-"""Sends batches to partitions in order and each once, with several requests in flight.
+"""Sends each batch to its partition once and in order, with several requests in flight.
 
 Protocol: Produce v0 to v12 with one batch for each partition, InitProducerId (KIP-98). From Kafka 0.11 on, producer id
 and sequence numbers let the broker ignore a repeated batch and refuse a batch that overtook another. Older brokers get
@@ -70,27 +70,28 @@ class SequenceLost(BrokerError):
 
 @dataclass
 class Pending(Generic[B]):
-    """A batch that waits for its turn or for its acknowledgement."""
+    """A batch that is not sent or not acknowledged yet."""
 
     batch: B
     size: int = 0
-    """Bytes that `BatchSender.held` includes for it."""
+    """Bytes of this batch that `BatchSender.held` counts."""
     ready_at: float = 0.0
-    """When to send it, by the clock of the loop; 0: at once."""
+    """Earliest time to send the batch, by the clock of the loop; 0: at once."""
     expires_at: float = math.inf
     sequence: Optional[int] = None
     """Sequence number of its first record; None before the first attempt."""
     offset: Optional[int] = None
-    """Where the broker stored it, if an earlier batch is not acknowledged yet."""
+    """Offset at which the broker stored the batch, kept while an earlier batch is not acknowledged."""
     maybe_written: bool = False
-    """Whether a broker may have stored it, or has acknowledged it."""
+    """Whether a broker may have stored the batch, or has acknowledged it."""
     corrupt: int = 0
     """Number of CORRUPT_MESSAGE errors."""
 
 
 @dataclass
 class PartitionQueue(Generic[B]):
-    """The batches of one partition in order: `sent` are in flight or not acknowledged in order, `waiting` follow."""
+    """The batches of one partition, in order. `sent` are in flight, or acknowledged before an earlier batch; `waiting`
+    follow."""
 
     producer: int
     epoch: int
@@ -100,9 +101,9 @@ class PartitionQueue(Generic[B]):
     unanswered: int = 0
     """Requests in flight."""
     max_sent: int = 1
-    """Maximum of `sent`. Starts at 1, because brokers accept any sequence in the first batch of a new producer."""
+    """Maximum length of `sent`. Starts at 1, because brokers accept any sequence number from a new producer."""
     broken: bool = False
-    """Whether a batch of `sent` failed: nothing is sent until all responses are there."""
+    """Whether a batch of `sent` failed. Then nothing is sent until all responses have arrived."""
     error: Optional[BrokerError] = None
     """The last failure since a batch was acknowledged."""
     refused: bool = False
@@ -127,7 +128,8 @@ class PartitionQueue(Generic[B]):
         return data
 
     def failed(self, item: Pending[B], error: BrokerError) -> None:
-        """Notes why a batch was not acknowledged. Only the first batch can be refused; later ones are sent again."""
+        """Stores why a batch was not acknowledged. Only the first batch can be refused; later batches are sent
+        again."""
         first, misplaced = item is self.sent[0], error.code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
         again = error.retriable or misplaced
         if error.code == ErrorCode.CORRUPT_MESSAGE:
@@ -142,7 +144,7 @@ class PartitionQueue(Generic[B]):
         self.tries += 1
 
     def rewind(self) -> None:
-        """Moves all batches of `sent` back to `waiting`. Brokers recognise the ones that they already stored."""
+        """Moves all batches of `sent` back to `waiting`. Brokers recognise batches that they have already stored."""
         for item in self.sent:
             item.offset = None
         self.waiting.extendleft(reversed(self.sent))
@@ -158,7 +160,7 @@ class PartitionQueue(Generic[B]):
         if self.epoch >= LAST_EPOCH or any(item.maybe_written for item in items):
             return False
         self.epoch += 1
-        # the broker accepts any number first in an epoch, so batch 0 must be sent alone
+        # a broker accepts any first sequence number of an epoch, so only batch 0 may be in flight at first
         self.sequence, self.max_sent = 0, 1
         for item in items:
             item.sequence = None
@@ -184,7 +186,7 @@ class BatchSender(Generic[B]):
     Call `add` for a partition, then `put` its batches. `run` sends them until they are acknowledged.
 
     - `acked` is called for each acknowledged batch, in the order of its partition.
-    - `refused` is called if the first batch of a partition has expired, or no retry can succeed. It drops the
+    - `refused` is called if the first batch of a partition has expired, or no retry can succeed. The callback drops the
       partition, changes the queue so that its batches can be sent again, or raises the error, which ends `run`. The
       default raises.
     - While `may_send` returns False, nothing is sent. So a process that was replaced while it was suspended writes
@@ -241,7 +243,7 @@ class BatchSender(Generic[B]):
     async def run(self, tasks: BackgroundTasks) -> None:
         """Sends batches until cancelled. `tasks` runs the requests."""
         self.stopped = False
-        self._under_way.clear()  # a request that was cancelled before its first step still counts
+        self._under_way.clear()  # forgets requests that were cancelled before they started, which nothing else removes
         try:
             while True:
                 self._wake.clear()
@@ -252,7 +254,7 @@ class BatchSender(Generic[B]):
             self.stop()
 
     def stop(self) -> None:
-        """Ends every wait for an acknowledgement."""
+        """Wakes all callers that wait for an acknowledgement."""
         self.stopped = True
         self._progress.set()
 
@@ -294,7 +296,7 @@ class BatchSender(Generic[B]):
     ) -> Pending[B] | None:
         """Adds a batch. Returns None if the partition was dropped after the caller got `queue`.
 
-        The partition may have another queue by then, and the batch may not fit behind the batches there.
+        The partition may have another queue by then, and the batch may not fit after its batches.
         """
         if queue is None or self.queues.get(partition) is not queue:
             return None
@@ -302,7 +304,7 @@ class BatchSender(Generic[B]):
         self.resize(item)
         queue.waiting.append(item)
         self._ready[partition] = None
-        self._wake.set()  # also if it is not ready: `run` computes how long to wait
+        self._wake.set()  # wakes `run` even if the batch is not ready, because `run` must recompute how long to wait
         return item
 
     def resize(self, item: Pending[B]) -> None:
@@ -400,7 +402,7 @@ class BatchSender(Generic[B]):
             chosen[leader][partition] = queue, item, queue.take()
             self.resize(item)
             sizes[leader] += item.size
-            # behind the other partitions
+            # moves the partition after all others
             self._ready[partition] = self._ready.pop(partition)
         for leader, batches in chosen.items():
             self._under_way[leader] += 1

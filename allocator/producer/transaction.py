@@ -43,7 +43,7 @@ class TooLargeForTopic(BrokerError):
 
 
 class _Batch(BatchBuilder):
-    """A batch that can be split."""
+    """A batch that keeps its records, so that it can be split."""
 
     def __init__(self, rows: Sequence[NewRecord]) -> None:
         super().__init__(2, 0, transactional=True)
@@ -56,8 +56,8 @@ class TransactionalWriter:
     """Writes one transaction at a time. `name`: transactional id.
 
     Guarantee: a reader with isolation_level "read_committed" sees all records of a `write` or none, and sees them once
-    `write` has returned. `open` aborts the unfinished transaction of any other writer with this name, which can write
-    no more. Readers with "read_uncommitted" also see records of aborted transactions.
+    `write` has returned. `open` aborts the unfinished transaction of any other writer with this name. That writer can
+    no longer write. Readers with "read_uncommitted" also see records of aborted transactions.
     """
 
     def __init__(self, client: KafkaClient, name: str, *, timeout_s: float = 60.0) -> None:
@@ -193,7 +193,7 @@ class TransactionalWriter:
             return BrokerError(
                 f"{what}: another process has begun to write as {self._name!r}, and this one ends", code=code
             )
-        # the code of a partition that does not know the newer epoch yet (KIP-890)
+        # a partition sends this code while it does not know the newer epoch yet (KIP-890)
         if code == ErrorCode.INVALID_TXN_STATE:
             return BrokerError(
                 f"{what}: the transaction {self._name!r} is over: another process has begun to write, or it took "

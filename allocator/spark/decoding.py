@@ -94,7 +94,7 @@ def _check(df: DataFrame, column: str, into: str, error: str) -> None:
 
 
 def _run_apart(work: Coroutine[Any, Any, T]) -> T:
-    """Runs `work` in a thread, because a notebook already runs a loop in its own."""
+    """Runs `work` in a new thread, because in a notebook the current thread already runs an event loop."""
     with ThreadPoolExecutor(1) as threads:
         return threads.submit(asyncio.run, work).result()
 

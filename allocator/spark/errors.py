@@ -29,7 +29,7 @@ HIDE = "SPARK_HIDE_TRACEBACK"  # pyspark's workers read this variable
 
 
 class DataLoss(AllocatorError):
-    """Offsets to read do not exist, or not any more, and `fail_on_data_loss` is true."""
+    """The log lacks some of the offsets to read, and `fail_on_data_loss` is true."""
 
 
 class NothingRead(AllocatorError):
@@ -39,7 +39,7 @@ class NothingRead(AllocatorError):
 
 
 class CheckpointMismatch(AllocatorError):
-    """A stream's checkpoint names other topics than its options."""
+    """The topics in a stream's checkpoint do not match the topics in its options."""
 
 
 class GroupInUse(AllocatorError):
@@ -92,16 +92,15 @@ def plain_errors() -> Iterator[None]:
 
 
 def plain(error: BaseException) -> Optional[AllocatorError]:
-    """Returns the error of this library behind `error` of pyspark or py4j, else SparkFailed with its first line.
-
-    Returns None if `error` is not from pyspark or py4j.
+    """Returns the error of this library that caused `error` of pyspark or py4j, otherwise SparkFailed with its first
+    line. Returns None if `error` is not from pyspark or py4j.
     """
     if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
         return None
     text = _STATE.sub("", str(error))
     own = [(kind, said) for where, name, said in _OWN.findall(text) if (kind := _kind(where, name)) is not None]
     if own:
-        kind, said = own[-1]  # its cause comes before it
+        kind, said = own[-1]  # the last error is the outermost; its causes come before it
         found = kind.__new__(kind)
         Exception.__init__(found, _STATE.sub("", said).strip())
         return found

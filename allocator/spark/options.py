@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SECURITY = {f"security.{key}": key for key in KEYS if key != "ssl_context"}  # no text gives this object
+SECURITY = {f"security.{key}": key for key in KEYS if key != "ssl_context"}  # an SSL context cannot be written as text
 SECRETS = {"sasl_oauth_client_secret", "sasl_plain_password", "ssl_password"}
 
 READ, STREAM, WRITE = "read", "readStream", "write"
@@ -76,7 +76,7 @@ _TIME = _Parsed("a time (milliseconds since the epoch, or ISO 8601 with its zone
 
 @dataclass(frozen=True)
 class Options:
-    """All options, checked."""
+    """The checked options of a reader or writer."""
 
     brokers: tuple[str, ...] = shared("brokers")
     topics: Optional[tuple[str, ...]] = setting(
@@ -292,7 +292,7 @@ def _option(name: str, faults: Faults) -> str | None:
     if normal in _BY_NAME:
         return _BY_NAME[normal]
     if normal == "checkpointlocation":
-        return None  # an option of Spark, which it passes to sinks as well
+        return None  # an option of Spark itself, which Spark also passes to sinks
     if normal in _IGNORED:
         log.warning("option %s has no effect here", name)
         return None
@@ -367,7 +367,7 @@ def _check_member(options: Options, names: Mapping[str, str], fault: Any) -> Non
         fault(_OPTION.get(found.settings[0], found.settings[0]), found.text(values))
 
 
-# keywords of `Consumer` whose option has another name
+# keyword of `Consumer` -> the option, where the names differ
 _OPTION = {"pattern": "topics_pattern", "root": "zookeeper_root"}
 
 

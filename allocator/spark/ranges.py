@@ -111,7 +111,7 @@ def limit_ends(
         return dict(end)
     shares = {tp: most * size // total for tp, size in sizes.items()}
     left = most - sum(shares.values())
-    # rounding leaves a rest, which goes to the partitions that lost the most by it
+    # rounding down leaves some offsets over; they go to the partitions that lost the most by rounding
     by_rest = sorted(sizes, key=lambda tp: (-(most * sizes[tp] % total), tp))
     for tp in by_rest[:left]:
         shares[tp] += 1

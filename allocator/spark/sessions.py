@@ -37,7 +37,7 @@ def session(name: str, master: str | None = None, conf: Mapping[str, str] | None
         ) from error
     from allocator.spark.source.source import register
 
-    # with spark-submit the JVM runs already
+    # with spark-submit the JVM is already running
     if "PYSPARK_GATEWAY_PORT" not in os.environ and SparkSession.getActiveSession() is None:
         os.environ["JAVA_HOME"] = java_home()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

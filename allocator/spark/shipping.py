@@ -34,7 +34,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 def shipped(kind: type, state: dict[str, Any]) -> tuple[Any, ...]:
     """Returns the result of `__reduce__` for an instance of `kind`."""
-    # pickled apart, because the state names classes of this package, too
+    # pickles the state separately, because it also refers to classes of this package
     return rebuild, (kind.__module__, kind.__qualname__, cloudpickle.dumps(state))
 
 

@@ -19,7 +19,7 @@ __all__ = ["Extent", "Range", "Topic"]
 
 # options that the ranges replace
 RANGED = ("group", "starting_offsets", "ending_offsets", "starting_timestamps", "ending_timestamps")
-# options that `frame` sets itself
+# options that only `frame` may set
 CHOSEN = ("brokers", "topics", "include_headers")
 
 

@@ -197,7 +197,7 @@ def test_a_log_that_is_cut_during_a_task_is_data_loss_or_read_again(
                 cluster.changed()
     except DataLoss as loss:
         assert fail_on_data_loss
-        assert "cut:0 was read up to offset 21, but a leader without the records from offset 10 on" in str(loss)
+        assert "cut:0 was read up to offset 21, but the new leader lacks the records from offset 10 on" in str(loss)
         assert found == list(range(20))
     else:
         assert not fail_on_data_loss

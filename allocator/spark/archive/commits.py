@@ -101,7 +101,7 @@ class Manifest:
         return cls(number, "append", topic, ids[0] or None, ids[1] or None, ranges, (), "", "", columns=columns)
 
     def to_bytes(self) -> bytes:
-        # converted first: JSON turns partitions into texts, which sort differently from numbers
+        # round-trips through JSON first: it turns partition numbers into text keys, which sort differently
         body = json.loads(json.dumps({"format": FORMAT, **asdict(self)}))
         return json.dumps({**body, "checksum": _checksum(body)}, indent=1).encode()
 

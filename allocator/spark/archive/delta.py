@@ -132,7 +132,7 @@ class DeltaStore(TableStore):
                 schema=self._columns,
                 partition_by=_PARTITIONED,
                 configuration=configuration,
-                raise_if_key_not_exists=False,  # the names are not Delta's
+                raise_if_key_not_exists=False,  # these property names are not defined by Delta
             )
         except DeltaError as error:
             if deltalake.DeltaTable.is_deltatable(self.place):

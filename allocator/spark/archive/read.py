@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Reach = dict[int, tuple[int, int]]
-LOW, HIGH = "_allocator_low", "_allocator_high"  # names that no user has
+LOW, HIGH = "_allocator_low", "_allocator_high"  # column names that no user data has
 
 
 class Archive:

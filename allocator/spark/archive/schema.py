@@ -102,7 +102,7 @@ def _merge(one: Any, other: Any) -> bool:
 
 
 def united(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the columns of both, which `_merge` accepts, with all fields of their structs."""
+    """Merges the columns of both sides, which `_merge` must have accepted. Structs get the fields of both sides."""
     return {**one, **{name: _unite(one[name], kind) if name in one else kind for name, kind in other.items()}}
 
 
@@ -141,7 +141,8 @@ def _maker(column: str, spec: str) -> Callable[[], Column]:
 
             _check_ddl(column, schema)
             F, name = _functions(), "allocator_does_not_fit"
-            # without this field Spark gives a struct of nulls for a value that does not fit
+            # adds a field for invalid values: without it, Spark decodes them to a struct of nulls, as if they were
+            # valid
             wanted = StructType.fromDDL(schema).add(name, "string")
             found = F.from_json(F.col(column).cast("string"), wanted, {"columnNameOfCorruptRecord": name})
             return F.when(found[name].isNull(), found.dropFields(name))
@@ -183,7 +184,7 @@ def _avro(column: str, path: Path, skip: int) -> Callable[[], Column]:
         parsed = as_reader_schema(path.read_text())
         shape = column_type(parsed)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{column}: {path} is not an Avro schema with types that Spark has: {error}") from error
+        raise ConfigError(f"{column}: {path} is not an Avro schema that Spark has types for: {error}") from error
 
     def decode(data: Optional[bytearray]) -> Any:
         if data is None or len(data) < skip or (skip and data[0] != 0):

@@ -40,7 +40,7 @@ class TableStore:
         return self.place
 
     def write(self, rows: DataFrame, staged: str, ranges: Reach) -> tuple[DataFile, ...]:
-        """Writes the files. The table does not have them before `commit`."""
+        """Writes the data files. They become part of the table only with `commit`."""
         self._columns = arrow_schema(rows)
         return write_arrow(rows, self.location(), staged, ranges, with_partition=self._with_partition)
 

@@ -111,7 +111,7 @@ def archive(
     transform: a function from DataFrame to DataFrame that adds columns (see `schema.decoder`) or omits records; topic,
     partition and offset must stay. offsets_per_commit: Higher: fewer, larger files; lower: less work to repeat after a
     crash. allow_gaps: continue after records that retention deleted unarchived, and list them in the manifest.
-    progress: called with the number of offsets that are done, and of all.
+    progress: called with the number of archived offsets and the total.
 
     Raises ArchiveMismatch for an archive of another cluster or of a recreated topic, SchemaMismatch for columns that
     cannot be read together with those of earlier runs, ArchiveCorrupt, ArchiveBusy, ArchiveFull, DataLoss, ConfigError,
@@ -127,7 +127,7 @@ def archive(
     def plan() -> tuple[Extent, list[Manifest], Reach]:
         """Sets the report's ranges and gaps. Its last result is an empty range at the start of each new partition."""
         alive = store.live()
-        extent = topic.extent()  # after the commits, which must not be ahead of it
+        extent = topic.extent()  # read after the commits, so that it cannot be older than they are
         start, report.gaps = _start(alive, topic.name, extent, allow_gaps)
         report.ranges = {p: (at, extent.chosen[p][1]) for p, at in start.items() if at < extent.chosen[p][1]}
         return extent, alive, {p: (at, at) for p, at in start.items() if p not in reach_of(alive)}
@@ -137,10 +137,10 @@ def archive(
         report.seconds = time.monotonic() - began
         return report
     if report.ranges:
-        spark = spark or session("allocator archive")  # before the lock, because it takes seconds
+        spark = spark or session("allocator archive")  # started before the lock is taken, because it takes seconds
     with store.locked():  # also completes the commit of a killed run
         if report.ranges or report.gaps or new:
-            extent, alive, new = plan()  # again, because another run may have added commits
+            extent, alive, new = plan()  # planned again, because another run may have added commits
         todo, gaps = report.ranges, report.gaps
         done, total = 0, report.offsets
         if progress is not None and todo:

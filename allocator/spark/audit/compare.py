@@ -71,7 +71,8 @@ class Comparison:
         by: str,
         ends: tuple[Mapping[int, int], Mapping[int, int]] | None = None,
     ) -> None:
-        """With `ends` (by side: partition -> offset), drops rows from there on that have no partner."""
+        """With `ends` (for each side: partition -> offset), drops rows at or after these offsets that have no
+        partner."""
         self._by = by
         self._kept: list[DataFrame] = []
         self._alone = self._altered = True
@@ -125,11 +126,12 @@ class Comparison:
         return found
 
     def differences(self) -> DataFrame | None:
-        """Returns rows of kind, t, lp, lo, rp, ro, fields (the altered ones), passed (the offset that came too early).
+        """Returns one row for each difference, or None if there are no differences. Call it after `partitions`.
 
-        Call it after `partitions`. Returns None if that found no differences.
+        Columns: kind, t, lp, lo, rp, ro, `fields` (the altered fields), `passed` (the offset that came too early).
         """
-        found = [self._reordered()] if self._by != "offset" else []  # the offset identifies a record
+        # by "offset", each record has a fixed place, so none can be reordered
+        found = [self._reordered()] if self._by != "offset" else []
         if self._altered:
             found.append(self._altered_in_place())
         if self._alone:

@@ -124,7 +124,7 @@ def _check(by: str | None, ignore: Collection[str], samples: int) -> None:
     if unknown:
         raise ConfigError(f"ignore: {unknown[0]!r} is not a field of a record; fields are {', '.join(FIELDS)}")
     if set(ignore) >= set(FIELDS):
-        raise ConfigError("ignore names every field: nothing would be compared")
+        raise ConfigError("ignore lists every field, so nothing would be compared")
     if samples < 0:
         raise ConfigError(f"samples = {samples} must be 0 or more")
 
@@ -171,8 +171,8 @@ def _common(has: Reach, covered: Reach) -> dict[int, tuple[int, int]]:
 
 
 def _still_there(covered: Reach, has: Reach, notes: list[str]) -> dict[int, tuple[int, int]]:
-    """Returns the part of an archive that retention has not deleted. Offsets beyond the end of the topic stay: an
-    error."""
+    """Returns the part of an archive that retention has not deleted from the topic. Keeps offsets beyond the topic's
+    end, which the audit reports as differences."""
     found = {p: (max(low, min(high, has.get(p, (low, high))[0])), high) for p, (low, high) in covered.items()}
     deleted = sum(found[p][0] - low for p, (low, _) in covered.items())
     newer = sum(max(0, end - covered.get(p, (0, first))[1]) for p, (first, end) in has.items())

@@ -24,7 +24,7 @@ KINDS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class PartitionDifference:
-    """One partition of one side. `checksum` covers all its records, in any order."""
+    """The records of one partition on one side. `checksum` does not depend on their order."""
 
     topic: str
     partition: int

@@ -110,7 +110,7 @@ async def _produce(link: ClusterLink, options: Options, batches: Iterator[pa.Rec
             compression=options.compression,
             timeout_s=options.timeout_s,
         ) as producer:
-            # in a thread, so that requests continue while Spark computes the next rows
+            # waits in a thread for Spark's next rows, so that the event loop continues to send requests
             read = functools.partial(asyncio.get_running_loop().run_in_executor, None, next, batches, None)
             while (batch := await read()) is not None:
                 count += await _add_batch(producer, options, batch, count)

@@ -54,7 +54,7 @@ class PartitionSkew(NamedTuple):
 
     @property
     def holes(self) -> int:
-        """Number of offsets without a record (compaction, transactions)."""
+        """Number of offsets without a record, which compaction and transactions leave."""
         return self.last_offset - self.first_offset + 1 - self.records
 
 

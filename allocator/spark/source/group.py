@@ -48,7 +48,8 @@ async def commit(
 ) -> bool:
     """Commits the next offset of each partition. Returns False, with a warning, if a retry may succeed.
 
-    `ids` has the id of each topic. Raises GroupInUse if the group has members now, CommitFailed if a retry cannot help.
+    `ids` has the id of each topic. Raises GroupInUse if the group has members now, and CommitFailed if a retry cannot
+    succeed.
     """
     assert options.group is not None
     group = GroupOffsets(client, options.group, timeout_s=min(options.timeout_s, 30.0))

@@ -100,9 +100,9 @@ class _Tenure:
     """One ownership of a partition, which may leave and come back while a response is awaited."""
 
     leaving: bool = False
-    """Revoked, and to be released at the next border."""
+    """True once the partition is revoked. The next `border` releases it."""
     running: bool = False
-    """A batch has read it, so the checkpoint knows its position better than the group."""
+    """True once a batch has read the partition: the checkpoint's position is then newer than the committed offset."""
     committed: Optional[int] = None
 
 
@@ -136,7 +136,7 @@ class _MemberRunner(AssignmentListener):
         begin.update(await self._found(new))
         if new:
             log.info("%s: the next batch reads %d additional partitions", self._group, len(new))
-        # without partitions that were lost meanwhile: another member may have committed since
+        # drops partitions that were lost meanwhile: another member may have committed since
         begin = {tp: at for tp, at in begin.items() if self._held.get(tp) is held[tp]}
         for tp in begin:
             held[tp].running = True
@@ -269,7 +269,7 @@ class _MemberRunner(AssignmentListener):
                 {tp: OffsetAndMetadata(at, stamped(stamp, ids.get(tp.topic)), -1) for tp, at in changed.items()}
             )
         except CommitFailed as error:
-            # the next owner reads the records again; none is skipped
+            # safe to continue: the next owner reads the records again and skips none
             log.warning("%s", error)
         else:
             for tp, at in changed.items():

@@ -54,8 +54,8 @@ class PushedFilters:
         cut = [r for r in cut if r.size > 0]
         if self.since_ms is not None and cut:
             found = await list_offsets(client, {r.tp: self.since_ms for r in cut}, timeout_s=options.timeout_s)
-            # a partition without a record that new is left out. Brokers before 0.10.1 use the time of the segment file,
-            # which does not bound the times of its records
+            # leaves out a partition whose records are all older. Brokers before 0.10.1 use the time of the segment
+            # file, which does not bound the times of its records
             first = {tp: 0 if there.timestamp < 0 else there.offset for tp, there in found.items() if there is not None}
             cut = [r._replace(start=max(r.start, first[r.tp])) for r in cut if r.tp in first]
         return [r for r in cut if r.size > 0]

@@ -28,7 +28,7 @@ TASK_RECORDS = 100
 
 
 class Piece(InputPartition):  # type: ignore[misc]  # pyspark is not followed
-    """The ranges of one task, of different partitions."""
+    """The ranges of offsets that one task reads, at most one for each partition."""
 
     def __init__(self, wanted: Sequence[Range]) -> None:
         super().__init__([tuple(each) for each in wanted])
@@ -55,8 +55,8 @@ def pieces(options: Options, ranges: Iterable[Range]) -> list[InputPartition]:
 def read_ranges(options: Options, wanted: Sequence[Range], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yields all existing records of `wanted`, as batches with the columns of `schema`; each range in order.
 
-    It reads all ranges at once; they are of different partitions. It skips offsets without a record (compaction,
-    markers, aborted records). Raises `DataLoss` for offsets outside the log, but only warns without
+    It reads all ranges at once. They must belong to different partitions. It skips offsets without a record
+    (compaction, markers, aborted records). Raises `DataLoss` for offsets outside the log, but only warns without
     `fail_on_data_loss`. Raises `NothingRead` with the partition after `timeout_s` without a record, and errors of a
     partition (`CorruptRecordError`, `TopicAuthorizationFailed`, ...).
     """
@@ -115,9 +115,9 @@ async def _why_lost(reader: RangeReader, wanted: Mapping[TopicPartition, Range],
         )
     if isinstance(error, LogTruncated) and error.divergent_offset is not None:
         return (
-            f"{name} was read up to offset {error.offset}, but a leader without the records from offset "
-            f"{error.divergent_offset} on was elected; start again, or set fail_on_data_loss to false to continue with "
-            "the present records"
+            f"{name} was read up to offset {error.offset}, but the new leader lacks the records from offset "
+            f"{error.divergent_offset} on; start again, or set fail_on_data_loss to false to continue with "
+            "the records that it has"
         )
     begin, end = (await reader.bounds([tp]))[tp]
     return (

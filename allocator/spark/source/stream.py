@@ -47,7 +47,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self.options = options
         self.columns = columns
         self._link: ClusterLink | None = None
-        # the start of the stream, before which no batch has read
+        # the offsets at which the stream starts; no batch has read records before them
         self._initial_positions: StreamOffsets | None = None
         self._committed: Offsets = {}
         self._latest: Offsets = {}
@@ -59,7 +59,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._member = None if options.membership == "none" else StreamMember(options)
 
     def __getstate__(self) -> dict[str, Any]:
-        # tasks get a copy without connection and state
+        # Spark pickles this reader for its tasks, which need neither the connection nor the state
         return {"options": self.options, "columns": self.columns}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -106,7 +106,8 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
             link.close()
 
     def _too_few(self, before: StreamOffsets, after: StreamOffsets) -> bool:
-        """Returns whether the batch waits for more records. The first batch and those of AvailableNow do not wait."""
+        """Returns whether the batch waits for more records. The first batch, and batches of AvailableNow, do not
+        wait."""
         least = self.options.min_offsets_per_trigger
         if least is None or self._target is not None or self._planned_at is None:
             return False
@@ -158,12 +159,12 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         if self._member is not None:
             return await self._next_as_member(client, self._member, before, most)
         if options.commit == "after_batch" and before != self._initial_positions:
-            # the batch before is done, but Spark calls `commit` only when there is a next one
+            # commits the previous batch now: it is processed, but Spark calls `commit` only when a next batch exists
             await self._commit(before)
         try:
             return await self._after(client, before, most)
         except TopicNotFound:
-            # the topic was deleted since the last metadata, which is refreshed now
+            # the topic was deleted after the metadata was read; plans again with new metadata
             return await self._after(client, before, most)
 
     async def _after(self, client: KafkaClient, before: StreamOffsets, most: int | None) -> StreamOffsets:
@@ -183,7 +184,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         upto = await self._held_back(client, start, upto)
         self._check_reached(start, upto)
         if most is not None:
-            # recreated partitions are read to their end, as a busy partition would take their share
+            # reads recreated partitions to their end, because a limit would give most of the batch to busy partitions
             recreated = {tp: end for tp, end in upto.items() if end < start[tp]}
             upto = {**limit_ends(start, upto, most), **recreated}
         # keep the offsets of a deleted topic: if it is created again with fewer records, that is data loss
@@ -200,7 +201,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         upto = await self._ends(client, before, list(owned))
         ids = topic_ids(client, {tp.topic for tp in owned})
         again = self._created_again(before, ids)
-        # a partition of another member starts at its commit
+        # only partitions that start at this query's position; another start is the commit of a member in the new topic
         former = [tp for tp, at in owned.items() if tp.topic in again and at == before.next.get(tp)]
         new = [tp for tp, at in owned.items() if at is None]
         known = await bounds(client, options, new)
@@ -217,19 +218,19 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return before if upto == dict(before.next) and not begin else StreamOffsets(upto, begin, ids)
 
     async def _partitions(self, client: KafkaClient, start: Mapping[TopicPartition, int]) -> list[TopicPartition]:
-        """Returns the partitions to read now. Raises CheckpointMismatch, or DataLoss for deleted ones."""
+        """Returns the partitions to read now. Raises CheckpointMismatch, and DataLoss for a deleted partition."""
         options = self.options
         foreign = sorted({tp.topic for tp in start if not options.wants(tp)})
         if foreign:
             raise CheckpointMismatch(
-                f"the checkpoint is of a query that read {', '.join(foreign)}, which this one does not; give it its "
-                "own checkpointLocation"
+                f"the checkpoint belongs to a query that read {', '.join(foreign)}, which this query does not; give "
+                "this query its own checkpointLocation"
             )
         try:
             tps = await find_partitions(client, options, METADATA_S)
         except TopicNotFound as error:
             if not start:
-                raise  # it never existed, so the name is probably wrong
+                raise  # the topic never existed, so its name is probably wrong
             if options.fail_on_data_loss:
                 raise self._deleted(error.topics) from error
             log.warning("%s; reading the others", error)
@@ -287,7 +288,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         if self.options.fail_on_data_loss:
             raise DataLoss(
                 f"{what}: the topic was created again, or its log was truncated; start with another "
-                "checkpointLocation, or set fail_on_data_loss to false to read its present records"
+                "checkpointLocation, or set fail_on_data_loss to false to read the records that it has now"
             )
         log.warning("%s (%d partitions in all); reading them from their first record", what, len(short))
 

@@ -77,7 +77,7 @@ class Throttle:
 
 
 async def ends_unless(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Runs `work` until `stopping` is set, which cancels it. Returns whether `work` ended before."""
+    """Runs `work` until `stopping` is set, which cancels it. Returns whether `work` ended first."""
     return (await first_of(work, stopping.wait()))[0]
 
 
@@ -118,7 +118,7 @@ class Copying(RebalanceListener):
         self._committing = asyncio.Lock()
         self._targets_checked = 0.0
         self._error: Exception | None = None
-        self._unsent: TopicPartition | None = None  # its last batch is not completely passed on
+        self._unsent: TopicPartition | None = None  # partition whose last batch is not completely passed to the sender
         self._last: list[MirrorProgress] = []
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -172,7 +172,8 @@ class Copying(RebalanceListener):
                 batch = None
                 try:
                     batch = await consumer.getbatch(POLL_S)
-                    # at once: the position is behind the batch already, and a commit would count the batch as done
+                    # set before any `await`: the position is already after the batch, so a commit would count the batch
+                    # as done
                     self._unsent = None if batch is None else TopicPartition(batch.topic, batch.partition)
                 except OffsetOutOfRange as error:
                     await self._out_of_range(TopicPartition(error.topic, error.partition), error)
@@ -363,7 +364,7 @@ class Copying(RebalanceListener):
     async def on_partitions_assigned(self, partitions: Partitions) -> None:
         """Sets the positions. The consumer reads the partitions after this returns."""
         try:
-            # a stop ends this: it may wait a minute until slow replicas have the records of a crashed process
+            # `stop` can interrupt this, which may wait a minute for slow replicas of a crashed process's records
             await ends_unless(self._stopping, self._begin(partitions))
         except Exception as error:  # noqa: BLE001 - `_read` raises it; the group would only log it
             self._error = error
@@ -435,7 +436,7 @@ class Copying(RebalanceListener):
             await self._consumer.commit(moved)
         for partition in moved:
             self._consumer.seek(partition, taken[partition].position)
-        # only now: before, `_commit` would count everything up to the former position as done
+        # set only after the seek: earlier, `_commit` would count all records before the former position as done
         self._copies.update(copies)
         self._pause_stopped(partitions)
 
@@ -472,7 +473,7 @@ class Copying(RebalanceListener):
         if ends is None or partition not in self._consumer.assignment():
             return  # the topic was deleted, or another process owns the partition
         if await self._consumer.position(partition) != error.offset:
-            return  # the error is about the committed offset, and `_begin` has moved the position since
+            return  # the error concerns the committed offset, but `_begin` has moved the position since
         replaced = await self._watch.replaced(partition, ends.start, error)
         if replaced is not None:
             self._stop(partition.topic, replaced.stop)

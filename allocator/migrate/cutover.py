@@ -31,7 +31,7 @@ FORMAT: Final = "allocator cutover 1"
 STEPS: Final = ("check", "freeze", "drain", "offsets", "start", "verify", "producers", "finish")
 NO_RETURN: Final = "producers"
 """The step in which producers switch to the new cluster. From then on only it has their records."""
-BY_PARTITION: Final = ("ends", "empty")  # long details, not shown
+BY_PARTITION: Final = ("ends", "empty")  # details with an entry for each partition, which are too long to show
 POLL_S: Final = 0.2
 
 T = TypeVar("T")
@@ -119,7 +119,7 @@ async def until_empty(poll: Callable[[], Awaitable[T]], timeout_s: float, on_res
         try:
             found = await poll()
         except AllocatorError as error:
-            # coordinators start, leaders move
+            # retries: coordinators may be starting, and leaders moving
             if not error.retriable or time.monotonic() > deadline:
                 raise
             log.info("polling again: %s", error)
@@ -131,8 +131,8 @@ async def until_empty(poll: Callable[[], Awaitable[T]], timeout_s: float, on_res
 
 
 Audit = Callable[[str, "list[tuple[str, dict[str, str]]]"], "tuple[str, int]"]
-"""Compares a topic on both clusters, each given as (brokers, options of `allocator.spark.Topic`). Returns a text to
-show, and how many records the new cluster lacks or has altered. Runs in a thread."""
+"""Compares a topic on both clusters. Each cluster is a pair (brokers, options of `allocator.spark.Topic`). Returns a
+text to show, and the number of records that are missing or altered on the new cluster. Runs in a thread."""
 
 
 class Cutover:
@@ -180,7 +180,8 @@ class Cutover:
         return steps
 
     def may_roll_back(self) -> bool:
-        """Returns whether producers still write only to the old cluster, according to the last `load`."""
+        """Returns whether the groups can still roll back: by the last `load`, producers write only to the old
+        cluster."""
         return not self._state["steps"].keys() & {NO_RETURN, "opened"}
 
     def _note(self, step: str, **details: Any) -> None:
@@ -347,7 +348,7 @@ class Cutover:
         before = self._state["steps"].get("check", {}).get("members", {})
         for group in self.plan.groups:
             if not before.get(group):
-                continue  # it had no members before
+                continue  # the group had no members before the cutover
             file = read_json(self._restore_file(group))
             began = {TopicPartition(str(row[0]), int(row[1])): int(row[2]) for row in file["after"]}
 
@@ -381,11 +382,11 @@ class Cutover:
             if self.plan.producers is not None:
                 await choose_cluster(on.ensemble, self.plan.producers, ClusterChoice(frozen=True))
             ends = await self._quiet(on)
-            # everything before these ends is mirrored. The map has exact offsets only behind records, not behind
+            # all records before these ends are mirrored. The map has exact offsets only after records, not after
             # markers and gaps. Producers that were moved by hand may write already; the audit does not count their
             # records as lost
             new = await ends_of(on.new, ends)
-            # from here on there is no way back
+            # after this, the groups can no longer roll back
             self._note("opened", ends=[[*each, ends[each], new[each].end] for each in sorted(ends)])
         if self.plan.producers is not None:
             await choose_cluster(on.ensemble, self.plan.producers, ClusterChoice(self.plan.new_brokers))
@@ -440,7 +441,7 @@ class Cutover:
                 brokers,
                 {
                     "ending_offsets": json.dumps({topic: {str(row[1]): row[at] for row in ends if row[0] == topic}}),
-                    "isolation_level": "read_committed",  # as the mirror reads
+                    "isolation_level": "read_committed",  # the mirror reads with this level too
                     **{f"security.{key}": str(value) for key, value in (security or {}).items()},
                 },
             )

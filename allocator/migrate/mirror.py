@@ -31,12 +31,12 @@ class Mirror(MirrorReport):
 
     Guarantee: the mirror writes every record of an old partition to the new partition of the same number at least once,
     in the same order, with key, value, timestamp and headers. After a crash it writes each record exactly once if no
-    other producer writes there. The old formats have no headers (before 0.11) and no timestamp (-1, before 0.10). Of
-    transactions, the mirror writes the committed records, without the transaction.
+    other producer writes there. The old formats have no headers (before 0.11) and no timestamp (-1, before 0.10). The
+    mirror copies the committed records of transactions, but not the transactions.
 
-    A process that takes over a partition compares the new records behind the committed position with the old cluster's.
-    It does not send matching records again (`already_present`); `duplicated` counts those that differ. Each step writes
-    records, then the offset map, then the commit, so a process may be killed at any point.
+    A process that takes over a partition compares the new cluster's records after the committed position with the old
+    cluster's records. It does not send matching records again (`already_present`); `duplicated` counts those that
+    differ. Each step writes records, then the offset map, then the commit, so a process may be killed at any point.
 
     `run` ends after `stop`. With `until_caught_up`, it ends when it has mirrored the records that the old topics had at
     its start.

@@ -68,7 +68,7 @@ class MirrorSettings:
     session_timeout_s: float = DEFAULT["session_timeout_s"]
 
     def check(self) -> None:
-        """Raises ConfigError that lists every fault, or MissingExtra. Does not connect."""
+        """Raises one ConfigError that lists every fault, or MissingExtra. Does not connect."""
         faults = []
         if not self.topics and not self.pattern:
             faults.append("no topic to mirror: give topics (--topic) or a pattern (--pattern)")

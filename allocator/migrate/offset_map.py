@@ -33,7 +33,7 @@ MOST: Final = 5000  # runs in one entry, which must fit into a record batch
 # group that moves to an offset between two runs repeats up to SPAN records.
 MOST_RUNS: Final = 8
 SPAN: Final = 1000
-WRITE_S: Final = 30.0  # for a flush. Higher: it waits longer for a lost leader; lower: it fails sooner.
+WRITE_S: Final = 30.0  # timeout of a flush. Higher: it waits longer for a lost leader; lower: it fails sooner.
 
 
 def map_topic(group: str) -> str:
@@ -48,7 +48,7 @@ class BadOffsetMap(AllocatorError):
 class Run(NamedTuple):
     """Maps old offset `source` to new offset `target`, and each following offset to the one after it.
 
-    If `exact` is False, the records are somewhere behind `target`, in the same order.
+    If `exact` is False, the records are somewhere after `target`, in the same order.
     """
 
     source: int
@@ -121,7 +121,7 @@ class OffsetTranslation:
             return None
         run = self._runs[at - 1]
         found = run.target + (source - run.source if run.exact else 0)
-        # old offsets may be missing, so the next run may begin earlier
+        # offsets between the runs may be missing, so the next run may begin before `found`
         return found if at == len(self._runs) else min(found, self._runs[at].target)
 
     def corrected(self, end: int) -> list[Run]:
@@ -201,7 +201,7 @@ class OffsetMap:
         self._incarnations: dict[TopicPartition, Incarnation] = {}
         self._new: dict[TopicPartition, list[Run]] = defaultdict(list)
         self._read_to = 0
-        self._forgotten: set[TopicPartition] = set()  # to be read again from the start
+        self._forgotten: set[TopicPartition] = set()  # partitions that `refresh` reads again from the start
         self._flushing: asyncio.Lock
         self._sender: BatchSender[Encoded]
 

@@ -95,7 +95,7 @@ async def copy_offsets(
             return plan
         if plan.problems:
             raise CopyRefused(f"nothing was copied: {'; '.join(plan.problems)}")
-        # last, so that a member has hardly any time to join
+        # checked last, so that a member has hardly any time to join
         await old.refuse_members()
         await new.refuse_members()
         chosen = {row.partition: row.after for row in plan.rows if row.after is not None}
@@ -192,7 +192,7 @@ async def _plan(
         found = await translate.by_content(old, new, committed, progress)
     elif by == "map":
         found = await translate.by_map(old, new, mirror, committed)
-    else:  # correct where both stores refer to the same log
+    else:  # keeps the offset, which is correct only where both stores refer to the same log
         found = {each: translate.Found(offset) for each, offset in committed.items()}
     own_ends, former = await translate.ends_of(old.client, committed), await old.of_former_topics(committed)
     before = await new.committed(list(committed))

@@ -1,7 +1,7 @@
 """The copy of one partition: an old offset, and the new offset that belongs to it.
 
-The mirror commits both: the new offset is in the metadata of the commit. The one cannot be computed from the other,
-because of old offsets without a visible record: transaction markers, and aborted, compacted or deleted records.
+The mirror commits both: the new offset is in the metadata of the commit. The new offset cannot be computed from the old
+offset, because some old offsets have no visible record: transaction markers, and aborted, compacted or deleted records.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class PartitionCopy:
 def target_lost(partition: TopicPartition, kept: Target, end: int | None, topic_id: str | None) -> str | None:
     """Returns why the new partition lacks records below `kept`; None if it has them.
 
-    `end` and `topic_id` belong to the present topic; `end` is None if it does not exist.
+    `end` and `topic_id` describe the current topic; `end` is None if it does not exist.
     """
     if not kept.offset:
         return None

@@ -21,7 +21,7 @@ from allocator.operate import live_members
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 CONNECT_S = 10.0  # Higher: a mistyped address is reported later; lower: a slow server is given up.
-PATIENCE_S = 30.0  # wait for a coordinator that is still loading
+PATIENCE_S = 30.0  # limit of the wait for a coordinator that is still loading
 
 
 class GroupAlive(AllocatorError):

@@ -25,7 +25,7 @@ def digest(record: Record, *, timed: bool = True) -> bytes:
 
 
 class Tail:
-    """Matches the records of a new partition behind the committed target with the records of the old partition.
+    """Matches the records of a new partition after the committed target with the records of the old partition.
 
     `start` and `end` are the offsets of the new log. Call `match` with the batches of the old log from the committed
     offset on until `over`, then `finish`.

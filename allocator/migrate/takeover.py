@@ -98,7 +98,7 @@ class TakenOver(NamedTuple):
     """The old offset at which a partition continues, and the end of the new log, where its record belongs.
 
     `present` counts uncommitted records of a crashed process before `position`, and `unexpected` other new records
-    behind the committed target. `seek`: the committed offset differs, or belongs to another topic. `lost` are old
+    after the committed target. `seek`: the committed offset differs, or belongs to another topic. `lost` are old
     offsets that were deleted before they were mirrored. `stop` is the reason why the partition is not mirrored.
     """
 
@@ -182,7 +182,8 @@ async def take_over(
             known.note(partition, Run(position, there))
             target = there
         elif reason is None and (kept := Target.of(stored.get(partition))) is not None:
-            target = kept.offset  # the map has no entry yet for offsets without a visible record before the position
+            # the commit names the exact target: the map has no entry for invisible offsets right before the position
+            target = kept.offset
         spans[partition] = (min(target, there), there)
         _note_lost(known, partition, there)
         lost = SourceLoss(partition, position, source.start - 1) if position < source.start else None
@@ -206,12 +207,13 @@ def _by_choice(
     """Applies the operator's choice about a replaced topic. Returns the incarnation's increment and the position."""
     if choice == "earliest":
         return 1, source.start
-    if cut is not None:  # the records from there on have changed, and go behind the lost ones
+    if cut is not None:
+        # the records from `cut` on are new, so the mirror appends them after the copies of the lost records
         runs = [run for run in known.positions(partition).runs if run.source > cut]
         for run in (Run(cut, there), *(Run(run.source, there, exact=False) for run in runs)):
             known.note(partition, run)
         return 0, cut
-    if position is None:  # the brokers delete committed offsets with the topic
+    if position is None:  # no committed offset: brokers delete it together with the topic
         position = known.positions(partition).source(there)
     return 0, min(source.start if position is None else position, source.end)
 
@@ -236,12 +238,13 @@ async def _behind_tails(
     spans: Mapping[TopicPartition, tuple[int, int]],
     committed: Mapping[TopicPartition, int],
 ) -> dict[TopicPartition, TakenOver]:
-    """Moves partitions behind the records that a crashed process wrote, and notes these in the map.
+    """Moves positions past the records that a crashed process wrote, and adds those records to the map.
 
     Such records do not count as lost if the old cluster has deleted them since.
     """
     tails = await read_tails(clusters.new, spans)
-    # each new record has an old offset, but a new leader may report a lower end for a moment
+    # each unmatched new record had an old offset, so the old log must reach this far; a new leader may report less at
+    # first
     least = {each: committed.get(each, taken[each].position) + tail.left for each, tail in tails.items()}
     ends = await _ends_beyond(clusters.old, least, isolation_level="read_committed")
     sources = {each: (taken[each].position, end) for each, end in ends.items()}
@@ -263,7 +266,8 @@ async def _behind_tails(
 async def find_targets_lost(
     new: KafkaClient, kept: Mapping[TopicPartition, Target], target_ids: Mapping[str, str | None]
 ) -> dict[TopicPartition, str]:
-    """Returns the partitions whose new log lacks records below `kept` -> the reason. `target_ids`: the current ids."""
+    """Maps each partition whose new log lacks records below `kept` to the reason. `target_ids`: current ids of the new
+    topics."""
     ends = await _ends_beyond(new, {each: target.offset for each, target in kept.items()}, absent=None)
     reasons = {each: target_lost(each, target, ends[each], target_ids[each.topic]) for each, target in kept.items()}
     return {each: reason for each, reason in reasons.items() if reason is not None}
@@ -325,7 +329,7 @@ async def find_replaced(
     for partition, stop in stops.items():
         one = compared.get(partition, Compared())
         is_same, position, end = same[partition] or one.equal, at[partition], ends[partition]
-        # if all differ, the new topic may be another one
+        # if all records differ, the new topic may have been replaced instead; then `intact` decides
         if one.differs is not None and (one.equal or not same[partition] or intact.get(partition)):
             what = "lost its tail" if is_same else "was deleted and created again"
             cut = one.differs[0].offset if one.equal else None
@@ -401,7 +405,7 @@ async def _ends_beyond(
 
 
 class Compared(NamedTuple):
-    """The result of a comparison: whether some records are equal, and the first differing pair behind them."""
+    """The result of a comparison: whether some records are equal, and the first differing pair after them."""
 
     equal: bool = False
     differs: Optional[tuple[Record, Record]] = None
@@ -468,7 +472,7 @@ def _unlike(record: Record, pair: tuple[Record, Record]) -> str:
 
 
 def _same(record: Record, copy: Record) -> bool:
-    # with LogAppendTime the copy has another timestamp
+    # compares timestamps only if the copy keeps them: with LogAppendTime, the broker replaces them
     return digest(record, timed=False) == digest(copy, timed=False) and (
         record.timestamp == copy.timestamp or copy.timestamp_type != CREATE_TIME
     )

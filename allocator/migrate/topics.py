@@ -139,10 +139,10 @@ async def make_alike(
     for name in existing:
         expected, actual = carried(wanted[name], zstd), settings[name]
         if actual.get(RETENTION) not in (None, expected.get(RETENTION)) and await deletes_after(old, new, name) is None:
-            expected.pop(RETENTION, None)  # it keeps records longer
+            expected.pop(RETENTION, None)  # the new topic keeps records longer, which is allowed
             actual.pop(RETENTION, None)
         differences += _unlike(name, expected, actual)
-        # the default of the cluster counts, too
+        # reads the effective value, because the cluster's default applies too
         if (await describe_configs(new, "topic", [name], [TIMES]))[name].get(TIMES) == "LogAppendTime":
             differences.append(f"{name!r} has {TIMES}=LogAppendTime: times would be lost; set it to CreateTime")
     if differences:
@@ -173,8 +173,8 @@ def _unlike(topic: str, wanted: Mapping[str, str], here: Mapping[str, str]) -> l
 async def refuse_same_cluster(old: KafkaClient, new: KafkaClient) -> None:
     """Raises ConfigError if both are the same cluster: a mirror would read the records that it writes.
 
-    Brokers report the id of their cluster from Kafka 0.10.1 on. Addresses distinguish older ones, except behind
-    different listeners.
+    Brokers report the id of their cluster from Kafka 0.10.1 on. For older brokers it compares addresses, and so misses
+    one cluster that is reached through different listeners.
     """
     await old.refresh()
     await new.refresh()
@@ -190,7 +190,7 @@ async def refuse_same_cluster(old: KafkaClient, new: KafkaClient) -> None:
 
 
 class TopicIds:
-    """Reads ids of topics: the broker's (Kafka 2.8 and newer), else the creation time of the topic's znode.
+    """Reads the ids of topics: the broker's id (Kafka 2.8 and newer), otherwise the creation time of the topic's znode.
 
     `ensemble` is the cluster's ZooKeeper, if known. Without both there are no ids.
     """
@@ -200,7 +200,7 @@ class TopicIds:
         self._ensemble = ensemble
 
     async def of(self, topics: Iterable[str]) -> dict[str, str | None]:
-        """Returns the current ids; None for a topic without an id, or that does not exist. Refreshes the client's
+        """Returns topic -> current id; None if the topic has no id or does not exist. Refreshes the client's
         metadata."""
         wanted = list(topics)
         await self._client.refresh(wanted)

@@ -113,7 +113,7 @@ async def _last_record(store: OpenOffsetStore, partition: TopicPartition, ends: 
             last = batch[-1]
         if last is not None or start == ends.start:
             return last
-        size *= 8  # only markers of transactions, or records that were aborted or compacted
+        size *= 8  # found no visible record: transaction markers, or aborted or compacted records
 
 
 async def by_map(
@@ -143,11 +143,11 @@ async def by_map(
         elif offset > mirrored.get(each, -1):
             found[each] = Found(None, f"mirrored only up to {mirrored.get(each, 'nothing')}; wait for the mirror")
         elif target is None:
-            # below the first mirrored offset, the former start of the old log
+            # offsets below the first mirrored offset were deleted from the old log before the mirror started
             runs = known.positions(each).runs
             found[each] = Found(runs[0].target, "the old log began later") if runs else Found(None, "never mirrored")
         else:
-            # behind invisible old records, the map has no entry before the next visible one is mirrored
+            # after invisible old records, the map has no entry until the next visible record is mirrored
             found[each] = Found(min(target, ends[each].end if kept is None else kept.offset))
     return found
 

@@ -1,4 +1,4 @@
-"""Decides when a member of a Kafka group sends a heartbeat, and when its user has not polled for too long."""
+"""Decides when a member of a Kafka group sends a heartbeat, and detects a user who polls too rarely."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class HeartbeatTimer:
         self._due = self.clock() + self._soon_s
 
     def sent_heartbeat(self) -> float:
-        """Returns the time of sending. A response proves that the session was alive then, not when it arrived."""
+        """Stores and returns the time of sending. A response proves that the session was alive at this time."""
         self.last_sent = self.clock()
         return self.last_sent
 
@@ -79,7 +79,7 @@ class HeartbeatTimer:
 
     @property
     def idle_ttl(self) -> float:
-        """Seconds until the user has not polled for too long, at least 0."""
+        """Seconds that remain for the user to poll, at least 0."""
         return max(0.0, self._last_polled + self.max_poll_interval_s - self.clock())
 
     @property

@@ -35,10 +35,10 @@ class KafkaGroupParticipant(Protocol):
     """What a state machine of either protocol calls when a membership ends or fails."""
 
     async def lost(self, why: str) -> None:
-        """Stop at once: another member may own the held partitions already."""
+        """Stops all work at once: another member may already own the held partitions."""
 
     def failed(self, error: BaseException) -> None:
-        """Report this error to the user."""
+        """Reports this error to the user."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class GroupSettings(MemberSettings):
     # makes the member static (KIP-345): the group keeps its partitions for its successor until its session ends
     instance_id: str | None = None
     retry_backoff_s: float = 0.1
-    failure_pause_s: float = 1.0  # after an error that needs an operator; the user has been notified of it
+    failure_pause_s: float = 1.0  # pause after an error that an operator must fix and that was reported to the user
 
     def pause_s(self, error: AllocatorError) -> float:
         """Returns the seconds to wait before a retry after `error`."""
@@ -63,7 +63,7 @@ class GroupSettings(MemberSettings):
 class Signals:
     """The events of a running member. Created by `run`: before Python 3.10 an event belongs to the current loop."""
 
-    changed: asyncio.Event = field(default_factory=asyncio.Event)  # there is something to do
+    changed: asyncio.Event = field(default_factory=asyncio.Event)  # set when the state machine must act
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     # KIP-848: the coordinator knows which partitions the member owns
@@ -72,7 +72,7 @@ class Signals:
 
 @dataclass(frozen=True)
 class LostMembership:
-    """Why a membership ended against the member's will, and what follows."""
+    """The reason why a membership ended although the member did not leave, and the next phase."""
 
     why: str
     to: Any
@@ -118,7 +118,7 @@ class KafkaGroup:
             timer, wanted=self._keeps_alive, send=self._send_heartbeat, failed=self._heartbeat_failed, idle=self._idle
         )
         self._joined: asyncio.Future[None]
-        self._since = 0  # the first generation or epoch of this membership
+        self._since = 0  # generation or epoch at which this membership began
 
     @property
     def coordinator(self) -> int | None:
@@ -127,7 +127,7 @@ class KafkaGroup:
 
     @property
     def failure(self) -> BrokerError | None:
-        """Why the last attempt to join failed. The member retries."""
+        """Error of the last attempt to join, or None. The member retries."""
         return self._failure or self._coordinator.failure
 
     @property
@@ -174,7 +174,7 @@ class KafkaGroup:
         reaction = MEMBER_COMMIT.get(code)
         if reaction is None:
             return None
-        if sent == self.identity:  # otherwise the code is about an earlier generation
+        if sent == self.identity:  # otherwise the error code concerns an earlier generation
             self._commit_refused(reaction, f"a commit was refused: {for_code(code, 'the coordinator')}")
         now = self.identity
         return now is not None and sent.member_id == now.member_id and sent.generation >= self._since
@@ -287,7 +287,7 @@ class KafkaGroup:
 
 
 def passes(error: AllocatorError) -> bool:
-    """Returns whether the error ends without intervention, so that the user need not see it."""
+    """Returns whether the error is temporary: it ends by itself, so the member retries and need not report it."""
     return error.retriable and isinstance(error, BrokerError)
 
 

@@ -43,7 +43,7 @@ class KafkaMember(GroupMembership):
         self._last_error: BaseException | None = None
 
     def may_act(self) -> bool:
-        # the coordinator has removed a member without an identity: its partitions may have another owner by now
+        # the coordinator has removed a member without an identity: its partitions may already have another owner
         return self.group.identity is not None and self._lease.valid
 
     async def confirm(self) -> bool:
@@ -122,7 +122,7 @@ class KafkaMember(GroupMembership):
     # -- implemented by the subclass ------------------------------------------------------------------------------
 
     async def _begin(self) -> None:
-        """Called once, before the first request."""
+        """Prepares the member. Called once, before the first request."""
         raise NotImplementedError
 
     async def _poll_topics(self) -> None:

@@ -151,7 +151,7 @@ class OldConsumers(EnsembleOptions):
         "zookeeper",
         "both",
         "kafka",
-    )  # Java's `offsets.storage`, and `dual.commit.enabled`
+    )  # the same as `offsets.storage` and `dual.commit.enabled` of Java's client
     kind: ClassVar[type[Any]] = ConsumersMembership
 
     def check_assignor(self, config: MembershipConfig) -> None:

@@ -28,7 +28,7 @@ from allocator.errors import ConfigError
 
 ORDER_KEY = re.compile(rb"o-[0-9a-f]{8,32}\Z")
 RESULT_KEY = re.compile(rb"result/(o-[0-9a-f]{8,32})/[0-9a-f]{16}\Z")
-MAX_BYTES = 4 * Orders.MAX_BYTES  # of all values. Higher: more memory; lower: fewer commands and results
+MAX_BYTES = 4 * Orders.MAX_BYTES  # total size of all values. Higher: more memory; lower: fewer commands and results
 
 Entry = tuple[bytes, Optional[bytes]]
 """Key and value of a record to write."""
@@ -43,8 +43,8 @@ class OrderRecords:
         self._bytes = 0
 
     def add(self, key: Optional[bytes], value: Optional[bytes]) -> bool:
-        """Adds the next record. Returns whether it can change the commands. Never raises, whatever the record
-        contains."""
+        """Adds the next record. Returns whether the record can change the commands. Never raises, even for invalid
+        records."""
         if key is None or not (ORDER_KEY.match(key) or RESULT_KEY.match(key)):
             return False
         self._bytes -= len(self._last.pop(key, b""))
@@ -81,7 +81,7 @@ class OrderRecords:
         readable, budget = set[bytes](), InflateBudget()
         by_subject: dict[str, Order] = {}
         results: defaultdict[str, list[OrderResult]] = defaultdict(list)
-        for key in sorted(self._last, key=lambda each: bool(RESULT_KEY.match(each))):  # orders first
+        for key in sorted(self._last, key=lambda each: bool(RESULT_KEY.match(each))):  # orders before results
             kind: Any = OrderResult if RESULT_KEY.match(key) else Order
             try:
                 entry = decode_entry(kind, key.decode(), self._last[key], budget)

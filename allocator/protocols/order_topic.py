@@ -2,7 +2,7 @@
 
 Guarantee: processes that have read the same records see the same commands, also after compaction. A member follows the
 topic `<group>.orders` from its beginning, with a consumer without a group. Other records in the topic never stop a
-member. In a group without that topic, the metadata requests of the members have one more topic.
+member. If a group has no such topic, its members' metadata requests still name it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ AGAIN_S = 1.0  # seconds until a retry after an error
 
 
 def orders_topic(group: str) -> str | None:
-    """Returns the name of the topic; None if the name of the group is invalid in a topic name."""
+    """Returns the name of the group's topic; None if a topic name cannot contain the group's name."""
     name = f"{group}.orders"
     try:
         check_topic(name)
@@ -233,7 +233,7 @@ class OrderTopic:
             await create_topic(client, topic, 1, REPLICATION, {"cleanup.policy": "compact"})
         count = len(client.partitions(topic) or ())
         policy = "compact"
-        with contextlib.suppress(BrokerError):  # some users may not read configurations
+        with contextlib.suppress(BrokerError):  # the user may lack the right to read configurations
             found = await describe_configs(client, "topic", [topic], ["cleanup.policy"])
             policy = found[topic].get("cleanup.policy", policy)
         if count != 1 or policy != "compact":

@@ -73,7 +73,7 @@ MEMBER_COMMIT: Final[Mapping[int, GroupReaction]] = {
 KIP848_HEARTBEAT: Final[Reactions] = {
     # the coordinator removed the silent member, which joins again with its member id and epoch 0
     ErrorCode.UNKNOWN_MEMBER_ID: GroupReaction.LOST,
-    # the group was deleted. In answer to a join: a classic group that the broker does not convert
+    # the group was deleted; in a response to a join, it is a classic group that the broker does not convert
     ErrorCode.GROUP_ID_NOT_FOUND: GroupReaction.LOST,
     ErrorCode.FENCED_INSTANCE_ID: GroupReaction.FENCED,
     # the member released partitions too late, or its epoch belongs to an earlier join

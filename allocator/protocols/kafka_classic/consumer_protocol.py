@@ -37,8 +37,8 @@ class Subscription:
 
     topics: tuple[str, ...]
     user_data: bytes | None = None
-    """Data for the assignor that the subscription is sent for. Java encodes absent data as None, kafka-python and
-    aiokafka as b"". A sticky leader of sarama fails on b""."""
+    """Data for one assignor. Java encodes absent data as None, kafka-python and aiokafka as b"". A sticky leader of
+    sarama fails on b""."""
     owned: Partitions = NO_PARTITIONS
     """The partitions that the member owns when it joins; none under eager assignors. From v1 on."""
     generation: int = -1
@@ -62,7 +62,7 @@ class Subscription:
 
     @classmethod
     def decode(cls, data: bytes) -> Subscription:
-        """Raises `Malformed`."""
+        """Decodes a subscription. Raises `Malformed`."""
         of = _Reader(data, "a subscription")
         version = of.version()
         topics = tuple(of.name() for _ in range(of.count(2)))
@@ -183,10 +183,10 @@ class _Reader:
         return version
 
     def count(self, size: int) -> int:
-        """Reads the number of items that take at least `size` bytes each."""
+        """Reads the count of an array. Fails if so many items of at least `size` bytes cannot fit into the rest."""
         count = self.int32()
         if count == -1:
-            return 0  # null
+            return 0  # a null array has no items
         if count < 0 or count * size > len(self._data) - self._at:
             self.fail(f"{count} items announced, {len(self._data) - self._at} bytes left")
         return count

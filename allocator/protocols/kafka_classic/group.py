@@ -75,7 +75,7 @@ class Participant(KafkaGroupParticipant, Protocol):
         """Returns pairs of assignor name and the member's metadata for it, the preferred assignor first."""
 
     async def prepare(self) -> None:
-        """Called before JoinGroup: release the partitions that the member may not own while it joins. Cancelled if the
+        """Releases the partitions that the member may not own while it joins. Called before JoinGroup. Cancelled if the
         membership is lost."""
 
     async def compute_assignment(self, protocol: str, members: Sequence[JoinedMember]) -> Mapping[str, bytes]:
@@ -86,7 +86,7 @@ class Participant(KafkaGroupParticipant, Protocol):
         lost."""
 
     async def leaving(self) -> None:
-        """Drain, commit and release all partitions. Cancelled if the membership is lost."""
+        """Drains, commits and releases all partitions. Cancelled if the membership is lost."""
 
     def acknowledged(self, started: float, *, rebalancing: bool) -> None:
         """Called when the coordinator acknowledged this member in a request that began at `started`.
@@ -132,7 +132,7 @@ class GroupCoordinator(KafkaGroup):
         self._clock = clock
         self.member_id = ""
         self._generation = -1
-        self._rejoin: str | None = "first join"  # why the last preparation is outdated; None: it is not
+        self._rejoin: str | None = "first join"  # reason why the last preparation is outdated, or None
         self._why = ""  # reason of the current rebalance
         self._slow = SlowRequests(
             client, self._coordinator, group, participant.protocol_type, settings, self._keeps_alive
@@ -149,7 +149,7 @@ class GroupCoordinator(KafkaGroup):
     @property
     def rebalance_timeout_s(self) -> float:
         """Seconds that the group waits for this member after the start of a rebalance."""
-        old = not self._client.api_version(JoinGroupRequest)  # before 0.10.1
+        old = not self._client.api_version(JoinGroupRequest)  # brokers before 0.10.1 have no separate rebalance timeout
         return self._settings.session_timeout_s if old else self._settings.rebalance_timeout_s
 
     def request_rejoin(self, why: str) -> None:
@@ -169,7 +169,7 @@ class GroupCoordinator(KafkaGroup):
             self._report(error)
             await self._give_up()
         else:
-            await self._give_up()  # first: the caller that gets the error cancels this task
+            await self._give_up()  # leaves first, because the caller that gets the error cancels this task
             self._report(error)
 
     def _close(self) -> None:
@@ -237,7 +237,7 @@ class GroupCoordinator(KafkaGroup):
         await unless(self._participant.joined(generation, protocol, assignment), self._signals.lost)
 
     async def _prepare(self) -> None:
-        """Repeats the preparation until no rejoin is requested while it runs."""
+        """Prepares until no rejoin is requested during the preparation."""
         while True:
             self._rejoin = None
             await unless(self._participant.prepare(), self._signals.lost)
@@ -281,7 +281,8 @@ class GroupCoordinator(KafkaGroup):
     async def _sync(self, joined: Any) -> bytes | None:
         """Sends one SyncGroup. Returns the assignment of this member, or None if it must join again."""
         assignments: Mapping[str, bytes] = {}
-        # the coordinator sets `skip_assignment` for a static leader that came back: the assignment stays
+        # a static leader that rejoined must not compute: the coordinator keeps the assignment and sets
+        # `skip_assignment`
         if joined.member_id == joined.leader and not joined.skip_assignment:
             log.info("%s: leads %d members (generation %d)", self.group, len(joined.members), self._generation)
             assignments = await unless(
@@ -323,7 +324,7 @@ class GroupCoordinator(KafkaGroup):
     # -- the end of a membership ----------------------------------------------------------------------------------
 
     def _commit_refused(self, reaction: object, why: str) -> None:
-        """Handles the error code of a heartbeat or commit for the present membership."""
+        """Handles the error code of a heartbeat or commit for the current membership."""
         if reaction is GroupReaction.REJOIN:
             # older brokers also send this code while they wait for the leader; a joining member need not react
             if self.phase is GroupPhase.STABLE:

@@ -59,10 +59,11 @@ def offers(
 
 def _offer(name: str, mine: Subscription, before: StickyUserData, about: Mapping[str, Any]) -> Subscription:
     if name in EAGER:
-        # other clients send v0 for these assignors, and all of them read it
+        # sends v0 for the standard assignors, like other clients, which all read it
         user_data = before.encode() if name == "sticky" and before.partitions else None
         return Subscription(mine.topics, user_data, rack=mine.rack, version=0 if mine.rack is None else NEWEST)
-    # Java leaders from 2.8 to 3.3 read only this generation, and at once reassign partitions of an older generation
+    # Java leaders from 2.8 to 3.3 read only this generation, and immediately reassign partitions with an older
+    # generation
     user_data = (
         generation_data(mine.generation) if name in COMMON else json.dumps(about, separators=(",", ":")).encode()
     )
@@ -78,7 +79,7 @@ class Decision:
     assignments: Mapping[str, bytes]
     """Member id -> the encoded assignment of this round."""
     problem: AllocatorError | None
-    """Why the assignor's result is unusable; the members then keep their partitions."""
+    """Reason why the assignor's result is unusable, or None. With a reason, the members keep their partitions."""
 
 
 class GroupMembers:
@@ -219,11 +220,12 @@ class PartitionCounts:
 
     @property
     def doubtful(self) -> bool:
-        """Whether brokers omit a topic or partition, so that the metadata must be read again after `DOUBT_S`."""
+        """Whether the metadata lacks a topic or partition that may still exist. Read it again after `DOUBT_S`
+        seconds."""
         return bool(self._since)
 
     def keep(self, topics: Iterable[str]) -> None:
-        """Forgets all other topics."""
+        """Forgets all topics except these."""
         kept = frozenset(topics)
         for gone in self._believed.keys() - kept:
             del self._believed[gone]

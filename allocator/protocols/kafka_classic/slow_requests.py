@@ -45,9 +45,8 @@ class SlowRequests:
         return max(self.client.request_timeout_s, self.settings.rebalance_timeout_s + 5)
 
     async def join(self, member_id: str, offers: Sequence[tuple[str, bytes]], why: str, *events: asyncio.Event) -> Any:
-        """Returns the response to a JoinGroup. Raises what `send` raises.
-
-        `offers`: pairs of assignor name and the member's metadata, the preferred assignor first.
+        """Returns the response to a JoinGroup. Raises the errors of `send`. `offers`: pairs of assignor name and the
+        member's metadata, the preferred assignor first.
         """
         request = JoinGroupRequest(
             group_id=self.group,
@@ -65,8 +64,7 @@ class SlowRequests:
     async def sync(
         self, member: Identity, protocol: str, assignments: Mapping[str, bytes], *events: asyncio.Event
     ) -> Any:
-        """Returns the response to a SyncGroup, which waits for the leader's assignment. Raises what `send` raises.
-
+        """Returns the response to a SyncGroup, which waits for the leader's assignment. Raises the errors of `send`.
         `assignments`: member id -> assignment, from the leader; empty from the other members.
         """
         entry = SyncGroupRequest.SyncGroupRequestAssignment
@@ -83,7 +81,7 @@ class SlowRequests:
         return await self.send(request, self._patience_s, *events)
 
     async def ready(self, *events: asyncio.Event) -> None:
-        """Finds the coordinator. Call it before the time of a request is taken, because the search may take long."""
+        """Finds the coordinator. Call it before a request's start time is taken, because the lookup may take long."""
         await unless(self.coordinator.find(time.monotonic() + self._patience_s), *events)
 
     async def send(self, request: Any, patience_s: float, *events: asyncio.Event, nameless: bool = False) -> Any:
@@ -123,7 +121,7 @@ class SlowRequests:
         while True:
             await asyncio.sleep(settings.heartbeat_interval_s)
             if not self.heartbeats_go():
-                with contextlib.suppress(BrokerError):  # the coordinator is forgotten then
+                with contextlib.suppress(BrokerError):  # the next request finds the coordinator again
                     await self.coordinator.probe(time.monotonic() + settings.session_timeout_s / 3)
             if self.coordinator.node not in (None, node):
                 log.info("%s: the coordinator moved while a request was pending", self.group)

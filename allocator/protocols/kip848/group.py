@@ -83,14 +83,14 @@ class Kip848Participant(KafkaGroupParticipant, Protocol):
         """Returns the current subscription."""
 
     async def take(self, assigned: IdPartitions) -> bool:
-        """Start those of these partitions that the member does not own yet.
+        """Starts the partitions of `assigned` that the member does not own yet.
 
         Returns False if the name of a topic is not known yet; `take` is then called again.
         """
 
     async def release(self, revoked: IdPartitions) -> None:
-        """Drain, commit and release these partitions: other members may own them after this returns. Cancelled if the
-        membership is lost."""
+        """Drains, commits and releases these partitions: other members may own them after this returns. Cancelled if
+        the membership is lost."""
 
     def acknowledged(self, started: float, session_timeout_s: float, *, revoking: bool) -> None:
         """Called when the coordinator acknowledged this member in a heartbeat that began at `started`.
@@ -209,7 +209,7 @@ class Kip848Group(KafkaGroup):
 
     async def _release(self, revoked: IdPartitions) -> None:
         await unless(self._participant.release(revoked), self._signals.lost)
-        # the coordinator may have assigned some of them to this member again; these start again
+        # restarts partitions that the coordinator has assigned to this member again in the meantime
         self._owned = (self._owned - revoked) | (self._assigned or NONE)
         self._reached = None
 
@@ -285,14 +285,14 @@ class Kip848Group(KafkaGroup):
             log.info("%s: %s is at epoch %d", self.group, self.member_id, response.member_epoch)
         self.epoch = response.member_epoch
         self._namesake_backoff.reset()
-        # an unknown session timeout is certainly longer than the heartbeat interval
+        # if the session timeout is unknown, uses the heartbeat interval, which is always shorter
         timer, interval_s = self.heartbeat, response.heartbeat_interval_ms / 1000
         session_s = self._session_s or interval_s
         timer.session_timeout_s = session_s
         timer.interval_s = min(interval_s, session_s / 3, self._settings.rebalance_timeout_s / 3)
         timer.received_heartbeat()
         if new_epoch:
-            timer.expect_rebalance()  # other members release the partitions that this member gets next
+            timer.expect_rebalance()  # other members are still releasing partitions for this member
         new = assigned(response)
         if new is not None:
             self._assigned = new
@@ -343,7 +343,7 @@ class Kip848Group(KafkaGroup):
         # the coordinator may have received the heartbeat, and the lost response may have contained an assignment
         self._reported = None
         self._failure = error
-        if error.code == ErrorCode.UNRELEASED_INSTANCE_ID:  # `_react` has logged it
+        if error.code == ErrorCode.UNRELEASED_INSTANCE_ID:  # `_react` has already logged this error
             return self._namesake_backoff.next()
         if error.retriable:
             log.info("%s: heartbeat failed: %s", self.group, error)

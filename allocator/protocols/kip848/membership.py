@@ -103,7 +103,7 @@ class Kip848Membership(KafkaMember):
                 log.info("%s: cannot read the names of new topics yet: %s", self._group_name, error)
             topics = self._by_id()
         named = {each: TopicPartition(topics[each.topic_id], each.partition) for each in new if each.topic_id in topics}
-        # the coordinator may have computed the assignment for an earlier subscription
+        # ignores unsubscribed topics: the coordinator may have computed the assignment for an earlier subscription
         gained = {each: partition for each, partition in named.items() if partition.topic in self._wanted}
         if gained:
             self._names.update(gained)

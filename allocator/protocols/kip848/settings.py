@@ -15,7 +15,7 @@ class Kip848Settings(GroupSettings):
     (`consumer.session.timeout.ms` and `consumer.heartbeat.interval.ms`).
 
     The member matches the pattern, not the broker: Kafka 4.1 assigns nothing to a member whose expression matches only
-    topics that the group already had. And with Python's syntax, a pattern works with all memberships.
+    topics that the group already had. With Python's syntax, the same pattern also works with all other memberships.
     """
 
     server_assignor: str | None = None  # "uniform" or "range", if the broker has it; None: the broker's default

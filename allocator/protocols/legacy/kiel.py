@@ -70,8 +70,8 @@ class Carrier(Protocol):
 class KielSettings(OwnersSettings):
     """Settings of a member. Times in seconds."""
 
-    # until a partition starts that may come from a member of kiel. Higher: a longer standstill; lower: records that the
-    # member of kiel commits later are read twice
+    # delay before the start of a partition that may come from a member of kiel. Higher: a longer standstill; lower:
+    # records that the member of kiel commits later are read twice
     settle_s: float = DEFAULT["settle_s"]
     function: KielFunction = naive_allocator  # the `partition_allocator` of kiel's members
 
@@ -232,7 +232,7 @@ class _KielMember(OwnersMembership):
 
     async def _take_part(self, scope: TaskGroup) -> None:
         self._must_add = asyncio.Event()
-        # a separate task: another client may hold the lock for long, and must not keep this member from leaving
+        # runs in its own task, so that this member can leave even while another client holds the lock
         scope.start(self._add_missing(), "shared list")
         await super()._take_part(scope)
 
@@ -290,7 +290,7 @@ class _KielMember(OwnersMembership):
 
     async def _move(self) -> None:
         """Waits until the group is open in the new layout, and joins it."""
-        await self._begin_session()  # otherwise this member could wait for its own znodes
+        await self._begin_session()  # deletes this member's old znodes first; otherwise it could wait for them itself
         await until_empty(self._zk, self._paths.members)
         await until_empty(self._zk, self._paths.owners)
         while True:
@@ -341,7 +341,7 @@ class _KielMember(OwnersMembership):
         except AllocatorError as error:
             log.warning("%s: copying the offsets failed, retrying: %s", self._group, error)
             await self._opening.delete()
-            await asyncio.sleep(RETRY_S)  # meanwhile, another member tries, which may reach Kafka
+            await asyncio.sleep(RETRY_S)  # releases the turn meanwhile: another member may be able to reach Kafka
 
     def _state_changed(self, state: SessionState) -> None:
         if not self._moved:
@@ -364,7 +364,7 @@ class _KielMember(OwnersMembership):
 
 
 SEALED = "This group was given to another layout by `allocator group adopt`; members of kiel's cannot join. "
-LOCK = "__lock__"  # in the names of the znodes of kazoo's Lock: <hex>__lock__<sequence>
+LOCK = "__lock__"  # kazoo's Lock names its znodes <hex>__lock__<sequence>
 
 
 class AdoptionRefused(AllocatorError):

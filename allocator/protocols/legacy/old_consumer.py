@@ -116,7 +116,8 @@ class _OldConsumer(OwnersMembership):
     # -- methods of a dialect -------------------------------------------------------------------------------------
 
     def _ids(self) -> dict[str, bytes]:
-        """Returns name -> content of the znodes of a new member under `ids`. The first name is the member id."""
+        """Returns the znodes that register a new member: name under `ids` -> content. The first name is the member
+        id."""
         raise NotImplementedError
 
     def _assign(self, topic: str, numbers: Sequence[int]) -> Iterable[int]:
@@ -146,7 +147,7 @@ class _OldConsumer(OwnersMembership):
         return self._own_znodes()[0]
 
     def _claim_of(self, directory: str, name: str) -> TopicPartition | None:
-        number = name.rpartition("-")[2]  # in both dialects
+        number = name.rpartition("-")[2]  # both dialects end the name with the partition number
         topic = re.sub("^b'(.*)'$", r"\1", directory.rpartition("/")[2])
         return TopicPartition(topic, int(number)) if number.isdigit() else None
 
@@ -208,7 +209,7 @@ class ConsumersMembership(_OldConsumer):
     _last_change = float("-inf")
 
     def _ids(self) -> dict[str, bytes]:
-        # the format of Java's ids
+        # Java's consumer formats its ids in this way
         member_id = f"{self._group}_{_host()}-{wall_ms()}-{uuid.uuid4().hex[:8]}"
         return {member_id: OldSubscription("static", dict.fromkeys(sorted(self._registered), 1)).encode()}
 
@@ -248,7 +249,7 @@ class ConsumersMembership(_OldConsumer):
             await self._nudge()
 
     async def _nudge(self) -> None:
-        """Makes members that have given up retry their claims, which they do when a member joins or leaves."""
+        """Wakes members that no longer retry their claims: they retry when a member joins or leaves."""
         # a member without threads joins and leaves in one transaction. This member's own znode stays, because the lease
         # counts the versions of that znode
         path, nothing = f"{self._ids_path}/{self.member_id}-released", OldSubscription("static", {}).encode()

@@ -2,7 +2,8 @@
 
 Guarantee: among members that create these znodes (of this library, and of Kafka 0.8's high-level consumer), a partition
 has at most one owner at any instant. Only one member can create the znode, and it starts the partition after that. It
-deletes the znode after it has drained the partition and committed. Members that create no such znodes are not covered.
+deletes the znode after it has drained the partition and committed. The guarantee does not cover members that create no
+such znodes.
 
 Each partition that moves costs one create and one delete, a few hundred in one transaction.
 """
@@ -182,13 +183,14 @@ class OwnersMembership(SessionMembership):
                 break
             except ConnectionLost:
                 if gained:
-                    break  # starts the claimed partitions, and claims the rest when the connection is back
+                    # the caller starts the claimed partitions now, and claims the rest when the connection is back
+                    break
                 raise
             gained |= paths.keys()
         return await self._fences(gained)
 
     async def _taken(self, partitions: Partitions) -> Partitions:
-        """Returns those of these partitions that have a claim."""
+        """Returns the partitions of `partitions` that have a claim by any member."""
         directories: defaultdict[str, set[TopicPartition]] = defaultdict(set)
         for partition in partitions:
             for directory in self._directories(partition):
@@ -208,7 +210,7 @@ class OwnersMembership(SessionMembership):
         claimed = iter(partitions)
         while some := list(islice(claimed, AT_ONCE)):
             stats = await asyncio.gather(*(self._zk.exists(self._paths_of[p][0]) for p in some))
-            # somebody deleted the missing znode by hand: with the lowest token, every other owner may take over
+            # an operator deleted the missing znode: the lowest token lets any other owner take over
             fences.update((p, -1 if stat is None else stat.created_zxid) for p, stat in zip(some, stats))
         return fences
 
@@ -225,7 +227,8 @@ class OwnersMembership(SessionMembership):
             if listing is None:
                 listing = self._listings[directory] = Watched(partial(self._zk.get_children, directory), self._soon)
             claims |= {self._claim_of(directory, name) for name in await listing.get()}
-        return None if partitions <= claims else GATHER_S  # some were deleted before the watch was set
+        # retries soon if a claim was deleted before the watch was set
+        return None if partitions <= claims else GATHER_S
 
     def _soon(self) -> None:
         asyncio.get_running_loop().call_later(GATHER_S, self._changed.set)

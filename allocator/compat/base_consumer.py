@@ -149,11 +149,12 @@ class BaseConsumer:
         await self.wind_down()
 
     def __del__(self) -> None:
-        if getattr(self, "_loop", None) is not None and not self.closing:  # `__init__` may have raised
+        if getattr(self, "_loop", None) is not None and not self.closing:  # `_loop` is missing if `__init__` raised
             warn_unclosed(self, self._label)
 
     def wind_down(self) -> asyncio.Future[None]:
-        """Undoes `connect`. Called by `close`. Subclasses may extend it."""
+        """Leaves the group and closes the connections that `connect` opened. Called by `close`. Subclasses may extend
+        it."""
         return asyncio.ensure_future(self._wind_down())
 
     # -- offsets -------------------------------------------------------------------------------------------------

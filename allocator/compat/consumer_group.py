@@ -76,8 +76,8 @@ class ConsumerGroup:
     async def next(self) -> Generation:
         """Returns the next generation, after the last one has ended.
 
-        Raises any error that prevents it; then it may be called again. Raises `GroupClosed` after `close`, also in
-        calls that are waiting. A cancelled call loses no generation and no error.
+        Raises any error that prevents a generation, and may be called again after the error. Raises `GroupClosed` after
+        `close`, also in calls that are waiting. A cancelled call loses no generation and no error.
         """
         self._begin()
         while True:
@@ -136,7 +136,7 @@ class ConsumerGroup:
                         if not isinstance(error, GroupClosed):
                             log.warning("%s: while it was closed: %r", self.config.group, error)
                         return
-                    resume = now() + self.config.join_backoff_s  # counts from the failure, not from the call of `next`
+                    resume = now() + self.config.join_backoff_s  # counted from the failure, not from `next`
                     log.warning("%s: %r; joins again in %g s", self.config.group, error, self.config.join_backoff_s)
                     await self._report(error)
                     await wait_for_event(self._closing, max(0.0, resume - now()))
@@ -175,7 +175,7 @@ class ConsumerGroup:
                 self._offered.set()
                 await generation.wait()
             finally:
-                generation.end("the group gives up")  # only if this task was cancelled
+                generation.end("the group gives up")  # still active only if this task was cancelled
                 if self._offer is generation:
                     self._offer = None  # no caller has received this generation
                 with client.measures.span("rebalance", step="revoked", partitions=len(pending.partitions)):
@@ -192,7 +192,7 @@ class ConsumerGroup:
         """Creates a generation. Returns None if it ended before it began."""
         options: dict[str, Any] = {"timeout_s": self.config.timeout_s, "retention_s": self.config.retention_s}
         kept = None
-        if pending.committer is None:  # Kafka does not know the members, so offsets of idle partitions can expire
+        if pending.committer is None:  # Kafka does not know the members, so it deletes offsets of idle partitions
             offsets: GroupOffsets = (kept := KeptOffsets(client, self.config.group, **options))
         else:
             offsets = GroupOffsets(client, self.config.group, committer=pending.committer, **options)
@@ -262,7 +262,7 @@ class ConsumerGroup:
             try:
                 await client.refresh([topic])
             except AllocatorError as error:
-                # does not end the membership, because heartbeats use other connections
+                # keeps the membership, because heartbeats use other connections
                 log.warning("%s: the partitions of %s cannot be read: %s", self.config.group, topic, error)
             else:
                 count = len(client.partitions(topic) or ())  # 0 for a topic that does not exist yet

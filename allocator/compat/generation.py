@@ -42,8 +42,8 @@ class Generation:
     the partitions, or the group is closed. Then its functions are cancelled. While they end, they may still commit, if
     the member still owns the partitions. After the last function has returned, every commit is refused.
 
-    `id` is the group's number of this generation. It never falls. Two generations in a row may have the same
-    number in a ZooKeeper group, and in a Kafka group if a follower joins again although nothing has changed.
+    `id` is the group's number of this generation. It never decreases. Two consecutive generations may have the same
+    number in a ZooKeeper group, and in a Kafka group if a follower rejoins although nothing has changed.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Generation:
         self.ended: GenerationEnded | None = None
         """Why this generation has ended; None while it is active."""
         self.returned = False
-        """Whether it ended because a function returned or raised."""
+        """Whether the generation ended because a function returned or raised."""
         self.failure: BaseException | None = None
         """The error that the function raised."""
         self.partitions = frozenset(
@@ -120,7 +120,7 @@ class Generation:
         coroutine = function(self) if callable(function) else function
         if not asyncio.iscoroutine(coroutine):
             raise TypeError(f"a generation starts a coroutine or a coroutine function, not {function!r}")
-        before = _generation_here.set(self)  # the task copies the context
+        before = _generation_here.set(self)  # the new task copies the context, and with it this variable
         try:
             name = name or getattr(coroutine, "__qualname__", None)
             task = asyncio.get_running_loop().create_task(coroutine, name=name)
@@ -156,14 +156,15 @@ class Generation:
         await self._offsets.close()
 
     def _cancel(self, task: asyncio.Task[Any], why: GenerationEnded) -> None:
-        # not at once: a task that is cancelled before its first step never runs, not even its `finally` blocks
+        # cancels in the next iteration of the loop: a task that is cancelled before its first step never runs, so its
+        # `finally` blocks would not run either
         asyncio.get_running_loop().call_soon(task.cancel, why)
 
     def _function_ended(self, task: asyncio.Task[Any]) -> None:
         self._functions.discard(task)
         error = None if task.cancelled() else task.exception()
         if isinstance(error, GenerationEnded):
-            error = None  # `commit` raised it, and the function did not catch it
+            error = None  # not an error of the function: `commit` raised it, and the function did not catch it
         if self.ended is not None:
             if error is not None:
                 log.error("%r: %s raised after its end", self, task.get_name(), exc_info=error)
@@ -174,7 +175,8 @@ class Generation:
     # -- offsets --------------------------------------------------------------------------------------------------
 
     async def commit(self, offsets: Mapping[str, Mapping[int, int]]) -> None:
-        """Commits offsets: topic -> partition -> offset of the next record to read. A lower offset sets the group back.
+        """Commits offsets: topic -> partition -> offset of the next record to read. A lower offset makes the group read
+        records again.
 
         Raises `GenerationEnded` if this generation can no longer commit, `NotOwned` for a partition that it does not
         have (then nothing is sent), and `CommitFailed`, which does not end the generation.

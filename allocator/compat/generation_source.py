@@ -64,7 +64,7 @@ class GenerationTracker(AssignmentListener):
     # -- called by the membership ---------------------------------------------------------------------------------
 
     async def assigned(self, partitions: Partitions) -> None:
-        # does not wait for the end: no other member waits for gained partitions
+        # does not wait until the generation has ended, because gained partitions block no other member
         self.pending = None
         self._end(f"it gains {len(partitions)} partitions")
 
@@ -75,7 +75,7 @@ class GenerationTracker(AssignmentListener):
         await self.ending(f"{len(partitions)} partitions are lost")
 
     def suspended(self, why: str) -> None:
-        # the user's functions read by themselves, so they must end before another member owns the partitions
+        # ends the user's functions, because they read directly and must stop before another member owns the partitions
         self._suspended = True
         self._end(why)
 
@@ -190,8 +190,8 @@ class ZooKeeperGenerations(ZooKeeperMembership):
     """Begins a generation when the member owns its complete assignment.
 
     The assignment is complete when the member has claimed all its partitions in the document, and the document promises
-    it no others. If the current owners do not release the promised partitions within the rebalance timeout, the
-    generation begins without them.
+    it no further partitions. If the current owners do not release the promised partitions within the rebalance timeout,
+    the generation begins without them.
     """
 
     def __init__(self, config: ConsumerGroupConfig, client: KafkaClient, tracker: GenerationTracker) -> None:
@@ -235,7 +235,7 @@ class ZooKeeperGenerations(ZooKeeperMembership):
             self._settle()
 
     def _settle_after(self, pause_s: float) -> None:
-        if self._timer is None or self._pause_s != pause_s:  # otherwise the right timer is running
+        if self._timer is None or self._pause_s != pause_s:  # otherwise a timer for this time is already running
             self._stop_timer()
             self._pause_s = pause_s
             self._timer = asyncio.get_running_loop().call_later(pause_s, self._settle)
@@ -251,4 +251,4 @@ class ZooKeeperGenerations(ZooKeeperMembership):
 
 
 GenerationSource = Union[KafkaGenerations, ZooKeeperGenerations]
-"""A membership with `rejoin`, which requests a new assignment, unless the group detects by itself that one is due."""
+"""A membership with `rejoin`, which requests a new assignment if the group does not detect the need itself."""

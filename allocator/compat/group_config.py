@@ -51,7 +51,7 @@ OWN: Final[Mapping[str, Setting]] = {
         "Seconds for one request. Higher: a dead coordinator is replaced later; lower: a slow one counts as dead.",
     ),
 }
-"""The settings that no other consumer has."""
+"""Settings that only `ConsumerGroup` has."""
 
 
 @names_arguments
@@ -96,7 +96,7 @@ class ConsumerGroupConfig:
     root: str = DEFAULT["root"]
     zookeeper_options: Mapping[str, Any] | None = field(default=DEFAULT["zookeeper_options"], repr=False)
     client: Callable[[ConsumerGroupConfig], Any] | None = None
-    """Creates the client for the brokers, not connected. For tests in which requests fail."""
+    """Function that creates the unconnected Kafka client. Tests replace it to make requests fail."""
 
     def __post_init__(self) -> None:
         for name in ("topics", "brokers"):
@@ -146,7 +146,7 @@ class ConsumerGroupConfig:
             )
 
     def _parts(self, faults: Faults) -> None:
-        """Adds settings that contradict each other, or that the Kafka or ZooKeeper client refuses."""
+        """Adds to `faults` the settings that contradict each other, or that the Kafka or ZooKeeper client refuses."""
         found: list[Fault] = []
         if not faults.keys & {"brokers", "security"}:
             found += Fault.of(("security",), lambda: KafkaClient(self.brokers, security=self.security))
@@ -160,7 +160,8 @@ class ConsumerGroupConfig:
                 faults.add(fault.settings[0], fault.text(vars(self)))
 
     def _membership(self, wrong: Collection[str] = ()) -> MembershipConfig:
-        """Returns the settings for joining. `wrong`: settings with faults, which are replaced by their defaults."""
+        """Returns the settings of the membership. Replaces the settings in `wrong`, which have faults, with their
+        defaults."""
         defaults = {**DEFAULT, "group": None, "topics": ()}
         values = {**vars(self), **{name: defaults[name] for name in wrong if name in defaults}}
         membership = membership_from(self.membership, values)
@@ -168,7 +169,7 @@ class ConsumerGroupConfig:
 
 
 def client_of(config: ConsumerGroupConfig) -> KafkaClient:
-    """Returns a client for the brokers, not connected."""
+    """Returns a Kafka client that is not connected yet."""
     if config.client is not None:
         client: KafkaClient = config.client(config)
         return client

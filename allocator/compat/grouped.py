@@ -51,8 +51,8 @@ class GroupedConsumer(BaseConsumer):
     handled the values (at least once).
 
     The consumer resumes from the committed offsets, including those that kiel stored in ZooKeeper: it uses them for
-    partitions without an offset in Kafka. Members of kiel and of this library do not know each other. Stop the old ones
-    first, or use `membership="kiel"` to upgrade one process at a time (docs/old-groups.md).
+    partitions without an offset in Kafka. Members of kiel and of this library do not see each other. Stop the members
+    of kiel first, or use `membership="kiel"` to upgrade one process at a time (docs/old-groups.md).
 
     Differences from kiel (docs/howto/kiel.md has all of them): a partition never has two owners; nothing blocks the
     event loop; a coordinator that refuses raises an error; a commit that is refused for one partition is retried for
@@ -156,7 +156,7 @@ class GroupedConsumer(BaseConsumer):
             await engine.news(left)
 
     async def _follow(self) -> bool:
-        """Leaves or joins as the cluster choice of the group demands. Returns whether the member may read."""
+        """Leaves or joins according to the group's cluster choice. Returns whether the member may read."""
         choice = self._wanted_cluster()
         if choice == self._reads:
             return choice is not None
@@ -165,7 +165,7 @@ class GroupedConsumer(BaseConsumer):
         async with self._switching:
             choice = self._wanted_cluster()
             if self.closing or choice == self._reads or self._engine.progress.in_hand:
-                return False  # another call followed the choice meanwhile
+                return False  # another call has already applied the cluster choice
             if self._reads is not None:
                 log.info("%s: leaving, because the group's cluster choice is now %s", self.group_name, choice)
                 self._reads = None
@@ -295,7 +295,8 @@ class GroupedConsumer(BaseConsumer):
         await self._engine.news(timeout_s)
 
     async def _committed_first(self, starts: Mapping[TopicPartition, int]) -> bool:
-        """Commits before the values are returned. Returns False after a failure, and then reads the values again."""
+        """Commits before the values are returned. Returns False if the commit failed; the values are then read
+        again."""
         engine = self._engine
         wanted = engine.progress.uncommitted(starts, in_hand=True)
         try:
@@ -374,7 +375,7 @@ class GroupedConsumer(BaseConsumer):
             # one commit at a time: the retry of an earlier commit must not overtake a later one
             async with engine.commits.turn:
                 await self._commit_in_turn(engine, wanted, metadata, retry)
-        # more values may have been returned since
+        # keeps topics of which more values were returned during the commit
         self.topics_to_commit &= {p.topic for p in engine.progress.uncommitted(in_hand=True)}
 
     async def _commit_in_turn(

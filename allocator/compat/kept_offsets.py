@@ -10,7 +10,7 @@ from allocator.types import OffsetAndMetadata, TopicPartition
 
 
 class KeptOffsets(GroupOffsets):
-    """`GroupOffsets` for a member that Kafka does not know, and whose user commits offsets at any time."""
+    """`GroupOffsets` for a member that Kafka does not know. The user may commit offsets at any time."""
 
     def __init__(self, client: KafkaClient, group: str, *, timeout_s: float, retention_s: float | None) -> None:
         super().__init__(client, group, timeout_s=timeout_s, retention_s=retention_s)

@@ -133,7 +133,7 @@ class SingleConsumer(BaseConsumer):
         try:
             await self._client.refresh([topic])
         except AllocatorError as error:
-            self._report(error)  # known partitions are still read
+            self._report(error)  # continues with the known partitions
 
     async def _sync(self, topic: str, timestamp: int) -> None:
         """Sets the position of every partition of the topic."""

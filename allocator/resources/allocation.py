@@ -147,7 +147,7 @@ class Allocation:
         await self._membership.leave()
 
     def __del__(self) -> None:
-        if getattr(self, "_started", False) and not self._closing.begun:  # `__init__` may have raised
+        if getattr(self, "_started", False) and not self._closing.begun:  # `_started` is missing if `__init__` raised
             warn_unclosed(self, self.group)
 
     async def __aenter__(self) -> Allocation:
@@ -277,7 +277,7 @@ class _Holdings(AssignmentListener):
 
     async def assigned(self, partitions: Partitions) -> None:
         names = _names(partitions)
-        self._error = None  # an earlier error: the member takes part again
+        self._error = None  # forgets an earlier error, because the member takes part again
         await self._call(self._on_assigned, names)
         # some resources may have been revoked in the meantime
         self.ready |= names & _names(self.tenures.held)
@@ -333,7 +333,8 @@ class _Holdings(AssignmentListener):
 
 
 def assignor_of(given: str | Assignor) -> Assignor:
-    """Returns the assignor for names. Built-in assignors see all resources as one topic. Raises AllocatorError."""
+    """Returns the assignor for resources. A built-in assignor sees all resources as one topic. Raises
+    AllocatorError."""
     found = resolve(given)
     return OverNames(found) if built_in(found.name) is found else found
 

@@ -1,7 +1,7 @@
 """Sources of the names of resources: a list, a function, or the children of a znode.
 
-Only the leader reads the source. If members would read different lists, the leader's list counts, and no resource has
-two owners.
+Only the leader reads the source. So even if members would see different lists, only the leader's list counts, and no
+resource has two owners.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def test_kiels_function_may_leave_partitions_out_and_ours_may_not(functions: Any
     assert assignment == {"m-1": even, "m-2": frozenset()}
     assert left_out(TWO, assignment) == everything("t", 11) - even
     assert left_out(TWO, compute(resolve("naive"), TWO)) == frozenset()
-    with pytest.raises(BadAssignment, match="11 partitions given to nobody"):
+    with pytest.raises(BadAssignment, match="11 partitions assigned to no member"):
         compute(resolve(lambda view: {}), TWO)
 
 

@@ -45,9 +45,9 @@ def test_a_member_that_gets_nothing_may_be_left_out() -> None:
 @pytest.mark.parametrize(
     ("a", "b", "says"),
     [
-        ({"t": 3}, {}, "1 partitions given to nobody: u:0"),
+        ({"t": 3}, {}, "1 partitions assigned to no member: u:0"),
         ({"t": 3, "u": 1}, {"t": 1}, "1 partitions given twice: t:0 to 'a' and 'b'"),
-        ({"t": 2}, {"u": 1}, "do not subscribe to them: u:0 to 'b'; 1 partitions given to nobody: t:2"),
+        ({"t": 2}, {"u": 1}, "do not subscribe to them: u:0 to 'b'; 1 partitions assigned to no member: t:2"),
         ({"t": 4, "u": 1}, {}, "1 partitions that do not exist or have no subscriber: t:3 to 'a'"),
         ({"t": 3, "u": 1, "unwanted": 1}, {}, "do not exist or have no subscriber: unwanted:0 to 'a'"),
     ],
@@ -68,7 +68,7 @@ def test_a_partition_that_one_member_lists_twice_is_named() -> None:
 
 def test_many_offenders_are_counted_and_the_first_shown() -> None:
     view = GroupView((A, B), {"t": 40})
-    with pytest.raises(BadAssignment, match=r"^40 partitions given to nobody: t:0, t:1, t:2, t:3, t:4, \.\.\.$"):
+    with pytest.raises(BadAssignment, match=r"^40 partitions assigned to no member: t:0, t:1, t:2, t:3, t:4, \.\.\.$"):
         validate(view, {})
 
 

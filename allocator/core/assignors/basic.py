@@ -79,8 +79,8 @@ class _Range(BuiltIn):
     the same subscribers and the same number of partitions are split identically: partition 7 of each goes to the same
     member, as joins of such topics require. No KIP (Kafka's first assignor; for the racks of KIP-881 use `rack-aware`).
 
-    Not guaranteed: even counts over several topics, because the larger runs go to the same members each time. Nor that
-    a partition stays with its owner. Weight and rack are ignored.
+    Not guaranteed: even counts over several topics, because the larger runs go to the same members each time;
+    partitions that stay with their owner. Weight and rack are ignored.
 
     Cost: O(partitions + topics x subscribers).
     """

@@ -12,7 +12,7 @@ from allocator.core.assignors.types import Assignor, GroupView, Member
 from allocator.core.assignors.validate import compute
 from allocator.core.types import Partitions, TopicPartition
 
-ROUNDS = 4  # most computations after the first one until the result is stable; one is nearly always enough
+ROUNDS = 4  # maximum number of recomputations until the result is stable; one is nearly always enough
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,14 @@ def steer(
     unchanged.
 
     Guarantee: each partition of a subscribed topic has one owner that subscribes to it, unless the assignor omits it.
-    Every constraint holds for a partition if a subscriber exists that satisfies it. If not, constraints give way in
-    this order: `allowed`, then `cordoned`, then `evacuated`. An absent member gets a partition only if no other member
-    can own it. `frozen` takes precedence over all others. If the assignor's counts differ by at most one, so do those
-    of the members without constraints. Computed again from its own result, the result is the same, if the assignor
-    settles within ROUNDS computations.
+    Every constraint holds for a partition if a subscriber exists that satisfies it. Otherwise, constraints are dropped
+    in this order: `allowed`, then `cordoned`, then `evacuated`. An absent member gets a partition only if no other
+    member can own it. `frozen` takes precedence over all others. If the assignor's counts differ by at most one, so do
+    those of the members without constraints. Computed again from its own result, the result is the same, if the
+    assignor settles within ROUNDS computations.
 
-    `held`: the partitions that each member owns, or gets as soon as they are free; `view.owned` if None. Raises what
-    `compute` raises. Cost: O(partitions), and for each restricted partition O(members).
+    `held`: the partitions that each member owns, or gets as soon as they are free; `view.owned` if None. Raises the
+    errors of `compute`. Cost: O(partitions), and for each restricted partition O(members).
     """
     if not constraints:
         return compute(assignor, view)
@@ -192,7 +192,8 @@ class _Steering:
     # -- where a partition may be --------------------------------------------------------------------------------
 
     def _may_have(self, partition: TopicPartition) -> frozenset[str]:
-        """Returns the members that may own the partition; never empty. The first non-empty choice counts."""
+        """Returns the members that may own the partition, never none. Drops constraints one by one until a member is
+        left."""
         rules, everyone = self._rules, self._subscribers[partition.topic]
         only, holder = rules.allowed.get(partition), self._holder.get(partition)
         if only is None:
@@ -237,7 +238,7 @@ class _Steering:
         held = Counter(self._holder.values())
         open_to = able - self._cordoned
         step = 1 if extra > 0 else -1
-        # counts that differ by one are equal shares, rounded
+        # treats counts that differ by one as equal, because rounding causes the difference
         shares = {member: max(self._share[member], 1) for member in open_to}
         if shares and max(self._share[each] for each in open_to) - min(self._share[each] for each in open_to) <= 1:
             shares = dict.fromkeys(shares, 1)
@@ -265,7 +266,8 @@ class _Steering:
         over = self._partitions_of({member for member, number in missing.items() if number < 0} if short else ())
         for member, partitions in over.items():
             holders = {p: self._holder.get(p) for p in partitions}
-            # first the partitions that return to a member which misses some, then those that move anyway
+            # moves first the partitions whose holder is below its goal, and last the partitions that the member held
+            # before
             for partition in sorted(partitions, key=lambda p: (holders[p] == member, holders[p] not in short)):
                 if self._count[member] <= goals[member] or not short:
                     break
@@ -289,14 +291,14 @@ class _Steering:
     # -- canaries ------------------------------------------------------------------------------------------------
 
     def _canary_keeps(self, holder: str, partition: TopicPartition, has: Counter[str]) -> bool:
-        """Returns whether the holder is a canary that needs this partition to reach its number."""
+        """Returns whether the holder is a canary that needs this partition to reach its exact number."""
         if holder not in self._canaries or not self._canary_may_have(holder, partition):
             return False
         has[holder] += 1
         return has[holder] <= self._rules.canaries[holder]
 
     def _fill_canaries(self, goals: Mapping[str, int]) -> None:
-        """Moves partitions to the canaries that miss some, from the members that exceed their goal the most."""
+        """Moves partitions to canaries that have too few, from the members that exceed their goal the most."""
         missing = {each: self._rules.canaries[each] - self._count[each] for each in sorted(self._canaries)}
         missing = {each: number for each, number in missing.items() if number > 0 and each not in self._cordoned}
         of = self._partitions_of(goals.keys() if missing else ())
@@ -318,5 +320,5 @@ class _Steering:
 
     def _canary_may_have(self, canary: str, partition: TopicPartition) -> bool:
         only = self._rules.allowed.get(partition)
-        # a partition that is pinned to other members stays with them
+        # excludes partitions that are pinned to other members
         return canary in self._subscribers[partition.topic] and (only is None or canary in only)

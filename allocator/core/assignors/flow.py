@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice
 from typing import NamedTuple
 
-_FAR = 1 << 60  # longer than any path
+_FAR = 1 << 60  # an infinite distance: longer than any path
 
 
 def apportion(total: int, weights: Sequence[float]) -> tuple[list[int], list[int], int]:
@@ -336,7 +336,7 @@ class _Flow:
                 if not reached[to]:
                     reached[to] = True
                     queue.append(to)
-        # no unit flows between the parts any more, so a search need not walk the edges between them
+        # removes the edges between the parts, because no more units flow between them
         for node in (*members, *kinds):
             other = self.member if node >= self.first else self.kind
             self.adjacent[node] = [edge for edge in self.adjacent[node] if reached[other[edge]] == reached[node]]

@@ -25,8 +25,8 @@ from allocator.core.types import NO_PARTITIONS, Assignment, Partitions, TopicPar
 MARGIN = (
     0.5  # fraction of the tolerance at which moves end. Higher: moves begin again sooner; lower: more moves at a time
 )
-# fraction of its share below which a member takes partitions. Higher: a member whose load falls takes some; lower: a
-# new member may wait
+# fraction of its share below which a member takes partitions. Higher: members take partitions after a small drop of
+# load; lower: a new member may wait for partitions
 LOW = 0.5
 SPARE = 0.9  # fraction of its share that a member keeps when it gives partitions to a member below LOW
 # least load of a partition, as a fraction of the mean: otherwise one member could get all idle partitions
@@ -138,7 +138,7 @@ class LoadAssignor(BuiltIn):
             heapify(heap)
             free += [(-amounts[p], p, heap) for p in each.partitions if p not in problem.holder]
         for _, partition, heap in sorted(free):
-            # such an entry is outdated, because the member got a partition of another class
+            # drops outdated entries: the member has received a partition of another class since
             while heap[0][0] != level[heap[0][1]]:
                 heapreplace(heap, (level[heap[0][1]], heap[0][1]))
             member = heap[0][1]
@@ -172,9 +172,9 @@ def balance(
 
     A member's share is the mean load per unit of weight, times the member's weight. Two rules move partitions:
 
-    - A member with more than `tolerance` times its share gives partitions away, until it has at most the middle between
-      1 and `tolerance` times its share. If its heaviest partition exceeds the share, that load counts instead, because
-      a partition cannot be split.
+    - A member with more than `tolerance` times its share sheds partitions, until its load is at most halfway between 1
+      and `tolerance` times its share. If its heaviest partition exceeds the share, that load counts instead, because a
+      partition cannot be split.
     - A member with less than half of its share takes partitions, up to its share. A member that owns partitions of
       unknown load takes none by this rule while other loads are known.
 
@@ -184,7 +184,7 @@ def balance(
     the load of the busiest member never grows. Equal arguments return equal moves. There are at most `most` moves
     (None: no limit), those of the busiest members first. Partitions in `resting` stay, and so do partitions that other
     members may not own. With `frozen`, nothing moves. Evacuated members, swapped members, their replacements and
-    canaries take no part. A cordoned member only gives.
+    canaries take no part. A cordoned member only sheds partitions.
 
     Not guaranteed: the most even assignment, which is NP-hard to find. All remaining partitions of a member may be too
     heavy for any other member.
@@ -298,7 +298,7 @@ class _Balance:
             partition, taker = found
             self._move(partition, donor, taker)
             heappush(busy, (-self._level(donor), donor))
-            if self._over(taker):  # the taker has less than the donor had, and may pass on lighter partitions
+            if self._over(taker):  # the taker may shed lighter partitions in turn
                 heappush(busy, (-self._level(taker), taker))
 
     def _bound(self, member: str) -> float:
@@ -330,7 +330,7 @@ class _Balance:
     # -- single moves --------------------------------------------------------------------------------------------
 
     def _one_enough(self, donor: str, taker: str, excess: float, room: float) -> TopicPartition | None:
-        """Returns the lightest partition that covers the whole excess and has at most the load `room`."""
+        """Returns the donor's lightest partition whose load is between `excess` and `room`, if any."""
         entries = self._movable[donor]
         for place in range(bisect_left(entries, (excess,)), len(entries)):
             amount, partition = entries[place]
@@ -341,7 +341,7 @@ class _Balance:
         return None
 
     def _largest(self, donor: str, taker: str, room: float) -> TopicPartition | None:
-        """Returns the heaviest partition with at most the load `room`."""
+        """Returns the donor's heaviest partition whose load is at most `room`, if any."""
         entries = self._movable[donor]
         for place in range(bisect_right(entries, (room, _LAST)) - 1, -1, -1):
             amount, partition = entries[place]
@@ -366,7 +366,7 @@ class _Balance:
         self.load[taker] += amount
         # the taker keeps the partition, because a partition moves once in a decision
         self._heaviest[taker] = max(self._heaviest[taker], amount)
-        # the donor's heaviest partition is not updated: a bound that is too high only ends the moves sooner
+        # does not update the donor's heaviest partition: a bound that is too high only ends the moves earlier
         self.moves.append(LoadMove(partition, donor, taker, amount))
 
 

@@ -29,7 +29,7 @@ def topic_partitions(view: GroupView, topics: Iterable[str]) -> list[TopicPartit
 
 
 class PartitionClass(NamedTuple):
-    """Partitions with the same subscribers, to each of which they are interchangeable."""
+    """Partitions with the same subscribers. They are interchangeable for each subscriber."""
 
     members: list[int]
     """Indices into `AssignmentProblem.members`."""
@@ -111,7 +111,8 @@ class AssignmentProblem:
 def _spread(
     free: list[TopicPartition], missing: list[tuple[int, int]], assigned: list[list[TopicPartition]], blocks: bool
 ) -> None:
-    """Spreads each topic over the members that miss partitions. `missing`: pairs of count and member."""
+    """Assigns the free partitions so that each topic spreads over many members. `missing`: pairs of the number of
+    partitions that a member still needs, and the member."""
     missing.sort(key=lambda each: (-each[0], each[1]))
     while missing:
         most, least = missing[0][0], missing[-1][0]

@@ -174,7 +174,7 @@ def _name(target: Any, spec: str | None) -> str:
         inner = type(inner)
     module, qualname = inner.__module__, inner.__qualname__
     if spec is not None and (inner is not target or _lookup(module, qualname) is not target):
-        return spec  # a lambda, a partial or an instance has no name, so the text that named it is its name
+        return spec  # lambdas, partials and instances have no importable name, so the text in `spec` names them
     return f"{module}:{qualname}"
 
 

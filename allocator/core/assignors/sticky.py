@@ -46,7 +46,7 @@ class _CooperativeSticky(_Sticky):
 
     Guarantee and cost: those of `sticky`. Ownership through ZooKeeper is cooperative with every assignor: a partition
     starts at its new owner after the old owner has released it, and other partitions never stop. Kafka's own protocol
-    has no such order of steps, so there the leader sends `first_step` of this assignment.
+    does not order these steps, so a Kafka group's leader sends `first_step` of this assignment.
     """
 
     name = "cooperative-sticky"

@@ -102,10 +102,10 @@ def validate(
             if partition not in wanted:
                 faults["partitions that do not exist or have no subscriber"].append(given_to)
             elif partition.topic not in subscriptions[member]:
-                faults["partitions given to members that do not subscribe to them"].append(given_to)
+                faults["partitions assigned to members that do not subscribe to them"].append(given_to)
     if complete:
         for partition in sorted(wanted - holders.keys()):
-            faults["partitions given to nobody"].append(_name(partition))
+            faults["partitions assigned to no member"].append(_name(partition))
     if faults:
         raise BadAssignment("; ".join(f"{len(of)} {kind}: {_some(of)}" for kind, of in faults.items()))
     return {member: given.get(member, frozenset()) for member in subscriptions}

@@ -68,18 +68,6 @@ def test_ten_starts_of_one_session_are_worth_it(cache):
     assert classes.worth_making(NEW, ZOOKEEPER, "another")
 
 
-def test_an_old_java_makes_none(cache):
-    for session in ("first", "second", "third"):
-        assert not classes.worth_making(OLD, ZOOKEEPER, session)
-    assert not list(cache.iterdir())
-
-
-def test_each_build_of_java_has_its_own(cache):
-    classes.archive(NEW, ZOOKEEPER).write_bytes(b"classes")
-    assert classes.using(NEW, ZOOKEEPER)
-    assert not classes.using(OLD, ZOOKEEPER)
-
-
 def test_a_java_that_cannot_make_one_is_not_asked_again(cache):
     assert not classes.worth_making(NEW, ZOOKEEPER, "first")
     assert classes.worth_making(NEW, ZOOKEEPER, "second")

@@ -88,11 +88,6 @@ def test_a_cluster_starts_its_servers_in_containers(node, tmp_path):
     assert node.pid == 4711
 
 
-def test_the_image_is_of_the_version_that_is_asked_for(engine, tmp_path):
-    with ContainerCluster(None, directory=tmp_path, zookeeper_version="3.4.14"):
-        assert [started.image for started in STARTED] == ["zookeeper:3.4.14"]
-
-
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_the_log_outlives_the_container(node, end):
     assert node.log_tail(2).splitlines()[1:] == ["line 99", "shut down completed"]
@@ -110,12 +105,6 @@ def test_a_paused_node_is_resumed_before_it_is_stopped(node):
     assert node.alive
     node.stop()
     assert STARTED[0].removed
-
-
-def test_containers_are_removed_with_their_cluster(engine, tmp_path):
-    with ContainerCluster(None, zookeepers=3, directory=tmp_path):
-        assert len(STARTED) == 3
-    assert all(container.removed for container in STARTED)
 
 
 def test_a_version_without_an_image_is_refused_before_anything_is_written(engine, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 
 from allocator.errors import TopicNotFound
@@ -13,14 +14,17 @@ AT_MS = 1_769_860_800_000
 
 
 class MadeReader(Reader):
-    """One partition with offsets 0 to 99; `asked` has every query."""
+    """One partition with offsets 0 to 99; `asked` has every query. Reads end after the event `until`."""
 
-    def __init__(self) -> None:
+    def __init__(self, until: asyncio.Event | None = None) -> None:
         super().__init__("nowhere:1")
+        self.until = until
         self.asked: list[Query] = []
 
     async def read(self, query: Query) -> ReadResult:
         self.asked.append(query)
+        if self.until is not None:
+            await self.until.wait()
         if query.topic != "orders":
             raise TopicNotFound([query.topic])
         kind, at = query.position.kind, query.position.at
@@ -37,5 +41,5 @@ def made_record(offset: int) -> Record:
     return Record("orders", 0, offset, AT_MS + 1000 * offset, 0, b"c%d" % (offset % 7), value, headers)
 
 
-def records_page(access: str = "viewers", masks: Collection[str] = ()) -> RecordsPage:
-    return RecordsPage(Viewer(MadeReader(), masks=Masks(masks)), access)  # type: ignore[arg-type]
+def records_page(access: str = "viewers", masks: Collection[str] = (), reader: MadeReader | None = None) -> RecordsPage:
+    return RecordsPage(Viewer(reader or MadeReader(), masks=Masks(masks)), access)  # type: ignore[arg-type]

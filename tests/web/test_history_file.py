@@ -18,9 +18,8 @@ from allocator.core.aio.tasks import BackgroundTasks
 from allocator.errors import ConfigError
 from allocator.testing.waiting import wait_until_async
 from allocator.types import TopicPartition
-from allocator.web import history_file as module
 from allocator.web.events import Event, EventLog
-from allocator.web.history import History, Past, Point, Remembered
+from allocator.web.history import History, Point, Remembered
 from allocator.web.history_file import HistoryFile, keep
 from allocator.web.watch import WatchedGroup
 
@@ -38,10 +37,7 @@ def points(count: int, start: float, step: float = 5.0) -> list[Point]:
     return [Point(start + step * at, at, lag_s=0.5) for at in range(count)]
 
 
-async def test_the_next_server_knows_what_the_last_one_saw(
-    archive: HistoryFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "WRITE_S", 0.01)
+async def test_the_next_server_knows_what_the_last_one_saw(archive: HistoryFile) -> None:
     failures: list[BaseException] = []
     tasks = BackgroundTasks(failures.append)
     watcher = watcher_of(groups=2, members=5, partitions=100)
@@ -73,8 +69,7 @@ async def test_the_next_server_knows_what_the_last_one_saw(
     assert log.of("billing")[0].text == "pause"
 
 
-async def test_a_write_under_way_at_the_end_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WRITE_S", 0.01)
+async def test_a_write_under_way_at_the_end_is_not_repeated(tmp_path: Path) -> None:
     under_way, ends = threading.Event(), threading.Event()
 
     class Slow(HistoryFile):
@@ -149,15 +144,9 @@ def test_a_file_that_is_no_history_is_named(tmp_path: Path) -> None:
         HistoryFile(wrong / "below-a-file.sqlite", 1_000_000)
 
 
-def test_no_past_is_no_past(archive: HistoryFile) -> None:
-    assert archive.past("nobody", 10) == Past()
-    assert archive.rebalance("nobody", 1) is None
-
-
 async def test_no_entry_keeps_later_ones_out_of_the_file(
-    archive: HistoryFile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    archive: HistoryFile, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "WRITE_S", 0.01)
     failures: list[BaseException] = []
     tasks = BackgroundTasks(failures.append)
     watcher = watcher_of(groups=1, members=2, partitions=4)

@@ -8,7 +8,6 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any, Optional
 
-import pytest
 from made_groups import watcher_of
 from made_records import MadeReader, records_page
 from prometheus_client import CollectorRegistry
@@ -16,7 +15,7 @@ from served import TOKEN, Served
 from test_access import ALICE, BOB, LOGIN
 from test_server import as_described
 
-from allocator.viewer import Query, ReadResult
+from allocator.testing import wait_until_async
 from allocator.web.guard import Guard, Login
 from allocator.web.records import AT_ONCE, RecordsPage
 from allocator.web.server import Site, serve
@@ -118,19 +117,12 @@ async def test_masks_hold_everywhere_and_each_read_is_in_the_audit_log() -> None
         assert past["events"] == [], "reads are no events of a group"
 
 
-async def test_only_some_reads_run_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    let_go, under_way, read = asyncio.Event(), asyncio.Semaphore(0), MadeReader.read
-
-    async def slow(self: MadeReader, query: Query) -> ReadResult:
-        under_way.release()
-        await let_go.wait()
-        return await read(self, query)
-
-    monkeypatch.setattr(MadeReader, "read", slow)
-    async with site(records_page()) as it:
+async def test_only_some_reads_run_at_the_same_time() -> None:
+    let_go = asyncio.Event()
+    reader = MadeReader(let_go)
+    async with site(records_page(reader=reader)) as it:
         asked = [asyncio.ensure_future(it.ask(PATH)) for _ in range(AT_ONCE)]
-        for _ in range(AT_ONCE):
-            await under_way.acquire()
+        await wait_until_async(lambda: len(reader.asked) == AT_ONCE, 30, "all reads to begin")
         refused = await it.ask(PATH)
         let_go.set()
         assert refused.code == 503

@@ -1,7 +1,6 @@
-"""The status page of groups and of a daemon, the JSON API, metrics, health.
+"""The web server: the status page of groups and of a daemon, the JSON API, metrics and health checks.
 
-In: the znodes of groups, their offsets from the brokers, and the public surface of `consumer`. Out: HTTP. May
-touch: nothing, except the actions in `actions.py` for a caller with the token.
+It only reads ZooKeeper and Kafka, except for the changes in `actions.py` and `dead_letters.py`, which need an operator.
 """
 
 from __future__ import annotations

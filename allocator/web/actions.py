@@ -1,4 +1,4 @@
-"""The actions that an operator on the page, or an API client with the token, can run on a group."""
+"""The changes of groups that the API offers to operators."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ from allocator.web.requests import (
 )
 
 Action = Callable[[str, Mapping[str, Any], str], Awaitable[dict[str, Any]]]
-"""Arguments: the group, the request body, and the user."""
+"""Called with the group, the request body and the user."""
 
 
 class NotNow(AllocatorError):
@@ -66,21 +66,21 @@ class NotNow(AllocatorError):
 
 
 class GroupWork:
-    """Changes groups for a page. Each action opens connections of its own, as the commands do."""
+    """Executes changes of groups. Each method opens its own connections, as the CLI commands do."""
 
     def __init__(self, clusters: Clusters) -> None:
         self._clusters = clusters
 
     async def pause(self, group: str, _: Nothing, user: str) -> dict[str, Any]:
-        """Pauses the members that follow the group's setting: they finish the records they have, commit and leave."""
+        """Pauses the members that follow the group's setting: they finish their records, commit and leave."""
         return await self._freeze(group, True)
 
     async def resume(self, group: str, _: Nothing, user: str) -> dict[str, Any]:
-        """Makes the members that follow the group's setting join again."""
+        """Resumes the paused members: they join again."""
         return await self._freeze(group, False)
 
     async def _freeze(self, group: str, frozen: bool) -> dict[str, Any]:
-        """Sets the setting of a cutover, which keeps its choice of brokers."""
+        """Sets `frozen` in the cutover's choice of a cluster, and keeps the rest."""
         path = choice_path(self._clusters.root, group)
         async with self._in_zookeeper(group) as (zk, _):
             before = await read_choice(zk, path)
@@ -88,41 +88,40 @@ class GroupWork:
         return {"group": group, "paused": frozen}
 
     async def rebalance(self, group: str, _: Nothing, user: str) -> dict[str, Any]:
-        """Makes the leader compute the assignment again.
+        """Deletes the assignment's znode, so that the leader computes the assignment again from the members' claims.
 
-        The leader does this when the znode of the assignment is missing, and starts from the claims of the members. The
-        members keep working. A partition moves only if the allocator function now returns another owner for it.
+        The members keep working. A partition moves only if the allocator function now returns another owner for it.
         """
         path = Paths(self._clusters.root, group).assignment
         async with self._in_zookeeper(group) as (zk, state):
             if state is None or not state.members:
-                raise NotNow(f"group {group!r} has no members, so nobody would compute an assignment")
+                raise NotNow(f"group {group!r} has no members, so there is no leader to compute an assignment")
             stat = await zk.exists(path)
             if stat is not None:
                 try:
                     await zk.delete(path, stat.version)
                 except (BadVersion, NoZnode):
-                    raise NotNow(f"group {group!r} is rebalancing at this moment") from None
+                    raise NotNow(f"group {group!r} is already rebalancing; try again when it is stable") from None
         return {"group": group, "asked": True}
 
     @asynccontextmanager
     async def _in_zookeeper(self, group: str) -> AsyncIterator[tuple[ZooKeeperClient, Optional[GroupState]]]:
-        """A session for a group in ZooKeeper, and the group. Raises OrderRefused for another one."""
+        """Yields a session and the group's state. Raises OrderRefused for a group without ZooKeeper."""
         async with steered(self._clusters, group, by_leader=True) as found:
             assert found.zk is not None
             yield found.zk, found.state
 
     async def order(self, group: str, new: NewOrder, user: str) -> dict[str, Any]:
-        """Adds an order to the group. It replaces an earlier order with the same subject."""
+        """Adds an operator command. It replaces an earlier command about the same subject."""
         report = await give(self._clusters, group, _act(new), user or "page", create=new.create)
         return {"group": group, "order": report.order.id, "state": report.state, "state_why": report.why}
 
     async def preview(self, group: str, order: OrderRequest, user: str) -> dict[str, Any]:
-        """Returns what an order would do. It does not give the order.
+        """Returns the effect of an operator command without adding it.
 
-        An order about records has its partitions with their present offsets, and the target of a seek. Any other order
-        has the plan of its moves. "creates" is the topic that an order to a group of Kafka's own protocols would
-        create; null if it exists.
+        For a command about records: its partitions with their offsets, and the target of a seek. For any other command:
+        the plan of its moves. "creates" is the topic that the command would create for a group of Kafka's own
+        protocols; null if the topic exists.
         """
         async with steered(self._clusters, group, rehearse=True) as found:
             report = await _act(order)(found.orders)
@@ -143,25 +142,25 @@ class GroupWork:
         return {**given, "partitions": rows, "plan": None, "creates": found.creates}
 
     async def withdraw(self, group: str, body: WithdrawRequest, user: str) -> dict[str, Any]:
-        """Withdraws orders from some partitions. An order that names other partitions too stays in force for those."""
+        """Withdraws operator commands from some partitions. They stay in force for their other partitions."""
         act = methodcaller("withdraw", body.kind, body.arguments)
         removed = await give(self._clusters, group, act, user or "page")
         return {"group": group, "withdrawn": [each.id for each in removed]}
 
     async def remove_orders(self, group: str, body: RemoveRequest, user: str) -> dict[str, Any]:
-        """Removes orders by id."""
+        """Removes operator commands by id."""
         removed = await give(self._clusters, group, methodcaller("remove", *body.ids), user or "page")
         return {"group": group, "removed": [order.id for order in removed]}
 
     async def plan(self, group: str, body: PlanRequest, user: str) -> dict[str, Any]:
-        """Returns what would move under the given suppositions and orders. With `apply` it also gives the orders."""
+        """Returns the moves under the given suppositions and commands. With `apply` it also adds the commands."""
         function = body.function or None
         if function is not None:
             await self._check_function(group, function)
         acts = [_act(replace(order, why=order.why or body.why)) for order in body.orders]
         changes = changes_of({name: getattr(body, name) for name in Suppositions.__struct_fields__}, function)
         if body.apply and (changes or not acts):
-            raise ConfigError("only orders can be applied; the plan must consist of orders alone")
+            raise ConfigError("only a plan that consists of orders alone can be applied")
         found = await planned(self._clusters, group, changes, acts)
         applied = []
         for act in acts if body.apply else ():
@@ -169,7 +168,7 @@ class GroupWork:
         return {**found.to_json(), "executed": body.apply, "applied": applied}
 
     async def _check_function(self, group: str, function: str) -> None:
-        """Raises ConfigError for a function name that would make a request import a module."""
+        """Raises ConfigError for an unknown function, because a request must not cause the import of a module."""
         async with self._in_zookeeper(group) as (_, state):
             members = () if state is None else state.members.values()
         known = sorted({*known_names(), *(name for info in members for name in info.strategies)})
@@ -179,28 +178,27 @@ class GroupWork:
             )
 
     async def delete(self, group: str, body: DeleteRequest, user: str) -> dict[str, Any]:
-        """Deletes a group without members. Unless `confirm` is the group, it only returns what it would delete."""
+        """Deletes a group without members. Without `confirm`, only returns what it would delete."""
         execute = confirmed(body.confirm, "group", group)
         found = await delete(self._clusters, group, keep_offsets=body.keep_offsets, execute=execute)
         return found.to_json(executed=execute)
 
     async def reset(self, group: str, body: ResetRequest, user: str) -> dict[str, Any]:
-        """Resets committed offsets. Unless `confirm` is the group's name, it only returns what it would commit."""
+        """Resets committed offsets. Without `confirm`, only returns what it would commit."""
         execute = confirmed(body.confirm, "group", group)
         work = execute_reset if execute else plan_reset
         return (await work(self._clusters, group, parse_target(str(body.to)), body.topics)).to_json(executed=execute)
 
     async def copy(self, group: str, body: CopyRequest, user: str) -> dict[str, Any]:
-        """Copies the offsets of this group to another group. Unless `confirm` is the other group's name, it only
-        returns what it would commit."""
+        """Commits this group's offsets for another group. Without `confirm`, only returns what it would commit."""
         check_group(body.to)
         if body.to == group:
-            raise ConfigError(f'"to" must be the name of another group than {group!r}')
+            raise ConfigError(f'"to" must not be {group!r} itself')
         execute = confirmed(body.confirm, "other group", body.to)
         return (await copy_offsets(self._clusters, group, body.to, execute=execute)).to_json(executed=execute)
 
     async def note(self, group: str, body: NoteRequest, user: str) -> dict[str, Any]:
-        """Stores a note, such as a deployment, which the page shows beside the rebalances."""
+        """Returns the note; the server adds it to the history, beside the rebalances."""
         return {"group": group, "noted": body.text}
 
 
@@ -208,25 +206,29 @@ def _act(order: OrderRequest) -> Act:
     return lambda orders: orders.give_by_name(order.kind, order.arguments, why=order.why, expires_s=order.expires_s)
 
 
-# by the last part of their URL path
+# last part of the URL's path -> change
 POSTS = {
-    "rebalance": Post("Have the leader compute the assignment anew", Nothing, responses.AskedJson, GroupWork.rebalance),
-    "pause": Post("Have members that follow the group's setting leave", Nothing, responses.PausedJson, GroupWork.pause),
-    "resume": Post("Have them join again", Nothing, responses.PausedJson, GroupWork.resume),
+    "rebalance": Post("Compute the assignment again", Nothing, responses.AskedJson, GroupWork.rebalance),
+    "pause": Post("Pause the members that follow the group's setting", Nothing, responses.PausedJson, GroupWork.pause),
+    "resume": Post("Resume the paused members", Nothing, responses.PausedJson, GroupWork.resume),
     "offsets/reset": Post("Replace committed offsets", ResetRequest, responses.ResetJson, GroupWork.reset),
     "offsets/copy": Post("Commit the same offsets for another group", CopyRequest, responses.ResetJson, GroupWork.copy),
-    "orders/put": Post("Order the group something", NewOrder, responses.OrderedJson, GroupWork.order),
-    "orders/preview": Post("What an order would do", OrderRequest, responses.OrderPreviewJson, GroupWork.preview),
+    "orders/put": Post("Add an operator command", NewOrder, responses.OrderedJson, GroupWork.order),
+    "orders/preview": Post("Preview an operator command", OrderRequest, responses.OrderPreviewJson, GroupWork.preview),
     "orders/withdraw": Post(
-        "Take orders back from some partitions", WithdrawRequest, responses.WithdrawnJson, GroupWork.withdraw
+        "Withdraw operator commands from some partitions", WithdrawRequest, responses.WithdrawnJson, GroupWork.withdraw
     ),
-    "orders/remove": Post("Take orders back", RemoveRequest, responses.RemovedJson, GroupWork.remove_orders),
-    "plan": Post("What would move under suppositions and orders", PlanRequest, responses.PlanJson, GroupWork.plan),
+    "orders/remove": Post(
+        "Remove operator commands by id", RemoveRequest, responses.RemovedJson, GroupWork.remove_orders
+    ),
+    "plan": Post(
+        "Plan: the moves under suppositions and operator commands", PlanRequest, responses.PlanJson, GroupWork.plan
+    ),
     "delete": Post("Delete a group without members", DeleteRequest, responses.DeletedJson, GroupWork.delete),
     "note": Post("Mark a deployment in the history", NoteRequest, responses.NotedJson, GroupWork.note),
 }
 
 
 def actions(work: GroupWork) -> dict[str, Action]:
-    """Returns the actions on groups, by their names in POSTS."""
+    """Returns the actions, by their names in POSTS."""
     return {name: partial(post, work) for name, post in POSTS.items()}

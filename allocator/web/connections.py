@@ -1,5 +1,7 @@
-"""Bounds the number and the duration of the web server's connections, which share the process's descriptors with Kafka
-and ZooKeeper."""
+"""Limits the number and the duration of the web server's connections.
+
+They share the process's file descriptors with the connections to Kafka and ZooKeeper.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ log = logging.getLogger(__name__)
 BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 )  # fmt: skip
-AT_ONCE = 32  # connections accepted at once, before other tasks of the loop run
-# no descriptor or memory is left. Every other error concerns one connection
+AT_ONCE = 32  # connections accepted before other tasks of the loop run
+# the process has no descriptor or memory left; every other error of accept concerns one connection
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -29,23 +31,23 @@ EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 class Limits:
     """Limits of one server. Times in seconds."""
 
-    # open connections. more: takes descriptors that Kafka and ZooKeeper may need; less: fewer pages at once
+    # open connections. Higher: uses descriptors that Kafka and ZooKeeper may need; lower: fewer pages at once
     connections: int = 100
-    idle_s: float = 30.0  # until the header of the next request has arrived. more: idle clients stay longer
+    idle_s: float = 30.0  # until the header of the next request has arrived. Higher: idle clients stay connected longer
     body_s: float = 10.0  # until the body has arrived
-    stalled_s: float = 60.0  # until the client has read a response, or a push to a stream. less: cuts off slow links
-    pause_s: float = 1.0  # pause of accepting when the process has no descriptor left
+    stalled_s: float = 60.0  # until the client has read a response, or a push to a stream. Lower: cuts off slow links
+    pause_s: float = 1.0  # pause of accepting without a free descriptor
     header_bytes: int = 65_536
     body_bytes: int = 65_536
     viewers: int = 64  # event streams at once; each costs memory and a connection
 
 
 class Server(httpserver.HTTPServer):
-    """An HTTP server with bounds.
+    """An HTTP server with a limited number of connections.
 
-    If all connections are in use, the server closes the one that has waited longest for its next request. If each
-    connection has a request, it answers a new one with 503. If the process has no descriptor left, it closes all
-    connections without a request and accepts none for `Limits.pause_s`.
+    If all connections are in use, the server closes the connection that has waited longest for its next request. If
+    each connection has a request, the server responds to a new connection with 503. If the process has no descriptor
+    left, the server closes all connections without a request and accepts none for `Limits.pause_s`.
     """
 
     def initialize(  # type: ignore[override]
@@ -62,17 +64,17 @@ class Server(httpserver.HTTPServer):
         self._tls = tls
         self._listening: list[socket.socket] = []
         self._open = 0
-        self._waiting: dict[Any, None] = {}  # connections that wait for their next request, the longest-waiting first
+        self._waiting: dict[Any, None] = {}  # connections without a request, the longest-waiting first
         self._resume: asyncio.TimerHandle | None = None
         self._exhausted = False
 
     def listen_on(self, sockets: Sequence[socket.socket]) -> None:
-        """Accept connections from these sockets, which are bound, listening and non-blocking."""
+        """Accepts connections from these bound, listening, non-blocking sockets."""
         self._listening = list(sockets)
         self._accept_again()
 
     async def close(self) -> None:
-        """Accept no more connections, and close all."""
+        """Stops accepting, and closes all connections."""
         self._pause()
         for listening in self._listening:
             listening.close()
@@ -103,15 +105,15 @@ class Server(httpserver.HTTPServer):
                 if error.errno not in EXHAUSTED:
                     continue  # the client closed the connection before it was accepted
                 if not self._exhausted:
-                    log.warning("the web server accepts nobody for %g s: %s", self._limits.pause_s, error)
+                    log.warning("the web server accepts no connections for %g s: %s", self._limits.pause_s, error)
                 self._exhausted = True
-                self._make_room(len(self._waiting))
+                self._close_waiting(len(self._waiting))
                 self._pause()
                 self._resume = asyncio.get_running_loop().call_later(self._limits.pause_s, self._accept_again)
                 return
             self._exhausted = False
             connection.setblocking(False)
-            if self._open >= self._limits.connections and not self._make_room(1):
+            if self._open >= self._limits.connections and not self._close_waiting(1):
                 if self._tls is None:
                     with contextlib.suppress(OSError):
                         connection.send(BUSY)
@@ -122,13 +124,13 @@ class Server(httpserver.HTTPServer):
     def _stream(self, connection: socket.socket) -> iostream.IOStream:
         if self._tls is None:
             return iostream.IOStream(connection)
-        # the handshake happens in the loop, within the time for a header
+        # the handshake runs in the event loop, within the time limit of a header
         wrapped = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
         return iostream.SSLIOStream(wrapped, ssl_options=self._tls)
 
-    def _make_room(self, count: int) -> bool:
-        """Close up to `count` connections that wait for a request, the longest-waiting first. Returns whether there
-        were enough."""
+    def _close_waiting(self, count: int) -> bool:
+        """Closes up to `count` connections without a request, the longest-waiting first. Returns whether there were
+        that many."""
         longest = list(self._waiting)[:count]
         for connection in longest:
             del self._waiting[connection]
@@ -146,7 +148,7 @@ class Server(httpserver.HTTPServer):
         return _Arrival(super().start_request(server_conn, request_conn), self, server_conn)
 
     def arrived(self, connection: object) -> None:
-        """The request has arrived completely."""
+        """Notes that the request has arrived completely."""
         self._waiting.pop(connection, None)
 
     def on_close(self, server_conn: object) -> None:
@@ -156,7 +158,7 @@ class Server(httpserver.HTTPServer):
 
 
 class _Arrival(httputil.HTTPMessageDelegate):
-    """Forwards a request, and tells the server when it is complete."""
+    """Forwards a request, and notifies the server when the request is complete."""
 
     def __init__(self, to: httputil.HTTPMessageDelegate, server: Server, connection: object) -> None:
         self._to = to

@@ -1,4 +1,4 @@
-"""The status of a running daemon: health that stays correct during a rebalance, metrics, and the page on demand."""
+"""The web server of a daemon: health checks, metrics, and the page of its group while a browser shows it."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ from allocator.web.watch import Watcher
 
 log = logging.getLogger(__name__)
 
-# how long the group stays watched after the last page was closed. more: keeps its history longer; less: fewer reads
+# between the close of the last page and the end of the watch. Higher: history is kept longer; lower: fewer reads
 LINGER_S = 60.0
-AGAIN_S = 5.0  # before a watcher that failed starts again. more: a stale page; less: more log lines
-LOSSES_S = 1.0  # between two reads of the lost records. more: the page shows them later; less: more work
-READ_WITHIN_S = 30.0  # how long an owned partition may have no fetch response. more: a later report
+AGAIN_S = 5.0  # before a failed watcher restarts. Higher: the page is stale longer; lower: more log lines
+LOSSES_S = 1.0  # between two reads of the lost records. Higher: the page shows them later; lower: more work
+READ_WITHIN_S = 30.0  # longest time without a fetch response for an owned partition. Higher: a later report
 
 
 class DaemonHealth:
     """The health of one daemon.
 
-    live: the health endpoint responds, so the loop runs, and no handler hangs that the daemon has given up waiting for.
-    A lost session or a silent ZooKeeper does not count, because a restart would not help: the member is already
-    rejoining. ready: the member has a valid lease, and it reads the partitions that it owns, or the assignment gives it
-    none. A rebalance does not change this, even if it moves all partitions.
+    live: the event loop runs, and no abandoned handler still runs. A lost session or an unresponsive ZooKeeper does
+    not count, because a restart would not help: the member is already rejoining.
+
+    ready: the member has a valid lease and reads its partitions, or the assignment gives it none. A rebalance does not
+    change this, even if it moves all partitions.
     """
 
     def __init__(
@@ -57,29 +58,31 @@ class DaemonHealth:
         """Whether the member has read a partition since it last joined."""
 
     def live(self) -> list[str]:
-        return [f"{topic}:{number}: its handler was given up and still runs" for topic, number in sorted(self._stuck())]
+        return [
+            f"{topic}:{number}: its handler was abandoned and still runs" for topic, number in sorted(self._stuck())
+        ]
 
     def ready(self) -> list[str]:
         if not self._consumers:
-            return ["it has not begun yet, or its group is paused"]
+            return ["it has not started yet, or its group is paused"]
         consumer = self._consumers[-1]
         if not consumer.may_act():
             self._has_read = False
             return [
                 "its lease is not valid: it is joining, its group is paused, or ZooKeeper (or Kafka's coordinator) "
-                "does not answer"
+                "does not respond"
             ]
         owned = consumer.assignment()
         if consumer.generation == 0 and not owned:
-            return ["it has joined, and no assignment has come yet"]
+            return ["it has joined, and has no assignment yet"]
         now = self._clock()
-        # a paused partition was read, and waits for its handler
+        # a paused partition counts as read: its records wait for the handler
         unread = owned & consumer.unreachable()
         self._unread = {partition: self._unread.get(partition, now) for partition in unread}
         late = sorted(p for p, since in self._unread.items() if now - since > READ_WITHIN_S)
         if late:
             first = f"{late[0].topic}:{late[0].partition}"
-            return [f"{len(late)} of its partitions are not being read since {READ_WITHIN_S:g} s, such as {first}"]
+            return [f"{len(late)} of its partitions have not been read for {READ_WITHIN_S:g} s, such as {first}"]
         if not self._has_read and owned and len(unread) == len(owned):
             return ["none of its partitions has been read yet"]
         self._has_read |= bool(owned - unread)
@@ -89,7 +92,7 @@ class DaemonHealth:
 class Demand:
     """Runs a watcher while a page is open, and a minute longer.
 
-    Otherwise a hundred daemons whose page nobody opens would read as much in a rebalance as a hundred pages.
+    A hundred daemons without open pages put no load on ZooKeeper in a rebalance.
     """
 
     def __init__(self, watcher: Watcher) -> None:
@@ -100,7 +103,7 @@ class Demand:
 
     @contextlib.asynccontextmanager
     async def viewing(self) -> AsyncIterator[None]:
-        """Enter this context for each open page."""
+        """Counts one open page during the block."""
         self._viewers += 1
         self._unwatched.clear()
         self._wanted.set()
@@ -119,7 +122,7 @@ class Demand:
                 await TaskGroup().run(self._until_unwatched(), watcher=self._watcher.run())
             except Exception as error:
                 # the page reports the failure; the daemon keeps handling records
-                log.exception("the page shows no groups; watching begins again in %g s", AGAIN_S)
+                log.exception("the page shows no groups; the watch restarts in %g s", AGAIN_S)
                 self._watcher.fail(error)
                 await asyncio.sleep(AGAIN_S)
                 continue
@@ -134,15 +137,15 @@ class Demand:
 
 
 def losses(consumer: Consumer) -> list[Finding]:
-    """The losses of this process, newest first."""
+    """Returns a finding for each loss of records in this process, newest first."""
     return [
         Finding(
             "records-lost",
             Severity.CRITICAL,
             str(loss),
             (f"{loss.partition.topic}:{loss.partition.partition}",),
-            "This process has not handled these records, and goes on without them.",
-            "If the log's retention is shorter than this group may be late, raise it; read what is lost from a copy.",
+            "This process has not handled these records, and continues without them.",
+            "Raise the topic's retention if the group may be later; read the lost records from a copy.",
         )
         for loss in reversed(consumer.losses)
     ]
@@ -163,10 +166,10 @@ def beside(
     group: str,
     access: Optional[Clusters] = None,
 ) -> Callable[[Any, Sequence[Consumer], Daemon], contextlib.AbstractAsyncContextManager[None]]:
-    """Returns the server that a daemon runs beside itself: metrics, health, and the page of its group.
+    """Returns the web server of a daemon: metrics, health, and the page of its group.
 
-    `access`: the clusters of the group; without them the server has no page. Raises ConfigError.
-    Entering the server raises PortTaken.
+    `access`: the clusters of the group; without them the server has no page. Raises ConfigError; entering the server
+    raises PortTaken.
     """
     guard = Guard.make(hosts, token)
 
@@ -178,7 +181,7 @@ def beside(
             collector(registry=registry)
         health = DaemonHealth(consumers, lambda: daemon.stuck)
         site = Site(guard, registry, Health(health.live, health.ready))
-        tasks = BackgroundTasks(lambda error: log.error("the groups are not watched any more", exc_info=error))
+        tasks = BackgroundTasks(lambda error: log.error("the watch of the groups has ended", exc_info=error))
         if access is not None:
             watcher = Watcher(access, only=group, kafka_groups=[group] if access.zookeeper is None else ())
             demand = Demand(watcher)

@@ -30,10 +30,10 @@ from allocator.web.requests import (
     confirmed,
 )
 
-LISTED = 500  # letters in one response. more: a slower page
-# limit of reading a topic. more: larger topics can be listed; less: a browser waits less for an error
+LISTED = 500  # letters in one response. Higher: a slower page
+# limit of reading a topic. Higher: larger topics can be listed; lower: a browser gets the error sooner
 PATIENCE_S = 60.0
-NAMED_SO = re.compile(r"dead|dlq|dlt", re.IGNORECASE)
+LETTER_TOPIC_NAME = re.compile(r"dead|dlq|dlt", re.IGNORECASE)
 
 
 class TookTooLong(AllocatorError):
@@ -41,8 +41,8 @@ class TookTooLong(AllocatorError):
 
 
 def candidates(topics: set[str]) -> list[str]:
-    """The topics that may contain dead letters, judged by their names or by settled letters."""
-    named = {topic for topic in topics if NAMED_SO.search(topic) or f"{topic}.settled" in topics}
+    """Returns the topics that may contain dead letters, by their names or by a topic of settled letters."""
+    named = {topic for topic in topics if LETTER_TOPIC_NAME.search(topic) or f"{topic}.settled" in topics}
     return sorted(
         topic for topic in named if topic.rpartition(".settled")[0] not in topics or not topic.endswith(".settled")
     )
@@ -50,10 +50,11 @@ def candidates(topics: set[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class LetterDesk:
-    """`open`: given a topic and the user, the letters of the topic. `topics`: the topics of the cluster.
+    """Lists, shows and settles the dead letters of a cluster.
 
-    `viewer` decodes and masks the contents of letters; without it they are not shown. If it has masks, a letter shows
-    the class of its error without the message and the stack, which may quote the record, and is found by that alone.
+    `open(topic, user)` returns the queue of a topic; `topics()` returns the topics of the cluster. `viewer` decodes and
+    masks the contents of letters; without it they are not shown. If it has masks, a letter shows only the class of its
+    error, and a filter matches only that: the message and the stack may quote the record.
     """
 
     open: Callable[[str, str], AbstractAsyncContextManager[DeadLetterQueue]]
@@ -62,7 +63,7 @@ class LetterDesk:
 
     @classmethod
     def of(cls, access: Clusters, viewer: Optional[Viewer] = None) -> LetterDesk | None:
-        """The dead letters of the cluster, with contents if there is a viewer; None if no brokers are given."""
+        """Returns the dead letters of the cluster; None without brokers."""
         brokers = access.brokers
         if brokers is None:
             return None
@@ -77,7 +78,7 @@ class LetterDesk:
         return cls(opened, topics, viewer)
 
     async def candidates(self) -> list[str]:
-        """The topics that may contain dead letters."""
+        """Returns the topics that may contain dead letters."""
         return candidates(await self.topics())
 
     async def act(self, what: str, topic: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
@@ -88,11 +89,11 @@ class LetterDesk:
         except asyncio.TimeoutError:
             raise TookTooLong(
                 f'{topic} was not read within {PATIENCE_S:g} s; give a later time in "since", or use `allocator '
-                "deadletters`. What is settled stays settled"
+                "deadletters`. Letters that were settled stay settled"
             ) from None
 
     async def list(self, topic: str, body: LettersRequest, user: str) -> dict[str, Any]:
-        """The letters that match, newest last."""
+        """Returns the letters that match the filter, newest last."""
         chosen = self._filter(body)
         async with self.open(topic, user) as queue:
             found, count = await queue.first(LISTED, chosen, settled=body.settled)
@@ -104,7 +105,7 @@ class LetterDesk:
         }
 
     async def show(self, topic: str, body: LetterRequest, user: str) -> dict[str, Any]:
-        """One letter with its stack, and its record as the page shows records: decoded and masked."""
+        """Returns one letter with its stack, and with its record decoded and masked."""
         async with self.open(topic, user) as queue:
             letter = await queue.get(*parse_place(body.letter))
         if letter is None:
@@ -116,13 +117,13 @@ class LetterDesk:
         return {**self._json(letter), "executed": False, "stack": stack, "record": record}
 
     async def redrive(self, topic: str, body: SettleRequest, user: str) -> dict[str, Any]:
-        """Writes letters back to their topics, each once. Unless `confirm` is the topic, it only returns which."""
+        """Writes letters back to their topics, each once. Without `confirm`, only returns which ones."""
         chosen, execute = self._chosen(topic, body)
         async with self.open(topic, user) as queue:
             return self._settled(topic, await queue.redrive(chosen, execute=execute), execute)
 
     async def discard(self, topic: str, body: DiscardRequest, user: str) -> dict[str, Any]:
-        """Marks letters as settled. Unless `confirm` is the topic, it only returns which."""
+        """Marks letters as settled. Without `confirm`, only returns which ones."""
         chosen, execute = self._chosen(topic, body)
         async with self.open(topic, user) as queue:
             return self._settled(topic, await queue.discard(chosen, execute=execute, reason=body.reason), execute)
@@ -136,8 +137,8 @@ class LetterDesk:
         return {**found, "error": letter.error_class} if self._masked else found
 
     def _chosen(self, topic: str, body: SettleRequest) -> tuple[LetterFilter, bool]:
-        """Which letters are settled, and whether to execute the request. Only named letters are settled: others may
-        have come since they were listed."""
+        """Returns the filter, and whether to execute the request. Only named letters are settled, because others may
+        have arrived since the list."""
         execute = confirmed(body.confirm, "topic", topic)
         if execute and not body.letters:
             raise ConfigError(
@@ -165,12 +166,12 @@ class LetterDesk:
         }
 
 
-# by the last part of their URL path
+# last part of the URL's path -> change
 POSTS = {
     "list": Post("The dead letters that match", LettersRequest, responses.LettersJson, LetterDesk.list),
     "show": Post(
         "One letter with headers, stack, key and value", LetterRequest, responses.LetterShownJson, LetterDesk.show
     ),
     "redrive": Post("Write letters back to their topics", SettleRequest, responses.SettledJson, LetterDesk.redrive),
-    "discard": Post("Note that letters need nothing more", DiscardRequest, responses.SettledJson, LetterDesk.discard),
+    "discard": Post("Mark letters as settled", DiscardRequest, responses.SettledJson, LetterDesk.discard),
 }

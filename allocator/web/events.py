@@ -1,4 +1,4 @@
-"""Events that the page shows beside the rebalances: users' orders, deployments, cluster outages. No I/O."""
+"""Events that the page shows beside the rebalances: changes by users, deployments, cluster outages. No I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIELDS = 20  # arguments
 
 @dataclass(frozen=True)
 class Event:
-    """One event. `kind` is "order", "deployment", "outage", or "read" (a user read records with masked fields)."""
+    """One event. `kind` is "order" (a change by a user), "deployment", "outage", or "read" (of masked records)."""
 
     at: float
     kind: str
@@ -38,14 +38,14 @@ class EventLog:
     def __init__(self) -> None:
         self.events: deque[Event] = deque(maxlen=KEPT)
         self.count = 0
-        """The number of events ever added. A reader compares it with an earlier value to notice new events."""
+        """Number of events ever added, by which a reader notices new events."""
 
     def add(self, event: Event) -> None:
         self.events.append(event)
         self.count += 1
 
     def recall(self, older: Iterable[Event]) -> None:
-        """Adds the events that the history file holds. Called once, at the start."""
+        """Adds the events from the history file. Called once, at the start."""
         self.events.extendleft(reversed(list(older)))
 
     def since(self, count: int) -> list[Event]:

@@ -8,7 +8,7 @@ from functools import partial
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 Sample = tuple[list[str], "float | None"]
-"""The values of the labels, and the value. None: it is unknown, so there is no sample."""
+"""Label values, and the value; None if the value is unknown, so that the sample is left out."""
 
 
 def _family(

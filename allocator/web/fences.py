@@ -10,20 +10,18 @@ from allocator.types import NO_PARTITIONS, TopicPartition
 
 
 class Fence(NamedTuple):
-    """The value that `Consumer.fence` returns to the owner: the id of the transaction that put the partition
-    into its claim."""
+    """The fencing token of a partition: the id of the transaction that added it to its owner's claim."""
 
     transaction: int
     exact: bool
-    """False: the token may be lower than `transaction`, because this process did not see the claim just
-    before that write."""
+    """False: the token may be lower than `transaction`, because this process did not see the claim before that
+    write."""
 
 
 class Fences:
     """Computes the fencing tokens from claims.
 
-    ZooKeeper stores only the last write of a claim. So a token is exact only if this process saw the claim before that
-    write.
+    ZooKeeper stores only the last write of a claim, so a token is exact only if this process saw the claim before it.
     """
 
     def __init__(self) -> None:
@@ -47,5 +45,5 @@ class Fences:
         self._claims, self._of = dict(claims), found
 
     def of(self, partition: TopicPartition) -> Optional[Fence]:
-        """The token; None without an owner, and for a group that ZooKeeper does not coordinate."""
+        """Returns the token; None without an owner, and for a group of Kafka's own protocols."""
         return self._of.get(partition)

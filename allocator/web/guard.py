@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from allocator.errors import ConfigError
 
 HEADERS = {
-    # everything comes from this server's files: no inline code, nothing from other origins, and no embedding in a frame
+    # the browser loads only this server's files: no inline code, no other origins, no embedding in a frame
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -45,7 +45,7 @@ class User:
 class Login:
     """A proxy that logs users in, and adds their names to each request as headers.
 
-    The proxy must drop these headers of its clients. The server refuses requests from another address than the proxy's.
+    The proxy must drop such headers of its clients. The server refuses requests from other addresses.
     """
 
     user_header: str
@@ -53,14 +53,14 @@ class Login:
     """The header with the user's groups, separated by commas."""
     proxies: frozenset[str] = frozenset({"127.0.0.1", "::1"})
     operators: frozenset[str] = frozenset()
-    """Names of users, and names of groups after "@"."""
+    """Names of users, and names of groups with the prefix "@"."""
     viewers: frozenset[str] = frozenset()
     """Empty: every user may read."""
 
     def __post_init__(self) -> None:
         for header in filter(None, (self.user_header, self.groups_header)):
             if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]*", header):
-                raise ConfigError(f"{header!r} is not the name of a header, such as X-Forwarded-User")
+                raise ConfigError(f"{header!r} is not a header name such as X-Forwarded-User")
         for address in self.proxies:
             if _address(address) is None:
                 raise ConfigError(f"the proxy {address!r} is not an IP address")
@@ -72,7 +72,7 @@ class Login:
             return None
         groups = headers.get(self.groups_header, "") if self.groups_header is not None else ""
         known = {f"@{group.strip()}" for group in groups.split(",") if group.strip()}
-        if not name.startswith("@"):  # entries with "@" name a group
+        if not name.startswith("@"):  # names with "@" are groups
             known.add(name)
         if known & self.operators:
             return User(name, "operator")
@@ -81,7 +81,7 @@ class Login:
 
 @dataclass(frozen=True)
 class Guard:
-    """Decides whether to answer a request.
+    """Decides which requests are allowed.
 
     A page of another site, open in a browser that can reach this server, must neither read nor change anything. Such a
     page can make its own host name resolve to this server, so the Host header must be one of this server's names. It
@@ -90,9 +90,9 @@ class Guard:
     """
 
     hosts: frozenset[str] = LOCAL
-    """The names of this server, without port. IP addresses in the Host header are always accepted."""
+    """Host names of this server, without port. IP addresses are always accepted."""
     token: str | None = field(default=None, repr=False)
-    """The token that allows changes; None: there is no token."""
+    """The token that allows changes, if there is one."""
     login: Optional[Login] = None
     """The proxy; None: every sender may read."""
 
@@ -113,11 +113,11 @@ class Guard:
         if token is not None and (len(token) < TOKEN_CHARACTERS or not token.isascii() or not token.isprintable()):
             raise ConfigError(
                 f"the token of the web server must have at least {TOKEN_CHARACTERS} printable ASCII characters; "
-                "`openssl rand -hex 32` makes one"
+                "`openssl rand -hex 32` prints a good one"
             )
         for host in hosts:
             if _name(host) is None or _name(host) != host.lower():
-                raise ConfigError(f"{host!r} is not the name of a host; write it without scheme and port")
+                raise ConfigError(f"{host!r} is not a host name; write it without scheme and port")
         return cls(LOCAL | {host.lower() for host in hosts}, token, login)
 
     def knows_host(self, header: str | None) -> bool:
@@ -126,8 +126,7 @@ class Guard:
         return name is not None and (name in self.hosts or _address(name) is not None)
 
     def same_origin(self, origin: str | None, host: str | None, scheme: str = "http") -> bool:
-        """Whether a request comes from this server's page, or from no page. `scheme`: "https" behind a proxy
-        with TLS."""
+        """Whether a request comes from this server's page, or from no page. `scheme` is "https" behind TLS."""
         if origin is None:
             return True
         try:
@@ -147,7 +146,7 @@ class Guard:
 def _name(header: str | None) -> str | None:
     try:
         parts = urlsplit(f"//{header or ''}")
-        parts.port  # noqa: B018 - raises for one that is none
+        parts.port  # noqa: B018 - raises for an invalid port
     except ValueError:
         return None
     if parts.username is not None or parts.path or parts.query or parts.fragment or not parts.hostname:
@@ -156,7 +155,7 @@ def _name(header: str | None) -> str | None:
 
 
 def _address(text: str) -> Optional[str]:
-    """An IP address in its one short form, an IPv4 address within IPv6 as IPv4; None for another text."""
+    """Returns an IP address in normal form, with IPv4 in IPv6 as IPv4; None for any other text."""
     try:
         found = ipaddress.ip_address(text)
     except ValueError:

@@ -10,11 +10,11 @@ from typing import Any, Optional
 from allocator.operate import GroupState, Logs
 from allocator.types import TopicPartition
 
-REBALANCES = 100  # rebalances kept. more: memory, a few kB each
-POINTS = 720  # points kept: an hour at one every 5 s
+REBALANCES = 100  # rebalances kept. Higher: more memory, a few kB for each
+POINTS = 720  # points kept: an hour with a point every 5 s
 AT_REST = ("Stable", "Empty", "Dead")  # states of a group as Kafka's coordinators name them
-NAMED = 5  # members or topics that a reason names
-DEPARTED = 100  # names kept of members that left. more: a larger response for a group whose members change often
+MAX_NAMES_IN_REASON = 5
+DEPARTED = 100  # kept names of members that left. Higher: larger responses if members change often
 
 Owners = Mapping[TopicPartition, str]
 
@@ -24,8 +24,7 @@ class News:
     """The changes that the watcher noticed since the last observation."""
 
     at: Optional[float]
-    """When ZooKeeper reported the first change since the last observation; None if the watcher missed earlier changes.
-    """
+    """When ZooKeeper reported the first change since then; None if the watcher missed earlier changes."""
     crashed: frozenset[str] = frozenset()
     """Members whose session ended while they held partitions."""
 
@@ -42,18 +41,17 @@ class Rebalance:
     superseded: bool = False
     """Whether the next generation began before all partitions of this one had their new owners."""
     timed: bool = True
-    """Whether the watcher saw it from beginning to end. Otherwise its length is unknown."""
+    """Whether the watcher saw all of it. Otherwise its length is unknown."""
     unnoticed_s: Optional[float] = 0.0
-    """The session timeout of members that crashed: their partitions may have stood still up to this many seconds before
-    `began`. None: unknown."""
+    """Longest session timeout of the crashed members: upper bound of the standstill before `began`. None: unknown."""
     moves: dict[TopicPartition, tuple[Optional[str], Optional[str]]] = field(default_factory=dict)
-    """The former and the new owner of each partition that moved; None: no owner."""
+    """Moved partition -> former and new owner; None for no owner."""
     total: int = 0
-    """The number of assigned partitions after it."""
+    """Number of assigned partitions after it."""
     waited_for: dict[str, float] = field(default_factory=dict)
-    """Seconds that each releasing member took, by its name."""
+    """Name of a releasing member -> seconds that it took."""
     names: dict[str, str] = field(default_factory=dict)
-    """The names of the members in `moves`."""
+    """Names of the members in `moves`."""
     stood: dict[TopicPartition, float] = field(default_factory=dict)
     """Seconds from the release of each moved partition until its new owner claimed it."""
     unnoticed: dict[TopicPartition, float] = field(default_factory=dict)
@@ -61,19 +59,17 @@ class Rebalance:
 
     @property
     def id(self) -> int:
-        """Its start in milliseconds: unique in a group, and stable over restarts of the server."""
+        """Start in milliseconds: unique in a group, and stable over restarts of the server."""
         return round(1000 * self.began)
 
     @property
     def longest_s(self) -> Optional[float]:
-        """The longest time, counted from the fault, in which a moved partition had no owner; None if no owner was
-        missing."""
+        """Longest standstill of a moved partition, from the fault to the next claim; None without any."""
         return max((s + self.unnoticed.get(p, 0.0) for p, s in self.stood.items()), default=None)
 
     @property
     def took_s(self) -> Optional[float]:
-        """Seconds from the first report of the rebalance until the last claim. None during the rebalance, or if the
-        watcher missed a part of it."""
+        """Seconds from the first event to the last claim; None during the rebalance, or if a part was not seen."""
         return max(0.0, self.ended - self.began) if self.timed and self.ended is not None else None
 
     def to_json(self) -> dict[str, Any]:
@@ -95,13 +91,15 @@ class Rebalance:
             "total": self.total,
             "waited_for": [
                 {"member": member, "s": round(s, 3)}
-                for member, s in sorted(self.waited_for.items(), key=lambda entry: -entry[1])[:NAMED]
+                for member, s in sorted(self.waited_for.items(), key=lambda entry: -entry[1])[:MAX_NAMES_IN_REASON]
             ],
-            "between": [{"from": a, "to": b, "partitions": n} for (a, b), n in between.most_common(2 * NAMED)],
+            "between": [
+                {"from": a, "to": b, "partitions": n} for (a, b), n in between.most_common(2 * MAX_NAMES_IN_REASON)
+            ],
         }
 
     def moves_to_json(self) -> dict[str, Any]:
-        """All moves: parallel lists for each topic. Members are indices into `members`."""
+        """Returns all moves as parallel lists for each topic. Members are indices into `members`."""
         called = {member: self.names.get(member, member) for pair in self.moves.values() for member in pair if member}
         index = {member: number for number, member in enumerate(sorted(called, key=lambda each: called[each]))}
         by_topic: dict[str, list[TopicPartition]] = {}
@@ -133,45 +131,44 @@ def rounded(value: Optional[float], digits: int = 3) -> Optional[float]:
 
 @dataclass(frozen=True)
 class Remembered:
-    """The last assignment that a server saw before it ended."""
+    """The last assignment that the previous server saw."""
 
     generation: int
     owners: Owners
     names: Mapping[str, str]
-    """The names of the members."""
+    """Member -> displayed name."""
 
 
 class History:
-    """The rebalances of one group, computed from the states that `observe` gets.
+    """Computes the rebalances of one group from its successive states.
 
-    A rebalance begins when a member joins or leaves, or when a new generation appears. It ends when the claims of the
-    members equal the assignment. Its length is therefore how long a moved partition may have waited, as precisely as
-    ZooKeeper's watches report changes. ZooKeeper declares a crashed member dead after its session timeout. That time
-    lies before the beginning, and is in `Rebalance.unnoticed_s`.
+    A rebalance starts when a member joins or leaves, or when a new generation appears. It ends when the claims of the
+    members equal the assignment. ZooKeeper notices a crashed member only after its session timeout; this earlier time
+    is in `Rebalance.unnoticed_s`.
     """
 
     def __init__(self) -> None:
         self.rebalances: deque[Rebalance] = deque(maxlen=REBALANCES)
         self.count = 0
-        """All rebalances ever observed with a known length. `moved`, `seconds` and `unnoticed_s` are totals too."""
+        """Number of all observed rebalances of known length. `moved`, `seconds` and `unnoticed_s` are totals too."""
         self.moved = 0
         self.seconds = 0.0
         self.unnoticed_s = 0.0
-        """The sum of the known values."""
+        """Sum of the known values."""
         self._settled: Optional[GroupState] = None
         self.open: Optional[Rebalance] = None
         """The rebalance in progress."""
         self._old: Owners = {}
         self._names: dict[str, str] = {}
         self._departed: dict[str, str] = {}
-        """The names of members that left before the last rebalances, the latest last."""
+        """Names of members that left before the last rebalances, the latest last."""
         self._begun_with: GroupState
         self._waiting: dict[str, float] = {}
         self._crashed: set[str] = set()
         self._last: Optional[GroupState] = None
         """The state at the last observation."""
         self._released: dict[TopicPartition, float] = {}
-        """The time at which each unowned partition lost its owner."""
+        """Partition without an owner -> time of its release."""
         self._remembered: Optional[Remembered] = None
 
     def recall(self, remembered: Optional[Remembered]) -> None:
@@ -181,7 +178,7 @@ class History:
             self._forget(remembered.names, ())
 
     def to_remember(self) -> Optional[Remembered]:
-        """The present assignment; None during a rebalance, and before the first observation."""
+        """Returns the present assignment; None during a rebalance, and before the first observation."""
         if self._settled is None or self.open is not None or self._last is None:
             return None
         state = self._last
@@ -193,17 +190,17 @@ class History:
         return self.rebalances[-1] if self.rebalances else None
 
     def name_of(self, member: str, state: GroupState) -> str:
-        """The displayed name of a member, also if its znode is gone."""
+        """Returns the displayed name of a member, even if its znode no longer exists."""
         return state.name_of(member) if member in state.members else self._names.get(member, state.name_of(member))
 
     def departed(self, state: GroupState) -> dict[str, str]:
-        """The names of the members that left last, by their ids."""
+        """Returns id -> name of the members that left last."""
         known = {**self._departed, **self._names}
         left = [member for member in known if member not in state.members and member not in state.claims]
         return {member: known[member] for member in left[-DEPARTED:]}
 
     def _forget(self, names: Mapping[str, str], standing: Collection[str]) -> None:
-        """Keeps the names of `standing`, and of the members that left last."""
+        """Drops all names except those of `standing` and of the members that left last."""
         for member in names.keys() - standing:
             self._departed.pop(member, None)
             self._departed[member] = names[member]
@@ -212,7 +209,7 @@ class History:
         self._names = {member: name for member, name in self._names.items() if member in standing}
 
     def observe(self, state: GroupState, now: float, news: Optional[News] = None) -> bool:
-        """Compares a state with the last observation. Returns whether something changed. Without `news`, the change
+        """Compares a state with the previous one. Returns whether the history changed. Without `news`, the change
         happened now."""
         news = news or News(now)
         self._crashed |= news.crashed
@@ -224,7 +221,7 @@ class History:
         if before is None:
             self._settled = state
             if not settled(state):
-                self._begin(state, now, ["it was under way when watching began"], _holders(state), timed=False)
+                self._begin(state, now, ["it was in progress when the watch started"], _holders(state), timed=False)
             elif self._remembered is not None:
                 self._compare(self._remembered, state, now)
             return True
@@ -251,8 +248,8 @@ class History:
         return happened
 
     def _observe_coordinated(self, state: GroupState, now: float) -> bool:
-        """Compares a group of Kafka's own protocols with its last stable state. It is polled, so the length of its
-        rebalances is unknown."""
+        """Compares a group of Kafka's own protocols with its last stable state. The length of rebalances is unknown,
+        because the group is polled."""
         if not settled(state):
             return False
         before, self._settled, self._last = self._settled, state, state
@@ -268,7 +265,7 @@ class History:
         return True
 
     def _compare(self, then: Remembered, state: GroupState, now: float) -> None:
-        """Adds one rebalance for all changes between the end of the previous server and the start of this one."""
+        """Adds one rebalance for all changes since the end of the previous server."""
         names = {**then.names, **self._names}
         if then.owners != (targets(state) if state.members else {}):
             self._add_untimed(then.owners, state, now, ["changed while no server watched"], names)
@@ -276,7 +273,7 @@ class History:
     def _add_untimed(
         self, owners: Owners, state: GroupState, now: float, why: list[str], names: Mapping[str, str]
     ) -> None:
-        """Adds a rebalance that is over, and of which only the result is known."""
+        """Adds a finished rebalance of which only the result is known."""
         new = targets(state) if state.members else {}
         self.rebalances.append(
             Rebalance(
@@ -294,7 +291,7 @@ class History:
         )
 
     def _time_claims(self, current: Rebalance, last: GroupState, state: GroupState, at: float) -> None:
-        """Notes which partitions lost or got an owner between two observations."""
+        """Records the partitions that lost or got an owner between two observations."""
         was, now = last.owners, state.owners
         if was == now:
             return
@@ -335,7 +332,7 @@ class History:
         }
         current.names = dict(self._names)
         current.total = len(new)
-        # a member joined or left, and the assignment does not reflect it yet: its generation follows
+        # False while the assignment does not reflect a member that joined or left: the next generation will
         dealt_with = state.generation > before.generation or not state.members
         back = set(state.members) == set(before.members) and state.generation == before.generation
         if settled(state) and (dealt_with or back):
@@ -361,7 +358,7 @@ class History:
 
 
 def targets(state: GroupState) -> dict[TopicPartition, str]:
-    """The future owner of each partition, after all moves. In Kafka's own protocols that is its owner."""
+    """Returns the owner of each partition after all moves; for Kafka's own protocols, its owner."""
     if state.coordinated is not None:
         return state.owners
     if state.document is None:
@@ -372,7 +369,7 @@ def targets(state: GroupState) -> dict[TopicPartition, str]:
 
 
 def _holders(state: GroupState) -> dict[TopicPartition, str]:
-    """The members that may hold each partition at this moment."""
+    """Returns the member that may hold each partition now."""
     if state.document is None:
         return {}
     found = {p: member for member, parts in state.document.owners.items() for p in parts}
@@ -397,19 +394,19 @@ def settled(state: GroupState) -> bool:
 
 
 def _unnoticed(before: GroupState, after: GroupState, crashed: Collection[str]) -> Optional[float]:
-    """`Rebalance.unnoticed_s` of a change from `before` to `after`."""
+    """Returns `Rebalance.unnoticed_s` of a change from `before` to `after`."""
     timeouts = {m: info.session_timeout_s for m, info in before.members.items() if m not in after.members}
     if None in timeouts.values():
-        return None  # its version leaves without a mark, so it may have crashed
+        return None  # members of this version report no timeout, so the member may have crashed
     return max((s for member, s in timeouts.items() if s is not None and member in crashed), default=0.0)
 
 
 def reasons(before: GroupState, after: GroupState, crashed: Collection[str] = ()) -> list[str]:
-    """Describes which inputs of the assignment changed."""
+    """Returns the reasons of a rebalance: the changed inputs of the assignment."""
     found = []
     joined = [member for member in after.members if member not in before.members]
     left = [member for member in before.members if member not in after.members]
-    # one process whose session ended
+    # a process that left and joined again has lost its session
     returned = []
     for member in left[:]:
         again = next((m for m in joined if _process(after, m) == _process(before, member)), None)
@@ -425,22 +422,22 @@ def reasons(before: GroupState, after: GroupState, crashed: Collection[str] = ()
     found += _say("came back as a new member", map(after.name_of, returned))
     counts, counted = _counts(before), _counts(after)
     if after.members and before.members:
-        for topic in sorted({*counts, *counted})[: 2 * NAMED]:
+        for topic in sorted({*counts, *counted})[: 2 * MAX_NAMES_IN_REASON]:
             a, b = counts.get(topic, 0), counted.get(topic, 0)
             if a != b and b:
                 found.append(f"{topic}: {a} to {b} partitions" if a else f"{topic}: {b} partitions, new to the group")
             elif a != b:
                 found.append(f"{topic}: not assigned any more")
-    ours, theirs = before.document, after.document
-    if ours is not None and theirs is not None:
-        if ours.strategy and ours.strategy != theirs.strategy:
-            found.append(f"allocator function {theirs.strategy} instead of {ours.strategy}")
-        if ours.refused != theirs.refused:
-            found.append(f"{len(theirs.refused)} members refused")
-        if not found and theirs.generation > ours.generation:
-            found.append("computed anew with the same members and topics")
+    old, new = before.document, after.document
+    if old is not None and new is not None:
+        if old.strategy and old.strategy != new.strategy:
+            found.append(f"allocator function {new.strategy} instead of {old.strategy}")
+        if old.refused != new.refused:
+            found.append(f"{len(new.refused)} members refused")
+        if not found and new.generation > old.generation:
+            found.append("computed again with the same members and topics")
     if before.members and not after.members:
-        found.append("nobody is left")
+        found.append("no member is left")
     return found
 
 
@@ -457,21 +454,21 @@ def _say(what: str, names: Iterable[str]) -> list[str]:
     names = list(names)
     if not names:
         return []
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return [f"{what}: {', '.join(names[:NAMED])}{more}"]
+    more = f" and {len(names) - MAX_NAMES_IN_REASON} more" if len(names) > MAX_NAMES_IN_REASON else ""
+    return [f"{what}: {', '.join(names[:MAX_NAMES_IN_REASON])}{more}"]
 
 
 @dataclass(frozen=True)
 class Point:
-    """The figures at one moment. Rates are per second since the previous point. None: unknown."""
+    """The figures at one time. Rates are per second since the previous point. None: unknown."""
 
     at: float
     lag: Optional[int]
     produced: Optional[float] = None
     consumed: Optional[float] = None
-    """The growth of committed offsets per second: the consumption that others can observe."""
+    """Growth of the committed offsets per second."""
     commits: Optional[float] = None
-    """Partitions with a changed committed offset, per second: a lower bound of the commits."""
+    """Changed committed offsets per second: a lower bound of the commit rate."""
     lag_s: Optional[float] = None
     """Seconds that the oldest uncommitted record has waited."""
 
@@ -484,7 +481,7 @@ class Series:
         self._logs: Optional[Logs] = None
 
     def unknown(self, now: float) -> None:
-        """Notes that Kafka does not respond: the last figures are out of date."""
+        """Adds an unknown point, because Kafka does not respond."""
         self._logs = None
         if self.points and self.points[-1] != Point(self.points[-1].at, None):
             self.points.append(Point(now, None))
@@ -497,7 +494,7 @@ class Series:
         read: Collection[TopicPartition] = (),
         lag_s: Optional[float] = None,
     ) -> None:
-        """Adds figures from Kafka. `lag`: of the group, None if unknown. `read`: the offsets of the group."""
+        """Adds figures from Kafka. `lag` is the group's, None if unknown; `read` has the partitions of its topics."""
         if not logs.end and not logs.committed:
             self.unknown(now)
             return
@@ -505,7 +502,7 @@ class Series:
         before = self._logs
         if before is not None and self.points and now > self.points[-1].at:
             s = now - self.points[-1].at
-            # a topic that was created again, or an offset reset, is no negative throughput
+            # a recreated topic or an offset reset must not count as negative throughput
             produced = sum(max(0, end - before.end[p]) for p, end in logs.end.items() if p in before.end)
             whole = all(p in logs.end and p in before.end for p in read)
             both = [(o.offset, before.committed[p].offset) for p, o in logs.committed.items() if p in before.committed]
@@ -527,5 +524,5 @@ class Past:
 
     points: list[Point] = field(default_factory=list)
     rebalances: list[dict[str, Any]] = field(default_factory=list)
-    """The rebalances, newest first, as `Rebalance.to_json` returns them."""
+    """Results of `Rebalance.to_json`, newest first."""
     remembered: Optional[Remembered] = None

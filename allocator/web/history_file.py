@@ -1,6 +1,6 @@
 """Stores the history of the groups in an SQLite file, so that a restart of the page loses nothing.
 
-One thread works on the file. Its size is limited: the oldest entries are deleted.
+One thread works on the file. If the file is too large, its oldest entries are deleted.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FORMAT = 1
-WRITE_S = 2.0  # between two writes. more: a crash loses more; less: more writes
+WRITE_S = 2.0  # between two writes. Higher: a crash loses more; lower: more writes
 TIDY_S = 600.0
 FINE_S = 2 * 3600.0  # points older than this are thinned to one in COARSE_S
 COARSE_S = 60.0
-ROOM = 0.9  # the size after tidying, as a share of the limit
-SHOWN = 100  # earlier rebalances that the page gets
+SHRINK_TO = 0.9  # size after `tidy`, relative to the limit
+SHOWN = 100  # earlier rebalances on the page
 POINTS = 1000  # points in one response
 REBALANCES = 1000  # rebalances in one response
-RESPONSE_BYTES = 1_000_000  # of rebalances in one response
+RESPONSE_BYTES = 1_000_000  # size of the rebalances in one response
 SCHEMA = """
 CREATE TABLE points (grp TEXT, at REAL, lag INTEGER, lag_s REAL, produced REAL, consumed REAL, commits REAL,
     PRIMARY KEY (grp, at)) WITHOUT ROWID;
@@ -52,10 +52,10 @@ POINT = ("at", "lag", "lag_s", "produced", "consumed", "commits")
 
 
 class HistoryFile:
-    """The history file. Its methods block; `do` calls one in the thread of the file."""
+    """The history file. Its methods block; `do` runs a method in the thread of the file."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
-        """Raises ConfigError for an unusable file."""
+        """Opens or creates the file. Raises ConfigError if it is unusable."""
         self.path = path
         self._max_bytes = max_bytes
         self._thread = ThreadPoolExecutor(1, "history")
@@ -63,7 +63,7 @@ class HistoryFile:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, timeout=10.0, check_same_thread=False)
-            path.chmod(0o600)  # it contains names of users
+            path.chmod(0o600)  # the file contains names of users
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
             if version == 0:
                 self._db.executescript(
@@ -72,31 +72,31 @@ class HistoryFile:
                 )
             elif version != FORMAT:
                 raise ConfigError(
-                    f"the history {path} has format {version}, this version knows {FORMAT}; name another file"
+                    f"the history {path} has format {version}, not {FORMAT}; choose another file with --history"
                 )
             self._db.execute("PRAGMA synchronous=NORMAL")
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(
-                f"the history {path} cannot be used: {error}; name another file with --history"
+                f"the history {path} cannot be used: {error}; choose another file with --history"
             ) from error
 
     async def do(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     async def read(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Like `do`, for a request: one at a time, so that a write waits for one of them at most."""
+        """Like `do`, for HTTP requests. Only one read is queued at a time, so a write waits for at most one."""
         # Python 3.9 binds a lock to the loop that is current when the lock is created
         self._reading = self._reading or asyncio.Lock()
         async with self._reading:
             return await self.do(work, *arguments)
 
     def finish(self, work: Callable[[], None]) -> None:
-        """Runs the last work at the end of the process, after the work in progress. Blocks the loop until then."""
+        """Runs `work` after the work in progress, at the end of the process. Blocks the event loop."""
         try:
             self._thread.submit(work).result(10)
         except TimeoutError:
-            log.warning("the history %s misses the last seconds: no answer in 10 s", self.path)
-        except Exception as error:  # noqa: BLE001 - an entry that cannot be written, too
+            log.warning("the history %s misses the last seconds: its thread did not finish in 10 s", self.path)
+        except Exception as error:  # noqa: BLE001 - includes entries that cannot be written
             log.warning("the history %s misses the last seconds: %s", self.path, shown(error))
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class HistoryFile:
 
     @property
     def bytes(self) -> int:
-        """The size of the used pages."""
+        """Size of the used database pages."""
         ((pages,), (free,), (size,)) = (
             self._db.execute(f"PRAGMA {what}").fetchone() for what in ("page_count", "freelist_count", "page_size")
         )
@@ -120,7 +120,7 @@ class HistoryFile:
         events: Iterable[Event] = (),
         assignments: Iterable[tuple[str, float, Remembered]] = (),
     ) -> None:
-        """Adds all entries or none. A rebalance in progress is written again when it ends."""
+        """Adds all entries, or none if one fails. A rebalance in progress is written again when it ends."""
         with self._db:
             self._db.executemany(
                 "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -159,7 +159,7 @@ class HistoryFile:
         self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def _shrink(self, now: float) -> None:
-        while self.bytes > ROOM * self._max_bytes:
+        while self.bytes > SHRINK_TO * self._max_bytes:
             oldest = [
                 self._db.execute(f"SELECT min({what}) FROM {table}").fetchone()[0]
                 for table, what in (("points", "at"), ("rebalances", "id / 1000.0"), ("events", "at"))
@@ -176,7 +176,7 @@ class HistoryFile:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def past(self, group: str, kept_points: int) -> Past:
-        """The history of a group, with its newest `kept_points` points."""
+        """Returns the history of a group, with its newest `kept_points` points."""
         rows = self._db.execute(
             f"SELECT {', '.join(POINT)} FROM points WHERE grp = ? ORDER BY at DESC LIMIT ?", (group, kept_points)
         ).fetchall()
@@ -188,7 +188,7 @@ class HistoryFile:
         )
 
     def points(self, group: str, since: float, until: float, most: int = POINTS) -> list[dict[str, Any]]:
-        """Returns about `most` points, spread over the time: from each interval the one with the largest lag."""
+        """Returns about `most` points between two times: from each interval the point with the largest lag."""
         step = max(1.0, (until - since) / most)
         rows = self._db.execute(
             f"SELECT {', '.join(POINT)}, max(coalesce(lag, -1)) FROM points WHERE grp = ? AND at BETWEEN ? AND ? "
@@ -198,7 +198,7 @@ class HistoryFile:
         return [dict(zip(POINT, row)) for row in rows]
 
     def rebalances(self, group: str, since: float, until: float, most: int = REBALANCES) -> list[dict[str, Any]]:
-        """Returns the newest rebalances within a time, newest first: at most `most`, and RESPONSE_BYTES of them."""
+        """Returns the rebalances between two times, newest first: at most `most`, and RESPONSE_BYTES in total."""
         rows = self._db.execute(
             "SELECT summary FROM rebalances WHERE grp = ? AND id BETWEEN ? AND ? ORDER BY id DESC LIMIT ?",
             (group, 1000 * since, 1000 * until, most),
@@ -213,7 +213,7 @@ class HistoryFile:
         return found
 
     def rebalance(self, group: str, number: int) -> Optional[dict[str, Any]]:
-        """One rebalance with its moves."""
+        """Returns one rebalance with its moves; None if it is unknown."""
         row = self._db.execute(
             "SELECT summary, moves FROM rebalances WHERE grp = ? AND id = ?", (group, number)
         ).fetchone()
@@ -269,7 +269,7 @@ def _numbers(ranges: str) -> Iterator[int]:
 
 
 class _Written(NamedTuple):
-    """The entries of a group that the file has."""
+    """Which entries of a group are in the file."""
 
     point: float = 0.0
     rebalances: Mapping[int, Any] = {}
@@ -277,7 +277,7 @@ class _Written(NamedTuple):
 
 
 def _fresh(name: str, group: WatchedGroup, before: _Written, entries: _Entries) -> _Written:
-    """Adds the entries that the file does not have yet to `entries`. Returns the entries that it has then."""
+    """Adds the group's new entries to `entries`. Returns what the file has after they are written."""
     entries.points.extend((name, point) for point in group.series.points if point.at > before.point)
     versions = {}
     for rebalance in group.history.rebalances:
@@ -302,10 +302,10 @@ class _Entries(NamedTuple):
 
 
 async def keep(watcher: Watcher, archive: HistoryFile) -> None:
-    """Writes the watcher's history until cancelled. Reports a problem to the watcher if the file cannot be written.
+    """Writes the watcher's history until cancelled.
 
-    If the file cannot be written, the next write repeats the entries. If an entry itself cannot be written, the log
-    says so, and the file leaves out what belongs to the same write.
+    If the file cannot be written, the watcher gets a problem, and the next write repeats the entries. If an entry
+    itself cannot be stored, all entries of that write are left out, and an error is logged.
     """
     began = time.time()
     written: dict[str, _Written] = {}
@@ -319,7 +319,7 @@ async def keep(watcher: Watcher, archive: HistoryFile) -> None:
         return entries, now, watcher.log.count
 
     def write(entries: _Entries, now: dict[str, _Written], count: int) -> None:
-        # in the thread of the file: a cancelled task does not see that its write succeeded, and would repeat it
+        # runs in the thread of the file: a cancelled task would not see that its write succeeded, and would repeat it
         nonlocal written, events
         try:
             archive.add(*entries)

@@ -1,4 +1,4 @@
-"""Follows one group of Kafka's own protocols: its members are polled, its orders are read as they are written."""
+"""Follows one group of Kafka's own protocols: polls its members, and reads operator commands as they are written."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from allocator.protocols import OrderTopic
 
 
 class KafkaGroupWatch:
-    """Reads one group from its coordinator. It costs one request for each poll, and a fetch from its topic of orders.
+    """Reads one group from its coordinator, with one request for each poll, and fetches its topic of commands.
 
-    `known`: its last state, from an earlier connection. `changed` is called with a new state when the orders change.
+    `known` is the group's last state, from an earlier connection. Calls `changed` with a new state when the commands
+    change.
     """
 
     def __init__(
@@ -38,15 +39,15 @@ class KafkaGroupWatch:
         self._orders = Orders() if known is None else known.orders
 
     async def poll(self) -> Optional[GroupState]:
-        """The present state; None if Kafka knows no members of the group, now or before.
+        """Returns the present state; None if Kafka has never reported members of the group.
 
-        If the coordinator refuses or does not respond, the last known state with that problem.
+        If the coordinator refuses or does not respond, returns the last known state with that problem.
         """
         try:
             self._state = await kafka_group(self._client, self.name)
         except AllocatorError as error:
             if self._state is None and error.retriable:
-                return None  # as with a broker that has just started
+                return None  # the broker may have just started
             known = self._state or GroupState(self.name, {}, {}, None, coordinated=Coordinated("", ""))
             self._state = replace(known, problems=(f"the members are not known: {error}",))
         return self._with_orders()

@@ -47,22 +47,24 @@ CONSUMER_COUNTERS = (
     ("partitions_lost", "Partitions lost"),
     ("resets", "Positions outside the log that were reset"),
     ("records_lost", "Offsets skipped because the log no longer has them"),
-    ("handler_failures", "Calls of the handler that failed"),
-    ("records_skipped", "Records that were skipped because of skip_on"),
+    ("handler_failures", "Failed calls of the handler"),
+    ("records_skipped", "Records skipped because of skip_on"),
     ("records_delayed", "Records that were written to a retry topic"),
     ("dead_letters", "Records that became dead letters"),
-    ("records_not_repeated", "Records that were done before a restart or a move, and not handled again"),
-    ("windows_narrowed", "Times that a partition got no new records as what is done would not fit a commit"),
-    ("done_sets_cut", "Commits that could not name all records that are done beyond their offset"),
+    ("records_not_repeated", "Records that were done before a restart or a move, so they were not handled again"),
+    (
+        "windows_narrowed",
+        "Times that delivery of a partition paused because the done records would not fit into a commit",
+    ),
+    ("done_sets_cut", "Commits that could not list all records done beyond their offset"),
 )
 
 
 class ConsumerCollector(Collector):
     """Register it once: `prometheus_client.REGISTRY.register(ConsumerCollector([consumer]))`.
 
-    Names are those of Kafka's own clients after the prefix `allocator_`, in base units: seconds, and rates per second
-    over the last 30 to 60 s. Counters and summaries since the start let Prometheus compute its own rates. Each scrape
-    reads `consumers`, so a list may change. A scrape sends no request.
+    Names are those of Kafka's own clients with the prefix `allocator_`, in seconds, and in rates per second over the
+    last 30 to 60 s. Each scrape iterates over `consumers`, so a list may change. A scrape sends no request.
     """
 
     def __init__(self, consumers: Iterable[Consumer]) -> None:
@@ -122,7 +124,7 @@ def _times(name: str, what: str, measure: str, consumers: Iterable[tuple[list[st
 
 
 def moving(group: WatchedGroup) -> int:
-    """The number of partitions that live members still have to release."""
+    """Returns the number of partitions that live members still have to release."""
     state = group.report.state
     return 0 if state.document is None else state.document.in_flight(state.members.keys())
 
@@ -170,7 +172,7 @@ GROUP_COUNTERS: tuple[tuple[str, str, Callable[[WatchedGroup], float]], ...] = (
 
 
 def _orders(groups: list[tuple[str, WatchedGroup]]) -> Iterator[Metric]:
-    """The orders of operators, and how much of the budget is used."""
+    """Yields the metrics of operator commands and of the budget."""
     states = {name: Counter(each.state for each in group.report.orders) for name, group in groups}
     yield gauge(
         "allocator_group_orders",
@@ -197,9 +199,9 @@ def _orders(groups: list[tuple[str, WatchedGroup]]) -> Iterator[Metric]:
 
 
 class GroupCollector(Collector):
-    """Register it once. A scrape sends no request: it reads the watcher, which counts since its start.
+    """Register it once. A scrape sends no request: it reads the watcher, whose counters start with this process.
 
-    Offsets are summed by topic: their `deriv` is the rate of written and of committed records.
+    Offsets are summed by topic; their `deriv` is the rate of written or committed records.
     """
 
     def __init__(self, watcher: Watcher) -> None:
@@ -209,7 +211,7 @@ class GroupCollector(Collector):
         problems = self._watcher.problems
         yield gauge(
             "allocator_cluster_up",
-            "1 while the cluster answers",
+            "1 while the cluster responds",
             ["cluster"],
             (([cluster], float(cluster not in problems)) for cluster in self._watcher.clusters),
         )
@@ -245,7 +247,7 @@ def _by_topic(groups: list[tuple[str, WatchedGroup]]) -> Iterator[Metric]:
         for partition, end in logs.end.items():
             written[partition.topic] += end
         for partition in group.report.partitions:
-            if partition not in logs.end:  # no sample is better than a sum without some partitions
+            if partition not in logs.end:  # a sum without some partitions would mislead
                 written.pop(partition.topic, None)
         ends += (([name, topic], total) for topic, total in sorted(written.items()))
     for what, text, samples in (

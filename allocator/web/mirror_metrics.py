@@ -22,9 +22,9 @@ TOPIC = ["group", "topic"]
 
 
 class MirrorCollector(Collector):
-    """The metrics of one process; all count since its start. A scrape sends no request.
+    """The metrics of one process of a mirror, counted since its start. A scrape sends no request.
 
-    The processes of a mirror share the partitions, so sums over all of them are those of the mirror.
+    The processes of a mirror share its partitions, so sums over the processes are metrics of the mirror.
     """
 
     def __init__(self, mirror: Mirror) -> None:
@@ -51,21 +51,21 @@ class MirrorCollector(Collector):
             yield counter(f"allocator_mirror_{what}", f"{text}, since the start", TOPIC, samples)
         for what, text, number in (
             ("lost_offsets", "Offsets that the old cluster deleted before they were mirrored", mirror.lost_at_source),
-            ("already_present", "Records that the new cluster had after a crash, and that were not sent again",
+            ("already_present", "Records that the new cluster already had after a crash, so they were not sent again",
              mirror.already_present),
-            ("duplicated", "Records of the new cluster that are of another producer, or written twice",
+            ("duplicated", "Records of the new cluster that another producer wrote, or that were written twice",
              mirror.duplicated),
-            ("errors", "Failures after which the mirror tried again", mirror.errors),
+            ("errors", "Failures that the mirror retried", mirror.errors),
         ):  # fmt: skip
             yield counter(f"allocator_mirror_{what}", f"{text}, since the start", GROUP, [([name], number)])
         last_ms = mirror.last_progress_ms
         for what, text, value in (
             ("partitions", "Partitions that this process mirrors", len(progress)),
-            ("stopped_topics", "Topics that are not mirrored until an operator says how to go on (see the log)",
+            ("stopped_topics", "Topics that are not mirrored until an operator decides how to continue (see the log)",
              len(mirror.stopped)),
-            ("up", "1 while the mirror has its servers, 0 while it tries again", float(mirror.problem is None)),
+            ("up", "1 while the mirror reaches its servers, 0 while it retries", float(mirror.problem is None)),
             ("last_progress_timestamp_seconds",
-             "When the new cluster last acknowledged records, or when the process began",
+             "When the new cluster last acknowledged records, or when the process started",
              None if last_ms is None else last_ms / 1000),
         ):  # fmt: skip
             yield gauge(f"allocator_mirror_{what}", text, GROUP, [([name], value)])

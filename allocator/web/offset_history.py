@@ -10,13 +10,15 @@ from typing import NamedTuple, Optional
 from allocator.operate import Logs
 from allocator.types import TopicPartition
 
-SPACING = 12  # a sample of age A is kept if its neighbour is A / SPACING away. more: finer ages; less: less memory
-RATE_S = 60.0  # a rate is the average over about this time. More: steadier; less: newer
+SPACING = (
+    12  # a sample of age A is kept if its neighbour is A / SPACING away. Higher: more precise ages; lower: less memory
+)
+RATE_S = 60.0  # period of a rate. Higher: steadier; lower: more recent
 UNKNOWN = -1
 
 
 class Age(NamedTuple):
-    """The age of a lag: how long the first unread record has waited, in seconds."""
+    """The age of a lag: how long the oldest uncommitted record has waited."""
 
     s: Optional[float]
     """Seconds; None if unknown."""
@@ -31,10 +33,10 @@ class Sample(NamedTuple):
 
 
 class OffsetHistory:
-    """Samples of log ends and committed offsets, thinner the older they are: about 120 for a day.
+    """Keeps samples of log ends and committed offsets, fewer of older ones: about 120 for a day.
 
-    The age of a lag is the time since the log end passed the committed offset, interpolated between two samples. No
-    request for timestamps is needed, and it works for records without timestamps.
+    The age of a lag is the time since the log end passed the committed offset, interpolated between two samples. It
+    needs neither requests nor timestamps of records.
     """
 
     def __init__(self) -> None:
@@ -42,12 +44,12 @@ class OffsetHistory:
         self._samples: list[Sample] = []
         self._times: list[float] = []
         self._since = array("d")
-        """The first valid sample, by partition: the log was not replaced since then."""
+        """By partition: time of the first valid sample, because the log was not replaced since then."""
         self._commits = array("d")
-        """The last observed change of the committed offset; 0 without one."""
+        """By partition: time of the last observed change of the committed offset; 0 without one."""
 
     def add(self, logs: Logs, now: float) -> None:
-        """Adds a sample. Called after each poll of Kafka. Times must grow."""
+        """Adds a sample. Called after each poll of Kafka. Ignored unless `now` is later than the last sample."""
         if self._times and now <= self._times[-1]:
             return
         for partition in logs.end.keys() | logs.committed.keys():
@@ -58,13 +60,13 @@ class OffsetHistory:
         before = self._samples[-1] if self._samples else None
         ends, committed = (array("q", [UNKNOWN]) * len(self._index) for _ in range(2))
         if before is not None:
-            # an unknown offset is at least the last known one
+            # offsets do not fall, so an unknown offset is at least the last known one
             ends[: len(before.ends)] = before.ends
             committed[: len(before.committed)] = before.committed
         for partition, end in logs.end.items():
             at = self._index[partition]
             if end < ends[at] or ends[at] == UNKNOWN:
-                self._since[at] = now  # the log is new: offsets of the old one do not apply
+                self._since[at] = now  # the log was replaced: samples of the old log do not apply
             ends[at] = end
         for partition, offset in logs.committed.items():
             at = self._index[partition]
@@ -88,7 +90,7 @@ class OffsetHistory:
         self._samples = kept
 
     def age(self, partition: TopicPartition, logs: Logs) -> Age:
-        """The age of the lag of a partition; 0 without lag."""
+        """Returns the age of the lag of a partition; 0 without lag."""
         lag = logs.lag(partition)
         if lag is None:
             return Age(None)
@@ -115,7 +117,7 @@ class OffsetHistory:
         return Age(now - (a.at + share * (b.at - a.at)))
 
     def rate(self, partition: TopicPartition) -> Optional[float]:
-        """Committed records per second over about the last minute; None if unknown."""
+        """Returns the committed records per second over about the last minute; None if unknown."""
         index = self._index.get(partition)
         if index is None or len(self._samples) < 2:
             return None
@@ -128,13 +130,13 @@ class OffsetHistory:
         return max(0, newest.committed[index] - before.committed[index]) / (newest.at - before.at)
 
     def committed_at(self, partition: TopicPartition) -> Optional[float]:
-        """The time of the last observed change of the committed offset; None without one."""
+        """Returns the time of the last observed change of the committed offset; None without one."""
         index = self._index.get(partition)
         return None if index is None else self._commits[index] or None
 
 
 def oldest(ages: Iterable[Age]) -> Age:
-    """Returns the largest age of the lags of these partitions; unknown if one of them is unknown."""
+    """Returns the largest age; unknown, with a lower bound, if one of them is unknown."""
     longest, least, known = 0.0, 0.0, True
     for age in ages:
         known = known and age.s is not None

@@ -1,4 +1,4 @@
-"""Describes the HTTP API as OpenAPI 3.1, from the classes of its requests and answers."""
+"""Describes the HTTP API as OpenAPI 3.1, from the classes of its requests and responses."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from allocator.web.responses import ErrorJson, HealthJson
 MEANING = {
     400: "The request is wrong.",
     401: "The token is missing or wrong.",
-    403: "Read-only, not for this user, or asked by a page of another origin.",
-    404: "No such group is known.",
-    409: "Not possible as the group is now.",
-    415: "The body is no JSON.",
+    403: "The server is read-only, the user may not do this, or the page has another origin.",
+    404: "The group is not known.",
+    409: "The present state of the group does not allow it.",
+    415: "The body is not JSON.",
     421: "The Host header does not name this server.",
-    503: "Not well.",
+    503: "Unhealthy, or too busy.",
 }
 CHANGE = (400, 401, 403, 404, 409, 415)  # errors of each POST
 NOT_WELL = (503,)
 Response = Union[type[Struct], str, None]
-"""A JSON object, or the content type of a text; None: any JSON object."""
+"""The class of a JSON object, or the content type of a text; None for any JSON object."""
 REF = "#/components/schemas/{name}"
 
 
 @dataclass(frozen=True)
 class Operation:
-    """What a client can ask of one path. Every path but those of health checks the Host header."""
+    """One path of the API with its method, parameters, response and errors."""
 
     path: str
-    """`{group}` and the like are parameters; `{id}` is a number."""
+    """Names in braces, such as `{group}`, are parameters; `{id}` is a number."""
     summary: str
     response: Response
     errors: tuple[int, ...]
@@ -45,7 +45,7 @@ class Operation:
 
 
 def describe(operations: Iterable[Operation]) -> dict[str, Any]:
-    """Returns a new document: the caller may change it."""
+    """Returns the OpenAPI document, newly created."""
     operations = list(operations)
     kinds = {kind for one in operations for kind in (one.response, one.body) if isinstance(kind, type)}
     _, schemas = msgspec.json.schema_components(sorted({*kinds, ErrorJson}, key=lambda k: k.__name__), ref_template=REF)
@@ -62,7 +62,7 @@ def describe(operations: Iterable[Operation]) -> dict[str, Any]:
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
-    # to a client, `GroupJson` is `Group`
+    # in the document, `GroupJson` is called `Group`
     found: dict[str, Any] = msgspec.json.decode(re.sub(rb'Json"', b'"', msgspec.json.encode(document)))
     return found
 
@@ -103,7 +103,7 @@ def _path(path: str) -> Iterator[dict[str, Any]]:
 def _query(kind: Optional[type[Struct]]) -> Iterator[dict[str, Any]]:
     if kind is not None:
         for name, schema in msgspec.json.schema(kind)["$defs"][kind.__name__]["properties"].items():
-            if schema["default"] is None:  # left out: a URL has no null
+            if schema["default"] is None:  # a URL has no null
                 del schema["default"]
                 schema.update(next(each for each in schema.pop("anyOf") if each != {"type": "null"}))
             yield {"name": name, "in": "query", "required": False, "schema": schema}

@@ -1,4 +1,4 @@
-"""`allocator web` as a process: the page of all groups under one root, until a signal."""
+"""Runs `allocator web`: serves the page of all groups under one root until a signal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from allocator.web.watch import Watcher
 
 @dataclass(frozen=True)
 class PageOptions:
-    """The options of `allocator web` about the server itself, by their names there."""
+    """Options of `allocator web` about the server, named as on the command line."""
 
     host: str
     port: int
@@ -59,10 +59,10 @@ def run_page(
     readers: Literal["operators", "viewers"],
     tell: Callable[[str, str], None],
 ) -> None:
-    """Serves the page until SIGTERM or SIGINT. `tell` gets the URL and a text about who may change groups.
+    """Serves the page until SIGTERM or SIGINT.
 
-    `readers` may look at records, which `viewer` reads; without a viewer the page shows none. Raises ConfigError,
-    PortTaken.
+    Calls `tell` with the URL and a text about the access for changes. `viewer` reads records for users with the role
+    `readers`; without a viewer the page shows no records. Raises ConfigError, PortTaken.
     """
     guard = Guard.make(options.hosts, _token(options.token_file), _login(options))
     tls = _tls(options.tls_cert, options.tls_key)
@@ -126,7 +126,7 @@ def _archive(history: Optional[str], max_bytes: int, access: Clusters) -> Option
     try:
         return HistoryFile(Path(state).expanduser() / "allocator" / f"history-{key}.sqlite", max_bytes)
     except (ConfigError, RuntimeError) as error:
-        print(f"the history ends with this process: {error}", file=sys.stderr)
+        print(f"the history is kept in memory only: {error}", file=sys.stderr)
         return None
 
 
@@ -150,8 +150,8 @@ def _tls(cert: Optional[str], key: Optional[str]) -> Optional[ssl.SSLContext]:
 
     def encrypted() -> str:
         raise ConfigError(
-            f"the key {key or cert} is encrypted, and a server cannot ask for its password: decrypt it with "
-            "`openssl pkey -in KEY -out NEW`, readable by this user alone"
+            f"the key {key or cert} is encrypted, and the server has no password for it; decrypt it with "
+            "`openssl pkey -in KEY -out NEW`, and make NEW readable by this user alone"
         )
 
     try:

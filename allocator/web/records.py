@@ -1,4 +1,4 @@
-"""Records on the page: who may read them. The viewer reads and decodes them."""
+"""Decides which users may read records on the page. The viewer reads and decodes them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Literal
 from allocator.viewer import Viewer
 from allocator.web.guard import Guard, User
 
-AT_ONCE = 4  # reads at the same time. more: more memory and connections to the brokers; less: users wait
+AT_ONCE = 4  # reads at the same time. Higher: more memory and connections to the brokers; lower: more reads are refused
 TEXT = 20_000  # characters of a key or value on the page; a download has all of them
 
 
 @dataclass(frozen=True)
 class RecordsPage:
-    """The viewer of a server, and its users."""
+    """The viewer, and the role that may use it."""
 
     viewer: Viewer
     access: Literal["operators", "viewers"] = "operators"
@@ -23,7 +23,7 @@ class RecordsPage:
         return user.operates or (self.access == "viewers" and user.role != "")
 
     def offer(self, user: User, guard: Guard) -> str:
-        """What the page shows a user: "yes", "token" (the user must enter it) or "no"."""
+        """Returns "yes", "token" (the user must enter it first) or "no"."""
         if self.allows(user):
             return "yes"
         return "token" if guard.token is not None and guard.login is None else "no"

@@ -1,4 +1,4 @@
-"""What the API takes: a class for each body and each query of a URL. They check requests, and describe the API."""
+"""Describes and validates the API's requests: a class for each body and each query of a URL."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from allocator.web.responses import LetterName, described
 
 NOTE = 500  # characters of a note
 HOURS = 24 * 365
-MOST = 200  # suppositions and orders of one plan
+MOST = 200  # suppositions and commands of one plan
 LETTERS = 1000  # letters that one request may settle; their names must fit into the body
 RECORDS = 1000  # records in one response
 
 T = TypeVar("T", bound=Struct)
 Time = Annotated[float, Meta(ge=0, le=1e11)]
 
-# the names of types in errors of msgspec
+# replacements for the names of types in msgspec's errors
 WORDS = {
     "str": "a text",
     "int": "a whole number",
@@ -45,14 +45,14 @@ WORDS = {
 
 
 def checked(kind: type[T], given: Mapping[str, Any], *, strict: bool = True) -> T:
-    """Returns `given` as an object of this class. `strict`: False for the texts of a URL's query.
+    """Converts `given` to an object of the class. With `strict=False`, texts of a URL's query become numbers.
 
-    Raises ConfigError, which names the field, its value, and what it may be.
+    Raises ConfigError, which names the field, its value and the allowed values.
     """
     known = [field.encode_name for field in msgspec.structs.fields(kind)]
     unknown = sorted(set(given) - set(known))
     if unknown and kind.__struct_config__.forbid_unknown_fields:
-        raise ConfigError(f"{', '.join(map(shown, unknown))} is not known here; {', '.join(known) or 'nothing'} is")
+        raise ConfigError(f"{', '.join(map(shown, unknown))} is not a known field; known: {', '.join(known) or 'none'}")
     try:
         return msgspec.convert(given, kind, strict=strict)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -65,7 +65,7 @@ def _explained(error: str, kind: type[Struct], given: Any) -> str:
     field = fields.get(re.split(r"[.\[]", place or what.rpartition(" ")[2])[0], {})
     text = field.get("description", field.get("items", {}).get("description"))
     help = "" if text is None else f": {text}"
-    if what.startswith("Object "):  # it lacks a field, or has one that is unknown
+    if what.startswith("Object "):  # a missing or unknown field
         return f"{place or 'the request'}: {what.removeprefix('Object ')}{help}"
     for name, index in re.findall(r"(\w+)|\[(\d+)\]", place):
         given = given[int(index)] if index else given[name]
@@ -78,9 +78,9 @@ def _explained(error: str, kind: type[Struct], given: Any) -> str:
 
 @dataclass(frozen=True)
 class Post:
-    """A change that the API offers: what it takes, what it answers, and the function that makes it.
+    """A change that the API offers: the classes of its body and response, and the method that executes it.
 
-    Arguments of `make`: the object that makes changes, the name of the group or topic, the body, and the user.
+    Arguments of `make`: the object that executes changes, the name of the group or topic, the body, and the user.
     """
 
     summary: str
@@ -89,7 +89,7 @@ class Post:
     make: Callable[..., Awaitable[dict[str, Any]]]
 
     def __call__(self, maker: Any, name: str, given: Mapping[str, Any], user: str) -> Awaitable[dict[str, Any]]:
-        """Makes the change. Raises ConfigError for a wrong body."""
+        """Validates the body and executes the change. Raises ConfigError for a wrong body."""
         make: Callable[..., Awaitable[dict[str, Any]]] = getattr(maker, self.make.__name__)
         return make(name, checked(self.body, given), user)
 
@@ -103,48 +103,47 @@ class Nothing(Body):
 
 
 Confirm = Annotated[
-    Optional[str], described("The name of what is changed. Without it, the server only answers what it would do.")
+    Optional[str],
+    described("The name of the changed group or topic. Without it, the server only returns what it would do."),
 ]
 
 
 def confirmed(confirm: Optional[str], subject: str, name: str) -> bool:
-    """Whether to execute a request. Raises ConfigError if it confirms another name than `name`."""
+    """Returns whether to execute the request. Raises ConfigError if `confirm` is neither `name` nor None."""
     if confirm not in (None, name):
-        raise ConfigError(
-            f'"confirm" must be the name of the {subject}, {name!r}, or be left out to see what would be done'
-        )
+        raise ConfigError(f'"confirm" must be the name of the {subject}, {name!r}, or be left out for a preview')
     return confirm is not None
 
 
 class OrderRequest(Body):
     kind: Annotated[str, Meta(extra_json_schema={"enum": sorted(KINDS)})]
-    arguments: Annotated[dict[str, Any], described("As the kind has them.")]
+    arguments: Annotated[dict[str, Any], described("The arguments of the kind.")]
     why: str = ""
     hours: Annotated[
         Optional[Annotated[float, Meta(gt=0, le=HOURS)]],
-        described("The order ends after so many hours; left out, it has no end."),
+        described("Hours until the command expires; by default never."),
     ] = None
 
     @property
     def expires_s(self) -> Optional[float]:
-        """None for an order that never expires."""
+        """Seconds until the command expires; None for never."""
         return None if self.hours is None else 3600.0 * self.hours
 
 
 class NewOrder(OrderRequest):
-    create: Annotated[bool, described("Create the topic of the orders, for a group of Kafka's own protocols.")] = False
+    create: Annotated[bool, described("Create the topic of commands, for a group of Kafka's own protocols.")] = False
 
 
 class WithdrawRequest(Body):
     kind: Annotated[str, Meta(extra_json_schema={"enum": sorted(WITHDRAWN_BY_PARTITION)})]
-    arguments: Annotated[dict[str, Any], described("`partitions`, and for skip `offset`.")]
+    arguments: Annotated[dict[str, Any], described("`partitions`; for `skip` also `offset`.")]
 
 
 class RemoveRequest(Body):
-    ids: Annotated[list[str], Meta(min_length=1, description="The ids of the orders.")]
+    ids: Annotated[list[str], Meta(min_length=1, description="Ids of the commands.")]
 
 
-Changes = Annotated[list[str], Meta(max_length=MOST, description="As the option of `allocator group plan`.")]
+Changes = Annotated[list[str], Meta(max_length=MOST, description="The same as the option of `allocator group plan`.")]
 
 
 class Suppositions(Body):
@@ -161,7 +160,7 @@ class Suppositions(Body):
 class PlanRequest(Suppositions):
     function: Annotated[Optional[str], described("A built-in allocator function, or one that a member offers.")] = None
     orders: Annotated[list[OrderRequest], Meta(max_length=MOST)] = []
-    apply: Annotated[bool, described("Give the orders; refused with a supposition.")] = False
+    apply: Annotated[bool, described("Add the commands; refused together with suppositions.")] = False
     why: str = ""
 
 
@@ -186,15 +185,16 @@ class CopyRequest(Body):
 
 class NoteRequest(Body):
     text: Annotated[
-        str, Meta(pattern=r"\S", max_length=NOTE, description="What was deployed, or what else happened; not blank.")
+        str,
+        Meta(pattern=r"\S", max_length=NOTE, description="Text of the event, such as a deployed version; not blank."),
     ]
 
 
 class LettersFilter(Body):
-    error: Annotated[str, described("A part of the error, in any case.")] = ""
+    error: Annotated[str, described("Part of the error; case does not matter.")] = ""
     from_topic: Annotated[str, described("The topic of the record.")] = ""
-    since: Annotated[Optional[str], described("ISO 8601: letters written at this time or later.")] = None
-    until: Annotated[Optional[str], described("ISO 8601: letters written before.")] = None
+    since: Annotated[Optional[str], described("ISO 8601 time; only letters written at this time or later.")] = None
+    until: Annotated[Optional[str], described("ISO 8601 time; only letters written before it.")] = None
 
 
 class LettersRequest(LettersFilter):
@@ -207,7 +207,7 @@ class SettleRequest(LettersFilter):
 
 
 class DiscardRequest(SettleRequest):
-    reason: Annotated[str, described("Why they need nothing more.")] = ""
+    reason: Annotated[str, described("Reason why the letters need no redrive.")] = ""
 
 
 class LetterRequest(Body):
@@ -215,8 +215,8 @@ class LetterRequest(Body):
 
 
 class Times(Struct, rename={"from_": "from"}):
-    from_: Annotated[Optional[Time], described("Epoch seconds; an hour before `to`, if left out.")] = None
-    to: Annotated[Optional[Time], described("Epoch seconds; now, if left out.")] = None
+    from_: Annotated[Optional[Time], described("Epoch seconds; by default an hour before `to`.")] = None
+    to: Annotated[Optional[Time], described("Epoch seconds; by default now.")] = None
 
 
 class EventsQuery(Struct):
@@ -226,18 +226,20 @@ class EventsQuery(Struct):
 class RecordsQuery(Body):
     partition: Annotated[
         Optional[Annotated[int, Meta(ge=0, le=10**9)]],
-        described("Without: all; with a key, the one that the default partitioner chooses."),
+        described("By default all partitions; with a key, the default partitioner's choice."),
     ] = None
     from_: Annotated[str, described("earliest, latest (the newest records), an offset or an ISO 8601 time.")] = "latest"
-    before: Annotated[int, Meta(ge=0, le=RECORDS, description="So many records before it.")] = 0
-    limit: Annotated[int, Meta(ge=0, le=RECORDS, description="At most so many from there.")] = 50
+    before: Annotated[int, Meta(ge=0, le=RECORDS, description="Number of records before `from`.")] = 0
+    limit: Annotated[int, Meta(ge=0, le=RECORDS, description="Maximum number of records from `from` on.")] = 50
     key: Annotated[Optional[str], described("Only records with this key.")] = None
-    key_hex: Annotated[Optional[str], described("The same, as hex.")] = None
-    every_partition: Annotated[bool, described("Look for the key in all partitions.")] = False
+    key_hex: Annotated[Optional[str], described("Only records with this key, in hex.")] = None
+    every_partition: Annotated[bool, described("Search the key in all partitions.")] = False
     isolation_level: IsolationLevel = DEFAULT["isolation_level"]
-    # a format with a file would read files of the server
-    key_format: Annotated[PlainFormat, described("auto takes the format that the server has for the topic.")] = "auto"
-    value_format: Annotated[PlainFormat, described("As key_format; text and hex are refused if masks apply.")] = "auto"
+    # without formats that name a file, which would read files of the server
+    key_format: Annotated[PlainFormat, described("auto: the server's format for the topic.")] = "auto"
+    value_format: Annotated[PlainFormat, described("The same for values; text and hex are refused if masks apply.")] = (
+        "auto"
+    )
 
     def of(self, topic: str) -> Query:
         """Returns the query for records of this topic. Raises ConfigError."""

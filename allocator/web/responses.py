@@ -1,6 +1,6 @@
-"""What the API answers: a class for each JSON object, from which the OpenAPI description is made.
+"""Describes the API's responses: a class for each JSON object, for the OpenAPI description.
 
-The server answers with plain dictionaries; the tests compare them with these classes. Times are epoch seconds.
+The server sends plain dictionaries; the tests validate them against these classes. Times are epoch seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ State = Annotated[str, Meta(extra_json_schema={"enum": list(ORDER_STATES)})]
 
 
 def described(text: str) -> Meta:
-    """The description of a field."""
+    """Returns the description of a field."""
     return Meta(description=text)
 
 
@@ -55,19 +55,21 @@ class LastRebalanceJson(Response):
 
 class FiguresJson(Response):
     group: str
-    protocol: Annotated[Literal["zookeeper", "kafka"], described("Where its members are.")]
+    protocol: Annotated[Literal["zookeeper", "kafka"], described("The service that coordinates the group.")]
     phase: Literal["stable", "rebalancing", "empty"]
-    paused: Annotated[bool, described("Whether the group is paused: its members leave.")]
-    generation: Annotated[MaybeCount, described("null for Kafka's own protocols, which do not tell it.")]
+    paused: Annotated[bool, described("Whether the group is paused, so that its members leave.")]
+    generation: Annotated[MaybeCount, described("null for groups of Kafka's own protocols.")]
     partitions: Count
     unowned: Count
-    reserved: Annotated[Count, described("Those of `unowned` that wait for a restart (`restart_grace_s`).")]
+    reserved: Annotated[
+        Count, described("Partitions among `unowned` that are reserved for a restarting member (`restart_grace_s`).")
+    ]
     lag: MaybeCount
-    lag_s: Annotated[MaybeReal, described("For how long the oldest record that is not committed has waited.")]
-    lag_least_s: Annotated[MaybeReal, described("If `lag_s` is unknown: at least so long.")]
+    lag_s: Annotated[MaybeReal, described("Seconds that the oldest uncommitted record has waited.")]
+    lag_least_s: Annotated[MaybeReal, described("Lower bound of `lag_s` while that is unknown.")]
     produced: Annotated[MaybeReal, described("Written records per second.")]
     consumed: Annotated[MaybeReal, described("Committed records per second.")]
-    measured_at: Annotated[MaybeReal, described("When Kafka last answered.")]
+    measured_at: Annotated[MaybeReal, described("Time of the last response of Kafka.")]
     last_rebalance: Optional[LastRebalanceJson]
     problems: Count
 
@@ -86,7 +88,9 @@ class SummaryJson(FiguresJson):
 class ClusterJson(Response):
     cluster: str
     ok: bool
-    as_of: Annotated[MaybeReal, described("Time of its newest data; null: current, or none yet.")]
+    as_of: Annotated[
+        MaybeReal, described("Time of its newest data; null if the data is current, or if there is none yet.")
+    ]
     away_since: MaybeReal
     why: MaybeText
 
@@ -102,46 +106,48 @@ class OverviewJson(Response):
 class TopicOfClusterJson(Response):
     topic: str
     partitions: Count
-    replicas: Annotated[MaybeCount, described("Of each partition; the least, if they differ.")]
+    replicas: Annotated[MaybeCount, described("Replicas of each partition; the minimum if they differ.")]
     leaderless: Annotated[MaybeCount, described("Partitions without a leader.")]
-    records: Annotated[MaybeCount, described("In the log; null for a topic that no group reads.")]
-    lag: Annotated[MaybeCount, described("The sum over its groups.")]
+    records: Annotated[MaybeCount, described("Records in the log; null for a topic that no group reads.")]
+    lag: Annotated[MaybeCount, described("Sum over the topic's groups.")]
     groups: list[str]
 
 
 class TopicsJson(Response):
-    complete: Annotated[bool, described("Whether Kafka described its topics; otherwise only those of the groups.")]
+    complete: Annotated[bool, described("False if Kafka sent no metadata; only the groups' topics are listed then.")]
     topics: list[TopicOfClusterJson]
 
 
 class BrokerJson(Response):
     id: int
-    host: Annotated[MaybeText, described("null for a broker that has replicas and is not in the cluster.")]
+    host: Annotated[MaybeText, described("null for a broker that should have replicas but is not in the cluster.")]
     port: MaybeCount
     rack: MaybeText
     controller: bool
-    leads: Annotated[Count, described("Partitions that it leads.")]
-    replicas: Annotated[Count, described("Partitions of which it should have a replica.")]
+    leads: Annotated[Count, described("Partitions that the broker leads.")]
+    replicas: Annotated[Count, described("Partitions of which the broker should have a replica.")]
 
 
 class BrokersJson(Response):
-    complete: Annotated[bool, described("Whether Kafka described its brokers.")]
+    complete: Annotated[bool, described("False if Kafka sent no metadata.")]
     brokers: list[BrokerJson]
 
 
 class MemberJson(Response):
     id: str
-    name: Annotated[str, described("Client id, host, process id and a short id: how the member is shown.")]
+    name: Annotated[str, described("Display name: client id, host, process id and a short id.")]
     client_id: str
     host: MaybeText
     pid: MaybeCount
-    version: Annotated[MaybeText, described("Of allocator in its process; null if the member does not say it.")]
+    version: Annotated[
+        MaybeText, described("Version of allocator in the member's process; null if the member does not report it.")
+    ]
     partitions: Count
     lag: MaybeCount
     gone: bool
     rack: Union[str, UnsetType, None] = UNSET
     weight: Union[float, UnsetType] = UNSET
-    joined: Annotated[Union[float, UnsetType, None], described("By the clock of ZooKeeper.")] = UNSET
+    joined: Annotated[Union[float, UnsetType, None], described("Time of joining, by ZooKeeper's clock.")] = UNSET
     session_timeout_s: Union[float, UnsetType, None] = UNSET
     topics: Union[list[str], UnsetType] = UNSET
     pattern: Union[str, UnsetType, None] = UNSET
@@ -152,12 +158,12 @@ class MemberJson(Response):
 
 class TopicJson(Response):
     topic: str
-    partitions: Annotated[str, described('As ranges: "0-3,7".')]
-    owners: Annotated[list[int], described("For each partition the index in `members`; -1 for none.")]
-    to: Annotated[dict[str, Count], described("Moving partition -> index of the member that gets it.")]
-    moved: Annotated[dict[str, str], described("Partition that the last rebalance moved -> former owner.")]
+    partitions: Annotated[str, described('Ranges, such as "0-3,7".')]
+    owners: Annotated[list[int], described("Index in `members` of each partition's owner; -1 without an owner.")]
+    to: Annotated[dict[str, Count], described("Moving partition -> index of its next owner in `members`.")]
+    moved: Annotated[dict[str, str], described("Partition that the last rebalance moved -> its former owner.")]
     unowned: list[Count]
-    retired: Annotated[bool, described("Whether no member subscribes to it any more.")]
+    retired: Annotated[bool, described("Whether no member subscribes to the topic any more.")]
 
 
 class FindingJson(Response):
@@ -182,17 +188,19 @@ class MovesBetweenJson(Response):
 
 
 class RebalanceJson(Response):
-    id: Annotated[int, described("Names it in the group.")]
+    id: Annotated[int, described("Unique in the group.")]
     generation: MaybeCount
     began: float
     ended: MaybeReal
-    took_s: Annotated[MaybeReal, described("From the first event; null during the rebalance or if unknown.")]
+    took_s: Annotated[
+        MaybeReal, described("Seconds from the first event to the last claim; null during the rebalance or if unknown.")
+    ]
     unnoticed_s: Annotated[
         MaybeReal,
-        described("About the longest time that partitions of crashed members had no reader before; null if unknown."),
+        described("Upper bound of the seconds between a crash and ZooKeeper's notice of it; null if unknown."),
     ]
     longest_s: Annotated[
-        MaybeReal, described("The longest time that a moved partition had no owner, counted from the fault.")
+        MaybeReal, described("Longest time in seconds that a moved partition had no owner, counted from the fault.")
     ]
     superseded: bool
     why: list[str]
@@ -211,10 +219,12 @@ class MemberNameJson(Response):
 class MovesOfTopicJson(Response):
     topic: str
     partitions: list[Count]
-    from_: Annotated[list[int], described("Index in `members`; -1: no owner.")]
+    from_: Annotated[list[int], described("Index in `members` of the former owner; -1 without an owner.")]
     to: list[int]
-    stood_s: Annotated[list[MaybeReal], described("From the release until the next claim.")]
-    unnoticed_s: Annotated[list[MaybeReal], described("Before that: at most so long after a crash.")]
+    stood_s: Annotated[list[MaybeReal], described("Seconds from the release until the next claim.")]
+    unnoticed_s: Annotated[
+        list[MaybeReal], described("Upper bound of the seconds from a crash until its notice, before `stood_s`.")
+    ]
 
 
 class RebalanceMovesJson(RebalanceJson):
@@ -233,11 +243,13 @@ class PointJson(Response):
 
 class LoadsJson(Response):
     source: Annotated[str, described("The setting `follow_load`: records, bytes, handler_s or reported.")]
-    mean: Annotated[MaybeReal, described("Over the members, per unit of weight, in the unit of `members`.")]
-    max_over_mean: Annotated[MaybeReal, described("The busiest member, in shares; null if no load is known.")]
-    unknown: Annotated[Count, described("Partitions of unknown load, which count as the mean of the others.")]
+    mean: Annotated[MaybeReal, described("Mean load of the members per unit of weight.")]
+    max_over_mean: Annotated[
+        MaybeReal, described("Load of the busiest member relative to its share; null if no load is known.")
+    ]
+    unknown: Annotated[Count, described("Number of partitions of unknown load; each counts as the mean of the others.")]
     members: Annotated[
-        dict[str, MaybeReal], described("Member -> load a second; null while no load of its partitions is known.")
+        dict[str, MaybeReal], described("Member -> load per second; null while no load of its partitions is known.")
     ]
 
 
@@ -251,16 +263,16 @@ class ResultJson(Response):
 class OrderJson(Response):
     id: str
     kind: str
-    text: Annotated[str, described("The order in a few words.")]
-    summary: Annotated[str, described("What it makes the group do.")]
+    text: Annotated[str, described("Short text of the command.")]
+    summary: Annotated[str, described("Effect of this kind of command.")]
     arguments: dict[str, Any]
     who: str
     at: float
     why: str
     expires: MaybeReal
-    state: Annotated[State, described("What became of it, as the leader or the owners say.")]
+    state: Annotated[State, described("State of the command, as the leader or the owners report it.")]
     state_why: str
-    results: Annotated[list[ResultJson], described("What owners did about an order that is carried out once.")]
+    results: Annotated[list[ResultJson], described("Results of the owners, for a command that is executed once.")]
 
 
 class BudgetJson(Response):
@@ -269,13 +281,13 @@ class BudgetJson(Response):
     moving: Count
     moved: Annotated[
         list[tuple[float, Count]],
-        described("The latest moves that count in a minute: when, and how many partitions."),
+        described("Latest moves within a minute: time and number of partitions."),
     ]
 
 
 class GroupJson(FiguresJson):
     members: list[MemberJson]
-    departed: Annotated[dict[str, str], described("Id -> name of the members that left last.")]
+    departed: Annotated[dict[str, str], described("Id -> name of members that left recently.")]
     topics: list[TopicJson]
     leader: MaybeText
     strategy: MaybeText
@@ -284,8 +296,8 @@ class GroupJson(FiguresJson):
     rebalances: list[RebalanceJson]
     series: list[PointJson]
     orders: list[OrderJson]
-    loads: Annotated[Optional[LoadsJson], described("null for a group that does not follow load.")]
-    budget: Annotated[Optional[BudgetJson], described("The limits of the order `budget`, and its use.")]
+    loads: Annotated[Optional[LoadsJson], described("null for a group without `follow_load`.")]
+    budget: Annotated[Optional[BudgetJson], described("Limits and use of the command `budget`.")]
 
 
 class OffsetsOfPartition(Response):
@@ -315,8 +327,10 @@ class OffsetsOfTopicJson(Response):
     lag: list[MaybeCount]
     lag_s: list[MaybeReal]
     rate: list[MaybeReal]
-    committed_at: Annotated[list[MaybeReal], described("When the offset was seen to change last.")]
-    fence: Annotated[list[MaybeCount], described("The fencing token of the owner, or a number above it.")]
+    committed_at: Annotated[list[MaybeReal], described("Time at which the server last saw the offset change.")]
+    fence: Annotated[
+        list[MaybeCount], described("Fencing token of the owner; if `fence_exact` is false, an upper bound.")
+    ]
     fence_exact: list[bool]
 
 
@@ -341,9 +355,9 @@ class PastJson(Response):
 class DecodedJson(Response):
     format: Literal["null", "json", "text", "hex", "avro", "protobuf", "masked"]
     text: Annotated[str, described("The value as text; masked fields are ***.")]
-    cut: Annotated[bool, described("Whether the text is longer; a download has all of it.")]
-    size: Annotated[Count, described("Bytes on the wire.")]
-    note: Annotated[str, described("The schema, or why there is none.")]
+    cut: Annotated[bool, described("Whether the text is shortened; a download has all of it.")]
+    size: Annotated[Count, described("Size in bytes.")]
+    note: Annotated[str, described("The schema, or the reason why there is none.")]
 
 
 class HeaderJson(DecodedJson):
@@ -363,13 +377,13 @@ class RecordsJson(Response):
     topic: str
     records: list[SeenRecordJson]
     windows: Annotated[
-        list[ReadWindow], described("Looked at: offsets `first` to `next` - 1, of the log's `begin` to `end` - 1.")
+        list[ReadWindow], described("Offsets read, `first` to `next` - 1, within the log, `begin` to `end` - 1.")
     ]
-    scanned: Annotated[Count, described("Records that were looked at.")]
+    scanned: Annotated[Count, described("Number of records read.")]
     stopped: Annotated[
-        Literal["", "records", "bytes", "time"], described("The limit that ended the read; empty if none did.")
+        Literal["", "records", "bytes", "time"], described("The limit that ended the read; empty if no limit did.")
     ]
-    by_partitioner: Annotated[bool, described("Whether the default partitioner chose the partition of the key.")]
+    by_partitioner: Annotated[bool, described("Whether the partition is the default partitioner's choice for the key.")]
 
 
 class ChangeJson(Response):
@@ -438,9 +452,9 @@ class PlannedMemberJson(Response):
 
 class StandstillJson(Response):
     round_trip_s: float
-    move_s: Annotated[float, described("Expected for each moving partition, besides its handler.")]
-    failed_s: Annotated[MaybeReal, described("At most so long more for partitions of failed members.")]
-    duration_s: Annotated[float, described("From the first move to the last.")]
+    move_s: Annotated[float, described("Expected standstill of each moving partition in seconds, without its handler.")]
+    failed_s: Annotated[MaybeReal, described("Upper bound of the additional seconds for partitions of failed members.")]
+    duration_s: Annotated[float, described("Seconds from the first move to the last.")]
 
 
 class PlanJson(Response):
@@ -448,23 +462,23 @@ class PlanJson(Response):
     function: str
     moves: list[MoveJson]
     members: list[PlannedMemberJson]
-    voluntary_moves: Annotated[Count, described("Moves away from a member that lives on.")]
+    voluntary_moves: Annotated[Count, described("Moves from members that stay.")]
     standstill: StandstillJson
     orders: list[dict[str, Any]]
-    executed: Annotated[Union[bool, UnsetType], described("Whether the orders were given.")] = UNSET
-    applied: Annotated[Union[list[str], UnsetType], described("The ids of the given orders.")] = UNSET
+    executed: Annotated[Union[bool, UnsetType], described("Whether the commands were added.")] = UNSET
+    applied: Annotated[Union[list[str], UnsetType], described("Ids of the added commands.")] = UNSET
 
 
 class PreviewedPartitionJson(OffsetsOfPartition):
-    to: Annotated[MaybeCount, described("Where a seek leads to.")]
+    to: Annotated[MaybeCount, described("Target offset of a seek.")]
 
 
 class OrderPreviewJson(Response):
     group: str
     executed: bool
-    order: Annotated[dict[str, Any], described("As `allocator group orders --json` has it.")]
+    order: Annotated[dict[str, Any], described("The command, as in `allocator group orders --json`.")]
     partitions: Annotated[list[PreviewedPartitionJson], described("The partitions of an order about records.")]
-    creates: Annotated[MaybeText, described("The topic that the order creates, unless it exists.")]
+    creates: Annotated[MaybeText, described("The topic that the command would create; null if it exists.")]
     plan: Annotated[Optional[PlanJson], described("The plan of any other order.")]
 
 
@@ -476,10 +490,10 @@ class WithdrawnJson(Response):
 class DeletedJson(Response):
     group: str
     executed: bool
-    members_alive: Annotated[list[str], described("Members that prevent it.")]
+    members_alive: Annotated[list[str], described("Members, which prevent the deletion.")]
     znodes: Count
     committed: Annotated[MaybeCount, described("Partitions with a committed offset in Kafka.")]
-    offsets_stay: Annotated[str, described("Why the offsets stay, or an empty text.")]
+    offsets_stay: Annotated[str, described("Why the offsets are kept; empty if they are deleted.")]
 
 
 class SettlingJson(Response):
@@ -491,10 +505,10 @@ class SettlingJson(Response):
 
 class LetterJson(Response):
     letter: LetterName
-    topic: Annotated[MaybeText, described("Of the record, as are partition and offset.")]
+    topic: Annotated[MaybeText, described("Topic of the record; partition and offset are the record's too.")]
     partition: MaybeCount
     offset: MaybeCount
-    timestamp_ms: Annotated[Optional[int], described("null in a log without timestamps (0.9).")]
+    timestamp_ms: Annotated[Optional[int], described("null in logs without timestamps (Kafka 0.9).")]
     group: str
     error: str
     attempts: MaybeCount
@@ -516,7 +530,7 @@ class LettersJson(Response):
 class LetterShownJson(LetterJson):
     executed: bool
     stack: str
-    record: Annotated[Optional[SeenRecordJson], described("null if this server shows no records.")]
+    record: Annotated[Optional[SeenRecordJson], described("null if the server shows no records.")]
 
 
 class RefusedLetterJson(Response):

@@ -1,4 +1,4 @@
-"""The HTTP server: page, JSON API, live events, metrics, health."""
+"""The HTTP server: page, JSON API, live events, metrics and health checks."""
 
 from __future__ import annotations
 
@@ -42,15 +42,17 @@ log = logging.getLogger(__name__)
 
 STATIC = Path(__file__).parent / "static"
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-PUSH_S = 0.2  # least time between two pushes to a browser. more: the page lags more; less: more work in a rebalance
-ALIVE_S = 15.0  # an idle stream sends a line this often, so that proxies and browsers keep it open
-AUDITED = ("order", "read")  # kinds of events that only operators may read
+PUSH_S = (
+    0.2  # minimum between two pushes to a browser. Higher: the page is updated later; lower: more CPU in a rebalance
+)
+ALIVE_S = 15.0  # between lines of an idle stream, which keep it open in proxies and browsers
+AUDITED = ("order", "read")  # kinds of events in the audit log
 GROUP = "/api/groups/{group}"
 RECORDS = "/api/topics/{topic}/records"
 LINES = "application/x-ndjson"
 READING = (400, 401, 403, 404, 503)  # errors of a read of records
 EVENTS = "Server-sent events: clock, overview, group, lag, loads, rebalances, findings, orders, events, series"
-READ_S = 5.0  # limit of waiting for the first read of the groups
+READ_S = 5.0  # longest wait for the first read of the groups
 
 
 T = TypeVar("T", bound=Struct)
@@ -71,38 +73,38 @@ class Refused(web.HTTPError):
 
 @dataclass(frozen=True)
 class Health:
-    """The checks of the health endpoints. Each returns its problems, or an empty list."""
+    """The health checks. Each returns its problems, or an empty list."""
 
     live: Callable[[], list[str]] = list
-    """Problems that a restart of the process solves."""
+    """Problems that a restart of the process would solve."""
     ready: Callable[[], list[str]] = list
-    """Problems because of which the process does not do its work at present."""
+    """Problems that keep the process from its work."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """Everything that the server offers."""
+    """The parts of a server."""
 
     guard: Guard
     registry: CollectorRegistry
     health: Health = Health()
     watcher: Optional[Watcher] = None
-    """None: no page, only metrics and health."""
+    """None: the server has only metrics and health checks."""
     viewing: Callable[[], contextlib.AbstractAsyncContextManager[Any]] = contextlib.AsyncExitStack
-    """The server enters this context for each open page, and leaves it when the page is closed."""
+    """Context that the server enters for each open page."""
     actions: Mapping[str, Action] = field(default_factory=dict)
     """Name ("rebalance", "pause", ...) -> action."""
     limits: Limits = field(default_factory=Limits)
     letters: Optional[LetterDesk] = None
     """None: the page shows no dead letters."""
     archive: Optional[HistoryFile] = None
-    """None: the page shows only the history that the watcher has in memory."""
+    """None: the page shows only the history in the watcher's memory."""
     tls: Optional[ssl.SSLContext] = None
     records: Optional[RecordsPage] = None
     """None: the page shows no records."""
 
     def read_only(self, user: User) -> bool:
-        """Whether the page offers this user no changes. Without a login, each change carries the token."""
+        """Whether the page offers this user no changes. Without a login, the token of each change decides."""
         return self.guard.read_only or not self.actions or (self.guard.login is not None and not user.operates)
 
 
@@ -112,7 +114,7 @@ Show = Callable[..., Awaitable[Any]]
 
 
 def route(path: str, summary: str, response: Response, *errors: int, what: Any = "", **more: Any) -> Callable[[H], H]:
-    """Adds an `Operation` to the API, which the decorated class answers. `what`: tells its operations apart."""
+    """Registers the decorated class as the handler of an `Operation`. `what` distinguishes operations of one class."""
 
     def add(handler: H) -> H:
         ROUTES.append((Operation(path, summary, response, errors, **more), handler, what))
@@ -122,8 +124,8 @@ def route(path: str, summary: str, response: Response, *errors: int, what: Any =
 
 
 def shows(path: str, summary: str, response: Response, *errors: int, **more: Any) -> Callable[[Show], Show]:
-    """Adds an `Operation` to the API, which the decorated function answers with JSON. Its arguments: the handler, and
-    the parameters of the path."""
+    """Registers the decorated function for an `Operation`. It returns JSON; its arguments are the handler and the
+    parameters of the path."""
 
     def add(show: Show) -> Show:
         route(path, summary, response, *errors, what=show, **more)(Json)
@@ -133,7 +135,7 @@ def shows(path: str, summary: str, response: Response, *errors: int, **more: Any
 
 
 class PageHandler(web.RequestHandler):
-    """Checks the sender before it handles a request, and answers errors as JSON."""
+    """Checks the sender before it handles a request, and sends errors as JSON."""
 
     site: Site
     user = User("", "viewer")
@@ -149,28 +151,32 @@ class PageHandler(web.RequestHandler):
 
     def prepare(self) -> None:
         if not self.knows_host():
-            raise Refused(421, "this server is not called so; whoever started it can allow the name (--allow-host)")
+            raise Refused(
+                421, "the Host header does not name this server; its operator can allow the name with --allow-host"
+            )
         if not self.same_origin():
-            raise Refused(403, "a page of another origin may not ask; a proxy with TLS has to set X-Forwarded-Proto")
+            raise Refused(
+                403, "requests from pages of other origins are refused; a proxy with TLS must set X-Forwarded-Proto"
+            )
         self.check_user()
 
     def check_user(self) -> None:
         """Raises Refused for a sender that may not read."""
         user = self.site.guard.user(self.request.headers, self.request.remote_ip or "")
         if user is None:
-            raise Refused(401, "log in at the proxy in front of this server; it passes no user on, or is not the proxy")
+            raise Refused(401, "no user: log in at the proxy in front of this server")
         if not user.role:
-            raise Refused(403, f"user {shown(user.name)} is neither viewer nor operator here")
+            raise Refused(403, f"user {shown(user.name)} is neither a viewer nor an operator")
         self.user = user
 
     def check_operator(self) -> None:
         """Raises Refused for a sender that may not change anything."""
         guard = self.site.guard
         if guard.read_only:
-            raise Refused(403, "this server is read-only: it was started without a token, and without operators")
+            raise Refused(403, "this server is read-only: it was started without a token and without operators")
         if not self.user.operates:
             if guard.login is not None:
-                raise Refused(403, f"user {shown(self.user.name)} is no operator here")
+                raise Refused(403, f"user {shown(self.user.name)} is not an operator")
             self.set_header("WWW-Authenticate", "Bearer")
             raise Refused(401, "the token is missing or wrong")
 
@@ -178,14 +184,14 @@ class PageHandler(web.RequestHandler):
         return self.site.guard.knows_host(self.request.headers.get("Host"))
 
     def same_origin(self) -> bool:
-        # no page of another origin can set this header: its browser would send a preflight request, which this server
-        # rejects
+        # a page of another origin cannot set this header: the browser would send a preflight request first, which this
+        # server rejects
         scheme = self.request.headers.get("X-Forwarded-Proto", "https" if self.site.tls else "http").lower()
         headers = self.request.headers
         return self.site.guard.same_origin(headers.get("Origin"), headers.get("Host"), scheme)
 
     def finish(self, chunk: Any = None) -> Any:
-        """Like tornado's `flush`. Closes the connection of a client that does not read the response in time."""
+        """Sends the response. Closes the connection of a client that does not read it in time."""
         sent = super().finish(chunk)
         timer = asyncio.get_running_loop().call_later(self.site.limits.stalled_s, self.hang_up)
         sent.add_done_callback(lambda _: timer.cancel())
@@ -214,32 +220,32 @@ class PageHandler(web.RequestHandler):
         self.respond({"error": {"message": message, "retriable": retriable}})
 
     def log_exception(self, kind: Any, value: Any, trace: Any) -> None:
-        if not isinstance(value, (web.HTTPError, AllocatorError)):  # these errors are the client's, or a cluster's
+        if not isinstance(value, (web.HTTPError, AllocatorError)):  # errors of the client or of a cluster
             super().log_exception(kind, value, trace)
 
     def respond(self, value: Any) -> None:
-        """Sends JSON; a text is JSON already."""
+        """Sends a value as JSON; a text is sent as it is."""
         self.set_header("Content-Type", "application/json; charset=utf-8")
         self.finish(value if isinstance(value, str) else snapshot.encode(value))
 
     def note(self, kind: str, text: str, group: Optional[str], request: Mapping[str, Any], outcome: str) -> None:
-        """Adds an event, with the request for the audit log."""
+        """Adds an event with the request to the audit log."""
         who, address = self.user.name, self.request.remote_ip
         self.watcher().log.add(Event(time.time(), kind, text, group, who, address, audit_detail(request, outcome)))
 
     def query(self, kind: type[T]) -> T:
-        """The query of the URL; an empty argument counts as a missing one. Raises ConfigError."""
+        """Returns the query of the URL, without empty arguments. Raises ConfigError."""
         given = {name: self.get_query_argument(name, strip=False) for name in self.request.query_arguments}
         return checked(kind, {name: value for name, value in given.items() if value}, strict=False)
 
     def watcher(self) -> Watcher:
         if self.site.watcher is None:
-            raise Refused(404, "this server shows no groups, only metrics and health")
+            raise Refused(404, "this server has only metrics and health checks")
         return self.site.watcher
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[Watcher]:
-        """Keeps the groups watched during the block. Waits at first until they have been read, up to READ_S."""
+        """Keeps the groups watched during the block. First waits up to READ_S until they have been read."""
         watcher = self.watcher()
         async with self.site.viewing():
             await watcher.until_ready(READ_S)
@@ -249,19 +255,19 @@ class PageHandler(web.RequestHandler):
         async with self.watching() as watcher:
             group = watcher.groups.get(name)
             if group is None or not group.seen:
-                raise Refused(404, f"no group {shown(name)} is known here", retriable=not watcher.ready)
+                raise Refused(404, f"group {shown(name)} is not known", retriable=not watcher.ready)
             return group
 
     def letters(self) -> LetterDesk:
-        """Only for operators, because letters contain records."""
+        """Returns the dead letters. Raises Refused for users other than operators, because letters contain records."""
         self.check_operator()
         if self.site.letters is None:
-            raise Refused(404, "this server knows no brokers, so it has no dead letters")
+            raise Refused(404, "this server was started without brokers, so it shows no dead letters")
         return self.site.letters
 
 
 class Page(PageHandler):
-    """Serves the page's files from the package. No other path is reachable."""
+    """Serves the files of the page from the package."""
 
     def get(self) -> None:
         self.watcher()
@@ -270,7 +276,7 @@ class Page(PageHandler):
 
 
 class Json(PageHandler):
-    """Answers what the function of its route returns."""
+    """Sends the result of its route's function."""
 
     async def get(self, *names: str) -> None:
         self.respond(await self.what(self, *names))
@@ -325,7 +331,7 @@ async def rebalance(page: PageHandler, name: str, number: str) -> Any:
     if found is None and archive is not None:
         found = await archive.read(archive.rebalance, name, int(number))
     if found is None:
-        raise Refused(404, f"group {shown(name)} has no rebalance {number}; the list of its rebalances has their ids")
+        raise Refused(404, f"group {shown(name)} has no rebalance {number}; the group's rebalances list their ids")
     return found
 
 
@@ -352,11 +358,13 @@ async def past(page: PageHandler, name: str) -> Any:
     }
 
 
-@shows("/api/audit", "The changes, and reads of masked records; for operators", responses.ChangesJson, 403, 404)
+@shows(
+    "/api/audit", "The audit log: changes, and reads of masked records; for operators", responses.ChangesJson, 403, 404
+)
 async def audit(page: PageHandler) -> Any:
-    """Changes, and reads of masked records, newest first. Only for operators, because it shows names of users."""
+    """Returns the audit log, newest first. Only for operators, because it shows names of users."""
     if not page.user.operates:
-        raise Refused(403, "the audit log is for operators")
+        raise Refused(403, "only operators may read the audit log")
     archive, live = page.site.archive, page.watcher().log.events
     kept = [] if archive is None else [await archive.read(archive.events, 0.0, 1000, kind) for kind in AUDITED]
     events = {(event.at, event.text): event for event in chain(*kept, live) if event.kind in AUDITED}
@@ -374,9 +382,16 @@ async def description(page: PageHandler) -> Any:
 
 
 @route(RECORDS, "Records, decoded and masked", responses.RecordsJson, *READING, query=RecordsQuery)
-@route(f"{RECORDS}.jsonl", "The same, whole, as lines", LINES, *READING, query=RecordsQuery, what="lines")
+@route(
+    f"{RECORDS}.jsonl",
+    "The same as JSON lines, with whole keys and values",
+    LINES,
+    *READING,
+    query=RecordsQuery,
+    what="lines",
+)
 class Records(PageHandler):
-    """Records of a topic, decoded and masked: JSON for the page, or JSON lines with `what` "lines"."""
+    """Sends records of a topic, decoded and masked: as JSON, or as JSON lines if `what` is "lines"."""
 
     reading = 0
 
@@ -386,7 +401,7 @@ class Records(PageHandler):
             raise Refused(404, "this server shows no records; start it with --records operators or viewers")
         self._check_role(page)
         if Records.reading >= AT_ONCE:
-            raise Refused(503, f"{AT_ONCE} reads of records are under way", retriable=True)
+            raise Refused(503, f"{AT_ONCE} reads of records are in progress", retriable=True)
         Records.reading += 1
         try:
             query = self.query(RecordsQuery)
@@ -408,14 +423,16 @@ class Records(PageHandler):
         if page.allows(self.user):
             return
         if guard.login is not None:
-            raise Refused(403, f"user {shown(self.user.name)} is no operator here, and records are for operators")
+            raise Refused(403, f"user {shown(self.user.name)} is not an operator, and only operators may read records")
         if guard.token is None:
-            raise Refused(403, "records are for operators; start the server with a token, or with --records viewers")
+            raise Refused(
+                403, "only operators may read records; start the server with a token, or with --records viewers"
+            )
         self.set_header("WWW-Authenticate", "Bearer")
-        raise Refused(401, "the token is missing or wrong; records are for operators")
+        raise Refused(401, "the token is missing or wrong; only operators may read records")
 
 
-@route("/metrics", "For Prometheus", "text/plain")
+@route("/metrics", "Metrics for Prometheus", "text/plain")
 class Metrics(PageHandler):
     def check_user(self) -> None:
         """Requires no login, because Prometheus cannot log in."""
@@ -426,11 +443,10 @@ class Metrics(PageHandler):
 
 
 @route("/health/live", "503: a restart helps", responses.HealthJson, *NOT_WELL, what="live")
-@route("/health/ready", "503: it does not do its work at present", responses.HealthJson, *NOT_WELL, what="ready")
+@route("/health/ready", "503: the process does not do its work", responses.HealthJson, *NOT_WELL, what="ready")
 class HealthOf(PageHandler):
     def prepare(self) -> None:
-        """Requires no login and no known host name, because load balancers use any name. The problems are sent only to
-        a sender that could read the page."""
+        """Requires no login and no known host name, because load balancers use any name."""
 
     def get(self) -> None:
         problems = getattr(self.site.health, self.what)()
@@ -439,25 +455,24 @@ class HealthOf(PageHandler):
         self.respond({"ok": not problems, "problems": visible})
 
     head = get
-    """Some balancers and monitors send HEAD. The status code is enough for them."""
+    """Some load balancers and monitors send HEAD."""
 
 
 class Change(PageHandler):
-    """Requests that only an operator, or a sender with the token, may make."""
+    """Base class of requests that only an operator may send."""
 
     async def do(self, what: str, about: str, group: str, act: Callable[[dict[str, Any]], Awaitable[Any]]) -> None:
-        """Runs `act` on the request body, sends its result, and adds a change to the audit log. `about` is for the
-        process log."""
+        """Calls `act` with the request body, sends the result, and adds the change to the audit log."""
         given = self._body()
         address = self.request.remote_ip
-        log.warning("%s of %s is asked for by %s at %s: %s", what, shown(about), self.user.name, address, shown(given))
+        log.warning("%s of %s requested by %s at %s: %s", what, shown(about), self.user.name, address, shown(given))
         try:
             done = await act(given)
         except AllocatorError as error:
             if not isinstance(error, ConfigError):
                 self._note(group, what, given, f"refused: {error}")
             raise
-        if done.get("executed", True):  # a plan that was only computed changes nothing
+        if done.get("executed", True):  # a preview changes nothing
             self._note(group, what, given, "done")
         self.respond(done)
 
@@ -469,15 +484,15 @@ class Change(PageHandler):
 
     def _body(self) -> dict[str, Any]:
         kind = self.request.headers.get("Content-Type", "").partition(";")[0].strip()
-        # a form of another page cannot send this content type; where a proxy logs users in, nothing else keeps it out
+        # a form of another page cannot send this content type; with a login by proxy, no other check stops the form
         if kind != "application/json" and (self.request.body or self.site.guard.login is not None):
-            raise Refused(415, "the body has to be application/json")
+            raise Refused(415, "the body must be application/json")
         try:
             given = json.loads(self.request.body or b"{}")
         except (ValueError, RecursionError) as error:
-            raise Refused(400, f"the body is no JSON: {error}") from error
+            raise Refused(400, f"the body is not JSON: {error}") from error
         if not isinstance(given, dict):
-            raise Refused(400, "the body has to be an object")
+            raise Refused(400, "the body must be an object")
         return given
 
 
@@ -486,19 +501,19 @@ class Act(Change):
         self.check_operator()
         action = self.site.actions.get(what)
         if action is None:
-            raise Refused(404, f"{shown(what)} cannot be done here; there are {', '.join(sorted(self.site.actions))}")
+            raise Refused(404, f"{shown(what)} is not a known change; known: {', '.join(sorted(self.site.actions))}")
         async with self.watching():
             await self.group(name)
             await self.do(what, name, name, lambda given: action(name, given, self.user.name))
 
 
 class LettersOfTopic(Change):
-    """The dead letters of one topic."""
+    """Lists, shows and settles the dead letters of one topic."""
 
     async def post(self, topic: str, what: str) -> None:
         letters = self.letters()
         if what not in LETTER_POSTS:
-            raise Refused(404, f"{shown(what)} cannot be done here; there are {', '.join(LETTER_POSTS)}")
+            raise Refused(404, f"{shown(what)} is not a known change; known: {', '.join(LETTER_POSTS)}")
         name = self.user.name
         await self.do(f"deadletters/{what}", topic, "", lambda given: letters.act(what, topic, given, name))
         if what == "show" and letters.viewer is not None and letters.viewer.masks:
@@ -507,7 +522,7 @@ class LettersOfTopic(Change):
 
 @route("/api/events", EVENTS, "text/event-stream", 404, 503, query=EventsQuery)
 class Events(PageHandler):
-    """Server-sent events: first the whole state, then its changes."""
+    """Sends the whole state and then its changes as server-sent events."""
 
     viewers = 0
 
@@ -587,7 +602,7 @@ class Events(PageHandler):
 
 
 def operations() -> Iterator[Operation]:
-    """Everything that the API offers."""
+    """Yields all operations of the API."""
     yield from (operation for operation, _, _ in ROUTES)
     for path, posts in ((GROUP, GROUP_POSTS), ("/api/deadletters/{topic}", LETTER_POSTS)):
         for name, post in posts.items():
@@ -595,7 +610,7 @@ def operations() -> Iterator[Operation]:
 
 
 def application(site: Site) -> web.Application:
-    """Returns the routes. The name of a group is one segment of the path."""
+    """Returns the tornado application. The name of a group is one segment of the path."""
     files = [path.name for path in sorted(STATIC.iterdir()) if path.suffix[1:] in TYPES]
     routes = [
         *((_pattern(operation.path), handler, what) for operation, handler, what in ROUTES),
@@ -613,14 +628,14 @@ def application(site: Site) -> web.Application:
 
 
 def _pattern(path: str) -> str:
-    """The regular expression of a path with parameters."""
+    """Returns the regular expression of a path with parameters."""
     return re.sub(r"\{\w+\}", "([^/]+)", path.replace(".", r"\.").replace("{id}", "([0-9]{1,17})"))
 
 
 class Nowhere(PageHandler):
     def prepare(self) -> None:
         super().prepare()
-        raise Refused(404, "there is nothing here; /api/openapi.json lists what there is")
+        raise Refused(404, "this path does not exist; /api/openapi.json lists the paths")
 
 
 @contextlib.asynccontextmanager
@@ -639,4 +654,4 @@ async def serve(site: Site, host: str = "127.0.0.1", port: int = 0) -> AsyncIter
 
 
 def _quiet(handler: web.RequestHandler) -> None:
-    """Logs no requests: a proxy writes the access log, and the server logs changes itself."""
+    """Logs no requests: a proxy writes the access log, and `Change` logs changes."""

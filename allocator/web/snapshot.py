@@ -1,5 +1,4 @@
-"""The JSON that the page and the API get for a group. It is compact, since a group may have 10 000
-partitions. No I/O."""
+"""Renders groups as JSON for the page and the API, compactly, because a group may have 10,000 partitions. No I/O."""
 
 from __future__ import annotations
 
@@ -14,24 +13,24 @@ from allocator.types import TopicPartition
 from allocator.web.history import REBALANCES, rounded
 from allocator.web.watch import WatchedGroup, Watcher
 
-FINDINGS = 100  # events sent
-EVENTS = 200  # shown
+FINDINGS = 100  # sent for each group
+EVENTS = 200  # sent for each group
 SUBSCRIBED = 20  # topics sent for each member
 
 
 def overview(watcher: Watcher, read_only: bool) -> dict[str, Any]:
-    """A list of all groups, with a short object for each. `read_only`: whether this server refuses changes."""
+    """Returns a short object for each group. `read_only`: whether the user may change nothing."""
     return {
         "ready": watcher.ready,
         "read_only": read_only,
         "clusters": clusters(watcher),
         "groups": [figures(group) for _, group in sorted(watcher.groups.items())],
-        "problems": [f"{what} does not answer: {why}" for what, why in sorted(watcher.problems.items())],
+        "problems": [f"{what} does not respond: {why}" for what, why in sorted(watcher.problems.items())],
     }
 
 
 def terminal(watcher: Watcher, chosen: str | None) -> dict[str, Any]:
-    """All groups, and details of the chosen one: what `allocator top --json` prints."""
+    """Returns all groups, and details of the chosen group, for `allocator top`."""
     group = watcher.groups.get(chosen or "")
     return {
         "groups": [figures(group) for _, group in sorted(watcher.groups.items())],
@@ -41,7 +40,7 @@ def terminal(watcher: Watcher, chosen: str | None) -> dict[str, Any]:
 
 
 def clusters(watcher: Watcher) -> list[dict[str, Any]]:
-    """For each cluster that supplies data: whether it responds, and the time of its newest data."""
+    """Returns for each cluster whether it responds, and the time of its newest data."""
     return [
         {
             "cluster": name,
@@ -55,7 +54,7 @@ def clusters(watcher: Watcher) -> list[dict[str, Any]]:
 
 
 def figures(group: WatchedGroup) -> dict[str, Any]:
-    """The short object of a group; null is unknown. Times are epoch seconds."""
+    """Returns the short object of a group. null is unknown; times are epoch seconds."""
     report = group.report
     state = report.state
     point = group.series.points[-1] if group.series.points else None
@@ -83,7 +82,7 @@ def figures(group: WatchedGroup) -> dict[str, Any]:
 
 
 def _last_rebalance(group: WatchedGroup) -> dict[str, Any] | None:
-    """The last rebalance before the start of this server, if the server has seen none."""
+    """Returns the last rebalance; if this server has seen none, the last stored one."""
     last = group.history.last
     # a stored rebalance without an end was in progress when the previous server stopped
     stored = (each for each in group.past if each["ended"] is not None)
@@ -99,17 +98,17 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[TopicPartit
 
 
 def detail(group: WatchedGroup) -> dict[str, Any]:
-    """The members in join order, and for each topic parallel lists: its partitions, and the index of each owner."""
+    """Returns the members in join order, and for each topic parallel lists of its partitions and their owners."""
     report = group.report
     state, document = report.state, report.state.document
-    # a member whose own znode was deleted may still hold partitions
+    # a member whose znode was deleted may still hold partitions
     members = [*state.members, *(name for name in state.claims if name not in state.members)]
     index = {member: number for number, member in enumerate(members)}
     owners = {p: index[member] for p, member in state.owners.items()}
     promised = {}
     if document is not None:
         promised = {p: index[m] for m, parts in document.promised.items() if m in index for p in parts}
-        # assigned, but not started by their new owner
+        # assigned, but not yet claimed by their new owner
         promised.update(
             (p, index[m]) for m, parts in document.owners.items() if m in index for p in parts if owners.get(p) is None
         )
@@ -176,7 +175,7 @@ def _member(group: WatchedGroup, member: str) -> dict[str, Any]:
 
 
 def lags(group: WatchedGroup) -> dict[str, Any]:
-    """Parallel to the partitions of `detail`; null if unknown."""
+    """Returns lags and ages, parallel to the partitions of `detail`; null if unknown."""
     report, logs = group.report, group.report.logs
     topics = by_topic(report.partitions)
     held = {m: logs.lag_of(claim.held).total for m, claim in report.state.claims.items()}
@@ -190,7 +189,7 @@ def lags(group: WatchedGroup) -> dict[str, Any]:
 
 
 def loads(group: WatchedGroup) -> dict[str, Any] | None:
-    """The load of each member as members report it; null for a group that does not follow load.
+    """Returns the reported load of each member; null for a group without `follow_load`.
 
     A member is null while the load of none of its partitions is known.
     """
@@ -211,12 +210,12 @@ def loads(group: WatchedGroup) -> dict[str, Any] | None:
 
 
 def _significant(value: float) -> float:
-    """As precise as reports are: a load may be a million bytes, or a thousandth of a second."""
+    """Rounds to four digits, because loads range from milliseconds to megabytes."""
     return float(f"{value:.4g}")
 
 
 def offsets(group: WatchedGroup) -> dict[str, Any]:
-    """Columns for each topic, parallel to the partitions of `detail`; null if unknown."""
+    """Returns columns for each topic, parallel to the partitions of `detail`; null if unknown."""
     report, logs = group.report, group.report.logs
 
     def committed(partition: TopicPartition) -> int | None:
@@ -242,7 +241,7 @@ def offsets(group: WatchedGroup) -> dict[str, Any]:
 
 
 def series(group: WatchedGroup, after: float = 0.0) -> list[dict[str, Any]]:
-    """The points after that time."""
+    """Returns the points after that time."""
     return [
         {key: round(value, 3) if isinstance(value, float) else value for key, value in vars(point).items()}
         for point in group.series.points
@@ -251,14 +250,14 @@ def series(group: WatchedGroup, after: float = 0.0) -> list[dict[str, Any]]:
 
 
 def rebalances(group: WatchedGroup) -> list[dict[str, Any]]:
-    """The rebalances, newest first, including those before the start of this server."""
+    """Returns the rebalances, newest first, including stored ones."""
     live = [rebalance.to_json() for rebalance in reversed(group.history.rebalances)]
     known = {each["id"] for each in live}
     return [*live, *(each for each in group.past if each["id"] not in known)][:REBALANCES]
 
 
 def events(watcher: Watcher, group: str) -> list[dict[str, Any]]:
-    """Orders, deployments and outages, newest first. Addresses and request bodies are left out."""
+    """Returns changes, deployments and outages, newest first, without addresses and request bodies."""
     return [
         {"at": round(event.at, 3), "kind": event.kind, "text": event.text, "who": event.who}
         for event in reversed([each for each in watcher.log.of(group) if each.kind != "read"][-EVENTS:])
@@ -266,22 +265,22 @@ def events(watcher: Watcher, group: str) -> list[dict[str, Any]]:
 
 
 def rebalance(group: WatchedGroup, number: int) -> dict[str, Any] | None:
-    """One rebalance with all its moves; None if it is unknown."""
+    """Returns one rebalance with all its moves; None if it is unknown."""
     found = next((each for each in group.history.rebalances if each.id == number), None)
     return None if found is None else {**found.to_json(), **found.moves_to_json()}
 
 
 def findings(group: WatchedGroup) -> list[dict[str, Any]]:
-    """The findings, worst first."""
+    """Returns the findings, worst first."""
     shown = group.problems[:FINDINGS]
     found = [{**finding.to_json(), "where": finding.place} for finding in shown]
     for each in found:
-        del each["fix"]  # the page makes no fixes
+        del each["fix"]  # the page offers no fixes
     return found
 
 
 def orders(group: WatchedGroup) -> list[dict[str, Any]]:
-    """The orders of operators with their states, newest first. Times are epoch seconds."""
+    """Returns the operator commands with their states, newest first. Times are epoch seconds."""
     found = []
     for report in reversed(group.report.orders):
         given = report.to_json()
@@ -299,7 +298,7 @@ def orders(group: WatchedGroup) -> list[dict[str, Any]]:
 
 
 def budget(group: WatchedGroup) -> dict[str, Any] | None:
-    """The limits of the order `budget`, and the moves that count against them; null without such an order."""
+    """Returns the limits of the command `budget` and the moves that count; null without such a command."""
     state = group.report.state
     limits = Budget.of(each.order for each in group.report.orders if each.state == "kept")
     if state.document is None or limits == Budget():
@@ -313,7 +312,7 @@ def budget(group: WatchedGroup) -> dict[str, Any] | None:
 
 
 def topics(watcher: Watcher) -> dict[str, Any]:
-    """The topics of the Kafka cluster with the groups that read them; without its metadata those of the groups."""
+    """Returns the topics of the cluster with their groups; without metadata only the topics of the groups."""
     metadata = watcher.metadata
     known = {} if metadata is None else metadata.topics
     readers: dict[str, list[WatchedGroup]] = {}
@@ -343,7 +342,7 @@ def topics(watcher: Watcher) -> dict[str, Any]:
 
 
 def _total(values: Iterable[int | None]) -> int | None:
-    """The sum; None if a part is unknown."""
+    """Returns the sum; None if a value is unknown."""
     total = 0
     for value in values:
         if value is None:
@@ -353,7 +352,7 @@ def _total(values: Iterable[int | None]) -> int | None:
 
 
 def brokers(watcher: Watcher) -> dict[str, Any]:
-    """The brokers of the Kafka cluster, and those that should have replicas but are not in the cluster."""
+    """Returns the brokers of the cluster, and brokers that should have replicas but are not in the cluster."""
     metadata = watcher.metadata
     if metadata is None:
         return {"complete": False, "brokers": []}
@@ -381,7 +380,7 @@ def encode(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-# part of the JSON of a group -> its function, and the parts of the state that it depends on
+# part of a group's JSON -> its function, and the keys of `WatchedGroup.version` that it depends on
 PARTS: dict[str, tuple[Callable[[WatchedGroup], Any], tuple[str, ...]]] = {
     "group": (detail, ("state", "history")),
     "lag": (lags, ("state", "lag")),
@@ -390,12 +389,12 @@ PARTS: dict[str, tuple[Callable[[WatchedGroup], Any], tuple[str, ...]]] = {
     "findings": (findings, ("state", "lag", "findings")),
     "orders": (orders, ("state",)),
 }
-# parts that are sent only on request, with the parts of the state that they depend on
+# the same for parts that are sent only on request
 ON_REQUEST: dict[str, tuple[Callable[[WatchedGroup], Any], tuple[str, ...]]] = {"offsets": (offsets, ("state", "lag"))}
 
 
 def encoded(group: WatchedGroup, part: str) -> str:
-    """Renders one of PARTS or ON_REQUEST as JSON. All viewers share the rendered text."""
+    """Returns one of PARTS or ON_REQUEST as JSON text, which is cached for all viewers."""
     make, depends = PARTS[part] if part in PARTS else ON_REQUEST[part]
     version = tuple(group.version[what] for what in depends)
     if part not in group.cache or group.cache[part][0] != version:

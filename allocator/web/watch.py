@@ -1,4 +1,4 @@
-"""Follows the state of all groups under one root, for the status page, the API and the metrics."""
+"""Follows the state of all groups under one root, for the page, the API and the metrics."""
 
 from __future__ import annotations
 
@@ -34,13 +34,17 @@ from allocator.web.offset_history import Age, OffsetHistory, oldest
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0  # after an error of ZooKeeper or Kafka
-PAUSE_FACTOR = 4  # the pause after a poll, as a multiple of its duration: bounds the load on Kafka
-DOCTOR_S = 30.0  # between two polls of the doctor. more: later findings; less: more requests, O(members) for each poll
+PAUSE_FACTOR = 4  # pause after a poll relative to its duration, which limits the load on Kafka
+DOCTOR_S = (
+    30.0  # between two polls of the doctor. Higher: later findings; lower: more requests, O(members) for each poll
+)
 DOCTOR_PAUSE_S = 2.0
 SHOWN_PROBLEMS = 20
-OUTAGE_S = 2.0  # a shorter outage is no event
-LOADS_S = 5.0  # between two reads of load reports. more: the page shows them later; less: more reads of a large group
-# period over which a growing lag or missing progress becomes a finding. more: later findings; less: false alarms
+OUTAGE_S = 2.0  # a shorter outage adds no event
+LOADS_S = (
+    5.0  # between two reads of load reports. Higher: the page shows them later; lower: more reads of a large group
+)
+# duration after which growing lag or missing progress is a finding. Higher: later findings; lower: false alarms
 TREND_S = 90.0
 TRENDS = frozenset({"no-progress", "lag-grows"})
 
@@ -54,7 +58,7 @@ class DoctorTrends:
         self._next: Optional[Observation] = None
 
     def judge(self, now: Observation, root: str) -> list[Finding]:
-        """All findings, worst first."""
+        """Returns all findings, worst first."""
         before, self.last = self.last or now, now
         if self._old is None or self._next is None:
             self._old = self._next = now
@@ -67,7 +71,7 @@ class DoctorTrends:
 
 
 class WatchedGroup:
-    """The latest known state of one group. `version` has a counter for each part; each change increments it."""
+    """The latest known state of one group. Each change increments the counter of its part in `version`."""
 
     def __init__(self, name: str, brokers: Optional[str] = None) -> None:
         self.name = name
@@ -80,10 +84,10 @@ class WatchedGroup:
         self.age = Age(None)
         """The age of the lag."""
         self.measured_at: Optional[float] = None
-        """When Kafka last answered."""
+        """Time of the last response of Kafka."""
         self.fences = Fences()
         self.measured = False
-        """Whether `report` has offsets that Kafka sent with its last answer."""
+        """Whether `report` has the offsets of the last poll of Kafka."""
         self.seen = False
         """Whether the group has been read."""
         self.examined = -1
@@ -92,22 +96,22 @@ class WatchedGroup:
         self.findings: list[Finding] = []
         """The latest findings of the doctor."""
         self.noted: list[Finding] = []
-        """Findings of the process that shows the group."""
+        """Findings of the process that shows the group, such as its lost records."""
         self._besides: Optional[GroupState] = None
-        """What was known last, besides load."""
+        """The last state without load reports."""
         self.version = {"state": 0, "loads": 0, "lag": 0, "history": 0, "findings": 0}
         self.cache: dict[str, tuple[tuple[int, ...], str]] = {}
-        """The latest rendered texts: part -> (versions, text)."""
+        """Part -> (versions, rendered text)."""
 
     @property
     def paused(self) -> bool:
-        """Whether its members are told to read no cluster."""
+        """Whether the group is paused."""
         choice = self.report.state.choice
         return choice is not None and choice.frozen
 
     @property
     def problems(self) -> list[Finding]:
-        """The doctor's findings, worst first, and the problems that have appeared since."""
+        """The doctor's findings, worst first, and the problems that appeared later."""
         if self.examined == self.version["state"]:
             return [*self.noted, *self.findings]
         since = [Finding("seen", Severity.WARNING, what, (), "", "") for what in self.report.problems]
@@ -119,7 +123,7 @@ class WatchedGroup:
         return sum(finding.severity > Severity.INFO for finding in self.problems)
 
     def recall(self, past: Past, now: float) -> None:
-        """Adds the stored history. Called by the watcher before the first observation."""
+        """Adds the stored history. Called before the first observation."""
         self.past = past.rebalances
         self.history.recall(past.remembered)
         if past.points:
@@ -133,7 +137,7 @@ class WatchedGroup:
 
     def learn(self, state: GroupState, now: float, news: Optional[News] = None) -> None:
         """Sets the state. Called when a watch on ZooKeeper fires."""
-        # reports of load alone are no reason to examine the group again, or to send all of it to each page
+        # a new load report alone must not cause an examination, or send the whole group to each page
         before, self._besides = self._besides, replace(state, loads={}, read_ms=0)
         self.seen = True
         self.report = replace(self.report, state=state)
@@ -155,7 +159,7 @@ class WatchedGroup:
         self.version["lag"] += 1
 
     def unmeasured(self, now: float) -> None:
-        """Forgets the offsets. Called after a failed poll of Kafka, because old offsets must not look current."""
+        """Removes the offsets after a failed poll of Kafka, so that the page does not show old ones as current."""
         self.report = replace(self.report, logs=Logs())
         self.measured = False
         self.age = Age(None)
@@ -180,8 +184,7 @@ class GroupWatch:
         self._changed.set()
 
     def _load_reported(self) -> None:
-        """Reads load reports again, after a pause: a report does not change the group, and a large group writes several
-        in a second."""
+        """Schedules a read of the load reports. A large group writes several in a second."""
         if self._loads_due is None:
             self._loads_due = asyncio.get_running_loop().call_later(LOADS_S, self._read_loads_now)
 
@@ -190,7 +193,7 @@ class GroupWatch:
         self._changed.set()
 
     async def run(self) -> None:
-        """Runs until cancelled, or until the group is deleted."""
+        """Runs until it is cancelled or the group is deleted."""
         try:
             await self._run()
         finally:
@@ -220,12 +223,10 @@ class GroupWatch:
 
 
 class Watcher:
-    """All groups under a root, or only the one named by `only`; beside them `kafka_groups` of Kafka's own protocols.
+    """Watches all groups under a root, or only the group `only`, and `kafka_groups` of Kafka's own protocols.
 
-    Without ZooKeeper's address only `kafka_groups`. A group that has members in ZooKeeper is shown as it is there.
-
-    `run` continues after every failure except a ConfigError, and `problems` has the current failures. Each change sets
-    the events of `subscribe`.
+    A group that has members in ZooKeeper is shown with these. `run` continues after every failure except a
+    ConfigError; `problems` has the current failures. Each change sets the events of `subscribe`.
     """
 
     def __init__(
@@ -240,11 +241,11 @@ class Watcher:
     ) -> None:
         self.groups: dict[str, WatchedGroup] = {}
         self.problems: dict[str, str] = {}
-        """The present failures: "zookeeper", "kafka", "doctor" or "watcher" -> the reason."""
+        """Current failures: "zookeeper", "kafka", "doctor", "history" or "watcher" -> reason."""
         self.away_since: dict[str, float] = {}
-        """Since when each of `problems` exists."""
+        """Start of each of `problems`, in epoch seconds."""
         self.responded_at: dict[str, float] = {}
-        """The time of the last known response of each cluster."""
+        """Cluster -> time of its last response."""
         self.ready = False
         """Whether the groups have been read and ZooKeeper responds (without ZooKeeper: Kafka)."""
         self._access = access
@@ -260,14 +261,14 @@ class Watcher:
         """Completed polls of Kafka."""
         self._kafka_groups = kafka_groups
         self._in_zookeeper: Optional[frozenset[str]] = None
-        """The groups that ZooKeeper has; None if they have not been read yet."""
+        """The groups in ZooKeeper; None before the first read."""
         self._client: Optional[KafkaClient] = None
         self.metadata: Optional[Metadata] = None
-        """Topics and brokers as Kafka last described them."""
+        """The latest metadata of the Kafka cluster."""
 
     @property
     def source(self) -> str:
-        """The cluster that says which groups there are."""
+        """The cluster that lists the groups."""
         return "zookeeper" if self._access.zookeeper is not None or not self._kafka_groups else "kafka"
 
     @property
@@ -291,20 +292,20 @@ class Watcher:
             event.set()
 
     def complain(self, what: str, why: str) -> None:
-        """Notes that a part does not respond."""
+        """Sets the problem of a part."""
         if self.problems.get(what) != why:
             self.problems[what] = why
             self.changed()
         self.away_since.setdefault(what, time.time())
 
     def mend(self, what: str) -> None:
-        """Notes that a part responds."""
+        """Removes the problem of a part, and adds an event if it lasted long."""
         since = self.away_since.pop(what, None)
         if self.problems.pop(what, None) is None or since is None:
             return
         away_s = time.time() - since
         if away_s >= OUTAGE_S:
-            self.log.add(Event(since, "outage", f"{what} did not answer for {away_s:.0f} s"))
+            self.log.add(Event(since, "outage", f"{what} did not respond for {away_s:.0f} s"))
         self.changed()
 
     def _responded(self, what: str) -> None:
@@ -317,7 +318,7 @@ class Watcher:
         self.ready = False
 
     def note(self, name: str, findings: list[Finding]) -> None:
-        """Replaces the findings of the process itself about a group."""
+        """Replaces the findings of this process about a group."""
         group = self.groups.get(name)
         if group is not None and group.noted != findings:
             group.noted = findings
@@ -325,7 +326,7 @@ class Watcher:
             self.changed()
 
     def forget(self) -> None:
-        """Drops a state that is so old that it would give later rebalances wrong times."""
+        """Drops the state. Later rebalances would get wrong times from an old state."""
         self.groups.clear()
         self.problems.clear()
         self.away_since.clear()
@@ -338,7 +339,7 @@ class Watcher:
         await self.until(lambda: self.ready and all(group.seen for group in self.groups.values()), timeout_s)
 
     async def until(self, condition: Callable[[], bool], timeout_s: float) -> None:
-        """Returns when the condition holds, or after the timeout. Each change evaluates the condition."""
+        """Returns when the condition holds, or after the timeout. Evaluates it after each change."""
         ends = time.monotonic() + timeout_s
         news = self.subscribe()
         try:
@@ -350,14 +351,14 @@ class Watcher:
             self.unsubscribe(news)
 
     def fail(self, error: BaseException) -> None:
-        """Notes why the watcher ended. Called by the task that ran `run`."""
+        """Sets the error that ended `run` as the problem."""
         self.problems = {"watcher": f"{error}" if isinstance(error, AllocatorError) else repr(error)}
         self.away_since = {"watcher": time.time()}
         self._outdated()
         self.changed()
 
     async def run(self) -> None:
-        """Runs until cancelled. Raises ConfigError for settings with which no group can be read."""
+        """Runs until cancelled. Raises ConfigError if the settings are wrong."""
         work = {"kafka": self._watch_kafka, "zookeeper": self._watch_zookeeper}
         kept = {cluster: self._keep(cluster, work[cluster]) for cluster in self.clusters}
         if self._doctor:
@@ -422,7 +423,7 @@ class Watcher:
             group = WatchedGroup(name, self._access.brokers)
             if self._past is not None:
                 group.recall(await self._past(name), time.time())
-            self.groups.setdefault(name, group)  # another task may have made it meanwhile
+            self.groups.setdefault(name, group)  # another task may have created it meanwhile
         return self.groups[name]
 
     # -- Kafka ---------------------------------------------------------------------------------------------------
@@ -479,11 +480,11 @@ class Watcher:
         return name in self.groups and self.groups[name].report.state.coordinated is not None
 
     def _learn(self, state: GroupState) -> None:
-        """Learns a state from Kafka, unless the group is shown as ZooKeeper has it."""
+        """Sets a state from Kafka, unless the group has members in ZooKeeper."""
         group = self.groups.get(state.group)
         if group is None:
             return
-        # Kafka keeps the offsets of a group in ZooKeeper, and so knows it as a group without members
+        # Kafka stores the offsets of a group in ZooKeeper too, and reports it as a group without members
         goes_on = group.seen and not group.report.state.members and state.members
         if self.in_kafka(state.group) or goes_on or state.group not in (self._in_zookeeper or ()):
             group.learn(state, time.time())
@@ -506,7 +507,7 @@ class Watcher:
                 if self.zk is None and self.source == "zookeeper":
                     continue
                 if self._access.brokers is not None and (self._client is None or not group.measured):
-                    continue  # not read yet, or `problems` already says that Kafka does not answer
+                    continue  # not read yet, or `problems` already has the failure of Kafka
                 version = group.version["state"]
                 zookeepers = [] if self.zk is None else [self.zk]
                 now = await observe(

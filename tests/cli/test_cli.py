@@ -165,7 +165,7 @@ def test_the_page_says_where_it_is_for_a_program_too(tmp_path: Path) -> None:
         ([*ZK, "--tls-key", "key.pem"], "--tls-key needs --tls-cert"),
         ([*ZK, "--tls-cert", "nowhere.pem"], "nowhere.pem"),
         ([*ZK, "--user-header", "X-User", "--proxy", "proxy.example"], "not an IP address"),
-        ([*ZK, "--history", "orders.toml/h.sqlite"], "name another file with --history"),
+        ([*ZK, "--history", "orders.toml/h.sqlite"], "choose another file with --history"),
         (["--brokers", "127.0.0.1:1"], "or name groups of Kafka's own protocols with --kafka-group"),
         ([*ZK, "--kafka-group", "billing"], "no brokers were given: give --brokers"),
         (["--brokers", "127.0.0.1:1", "--kafka-group", ""], "--kafka-group: name a group"),

@@ -179,7 +179,7 @@ async def test_out_of_descriptors_it_says_so_once_and_gives_its_own_back(caplog:
         assert (await ask(port))[0] == 200
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 1, told
-    assert "accepts nobody for 0.2 s: [Errno 24]" in told[0]
+    assert "accepts no connections for 0.2 s: [Errno 24]" in told[0]
 
 
 async def test_health_tells_a_stranger_the_status_and_no_more() -> None:

@@ -56,12 +56,12 @@ def test_ready_is_a_member_that_reads_what_it_owns() -> None:
     consumers: list[Any] = []
     now = [100.0]
     health = DaemonHealth(consumers, frozenset, lambda: now[0])
-    assert health.ready() == ["it has not begun yet, or its group is paused"]
+    assert health.ready() == ["it has not started yet, or its group is paused"]
     it = Standing()
     consumers.append(it)
     assert "lease is not valid: it is joining, its group is paused, or ZooKeeper" in health.ready()[0]
     it.lease = True
-    assert "no assignment has come" in health.ready()[0]
+    assert "has no assignment yet" in health.ready()[0]
     it.generation = 1
     assert health.ready() == [], "more members than partitions: it owns nothing, and that is right"
     it.owned = {P[0], P[1]}
@@ -71,7 +71,7 @@ def test_ready_is_a_member_that_reads_what_it_owns() -> None:
     it.owned.add(P[2])  # a rebalance assigns it one more, which takes a moment
     assert health.ready() == []
     now[0] += READ_WITHIN_S + 1
-    assert "1 of its partitions are not being read" in health.ready()[0]
+    assert "1 of its partitions have not been read" in health.ready()[0]
     it.held_back = {P[2]}  # its handler has enough to do
     assert health.ready() == []
     it.held_back = set()
@@ -81,13 +81,13 @@ def test_ready_is_a_member_that_reads_what_it_owns() -> None:
     it.owned = {P[2]}  # a rebalance takes all its partitions and assigns it a different one
     assert health.ready() == [], "it goes on with its work"
     now[0] += READ_WITHIN_S + 1
-    assert "1 of its partitions are not being read" in health.ready()[0]
+    assert "1 of its partitions have not been read" in health.ready()[0]
     it.owned = it.read = {P[1], P[2]}
     assert health.ready() == []
     it.read = set()  # Kafka is silent
     assert health.ready() == []
     now[0] += READ_WITHIN_S + 1
-    assert "2 of its partitions are not being read" in health.ready()[0]
+    assert "2 of its partitions have not been read" in health.ready()[0]
     it.lease = False  # ZooKeeper is silent
     assert "lease is not valid: it is joining, its group is paused, or ZooKeeper" in health.ready()[0]
     assert health.live() == [], "nothing that a restart would mend"
@@ -98,7 +98,7 @@ def test_ready_is_a_member_that_reads_what_it_owns() -> None:
 
 def test_a_handler_that_hangs_is_what_a_restart_mends() -> None:
     health = DaemonHealth([], lambda: frozenset({P[0]}))
-    assert health.live() == ["t:0: its handler was given up and still runs"]
+    assert health.live() == ["t:0: its handler was abandoned and still runs"]
 
 
 def test_lost_records_are_on_the_page() -> None:
@@ -291,7 +291,7 @@ async def test_a_daemon_whose_kafka_falls_silent_is_not_ready_until_it_answers(
             await wait_until_async(lambda: len(consumer.unreachable()) == 2, PATIENCE_S)
             assert health.ready() == []
             now[0] += READ_WITHIN_S + 1
-            assert "2 of its partitions are not being read" in health.ready()[0]
+            assert "2 of its partitions have not been read" in health.ready()[0]
         finally:
             broker.resume()
         await wait_until_async(reads_all, PATIENCE_S)

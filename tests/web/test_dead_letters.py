@@ -53,7 +53,7 @@ async def test_letters_are_settled_only_by_name_and_when_the_topic_is_confirmed(
         ({"since": "yesterday"}, "is not a time"),
         ({"since": 5}, '"since" must be a text or null, not 5: ISO 8601'),
         ({"error": None}, '"error" must be a text, not None'),
-        ({"rate": 5}, "'rate' is not known here"),
+        ({"rate": 5}, "'rate' is not a known field"),
     ):
         with pytest.raises(ConfigError, match=why):
             await desk.act("redrive", "dead", wrong, "alice")

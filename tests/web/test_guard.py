@@ -80,7 +80,7 @@ def test_a_token_that_is_none_is_refused(token: str) -> None:
 
 @pytest.mark.parametrize("host", ["http://x", "x:80", "x/y", ""])
 def test_a_host_that_is_none_is_refused(host: str) -> None:
-    with pytest.raises(ConfigError, match="name of a host"):
+    with pytest.raises(ConfigError, match="host name"):
         Guard.make([host])
 
 

@@ -154,7 +154,7 @@ def test_topics_that_grow_and_functions_that_change_are_reasons() -> None:
     assert [rebalance.why for rebalance in history.rebalances] == [
         ["t: 2 to 3 partitions"],
         ["allocator function range instead of sticky"],
-        ["computed anew with the same members and topics"],
+        ["computed again with the same members and topics"],
     ]
     assert [len(rebalance.moves) for rebalance in history.rebalances] == [1, 0, 0]
 
@@ -180,7 +180,7 @@ def test_what_was_under_way_before_says_so_and_ends() -> None:
     assert history.open is not None
     history.observe(state(5, {A: of(0), B: of(1)}), 12.0)
     (only,) = history.rebalances
-    assert only.why == ["it was under way when watching began"]
+    assert only.why == ["it was in progress when the watch started"]
     assert only.moves == {P[1]: (A, B)}
     assert only.ended == 12.0
 
@@ -191,7 +191,7 @@ def test_a_group_that_everybody_leaves_is_at_rest() -> None:
     history.observe(state(1, {A: of(0, 1)}, members=()), 11.0)
     assert history.open is None
     assert history.last is not None
-    assert history.last.why == ["left: alpha@host#0", "nobody is left"]
+    assert history.last.why == ["left: alpha@host#0", "no member is left"]
 
 
 def logs(committed: int, end: int) -> Logs:

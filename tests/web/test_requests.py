@@ -13,14 +13,22 @@ from allocator.web.requests import NewOrder, PlanRequest, RecordsQuery, ResetReq
 @pytest.mark.parametrize(
     ("kind", "given", "told"),
     [
-        (NewOrder, {"kind": "pin"}, "the request: missing required field arguments: As the kind has them."),
-        (NewOrder, {"kind": "pin", "arguments": []}, '"arguments" must be an object, not []: As the kind has them.'),
+        (NewOrder, {"kind": "pin"}, "the request: missing required field arguments: The arguments of the kind."),
+        (
+            NewOrder,
+            {"kind": "pin", "arguments": []},
+            '"arguments" must be an object, not []: The arguments of the kind.',
+        ),
         (
             NewOrder,
             {"kind": "pin", "arguments": {}, "hours": float("nan")},
-            '"hours" must be a number above 0.0, not nan: The order ends after so many hours; left out, it has no end.',
+            '"hours" must be a number above 0.0, not nan: Hours until the command expires; by default never.',
         ),
-        (PlanRequest, {"add": "new"}, "\"add\" must be a list, not 'new': As the option of `allocator group plan`."),
+        (
+            PlanRequest,
+            {"add": "new"},
+            "\"add\" must be a list, not 'new': The same as the option of `allocator group plan`.",
+        ),
         (
             PlanRequest,
             {"orders": [{"kind": "freeze", "arguments": {}, "at": 1}]},
@@ -33,8 +41,12 @@ from allocator.web.requests import NewOrder, PlanRequest, RecordsQuery, ResetReq
         ),
         (RecordsQuery, {"isolation_level": "all"}, "must be one of read_committed, read_uncommitted, not 'all'"),
         (RecordsQuery, {"limit": "1001"}, '"limit" must be a whole number at most 1000, not '),
-        (RecordsQuery, {"offset": "1"}, "'offset' is not known here; partition, from, before, limit, key, "),
-        (Times, {"from": "soon"}, "\"from\" must be a number or null, not 'soon': Epoch seconds; an hour before `to`"),
+        (RecordsQuery, {"offset": "1"}, "'offset' is not a known field; known: partition, from, before, limit, key, "),
+        (
+            Times,
+            {"from": "soon"},
+            "\"from\" must be a number or null, not 'soon': Epoch seconds; by default an hour before `to`",
+        ),
     ],
 )
 def test_a_wrong_request_is_refused_with_its_field_its_value_and_what_it_may_be(

@@ -413,7 +413,7 @@ async def test_offsets_lag_and_a_forced_rebalance_of_a_real_group(
             assert done["asked"]
             await it.settled(group, 2)
             last = (await it.json(f"/api/groups/{group}"))["rebalances"][0]
-            assert (last["moved"], last["why"]) == (0, ["computed anew with the same members and topics"])
+            assert (last["moved"], last["why"]) == (0, ["computed again with the same members and topics"])
             assert consumer.assignment() == before
 
             seek = {"kind": "seek", "arguments": {"partitions": {topic: "0-1"}, "to": "timestamp:1"}}
@@ -539,7 +539,7 @@ async def test_it_is_not_ready_while_zookeeper_does_not_answer() -> None:
         as_described("/health/ready", json.loads(answer.body), status="503")
         assert (await it.ask("/health/ready", method="HEAD")).code == 503
         await wait_until_async(lambda: "zookeeper" in it.watcher.problems, PATIENCE_S)
-        assert "zookeeper does not answer" in (await it.json("/api/groups"))["problems"][0]
+        assert "zookeeper does not respond" in (await it.json("/api/groups"))["problems"][0]
 
 
 async def test_an_address_that_is_taken_is_named() -> None:

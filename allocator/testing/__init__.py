@@ -1,9 +1,8 @@
-"""Real ZooKeeper and Kafka for tests, also of other projects.
+"""Real ZooKeeper and Kafka servers for tests, also of other projects.
 
-In: versions and numbers of nodes. Out: a cluster whose nodes a test can stop, kill, pause and resume; proxies that make
-connections fail; a pytest plugin with fixtures; helpers that fill topics and wait for conditions. May touch: its cache
-directory, temporary directories and ports of 127.0.0.1. It needs Python and access to Maven Central, but no Docker,
-root or system packages. No other room imports this one.
+A test can stop, kill, pause and resume the nodes of a cluster, and make connections fail with proxies. A pytest plugin
+offers fixtures; helpers fill topics and wait for conditions. The package needs Python and access to Maven Central, but
+no Docker, root or system packages. It writes only to its cache directory and to temporary directories.
 
 Names are loaded on first use, because every pytest run with this package installed imports the plugin.
 """

@@ -22,7 +22,7 @@ C = TypeVar("C", bound="Cluster")
 
 
 class Cluster(ABC):
-    """Some brokers and ZooKeeper nodes; a context manager for `with` and for `async with`.
+    """Brokers and ZooKeeper nodes; a context manager for `with` and `async with`.
 
     All methods block: from a coroutine use `await asyncio.to_thread(cluster.create_topic, ...)`.
     """
@@ -73,7 +73,7 @@ class Cluster(ABC):
 
     @property
     def _zookeeper(self) -> str:
-        """The same without the proxies, for the brokers and this class."""
+        """The same without the proxies."""
         return ",".join(f"127.0.0.1:{node.port}" for node in self.zookeepers)
 
     @property
@@ -94,7 +94,7 @@ class Cluster(ABC):
         try:
             await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # the thread continues after a cancellation; do not leave its servers running
+            # the thread continues after a cancellation, and would leave its servers running
             with contextlib.suppress(Exception):
                 await starting
             await asyncio.to_thread(self.stop)
@@ -105,7 +105,7 @@ class Cluster(ABC):
         await asyncio.to_thread(self.stop)
 
     def heal(self) -> None:
-        """Starts stopped nodes, resumes paused ones, ends faults of proxies, and waits until all nodes are ready."""
+        """Starts stopped nodes, resumes paused nodes, ends faults of proxies, and waits until all nodes are ready."""
         for node in self.nodes:
             if node.proxy is not None:
                 node.proxy.heal()
@@ -132,13 +132,16 @@ class Cluster(ABC):
         *,
         timeout_s: float = 30.0,
     ) -> None:
-        """Waits until every running broker knows a leader of each partition. Raises ClusterError, WaitTimeout."""
+        """Creates a topic, and waits until every running broker knows a leader of each partition.
+
+        Raises ClusterError, WaitTimeout.
+        """
         replicas = spread(range(partitions), replication, self._running())
         self._topics().create(name, replicas, config or {})
         self._wait_leaders(name, partitions, timeout_s)
 
     def delete_topic(self, name: str, *, timeout_s: float = 30.0) -> None:
-        """Waits until no running broker lists the topic; timeout_s=0 does not wait.
+        """Deletes the topic, and waits until no running broker lists it; timeout_s=0 does not wait.
 
         Raises ClusterError with 0.8.1.1, which cannot delete topics.
         """
@@ -151,11 +154,11 @@ class Cluster(ABC):
             wait_until(
                 lambda: all(name not in known.topics for known in self.metadata()) and not topics.exists(name),
                 timeout_s,
-                f"topic {name!r} to be gone from {self.bootstrap}",
+                f"the deletion of topic {name!r} at {self.bootstrap}",
             )
 
     def add_partitions(self, name: str, total: int, *, timeout_s: float = 30.0) -> None:
-        """Adds partitions up to `total`; waits like `create_topic`."""
+        """Adds partitions up to `total`, and waits like `create_topic`."""
         states = next((known.topics[name] for known in self.metadata() if name in known.topics), None)
         if states is None:
             raise ClusterError(f"there is no topic {name!r} to add partitions to")
@@ -166,12 +169,12 @@ class Cluster(ABC):
         self._wait_leaders(name, total, timeout_s)
 
     def metadata(self) -> list[Metadata]:
-        """The metadata of each running broker that responds within a few seconds; without paused ones."""
+        """Returns the metadata of each running, unpaused broker that responds within a few seconds."""
         views = (metadata(node.port) for node in self.brokers if node.alive and not node.paused)
         return [view for view in views if view is not None]
 
     def leader(self, topic: str, partition: int) -> Node | None:
-        """The current leader of the partition, or None."""
+        """Returns the current leader of the partition, or None."""
         for known in self.metadata():
             state = known.topics.get(topic, {}).get(partition)
             if state is not None and state.leader is not None:
@@ -179,7 +182,7 @@ class Cluster(ABC):
         return None
 
     def produce(self, topic: str, records: Iterable[Produced], **options: Any) -> dict[int, int]:
-        """`allocator.testing.produce` to this cluster, with its options; returns the records by partition."""
+        """Calls `allocator.testing.produce` for this cluster. Returns partition -> number of records."""
         from .producing import produce
 
         return produce(self.bootstrap, topic, records, **{"version": self.version or None, **options})
@@ -190,8 +193,8 @@ class Cluster(ABC):
         known = metadata(port)
         if known is None:
             return False
-        # 0.8 and 0.9 list no broker before the first topic, so read ZooKeeper
-        return number in known.brokers or (self._shy() and number in self._registered())
+        # 0.8 and 0.9 list no brokers before the first topic, so read ZooKeeper
+        return number in known.brokers or (self._lists_no_brokers() and number in self._registered())
 
     def _settled(self) -> bool:
         running = set(self._running())
@@ -200,9 +203,13 @@ class Cluster(ABC):
             return False
         if all(running <= set(view.brokers) for view in views):
             return True
-        return self._shy() and not any(view.topics for view in views) and running <= self._registered(controller=True)
+        return (
+            self._lists_no_brokers()
+            and not any(view.topics for view in views)
+            and running <= self._registered(controller=True)
+        )
 
-    def _shy(self) -> bool:
+    def _lists_no_brokers(self) -> bool:
         return self.release is not None and self.release.number < (0, 10)
 
     def _registered(self, controller: bool = False) -> set[int]:

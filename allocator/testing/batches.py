@@ -1,7 +1,7 @@
 """Encodes records in the message formats v0, v1 and v2, plain or compressed.
 
-Formats: the protocol guide ("Messages"), KIP-32 (v1: timestamps), KIP-98 (v2: record batches). It shares no code with
-the decoder of `fetch`, so that tests can compare both.
+Sources: the protocol guide ("Messages"), KIP-32 (v1: timestamps), KIP-98 (v2: record batches). The module shares no
+code with the decoder of `fetch`, so that tests can compare both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SNAPPY_BLOCK = 32 << 10
 
 
 class ProducedRecord(NamedTuple):
-    """One record to append. `partition` None: chosen by key, or in turn. `timestamp_ms` None: now."""
+    """One record to append. Without `partition`: chosen by key, or in turn. Without `timestamp_ms`: now."""
 
     key: Optional[bytes]
     value: Optional[bytes]
@@ -27,7 +27,7 @@ class ProducedRecord(NamedTuple):
 
 
 def encode(records: Sequence[ProducedRecord], magic: int, compression: str | None, now_ms: int) -> bytes:
-    """A record set with all `records` in one batch (v2), one wrapper message (compressed) or plain messages."""
+    """Returns a record set: one batch (v2), one wrapper message (compressed v0 and v1) or plain messages."""
     codec = CODECS[compression]
     stamps = [now_ms if record.timestamp_ms is None else record.timestamp_ms for record in records]
     if magic == 2:

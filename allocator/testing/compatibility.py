@@ -31,7 +31,7 @@ COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
 
 
 def versions_of(item: pytest.Item) -> tuple[str, ...]:
-    """The columns of a test: ZooKeeper's version, else the versions of Kafka in its parameters, else in its mark."""
+    """Returns the columns of a test: its version of ZooKeeper, else its versions of Kafka."""
     callspec = getattr(item, "callspec", None)
     params = callspec.params if callspec is not None else {}
     if params.get("zookeeper_version") in ZOOKEEPER:
@@ -50,7 +50,7 @@ class CompatibilityTable:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._features: dict[str, int] = {}
-        """Feature -> number of its first test."""
+        """Feature -> position of its first test."""
         self._outcomes: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
         """(feature, version) -> test -> "passed", "failed" or "skipped"."""
         self._reasons: dict[str, None] = {}
@@ -71,14 +71,14 @@ class CompatibilityTable:
             self._features[feature] = min(number, self._features.get(feature, number))
             for version in versions:
                 outcomes = self._outcomes[feature, version]
-                if outcomes.get(report.nodeid) != "failed":  # a later phase does not replace a failure
+                if outcomes.get(report.nodeid) != "failed":  # a later phase must not replace a failure
                     outcomes[report.nodeid] = report.outcome
                 if report.skipped and isinstance(report.longrepr, (tuple, list)):
                     self._reasons.setdefault(f"{feature} on {version}: {report.longrepr[2]}")
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         if hasattr(session.config, "workerinput"):
-            return  # a worker of xdist has only some of the tests
+            return  # a worker of xdist runs only some of the tests
         # an interrupted or empty run would omit rows
         if exitstatus in COMPLETE and self._outcomes:
             self._write(self._table())
@@ -123,6 +123,6 @@ class CompatibilityTable:
         _, end, after = rest.partition(END)
         if not begin or not end:
             raise pytest.UsageError(
-                f"{self._path} has no lines {BEGIN!r} and {END!r}; add them where the table shall be"
+                f"{self._path} has no lines {BEGIN!r} and {END!r}; add them where the table belongs"
             )
         write_file(self._path, f"{before}{BEGIN}\n\n{table}\n\n{END}{after}")

@@ -1,8 +1,8 @@
 """The same clusters with each server in a container, for machines with a Docker engine but no Java.
 
-The images only contain the programs. Settings, ports and data are those of `LocalCluster`, mounted at the same path.
-The containers use the host's network, because brokers before 0.9 have one listener, and so one address for clients and
-other brokers; this needs an engine on Linux. testcontainers' reaper removes the containers when the test process ends.
+The images contain only the programs. Settings, ports and data are those of `LocalCluster`, mounted at the same path.
+The containers use the host's network, which needs an engine on Linux: brokers before 0.9 have one listener, and so one
+address for clients and brokers. testcontainers' reaper removes the containers when the test process ends.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class ContainerCluster(LocalCluster):
 
 
 class ContainerNode(Node):
-    """A server in a container, which the engine kills, pauses and stops. `pid` is its pid on the host."""
+    """A server in a container. `pid` is its pid on the host."""
 
     def __init__(self, *place: Any, image: str, environment: Mapping[str, str], **work: Any) -> None:
         super().__init__(*place, **work)
@@ -111,13 +111,13 @@ class ContainerNode(Node):
         container = container.with_volume_mapping(str(self.directory), str(self.directory), "rw")
         for name, value in self._environment.items():
             container = container.with_env(name, value)
-        # this user, so that its files can be removed; no entry point, which would write its own settings
+        # as this user, so that its files can be removed; without the entry point, which would write other settings
         container = container.with_kwargs(network_mode="host", user=f"{os.getuid()}:{os.getgid()}", entrypoint=[])
         container.start()
         self._container = container
 
     def wait_process(self, timeout_s: float) -> tuple[bool, int | None]:
-        time.sleep(timeout_s)  # each check of a container is a request to the engine
+        time.sleep(timeout_s)  # each check is a request to the engine
         state = self._state()
         return bool(state.get("Running")), state.get("ExitCode")
 
@@ -168,7 +168,7 @@ def _image(release: Release) -> str:
 
 
 def _engine() -> Callable[[str], bool]:
-    """A function that tells whether the engine has an image. Raises NoContainerEngine if no engine responds."""
+    """Returns a function that checks whether the engine has an image. Raises NoContainerEngine."""
     try:
         from testcontainers.core.docker_client import DockerClient, docker
     except ImportError as error:

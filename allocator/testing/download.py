@@ -1,4 +1,4 @@
-"""Downloads pinned jars from a Maven repository: of a setting, else of Maven's settings, else Maven Central.
+"""Downloads pinned jars from the Maven repository that `find_registry` returns.
 
 Guarantee: a file with the suffix `.jar` is complete and has the pinned SHA-256. An interrupted download continues where
 it stopped, in the same call or in the next one.
@@ -50,7 +50,7 @@ CENTRAL = "https://repo1.maven.org/maven2"
 
 @dataclass(frozen=True)
 class Registry:
-    """`url`: without credentials and trailing slash; `source`: the setting that it is from."""
+    """A Maven repository. `url` has no credentials and no trailing slash; `source` is the setting that names it."""
 
     url: str
     source: str
@@ -61,7 +61,7 @@ class Registry:
 
 
 def find_registry() -> Registry:
-    """`ALLOCATOR_MAVEN_MIRROR`, else the mirror of Maven Central in ~/.m2/settings.xml, else Maven Central.
+    """Returns `ALLOCATOR_MAVEN_MIRROR`, else the mirror in ~/.m2/settings.xml, else Maven Central.
 
     The setting and the file may have a user and a password. Raises JarsUnavailable for an invalid URL.
     """
@@ -94,7 +94,7 @@ def _registry(text: str, source: str, credentials: tuple[str, str] | None = None
 
 
 def _mirrors(settings: Path) -> Iterator[tuple[str, tuple[str, str] | None]]:
-    """(URL, credentials) of each mirror of Maven Central; Maven uses the first one."""
+    """Yields (URL, credentials) of each mirror of Maven Central; Maven uses the first."""
     try:
         root = ElementTree.parse(settings).getroot()
     except (OSError, ElementTree.ParseError) as error:
@@ -120,14 +120,14 @@ def _mirrors(settings: Path) -> Iterator[tuple[str, tuple[str, str] | None]]:
 
 
 def _text(element: ElementTree.Element, tag: str) -> str:
-    """The text of a child element, with ${env.NAME} replaced by environment variables, as in Maven."""
+    """Returns the text of a child element, with ${env.NAME} replaced as in Maven."""
     return re.sub(
         r"\$\{env\.(\w+)\}", lambda found: os.environ.get(found[1], ""), (element.findtext(tag) or "").strip()
     )
 
 
 class _Later(Exception):
-    """The server asks for a retry, after `pause_s` seconds if it names a time."""
+    """The download failed, but a retry may help, after `pause_s` seconds if the server sent a time."""
 
     def __init__(self, text: str, pause_s: float = 0.0) -> None:
         super().__init__(text)
@@ -141,8 +141,8 @@ class _Wrong(Exception):
 def download(jars: Iterable[Jar], into: Path, registry: Registry, on_bytes: OnBytes) -> None:
     """Downloads the jars that the directory `into` does not have.
 
-    Calls `on_bytes(n)` for bytes that arrive, and for those of an earlier call; n is negative if a file starts again.
-    Raises JarsUnavailable.
+    Calls `on_bytes(n)` for received bytes, and for bytes of an earlier call; n is negative if a file restarts. Raises
+    JarsUnavailable.
     """
     missing = []
     for jar in jars:
@@ -157,7 +157,7 @@ def download(jars: Iterable[Jar], into: Path, registry: Registry, on_bytes: OnBy
 
 
 class _Download:
-    """Downloads one jar into `part`, which gets the jar's name when it is complete."""
+    """Downloads one jar into the file `part`, and renames it when it is complete."""
 
     def __init__(self, session: requests.Session, registry: Registry, jar: Jar, into: Path, on_bytes: OnBytes) -> None:
         self.session, self.registry, self.jar, self.on_bytes = session, registry, jar, on_bytes
@@ -171,7 +171,7 @@ class _Download:
         try:
             self._complete()
         except _Wrong as wrong:
-            # an earlier call may have started another file, so retry once from the beginning
+            # the part of an earlier call may belong to another file, so retry once from the start
             if not had:
                 raise self._wrong(wrong) from None
             try:
@@ -183,7 +183,7 @@ class _Download:
             os.replace(self.part, self.target)
 
     def _complete(self) -> None:
-        """Continues until `part` is the pinned file. If it is another one, removes it and raises _Wrong."""
+        """Downloads until `part` is the pinned file. Removes any other file and raises _Wrong."""
         failures = 0
         while self._size() != self.jar.size:
             before = self._size()
@@ -193,7 +193,7 @@ class _Download:
                 reason: Exception = error
             except _Later as later:
                 reason = later
-            except OSError as error:  # all errors of requests, and a missing file of REQUESTS_CA_BUNDLE
+            except OSError as error:  # other errors of requests, and a missing file of REQUESTS_CA_BUNDLE
                 raise self._unavailable(error) from error
             else:
                 continue
@@ -208,7 +208,7 @@ class _Download:
             raise _Wrong(f"has SHA-256 {found}, expected {self.jar.sha256}")
 
     def _continue(self, at: int) -> None:
-        """Sends one request for the missing bytes. `part` may grow, also if this raises."""
+        """Sends one request for the missing bytes. `part` may grow even if this raises."""
         headers = {"Range": f"bytes={at}-"} if at else {}
         with self.session.get(self.url, headers=headers, stream=True, timeout=(_CONNECT_S, _READ_S)) as response:
             if response.status_code in _TRY_AGAIN:
@@ -224,7 +224,7 @@ class _Download:
             promised = response.headers.get("Content-Length", "")
             came = 0
             for chunk in response.iter_content(_CHUNK):
-                # opened for each chunk, to tell errors of the disk from those of requests, which are OSErrors too
+                # opened for each chunk, to distinguish errors of the disk from errors of requests, also OSErrors
                 with _disk(self.part), open(self.part, "ab") as file:
                     file.write(chunk)
                 came += len(chunk)
@@ -255,7 +255,7 @@ class _Download:
     def _wrong(self, wrong: _Wrong) -> JarsUnavailable:
         return JarsUnavailable(
             f"{self.url} {wrong}. It is not the published file, so it is not used. Check where {self.registry.source} "
-            f"leads, and whether a proxy or a login page answers in its place; or set {MIRROR} to another Maven "
+            f"leads, and whether a proxy or a login page responds instead; or set {MIRROR} to another Maven "
             "repository"
         )
 
@@ -291,7 +291,7 @@ class _Download:
 
 
 class _SystemTrust(HTTPAdapter):
-    """Trusts the authorities of the system too, where companies add their own, not only those of requests."""
+    """Trusts the certificate authorities of the system, which companies extend, besides those of requests."""
 
     def init_poolmanager(self, *args: Any, **options: Any) -> None:
         super().init_poolmanager(*args, ssl_context=ssl.create_default_context(), **options)
@@ -304,7 +304,7 @@ def _session(registry: Registry) -> requests.Session:
     session = requests.Session()
     session.mount("https://", _SystemTrust())
     session.auth = registry.credentials
-    # a compressed response could not continue in the middle
+    # a compressed response could not be resumed
     session.headers.update({"User-Agent": f"allocator/{__version__}", "Accept-Encoding": "identity"})
     return session
 
@@ -322,7 +322,7 @@ def _check_space(missing: Iterable[Jar], into: Path) -> None:
 
 @contextlib.contextmanager
 def _disk(path: Path) -> Iterator[None]:
-    """Turns write errors of the block into JarsUnavailable."""
+    """Raises JarsUnavailable for write errors in the block."""
     try:
         yield
     except OSError as error:
@@ -347,7 +347,7 @@ def _final(reason: Exception) -> bool:
 
 
 def _cause(error: BaseException) -> str:
-    """The text of the innermost cause; the outer ones only repeat the URL and class names."""
+    """Returns the text of the innermost cause; the outer causes only repeat the URL and class names."""
     found = str(error)
     inner: BaseException | None = error
     while inner is not None:

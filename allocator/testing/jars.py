@@ -30,7 +30,7 @@ _verified: set[Path] = set()
 
 
 def cache_directory() -> Path:
-    """`ALLOCATOR_CACHE`, else `allocator` in XDG_CACHE_HOME, else in ~/.cache."""
+    """Returns `ALLOCATOR_CACHE`, else `allocator` in XDG_CACHE_HOME, else in ~/.cache."""
     chosen = os.environ.get("ALLOCATOR_CACHE")
     if chosen:
         return Path(chosen).expanduser()
@@ -39,7 +39,7 @@ def cache_directory() -> Path:
 
 
 def class_path(jars: JarSet) -> str:
-    """The class path for `java -cp`, sorted by name."""
+    """Returns the class path for `java -cp`, sorted by name."""
     directory = jar_directory(jars)
     return os.pathsep.join(str(path) for path in sorted(directory.glob("*.jar")))
 
@@ -51,7 +51,7 @@ def fetch_jars(versions: Sequence[str] = (), zookeeper: str = USUAL_ZOOKEEPER) -
 
 
 def jar_directory(jars: JarSet) -> Path:
-    """The directory of `jars`. Downloads them if the directory is missing or a file differs from its pin.
+    """Returns the directory of `jars`. Downloads them if the directory is missing or a file differs from its pin.
 
     Raises JarsUnavailable. Compares checksums once in each process. Waits without limit for another process that
     downloads the same jars.
@@ -75,7 +75,7 @@ def jar_directory(jars: JarSet) -> Path:
 
 
 def _fill(jars: JarSet, wanted: Sequence[Jar], directory: Path) -> None:
-    """Downloads into a temporary directory and renames it, so that no process sees an incomplete one.
+    """Downloads into a temporary directory and renames it, so that no process sees an incomplete directory.
 
     After an error, the complete files stay there for the next call.
     """
@@ -95,7 +95,7 @@ def _fill(jars: JarSet, wanted: Sequence[Jar], directory: Path) -> None:
 
 @contextmanager
 def _progress(what: str, size: int, registry: Registry) -> Iterator[OnBytes]:
-    """A progress bar if standard error is a terminal, else one log line. `size` is in bytes."""
+    """Shows a progress bar if standard error is a terminal, else logs a line. `size` is in bytes."""
     if not sys.stderr.isatty():
         log.info("downloading the jars of %s, %.1f MB, from %s", what, size / 1e6, registry)
         yield lambda count: None

@@ -18,10 +18,7 @@ OLDEST, NEWEST = 11, 21
 
 @dataclass(frozen=True)
 class Java:
-    """A working `java`; `major` is its feature release, `source` where it was found.
-
-    `build`: a name for exactly this build of it, for file names.
-    """
+    """A working `java`. `major` is its feature release, `source` its place, `build` an id of its build."""
 
     executable: str
     major: int
@@ -34,7 +31,7 @@ class Java:
 
 
 def find_java(oldest: int = OLDEST) -> Java:
-    """The first usable Java. Raises JavaNotFound with every candidate and the reason why it was refused."""
+    """Returns the first usable Java. Raises JavaNotFound with the reason against each candidate."""
     refused = []
     for source, executable in _candidates():
         if executable is None:
@@ -53,9 +50,9 @@ def find_java(oldest: int = OLDEST) -> Java:
 
 
 def java_environment() -> dict[str, str]:
-    """The environment for Java: this process's, with a locale of UTF-8.
+    """Returns this process's environment with a UTF-8 locale.
 
-    In another locale Java cannot open paths with characters that the locale lacks, not even its own.
+    In another locale Java cannot open paths with characters that the locale lacks.
     """
     chosen = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_CTYPE", "LANG"))), "")
     utf8 = re.search(r"\.utf-?8\b", chosen, re.IGNORECASE)
@@ -78,7 +75,7 @@ def _wheel() -> str | None:
 
 @cache
 def _version(executable: str) -> tuple[int | None, str]:
-    """Its feature release and its build; None if it does not run."""
+    """Returns the feature release and the build; None if `executable` does not run."""
     try:
         done = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):

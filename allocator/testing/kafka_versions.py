@@ -34,7 +34,7 @@ Traffic = Union[str, Path, Recording]
 
 
 def versions_from(values: Sequence[object], where: str) -> tuple[str, ...]:
-    """The versions in a mark or an option. Raises pytest.UsageError with the place of the mistake."""
+    """Returns the versions of a mark or an option. Raises pytest.UsageError, which names `where`."""
     known = f"known: {', '.join(KAFKA)}"
     if not values:
         raise pytest.UsageError(f"{where} has no version of Kafka; {known}")
@@ -49,7 +49,7 @@ def versions_from(values: Sequence[object], where: str) -> tuple[str, ...]:
 
 
 def parametrize(metafunc: pytest.Metafunc, instead: Optional[Sequence[str]]) -> None:
-    """Parametrises a marked test by version. `instead`: versions of the command line, instead of the mark's."""
+    """Parametrises a marked test by version. `instead` replaces the versions of the mark."""
     test = metafunc.definition
     takes = [name for name in NEEDED if name in metafunc.fixturenames]
     mark = test.get_closest_marker(MARK)
@@ -124,7 +124,7 @@ class Outcomes:
 
 
 class Outcome:
-    """The outcome on this version, to compare with that on the first one."""
+    """Compares the outcome of a test on this version with the outcome on the first version."""
 
     def __init__(self, outcomes: Outcomes, test: str, version: str, first: str) -> None:
         self._outcomes, self._test, self._version, self._first = outcomes, test, version, first
@@ -155,7 +155,7 @@ class Outcome:
 
 
 def _listed(value: Any) -> Any:
-    """`value` with each iterable but texts and mappings as a list, so that iterators can be compared."""
+    """Returns `value` with iterables as lists, except texts and mappings, so that iterators can be compared."""
     if isinstance(value, Mapping):
         return {key: _listed(each) for key, each in value.items()}
     if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
@@ -164,7 +164,7 @@ def _listed(value: Any) -> Any:
 
 
 def _typed(value: Any) -> Any:
-    """`value`, from `_listed`, as lists, mappings and texts that are equal only for values of the same type."""
+    """Converts the result of `_listed` so that only values of the same type are equal."""
     if isinstance(value, dict):
         return {repr(key): _typed(value[key]) for key in sorted(value, key=repr)}
     if isinstance(value, list):

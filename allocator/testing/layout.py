@@ -20,7 +20,7 @@ _QUICK_JVM = (
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
     "-XX:-UsePerfData",
-    # the jars are those of the pinned checksums: to verify their classes is a fifth of the CPU that a start takes
+    # the jars have the pinned checksums, and verifying their classes takes a fifth of a start's CPU
     "-XX:+UnlockDiagnosticVMOptions",
     "-XX:-BytecodeVerificationRemote",
     "-Xshare:auto",
@@ -34,14 +34,14 @@ _MAIN = {
 
 
 def command(java: Java, jars: str, kind: str, place: Path, heap: str, options: Sequence[str]) -> list[str]:
-    """The command line of a server whose files are in `place`; `jars` is the class path."""
+    """Returns the command line of a server whose files are in `place`; `jars` is the class path."""
     main, settings = _MAIN[kind]
     logging = f"-Dlog4j.configuration=file:{place / 'log4j.properties'}"
     return [java.executable, f"-Xmx{heap}", *_QUICK_JVM, logging, *options, "-cp", jars, main, str(place / settings)]
 
 
 def filled(settings: Mapping[str, object], **known: object) -> dict[str, object]:
-    """The settings with each `{name}` in a value replaced by `known[name]`."""
+    """Returns the settings with each `{name}` in a value replaced by `known[name]`."""
     done: dict[str, object] = {}
     for key, value in settings.items():
         text = str(value)
@@ -63,7 +63,7 @@ def zookeeper_files(place: Path, number: int, settings: Mapping[str, object]) ->
 
 
 def kafka_files(place: Path, number: int, settings: Mapping[str, object], zookeeper: str) -> Callable[[], None]:
-    """Returns a function that writes the files of a broker; from the second start on it also clears its znodes."""
+    """Returns a function that writes the files of a broker; before a restart it also deletes its znodes."""
 
     def write() -> None:
         again = (place / "server.properties").exists()
@@ -92,7 +92,7 @@ def kraft_files(
 def format_data(java: Java, jars: str, options: Sequence[str], place: Path) -> None:
     """Formats the data directory with Kafka's tool. Raises ServerStartFailed with its output.
 
-    `options`: the options for the class archive of the server. The tool uses a part of the same classes.
+    `options`: for the class archive of the server, because the tool uses some of its classes.
     """
     tool = [java.executable, "-Xmx128m", *_QUICK_JVM, *options, "-cp", jars, "kafka.tools.StorageTool", "format"]
     tool += ["-t", CLUSTER_ID, "-c", str(place / "server.properties")]
@@ -109,7 +109,7 @@ def _common(place: Path) -> None:
 
 
 def _forget(zookeeper: str, number: int) -> None:
-    """Deletes the znodes of a killed broker: before its session expires, its restart would fail on them."""
+    """Deletes the znodes of a killed broker, on which a restart fails before its session has expired."""
     from kazoo.exceptions import NoNodeError
 
     with contextlib.suppress(ClusterError), zookeeper_client(zookeeper, 5.0) as zk:
@@ -122,7 +122,7 @@ def _forget(zookeeper: str, number: int) -> None:
 
 
 def properties(settings: Mapping[str, object]) -> str:
-    """A properties file, which Java reads as Latin-1: other characters, such as those of a path, are `\\u` escapes."""
+    """Returns the text of a properties file. Java reads it as Latin-1, so other characters become `\\u` escapes."""
     text = "".join(f"{key}={value}\n" for key, value in settings.items())
     return re.sub(r"[^\x00-\x7f]", _escaped, text)
 
@@ -133,7 +133,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def log4j_settings(file: Path) -> str:
-    """Log settings: INFO and above to `file`, with thread and time."""
+    """Returns log settings: INFO and above to `file`, with thread and time."""
     return properties(
         {
             "log4j.rootLogger": "INFO, file",
@@ -148,7 +148,7 @@ def log4j_settings(file: Path) -> str:
 def zookeeper_settings(
     directory: Path, port: int, quorum: Mapping[int, tuple[int, int]], tick_ms: int
 ) -> dict[str, object]:
-    """`quorum`: node -> (peer port, election port); a single node runs standalone."""
+    """Returns zoo.cfg. `quorum`: node -> (peer port, election port); a single node runs standalone."""
     settings: dict[str, object] = {
         "dataDir": directory / "data",
         "clientPort": port,
@@ -174,7 +174,7 @@ def zookeeper_settings(
 def broker_settings(
     release: Release, number: int, directory: Path, port: int, brokers: int, zookeeper: str
 ) -> dict[str, object]:
-    """All settings of a broker with ZooKeeper; for KRaft, the common ones."""
+    """Returns the settings of a broker, for KRaft without those of `kraft_settings`."""
     replicas = min(3, brokers)
     settings: dict[str, object] = {
         "log.dirs": directory / "data",
@@ -194,7 +194,7 @@ def broker_settings(
         "controlled.shutdown.retry.backoff.ms": 500,
     }
     if release.number >= (0, 9):
-        settings["group.min.session.timeout.ms"] = 1000  # with the default of 6 s, tests would wait
+        settings["group.min.session.timeout.ms"] = 1000  # tests would wait for the default of 6 s
     if release.number >= (0, 10):
         settings["group.initial.rebalance.delay.ms"] = 0
     if release.number >= (0, 11):
@@ -215,7 +215,7 @@ def broker_settings(
 
 
 def advertised(release: Release, port: int) -> dict[str, object]:
-    """Settings of a broker with ZooKeeper that advertises another port to clients."""
+    """Returns settings with which a broker advertises another port to clients."""
     if release.listeners:
         return {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}"}
     return {"advertised.host.name": "127.0.0.1", "advertised.port": port}
@@ -224,7 +224,7 @@ def advertised(release: Release, port: int) -> dict[str, object]:
 def kraft_settings(
     number: int, port: int, controller_port: int, voters: Sequence[tuple[int, int]]
 ) -> dict[str, object]:
-    """More settings of a KRaft node; `voters` are (node, controller port), and a voter is also a controller."""
+    """Returns the settings of a KRaft node. `voters` are (node, controller port); a voter is also a controller."""
     votes = any(node == number for node, _ in voters)
     listeners = f"PLAINTEXT://127.0.0.1:{port}"
     if votes:
@@ -240,13 +240,13 @@ def kraft_settings(
         "SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL,SASL_SSL:SASL_SSL",
         "broker.session.timeout.ms": 2_000,
         "broker.heartbeat.interval.ms": 400,
-        # else the controller writes a record without content every 500 ms: a quarter of the CPU of an idle node
+        # otherwise the controller writes an empty record every 500 ms: a quarter of the CPU of an idle node
         "metadata.max.idle.interval.ms": 0,
     }
 
 
 def with_controller(given: Mapping[str, object], settings: Mapping[str, object]) -> dict[str, object]:
-    """The user's settings; their listeners include the controller listener of the KRaft node in `settings`."""
+    """Returns the user's settings, with the controller listener from `settings` in their listeners."""
     mine = [each for each in str(settings.get("listeners", "")).split(",") if each.startswith("CONTROLLER:")]
     if "listeners" not in given or not mine or "CONTROLLER:" in str(given["listeners"]):
         return dict(given)

@@ -19,7 +19,7 @@ _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 
 class ServerProcess:
-    """Starts `command` at once. The supervisor kills it at the latest when this process ends, in any way.
+    """A process of `command`, which a supervisor kills at the latest when this process ends, in any way.
 
     `log`: file for its standard output and error. `remove`: a directory that is deleted if this process ends without
     `close`.
@@ -50,7 +50,7 @@ class ServerProcess:
         return self.exit_code is None and not self._ended
 
     def order(self, name: str, timeout_s: float = 10.0) -> None:
-        """Sends a signal (TERM, KILL, STOP or CONT). Does nothing if the process has ended."""
+        """Sends a signal (TERM, KILL, STOP or CONT) unless the process has ended."""
         with self._lock:
             self._acknowledged.clear()
             self._write(name)
@@ -81,7 +81,7 @@ class ServerProcess:
         try:
             os.write(pipe.fileno(), line.encode() + b"\n")
         except BrokenPipeError:
-            self._ended = True  # the supervisor was killed; the process was too, or is out of reach
+            self._ended = True  # the supervisor was killed; the server cannot be reached any more
 
     def _listen(self, enough: Callable[[], bool], timeout_s: float) -> bool:
         """Reads the supervisor's lines until `enough()`, its end, or `timeout_s` seconds."""
@@ -152,12 +152,12 @@ class Node:
 
     @property
     def address(self) -> str:
-        """The address for clients: that of the proxy, if there is one."""
+        """Address for clients: the proxy's, if there is a proxy."""
         return f"127.0.0.1:{self.port}" if self.proxy is None else self.proxy.address
 
     @property
     def pid(self) -> int | None:
-        """The pid of the Java process; None if it does not run."""
+        """Pid of the Java process; None if it does not run."""
         return self._process.pid if self._process is not None and self._process.alive else None
 
     @property
@@ -168,8 +168,8 @@ class Node:
     def start(self, timeout_s: float = 60.0) -> None:
         """Starts the server and waits until it responds. Resumes a paused server; does nothing for a running one.
 
-        If it ends or does not respond within `timeout_s` seconds, kills it and raises ServerStartFailed with the end of
-        its log.
+        If the server ends, or does not respond within `timeout_s` seconds, kills it and raises ServerStartFailed with
+        the end of its log.
         """
         if self.alive:
             self.resume()
@@ -228,7 +228,7 @@ class Node:
         self.paused = False
 
     def log_tail(self, lines: int = 40) -> str:
-        """The last lines of its standard output and error, and of its log."""
+        """Returns the last lines of its standard output and error, and of its log."""
         parts = []
         for name in ("output.log", "server.log"):
             try:

@@ -33,13 +33,13 @@ class Jar:
 
     @property
     def path(self) -> str:
-        """The path of the file below the URL of a Maven repository."""
+        """Path of the file below the URL of a Maven repository."""
         group, artifact, version, *_ = self.coordinate.split(":")
         return f"{group.replace('.', '/')}/{artifact}/{version}/{self.name}"
 
 
 def pinned(jars: JarSet) -> list[Jar]:
-    """The content of the lock file. Raises JarsUnavailable if it is missing or has other roots."""
+    """Returns the jars of the lock file. Raises JarsUnavailable if it is missing or has other roots."""
     path = DIRECTORY / f"{jars.name}.txt"
     try:
         first, *lines = path.read_text().splitlines()
@@ -54,7 +54,7 @@ def pinned(jars: JarSet) -> list[Jar]:
 
 
 def differences(wanted: Iterable[Jar], directory: Path) -> list[str]:
-    """The differences between a directory and its pins, one phrase for each file."""
+    """Returns the differences between a directory and its pins, a phrase for each file."""
     expected = {jar.name: jar.sha256 for jar in wanted}
     found = {path.name: sha256(path) for path in directory.glob("*.jar")}
     return [

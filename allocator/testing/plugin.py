@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ClusterFactory:
-    """`factory(kafka="0.8.2.2", brokers=3)`: a running cluster; the same one for the same arguments.
+    """`factory(kafka="0.8.2.2", brokers=3)` returns a running cluster, the same one for the same arguments.
 
     The arguments are those of `LocalCluster`; the default of `zookeeper_version` is that of the session. `running`: the
     clusters of this session.
@@ -53,19 +53,21 @@ class ClusterFactory:
         return list(self._clusters.values())
 
     def heal(self) -> None:
-        """Repairs each cluster. One that cannot be repaired starts anew, without its data; if that fails too, it is
-        left stopped with a warning, so that only the tests that use it fail."""
+        """Repairs each cluster. If that fails, restarts the cluster without its data, and warns.
+
+        If the restart fails too, the cluster stays stopped, so that only the tests that use it fail.
+        """
         for key, cluster in list(self._clusters.items()):
             try:
                 cluster.heal()
-            except Exception as error:  # noqa: BLE001 - whatever a test broke
-                warnings.warn(f"{cluster!r} cannot be repaired and starts anew: {error}", stacklevel=2)
+            except Exception as error:  # noqa: BLE001 - a test may break anything
+                warnings.warn(f"{cluster!r} cannot be repaired and restarts without its data: {error}", stacklevel=2)
                 cluster.stop()
                 try:
                     cluster.start()
                 except Exception as failure:  # noqa: BLE001 - other tests need not fail
                     del self._clusters[key]
-                    warnings.warn(f"{cluster!r} does not start any more: {failure}", stacklevel=2)
+                    warnings.warn(f"{cluster!r} does not restart: {failure}", stacklevel=2)
 
     def close(self) -> None:
         while self._clusters:
@@ -100,7 +102,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--kafka-versions",
         metavar="A,B",
-        help="versions for tests marked kafka_versions, instead of those of the mark; the first one is the reference",
+        help="versions for tests marked kafka_versions, instead of the mark's; the first is the reference",
     )
     group.addoption(
         "--zookeeper-version", metavar="VERSION", help="version of ZooKeeper beside each Kafka, and of `zookeeper`"
@@ -243,7 +245,7 @@ def topic_factory(request: pytest.FixtureRequest, unique_name: Callable[[], str]
 
     yield create
     for where, name in made:
-        # ignored: the cluster may be broken, or unable to delete; the name is unique anyway
+        # the cluster may be broken, or unable to delete; the name is unique anyway
         with contextlib.suppress(TestingError):
             where.delete_topic(name, timeout_s=0)
 

@@ -22,7 +22,7 @@ _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class PortLease:
-    """Ports that no other test process gets until `release`."""
+    """Leased ports, which no other test process gets until `release`."""
 
     def __init__(self) -> None:
         self._held: dict[int, int] = {}
@@ -53,7 +53,10 @@ class PortLease:
 
 
 def _directory() -> Path:
-    """The directory of this user's lock files. Its name is predictable, so another user may own it."""
+    """Returns the directory of this user's lock files.
+
+    Raises ClusterError if another user created it: its name is predictable.
+    """
     directory = Path(tempfile.gettempdir()) / f"allocator-ports-{os.getuid()}"
     directory.mkdir(mode=0o700, exist_ok=True)
     found = directory.lstat()
@@ -64,7 +67,5 @@ def _directory() -> Path:
 
 def _bind(port: int) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # as the servers do: ignore connections in TIME_WAIT
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # like the servers: ignore connections in TIME_WAIT
         probe.bind(("127.0.0.1", port))

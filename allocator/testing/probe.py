@@ -34,16 +34,16 @@ class Metadata:
 
 
 def metadata(port: int, timeout_s: float = 5.0, host: str = _HOST) -> Metadata | None:
-    """The metadata of the broker, or None without a response in time."""
+    """Returns the metadata of the broker, or None without a response in time."""
     response = _request(host, port, _METADATA, struct.pack(">i", 0), timeout_s)
     return None if response is None else _decode(response)
 
 
 def api_versions(port: int, timeout_s: float = 5.0, host: str = _HOST) -> dict[int, tuple[int, int]] | None:
-    """API key -> (oldest, newest) version; None without a response.
+    """Returns API key -> (oldest, newest) version; None without a response.
 
-    0.8 closes the connection. 0.9 logs an error and sends no response, so this takes all of `timeout_s`; it also loses
-    other requests that reach the same network thread at the same moment.
+    0.8 closes the connection. 0.9 sends no response, so this takes all of `timeout_s`; it also loses other requests
+    that reach the same network thread at the same time.
     """
     response = _request(host, port, _API_VERSIONS, b"", timeout_s)
     if response is None or response.int16() != 0:
@@ -52,12 +52,12 @@ def api_versions(port: int, timeout_s: float = 5.0, host: str = _HOST) -> dict[i
 
 
 def ignores_versions(port: int, timeout_s: float = 5.0, host: str = _HOST) -> bool:
-    """Whether the broker answers ListOffsets in a version that does not exist: only those before 0.10 do."""
+    """Whether the broker responds to ListOffsets in a version that does not exist, as only 0.8 and 0.9 do."""
     return _request(host, port, _LIST_OFFSETS, struct.pack(">ii", -1, 0), timeout_s, _NO_VERSION) is not None
 
 
 def four_letter_word(port: int, word: str, timeout_s: float = 2.0, host: str = _HOST) -> str | None:
-    """The response of a ZooKeeper node to `srvr`, `mntr`, `conf`, `cons`, ...; None without one in time."""
+    """Returns the response of a ZooKeeper node to `srvr`, `mntr`, ...; None without a response in time."""
     try:
         with socket.create_connection((host, port), timeout_s) as connection:
             connection.sendall(word.encode())
@@ -70,7 +70,7 @@ def four_letter_word(port: int, word: str, timeout_s: float = 2.0, host: str = _
 
 
 def zookeeper_mode(port: int, timeout_s: float = 2.0) -> str | None:
-    """`standalone`, `leader` or `follower`; None if the node does not respond or serve requests yet."""
+    """Returns `standalone`, `leader` or `follower`; None if the node does not serve requests yet."""
     for line in (four_letter_word(port, "srvr", timeout_s) or "").splitlines():
         if line.startswith("Mode: "):
             return line[len("Mode: ") :].strip()
@@ -92,7 +92,7 @@ class Connection:
         if not expect_response:
             return None
         (size,) = struct.unpack(">i", self._exactly(4))
-        return Reader(self._exactly(size)[4:])  # without the correlation id: requests never overlap
+        return Reader(self._exactly(size)[4:])  # the correlation id is skipped, because requests never overlap
 
     def close(self) -> None:
         self._socket.close()
@@ -152,7 +152,7 @@ def _decode(reader: Reader) -> Metadata:
         node = reader.int32()
         found.brokers[node] = (reader.text(), reader.int32())
     for _ in range(reader.int32()):
-        reader.int16()  # the topic's error; its partitions show the problem too
+        reader.int16()  # the topic's error, which its partitions show too
         partitions = found.topics.setdefault(reader.text(), {})
         for _ in range(reader.int32()):
             reader.int16()

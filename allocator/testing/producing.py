@@ -1,7 +1,7 @@
 """Produces records on any version of Kafka, with any compression and record format of the brokers.
 
-Uses versions 0, 2 and 3 of the Produce API (protocol guide), one for each record format, and 7 for zstd. It asks a
-broker for its versions; 0.8 closes the connection then, and 0.9 does not respond.
+Uses versions 0, 2 and 3 of the Produce API (protocol guide), one for each record format, and 7 for zstd. It detects the
+brokers' versions by an ApiVersions request, to which 0.8 and 0.9 do not respond.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Produced = Union[bytes, ProducedRecord, tuple[Value, Value], tuple[Value, Value,
 _PRODUCE = 0
 _API_VERSION = {0: 0, 1: 2, 2: 3}  # record format -> version
 _DETECT_S = 3.0
-# Timeout until a resend: a 0.9 broker loses requests that arrive together with an unknown one, such as ApiVersions of
-# a newer client. Shorter: a slow broker gets records twice
+# Timeout until a resend: a 0.9 broker loses requests that arrive together with an unknown request, such as ApiVersions
+# of a newer client. Lower: a slow broker gets records twice
 _RESPONSE_S = 20.0
 _ZSTD_API_VERSION = 7  # KIP-110: older versions refuse zstd
 _FLUSH_BYTES = 4 << 20
@@ -124,7 +124,7 @@ def _hash(key: bytes) -> int:
 
 
 def _api_of(version: str) -> int:
-    """The newest version of the Produce API that both this module and this version of Kafka support."""
+    """Returns the newest version of the Produce API that this module and this version of Kafka support."""
     number = tuple(int(part) for part in version.split("."))
     return 0 if number < (0, 10) else 2 if number < (0, 11) else 3 if number < (2, 1) else _ZSTD_API_VERSION
 
@@ -153,7 +153,7 @@ class _Link:
                     return 0  # 0.8 or 0.9
                 if patience_s > self._timeout_s:
                     break
-                patience_s *= 2  # a slow broker, which is not an old one
+                patience_s *= 2  # a slow broker is not an old broker
         raise ClusterError(f"no broker of {self._bootstrap} can be reached; check that they run")
 
     def partitions(self) -> list[int]:
@@ -188,7 +188,7 @@ class _Link:
                     if code == 0:
                         del left[partition]
                     elif code in _RETRIABLE:
-                        why = f"broker {leader} answers error {code}"
+                        why = f"broker {leader} responds with error {code}"
                     else:
                         raise ClusterError(f"broker {leader} refused {self._topic!r}:{partition} with error {code}")
             if not left:
@@ -199,7 +199,7 @@ class _Link:
     def _exchange(self, leader: int, sets: Mapping[int, bytes], api: int, acks: int) -> dict[int, int]:
         if leader not in self._open:
             if leader not in self._known.brokers:
-                raise ConnectionError("its address is not known")
+                raise ConnectionError("its address is unknown")
             host, port = self._known.brokers[leader]
             self._open[leader] = Connection(host, port, min(_RESPONSE_S, self._timeout_s))
         name = self._topic.encode()

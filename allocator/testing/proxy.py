@@ -1,7 +1,7 @@
 """A TCP proxy that simulates network faults, which a test switches at run time.
 
-It is between clients and one server of this machine. Like TCP, it never changes, reorders or loses bytes within a
-connection that stays open.
+It forwards connections of clients to one server of this machine. Like TCP, it never changes, reorders or loses bytes
+within a connection that stays open.
 
     with FaultProxy(9092) as proxy:
         consumer = Consumer("orders", brokers=proxy.address, ...)
@@ -31,7 +31,7 @@ Direction = Literal["to_server", "to_client", "both"]
 WAYS: tuple[Literal["to_server", "to_client"], ...] = ("to_server", "to_client")
 
 _CHUNK = 16_384
-_HELD_CHUNKS = 64  # about the size of the kernel's buffers of a connection; then the sender waits
+_HELD_CHUNKS = 64  # about the size of a connection's kernel buffers; a full queue makes the sender wait
 _PROC = Path("/proc")
 
 
@@ -52,7 +52,7 @@ class _Link:
     port: int
     server: asyncio.StreamWriter | None = None
     pid: int | None = None
-    """The process that opened the connection, if it has faults of its own."""
+    """The process that opened the connection, if it has its own faults."""
     kept: str | None = None
     """The side that `half_open` left open. Its bytes are dropped."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -226,7 +226,7 @@ class FaultProxy:
             for way in WAYS if direction == "both" else (direction,):
                 ways[way] = replace(ways[way], **change)
             if client is not None:
-                self._links_of(client)  # marks open connections
+                self._links_of(client)  # sets `pid` of open connections
             self._wake()
 
         self._run(change_it)
@@ -258,7 +258,7 @@ class FaultProxy:
         try:
             await self._serve(link, reader)
         except (OSError, asyncio.CancelledError):
-            pass  # the server refused, a side sent RST, or `_abort`: the other side gets a RST too
+            pass  # the server refused, or a side sent RST, or `_abort` ran: both sides get a RST
         finally:
             self._abort(link)
 
@@ -287,7 +287,7 @@ class FaultProxy:
                 if link.kept != source:
                     await queue.put((loop.time() + self._way(link, way).latency_s, data))
                 elif not data:
-                    self._abort(link)  # the other side ended its connection long ago
+                    self._abort(link)  # the other side has already closed its connection
                 if not data:
                     return
 
@@ -298,7 +298,7 @@ class FaultProxy:
                 while self._way(link, way).dropped:
                     await self._changed.wait()
                 if link.kept is not None:
-                    await asyncio.Event().wait()  # the close must not be forwarded; `_abort` ends this
+                    await asyncio.Event().wait()  # do not forward the close; `_abort` cancels this wait
                 if not data:
                     with contextlib.suppress(OSError):
                         writer.write_eof()
@@ -334,7 +334,7 @@ class FaultProxy:
 
 
 async def _all(*works: Any) -> None:
-    """Runs both until they have ended. The first failure cancels the other one, and is raised."""
+    """Runs both to the end. The first failure cancels the other coroutine, and is raised."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.gather(*tasks)
@@ -345,7 +345,7 @@ async def _all(*works: Any) -> None:
 
 
 def _ports_of(pid: int, server_port: int) -> set[int]:
-    """Local ports of a process's connections to `server_port`; empty if there is no such process."""
+    """Returns the local ports of a process's connections to `server_port`."""
     if not (_PROC / "self" / "fd").is_dir():
         raise ClusterError("a fault for one process needs /proc, which this system does not have; omit `client`")
     inodes = set()
@@ -359,7 +359,7 @@ def _ports_of(pid: int, server_port: int) -> set[int]:
 
 
 def _connections() -> Iterable[tuple[int, int, str]]:
-    """(local port, remote port, inode) of the TCP connections of this machine."""
+    """Yields (local port, remote port, inode) of the TCP connections of this machine."""
     for name in ("tcp", "tcp6"):
         try:
             lines = (_PROC / "net" / name).read_text().splitlines()[1:]

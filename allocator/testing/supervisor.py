@@ -1,4 +1,4 @@
-"""A process between a test process and one server, so that the server never outlives the test process.
+"""Runs one server as a child, so that the server never outlives the test process.
 
 Run as a script: `python -I -S supervisor.py LOG REMOVE COMMAND...`. It starts COMMAND with its output in LOG. It reads
 the orders TERM, KILL, STOP, CONT and BYE (exit) from its standard input, and writes `pid N` once, `ok ORDER` for each
@@ -60,7 +60,7 @@ def main(log: str, remove: str, command: list[str]) -> None:
     say(f"pid {pid}")
     running, rest = True, b""
     while True:
-        # with a timeout, because children of a dead parent may keep the standard input open
+        # with a timeout, because other children of a dead parent may keep the standard input open
         ready, _, _ = select.select([0, wake], [], [], 1.0)
         if wake in ready:
             os.read(wake, 512)
@@ -80,7 +80,7 @@ def main(log: str, remove: str, command: list[str]) -> None:
             if running:
                 os.kill(pid, ORDERS[line])
             if running and line == b"STOP" and hasattr(os, "waitid"):  # macOS lacks it
-                # on a busy machine its other threads go on until one has taken the signal
+                # on a busy machine its threads continue until one of them has handled the signal
                 os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
             say(f"ok {line.decode()}")
     if running:

@@ -15,7 +15,7 @@ from .errors import ClusterError
 
 
 def spread(partitions: range, replication: int, brokers: Sequence[int]) -> dict[int, list[int]]:
-    """Replicas on the brokers in turn, with partition 0 led by the first. Raises ClusterError if there are too few."""
+    """Returns partition -> replicas, round-robin over the brokers. Raises ClusterError for too few brokers."""
     if not 1 <= replication <= len(brokers):
         raise ClusterError(f"replication {replication} needs that many running brokers; there are {len(brokers)}")
     count = len(brokers)
@@ -35,14 +35,14 @@ class ZooKeeperTopics:
             if zk.exists(f"/brokers/topics/{name}"):
                 raise ClusterError(f"topic {name!r} exists already")
             zk.ensure_path("/config/topics")
-            # first, because a broker reads the settings when it opens the log
+            # before the topic, because a broker reads the settings when it opens the log
             settings = _json({"version": 1, "config": dict(config)})
             try:
                 zk.create(f"/config/topics/{name}", settings)
             except NodeExistsError:
                 try:
                     zk.set(f"/config/topics/{name}", settings)
-                except NoNodeError:  # a topic that was deleted just now
+                except NoNodeError:  # the topic was deleted just now
                     zk.create(f"/config/topics/{name}", settings)
             try:
                 zk.create(f"/brokers/topics/{name}", _json({"version": 1, "partitions": _keyed(replicas)}))
@@ -109,12 +109,12 @@ class KraftTopics:
 
 
 Topics = Union[ZooKeeperTopics, KraftTopics]
-"""Topic operations of one kind of cluster. They do not wait for the brokers."""
+"""Topic operations that do not wait for the brokers."""
 
 
 @contextlib.contextmanager
 def zookeeper_client(hosts: str, timeout_s: float = 15.0) -> Iterator[Any]:
-    """A connected kazoo client during a block. Raises ClusterError if no node responds."""
+    """Yields a connected kazoo client. Raises ClusterError if no node responds."""
     from kazoo.client import KazooClient
     from kazoo.handlers.threading import KazooTimeoutError
 

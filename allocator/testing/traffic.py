@@ -30,7 +30,7 @@ FORMAT = 1
 
 
 class Recorded(Protocol):
-    """A record that can be recorded: of this library, kafka-python or aiokafka."""
+    """A record of this library, kafka-python or aiokafka."""
 
     topic: str
     partition: int
@@ -62,10 +62,9 @@ class Recording:
 
     @classmethod
     def of(cls, records: Iterable[Recorded], partitions: Mapping[str, int] | None = None) -> Recording:
-        """A recording of records of any consumer. It keeps no transactions, gaps or offsets: a replay has its own
-        offsets.
+        """Returns a recording of records of any consumer, without transactions, gaps and offsets.
 
-        `partitions`: topic -> number of partitions, if there are more than the records show.
+        `partitions`: topic -> number of partitions, if the records do not show all.
         """
         logs: dict[tuple[str, int], list[tuple[int, Recorded]]] = {}
         for each in records:
@@ -77,7 +76,9 @@ class Recording:
         for place, log in sorted(logs.items()):
             latest, stream = -1, []
             for offset, each in sorted(log, key=lambda pair: pair[0]):
-                latest = max(latest, each.timestamp or -1)  # timestamps may go back, but the order of the log counts
+                latest = max(
+                    latest, each.timestamp or -1
+                )  # timestamps may go back; the order of the log takes precedence
                 stream.append((latest, place, offset, each))
             streams.append(stream)
         merged = heapq.merge(*streams, key=lambda entry: entry[:3])

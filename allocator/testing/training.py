@@ -1,4 +1,4 @@
-"""Makes class archives (`classes`): runs a server for a moment, and lets it end in order."""
+"""Creates class archives (`classes`): starts a server with the option that writes one, and stops it cleanly."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ from .java import OLDEST, Java, find_java
 from .versions import USUAL_ZOOKEEPER, JarSet, kafka_release, zookeeper_jars
 
 log = logging.getLogger(__name__)
-# of one server; beside other tests Java may take long to write its archive
+# of one server: on a busy machine Java needs long to write its archive
 _STOP_TIMEOUT_S = 120.0
 
 
 def make_archives(kafka: str | None, session: str, zookeeper: str = USUAL_ZOOKEEPER) -> None:
-    """Makes the archives of these versions of Kafka and ZooKeeper, or of ZooKeeper alone, if they are worth it.
+    """Creates the archives of these versions of Kafka and ZooKeeper if `classes.worth_making`.
 
-    `session`: a name of this test session, the same in all its processes. Returns at once if another process makes
-    archives. Without archives servers start as well, only slower. So it raises nothing; a warning tells why an archive
-    could not be made.
+    `session`: a name of this test session, the same in all its processes. Returns at once if another process creates
+    archives. Logs a warning and raises nothing if that fails, because servers also start without archives.
     """
     try:
         java = find_java(OLDEST if kafka is None else kafka_release(kafka).oldest_java)
@@ -40,7 +39,7 @@ def make_archives(kafka: str | None, session: str, zookeeper: str = USUAL_ZOOKEE
     except Timeout:
         return
     except (TestingError, OSError) as error:
-        # perhaps the machine was busy: the next session tries again
+        # the machine may have been busy: the next session retries
         log.warning("no class archive for Kafka %s: %s", kafka, error)
 
 
@@ -61,7 +60,7 @@ def _make(kafka: str | None, zookeeper: str, java: Java, missing: Sequence[JarSe
             if into[jars.name].exists():
                 os.replace(into[jars.name], classes.archive(java, jars))
             else:
-                log.warning("%s made no class archive of %s", java.executable, jars.what)
+                log.warning("%s created no class archive of %s", java.executable, jars.what)
                 classes.failed(java, jars)
 
 

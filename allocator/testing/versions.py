@@ -1,4 +1,4 @@
-"""The versions of the servers, with their jars and special settings."""
+"""The supported versions of the servers, with their jars."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _logging(slf4j: str) -> tuple[str, ...]:
 
 _LOGGING = _logging("1.7.36")
 _EXCLUDED = (
-    # reload4j replaces log4j 1; with two bindings slf4j would choose by chance
+    # reload4j replaces log4j 1; of two bindings slf4j would choose at random
     "log4j:log4j",
     "org.slf4j:slf4j-log4j12",
     "org.slf4j:slf4j-simple",
@@ -49,7 +49,7 @@ class JarSet:
 
     @property
     def recipe(self) -> str:
-        """The first line of the lock file, which shows for which roots it was written."""
+        """First line of the lock file, which names its roots."""
         return "# " + " ".join((*self.roots, *(f"-{one}" for one in self.excluded)))
 
 
@@ -146,17 +146,17 @@ ZOOKEEPER: Mapping[str, JarSet] = MappingProxyType(
 
 
 def kafka_release(version: str) -> Release:
-    """The release of a version. Raises UnknownVersion with the known ones."""
+    """Returns the release of a version. Raises UnknownVersion."""
     return _known("Kafka", KAFKA, version)
 
 
 def zookeeper_jars(version: str) -> JarSet:
-    """The jars of a version of ZooKeeper. Raises UnknownVersion with the known ones."""
+    """Returns the jars of a version of ZooKeeper. Raises UnknownVersion."""
     return _known("ZooKeeper", ZOOKEEPER, version)
 
 
 def _known(what: str, versions: Mapping[str, T], version: str) -> T:
     if version not in versions:
         known = ", ".join(versions)
-        raise UnknownVersion(f"{what} {version!r} is not a version that can be started here; known: {known}")
+        raise UnknownVersion(f"{what} {version!r} is not a supported version; supported: {known}")
     return versions[version]

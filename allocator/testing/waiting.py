@@ -1,4 +1,4 @@
-"""Waits for a condition instead of a fixed time."""
+"""Waits until a condition holds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def wait_until(
     *,
     interval_s: float = 0.02,
 ) -> T:
-    """Calls `predicate` until it returns a true value, and returns that.
+    """Calls `predicate` until it returns a true value, and returns the value.
 
     `timeout_s`: seconds; 0 means one call. `what` completes the sentence "timed out waiting for ...": a text, or a
     function that is called on failure. Raises WaitTimeout (also an AssertionError) with the last value. Exceptions of

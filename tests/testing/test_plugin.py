@@ -74,7 +74,7 @@ def test_with_servers(cluster_factory):
 """
     said = pytest_run(tmp_path, source)
     assert "3 passed" in said
-    assert "cannot be repaired and starts anew: its files are gone" in said
+    assert "cannot be repaired and restarts without its data: its files are gone" in said
 
 
 ZOOKEEPERS = """

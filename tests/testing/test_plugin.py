@@ -100,7 +100,7 @@ def test_the_option_and_a_parameter_choose_the_version_of_zookeeper(tmp_path):
     assert "4 passed" in said
     assert "chosen: 3.4.14" in said
     said = pytest_run(tmp_path, ZOOKEEPERS, "--zookeeper-version=3.3")
-    assert "ERROR: --zookeeper-version: ZooKeeper '3.3' is not a version" in said
+    assert "ERROR: --zookeeper-version: ZooKeeper '3.3' is not a supported version" in said
     assert "known: 3.4.14, 3.5.10" in said
 
 

@@ -252,7 +252,7 @@ class Admission:
         return None
 
     def _count(self) -> None:
-        """Reports a change of the window's bytes to the limit of all partitions, which may admit records of others."""
+        """Reports a change of the window's bytes to the shared budget, which may then admit records elsewhere."""
         change = self._window.nbytes - self._window.counted
         self._window.counted += change
         self._work.budget.change(change)
@@ -299,13 +299,13 @@ class Admission:
         if self._narrow is not None:
             return 0
         limit = self._work.done_characters()
-        # a window of fewer offsets always fits into the metadata, as a bitmap in base64
+        # a narrower window always fits into the metadata, because it can be encoded as a bitmap in base64
         if limit >= LEAST_CHARACTERS and self._window.width + capacity > limit * 3 // 4 * 8 - 512:
             if self._unchecked >= CHECK_EVERY:
                 self._unchecked = 0
                 if self._share_used(limit) > 0.75:
                     self._work.measures.windows_narrowed += 1
-                    text = "%s:%d: handles no record beyond %d until the records from %d on are done"
+                    text = "%s:%d: no record from offset %d on is handled until more records from %d on are done"
                     log.info(text, *self.partition, self._window.end, self.position)
                     self._narrow = asyncio.get_running_loop().call_later(NARROW_CHECK_S, self._widen)
                     return 0

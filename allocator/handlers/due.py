@@ -18,9 +18,9 @@ RECHECK_S = 30.0
 class DueGate:
     """Passes the records of one partition on in order, each no earlier than its due time.
 
-    If the sender's clock was wrong, the gate still holds a record back no longer than the delay of the topic, counted
-    from its first sight. A waiting record counts as not delivered: if the partition moves, the new owner reads the
-    record again, with its due time.
+    Even if the sender's clock was wrong, the gate holds a record back for at most the delay of its topic after it first
+    saw the record. A waiting record counts as not delivered: if the partition moves, the new owner reads the record
+    again, with its due time.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class DueGate:
         self._measures = measures
         self._clock = clock
         self._head: tuple[int, float] = (-1, 0.0)
-        """Offset of the first record that is not due, and the loop time of its first sight."""
+        """Offset of the first record that is not due, and the loop time at which the gate first saw it."""
         self._timer: asyncio.TimerHandle | None = None
 
     @property

@@ -61,7 +61,7 @@ class Failures:
         if isinstance(error, HandlerMisuse):
             return Action.STOP
         action = self._policy.action(error)
-        # sys.exit() is meant to end the process, and does not refuse the record
+        # by default, an exception such as SystemExit ends the process and says nothing about the record
         return Action.STOP if action is None and not isinstance(error, Exception) else action
 
     async def give_up(self, lane: Lane, error: BaseException) -> bool:
@@ -121,7 +121,7 @@ class Failures:
         return sent
 
     async def _until_sent(self, worker: LaneOwner, offset: int, what: str, send: Callable[[], Awaitable[None]]) -> bool:
-        """Sends a record, again after an error. Returns False if the partition leaves this member first."""
+        """Calls `send` until it succeeds. Returns False if the partition leaves this member first."""
         refusals = 0
         while not worker.stopping:
             try:
@@ -141,7 +141,7 @@ class Failures:
         self, worker: LaneOwner, offset: int, what: str, error: BaseException, failures: int, delay_s: float
     ) -> None:
         log.warning(
-            "%s: offset %d: %s (attempt %d of %d), again in %.2f s: %s",
+            "%s: offset %d: %s (attempt %d of %d), retrying in %.2f s: %s",
             worker.name,
             offset,
             what,

@@ -48,7 +48,7 @@ class Handler:
 
 
 def is_coroutine(function: Any) -> bool:
-    """Returns whether calls are known to return an awaitable."""
+    """Returns whether the function is declared as a coroutine function, so that calls return an awaitable."""
     return any(
         inspect.iscoroutinefunction(each) or gen.is_coroutine_function(each)
         for each in (function, getattr(function, "__call__", None))  # noqa: B004
@@ -57,7 +57,7 @@ def is_coroutine(function: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Preparing:
-    """Calls a plain function with a prepared argument. A class, because processes need a picklable handler."""
+    """Calls a plain function with a prepared argument. It is a class because processes need a picklable handler."""
 
     function: Callable[[Any], Any]
     prepare: Callable[[Any], Any]

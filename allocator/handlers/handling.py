@@ -71,10 +71,10 @@ def contradictions(
     """Yields the names of settings that contradict each other or the consumer's settings, and why."""
     topic = values["dead_letter_topic"]
     if values["dead_letter_on"] is not None and topic is None:
-        yield ("dead_letter_on", "dead_letter_topic"), "a topic is needed"
+        yield ("dead_letter_on", "dead_letter_topic"), "dead letters need a topic"
     if values["ordering"] != "partition":
         if sink:
-            yield ("sink", "ordering"), "a sink takes the records of a partition in order"
+            yield ("sink", "ordering"), 'a sink needs the records of a partition in order; use ordering "partition"'
         if by_batch:
             yield ("mode", "ordering"), "a batch has records of many keys; use mode record"
     if values["retry_topics"] is not None:
@@ -84,10 +84,10 @@ def contradictions(
             why = f"members of {membership!r} cannot share retry topics; use 'zookeeper' or 'kafka'"
             yield ("retry_topics",), why
         elif sink:
-            why = "a sink takes the records of a partition in order, and records in retry topics are overtaken"
+            why = "a sink needs the records of a partition in order, but later records overtake those in retry topics"
             yield ("retry_topics",), why
         elif by_batch:
-            yield ("retry_topics",), "a batch has records of several fates; use mode record"
+            yield ("retry_topics",), "a batch cannot be split into done and failed records; use mode record"
 
 
 def given_in_python(
@@ -99,11 +99,11 @@ def given_in_python(
     delays, joining = values["retry_topics"], core.choice.config
     faults = list(keyword_faults({name: values[name] for name in HANDLING if name not in _ERRORS}, HANDLING).values())
     if values["workers"] == "processes" and deserialize is not None:
-        faults.append("workers = 'processes': deserializers stay in this process; call them in the handler")
+        faults.append("workers = 'processes': deserializers cannot run in other processes; call them in the handler")
     found = contradictions(values, joining.membership, sink=core.sink is not None)
     faults += (f"{' with '.join(names)}: {why}" for names, why in found)
     if delays is not None and not (joining.topics or joining.pattern):
-        faults.append("retry_topics: a consumer that subscribes to topics is needed")
+        faults.append("retry_topics: the consumer must subscribe to topics; chosen partitions are not enough")
     if faults:
         raise ConfigError("; ".join(faults))
     name = getattr(function, "__qualname__", type(function).__qualname__)

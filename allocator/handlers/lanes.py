@@ -18,13 +18,13 @@ from allocator.handlers.subprocesses import Children
 from allocator.handlers.window import Unit
 from allocator.types import TopicPartition
 
-# Seconds that one lane, or a coroutine handler that never waits, runs before others continue. Higher: fewer hops
-# between threads; lower: commits, stops, other keys and other partitions wait less.
+# Seconds that one lane, or a coroutine handler that never waits, runs before others continue. Higher: fewer thread
+# switches; lower: commits, stops, other keys and other partitions wait less.
 SLICE_S = 0.1
-# Calls shorter than this on average are bundled: several lanes share one hop to a thread.
+# If calls take less than this on average, one thread job runs the calls of several lanes, which saves thread switches.
 SHORT_CALL_S = 0.001
-SHORT_SLICE_S = 0.005  # seconds of such a hop
-RECORDS_A_HOP = 64  # records of such a hop
+SHORT_SLICE_S = 0.005  # maximum seconds of a job with several lanes
+RECORDS_A_HOP = 64  # maximum records of a job with several lanes
 
 
 class LaneOwner(Protocol):
@@ -122,7 +122,7 @@ class Lanes:
         self._running = 0
         self._waits_for_lease = self._closing = False
         self._ends = 0.0
-        """Time until which coroutines may keep the loop busy in this pass."""
+        """Time until which coroutines may keep the loop busy in this iteration."""
         self._renewal: asyncio.Handle | None = None
         self._call_s = SHORT_CALL_S
         """Average duration of a call in a thread."""
@@ -247,7 +247,7 @@ class Lanes:
                     raise
                 return _cancelled_from_within()
             except KeyboardInterrupt:
-                raise  # on the loop it comes from the terminal, not from the handler
+                raise  # Ctrl-C interrupts whatever code the loop runs; the handler did not fail
             # catch every class: if an error ended this task, the lane would be stuck
             except BaseException as error:  # noqa: BLE001 - the user's; the policy decides what follows
                 return error
@@ -265,8 +265,8 @@ class Lanes:
     def _pass_is_long(self) -> bool:
         """Returns whether calls have kept the loop busy for `SLICE_S`, so that other tasks must run.
 
-        The time starts at the first call in a pass of the loop. So calls that waited, and end together in one pass, are
-        not taken for a busy loop.
+        The time starts at the first call in an iteration of the loop. So the time that calls spend waiting does not
+        count, even if they end in the same iteration.
         """
         now = time.monotonic()
         if self._renewal is None:
@@ -302,7 +302,10 @@ class Lanes:
             self._running -= 1
 
     def _bundle(self) -> list[tuple[Lane, list[Unit]]]:
-        """Returns the lanes for one hop to a thread: several if calls are short and every thread gets as many."""
+        """Returns the lanes for the next thread job, with their units.
+
+        Takes several lanes only if calls are short and enough lanes remain for the other threads.
+        """
         turn: list[tuple[Lane, list[Unit]]] = []
         count = 0
         most = 1 + len(self._ready) // self._concurrency if self._call_s < SHORT_CALL_S else 1
@@ -351,4 +354,4 @@ class Lanes:
 
 def _cancelled_from_within() -> asyncio.TimeoutError:
     """Returns the error to report for a call that raised CancelledError although nothing cancelled it."""
-    return asyncio.TimeoutError("the handler was cancelled from within")
+    return asyncio.TimeoutError("the handler raised CancelledError, but nothing cancelled it")

@@ -50,7 +50,7 @@ class LateProducer:
             first, refusal = copies[0][0], failure.error if isinstance(failure, DeliveryFailed) else failure
             raise BrokerError(
                 f"topic {topic!r} did not take {first.topic}:{first.partition} offset {first.offset}: "
-                f"{failure}; look at the topic's existence, its max.message.bytes and this client's rights",
+                f"{failure}; check that the topic exists, its max.message.bytes and this client's rights",
                 code=getattr(refusal, "code", None),
                 retriable=True,
             ) from failure

@@ -231,7 +231,7 @@ class Processor:
         return frozenset(worker.partition for worker in self._workers_of(partitions) if not worker.has_ended)
 
     def _workers_of(self, partitions: Partitions) -> list[PartitionWorker]:
-        """Returns the last workers, including retired ones, because `restart` leaves their calls running."""
+        """Returns the last worker of each partition. Includes retired workers, whose calls may still run."""
         return [self._workers[partition] for partition in partitions if partition in self._workers]
 
     def on_partitions_assigned(self, partitions: Partitions) -> None:

@@ -44,8 +44,10 @@ class RetryPlan:
 
     @classmethod
     def of(cls, group: str, delays: Sequence[str]) -> RetryPlan:
-        """`delays`: "30s", "10m", "1h", "1d". Raises ConfigError if the group's name is not valid in the name
-        of a topic."""
+        """Creates the plan from delays such as "30s", "10m", "1h" or "1d".
+
+        Raises ConfigError if the group's name contains characters that topic names cannot have.
+        """
         delays_s = {f"{group}.retry-{delay}": parse_delay(delay) for delay in delays}
         for topic in delays_s:
             try:
@@ -59,7 +61,7 @@ class RetryPlan:
         return tuple(self.delays_s)
 
     def after(self, record: Record) -> str | None:
-        """Returns the retry topic for a failed record; None: the dead letters.
+        """Returns the retry topic for a failed record; None: the record becomes a dead letter.
 
         A record with more retries than its topic explains comes from the retry topic of another group, which this group
         reads as a normal topic. It becomes a dead letter; otherwise two such groups would send it back and forth

@@ -25,9 +25,9 @@ def fingerprint(record: Any) -> int:
 
 
 class Unit:
-    """The argument of one call of the handler: a record or a batch. None once the call is done.
+    """One call of the handler. `argument` is a record or a batch; None once the call is done.
 
-    A thread may set it to None. Threads change nothing else in a window.
+    A handler thread may set `argument` to None. Threads change nothing else in a window.
     """
 
     __slots__ = ("argument", "span")
@@ -62,14 +62,14 @@ class Window:
 
     def __init__(self, start: int, known: DoneSet | None = None) -> None:
         self.known = known
-        """Records that an earlier process has done, and that this one has not reached yet."""
+        """Records that an earlier process has handled, and that this process has not read yet."""
         self._base = start
         self.end = start
         """The offset after the last admitted record."""
         self._epoch = -1
         self._spans: deque[Span] = deque()
         self.nbytes = self.counted = 0
-        """Bytes of the batches with admitted records, now and as far as the limit of all partitions counts them."""
+        """Bytes of the batches with admitted records: the current value, and the value last added to the budget."""
 
     @property
     def width(self) -> int:
@@ -161,7 +161,7 @@ class Window:
     def done_set(self) -> tuple[int, DoneSet | None]:
         """Returns the offset to commit, and the done records beyond it (None: none).
 
-        A gap between two done records counts as done, and so starts no new run.
+        A gap between two done records counts as done, so it does not split a run.
         """
         base = at = self.base
         runs: list[tuple[int, int]] = []
@@ -181,7 +181,7 @@ class Window:
         if seen and self.end > at:
             runs.append((at, self.end))
         runs = self._with_known(runs)
-        if runs and runs[0][0] == base:  # a thread has just finished the record, or an earlier process had
+        if runs and runs[0][0] == base:  # the record at `base` is done: by a thread just now, or by an earlier process
             base = runs.pop(0)[1]
         if not runs:
             return base, None

@@ -92,7 +92,7 @@ class RegistryDeserializer:
             except RegistryFailed as error:
                 pause_s = backoff.next()
                 log.warning("schema %d: %s; trying again in %g s", number, error, pause_s)
-            except ValueError as error:  # a ConfigError too
+            except ValueError as error:  # includes ConfigError
                 log.warning("schema %d: %s; its records cannot be decoded", number, error)
                 if len(self._refused) >= MAX_REFUSED:
                     self._refused.clear()

@@ -168,7 +168,7 @@ class Registry:
             response = json.loads((await client.fetch(request)).body)
         except HTTPClientError as error:
             if error.code in (404, 422):
-                raise ConfigError(f"{self.url} does not have it") from None
+                raise ConfigError(f"the registry {self.url} does not have it") from None
             raise RegistryFailed(f"{self.url} responds {error.code}: {shown(error.message or '')}") from error
         except (OSError, ValueError) as error:
             raise RegistryFailed(f"{self.url} does not respond as a schema registry: {shown(error)}") from error

@@ -192,8 +192,8 @@ class TransactionalSink(Generic[Connection]):
             if not await confirm():
                 raise SinkError(f"{self._names(doubtful)}: the group does not confirm that this member owns them")
             log.warning(
-                "%s: %s: the table has owners with fences that are not lower than this member's, but the group "
-                "confirms that it is the owner: the fences have restarted, perhaps because the ensemble lost its data",
+                "%s: %s: the table has an owner whose fencing token is not lower than this member's, but the group "
+                "confirms this member as owner: the tokens have restarted, perhaps because the ensemble lost its data",
                 group,
                 self._names(doubtful),
             )

@@ -424,7 +424,7 @@ def check_together(config: Config, reader: SettingsReader) -> None:
     for names, why in contradictions(config.handling_values, group.membership, sink=sink, by_batch=batch):
         reader.fault([f"handler.{name}" for name in names], why)
     if handler.retry_backoff_s > handler.retry_backoff_max_s:
-        reader.fault(["handler.retry_backoff_s", "handler.retry_backoff_max_s"], "the first is more than the maximum")
+        reader.fault(["handler.retry_backoff_s", "handler.retry_backoff_max_s"], "the first delay exceeds the maximum")
     if consume.min_bytes > consume.prefetch_bytes:
         reader.fault(["consume.min_bytes", "consume.prefetch_bytes"], "the first is more than the second")
     _check_kafka_security(config.kafka, reader)
@@ -452,7 +452,7 @@ def _check_kafka_security(kafka: KafkaSection, reader: SettingsReader) -> None:
             reader.fault([f"kafka.{key}", "kafka.security_protocol"], "has no effect with this protocol")
     if protocol.startswith("SASL_"):
         if kafka.sasl_mechanism is None:
-            reader.fault(["kafka.security_protocol", "kafka.sasl_mechanism"], "a mechanism is needed")
+            reader.fault(["kafka.security_protocol", "kafka.sasl_mechanism"], "SASL needs a mechanism")
         elif kafka.sasl_mechanism.startswith(("PLAIN", "SCRAM")):
             for key in ("sasl_plain_username", "sasl_plain_password"):
                 if getattr(kafka, key) is None:
@@ -461,16 +461,16 @@ def _check_kafka_security(kafka: KafkaSection, reader: SettingsReader) -> None:
             reader.fault([f"kafka.{name}" for name in names], why)
     if (kafka.ssl_keyfile is not None or kafka.ssl_password is not None) and kafka.ssl_certfile is None:
         given = "ssl_keyfile" if kafka.ssl_keyfile is not None else "ssl_password"
-        reader.fault([f"kafka.{given}", "kafka.ssl_certfile"], "it belongs to a certificate")
+        reader.fault([f"kafka.{given}", "kafka.ssl_certfile"], "has no effect without a certificate")
 
 
 def _check_zookeeper_security(zookeeper: ZooKeeperSection, reader: SettingsReader) -> None:
     for first, second in (("digest_username", "digest_password"), ("digest_password", "digest_username")):
         if getattr(zookeeper, first) is not None and getattr(zookeeper, second) is None:
-            reader.fault([f"zookeeper.{first}", f"zookeeper.{second}"], "each needs the other")
+            reader.fault([f"zookeeper.{first}", f"zookeeper.{second}"], "set both or neither")
     for key in ("sasl_username", "sasl_password"):
         if getattr(zookeeper, key) is not None and zookeeper.sasl_mechanism != "DIGEST-MD5":
-            reader.fault([f"zookeeper.{key}", "zookeeper.sasl_mechanism"], 'it belongs to "DIGEST-MD5"')
+            reader.fault([f"zookeeper.{key}", "zookeeper.sasl_mechanism"], 'only "DIGEST-MD5" uses it')
         if getattr(zookeeper, key) is None and zookeeper.sasl_mechanism == "DIGEST-MD5":
             reader.fault(["zookeeper.sasl_mechanism", f"zookeeper.{key}"], "the mechanism needs it")
     for key in _TLS:

@@ -89,7 +89,7 @@ class Daemon:
             await self._watcher.close()
 
     def _process(self, choice: ClusterChoice) -> Coroutine[Any, Any, None]:
-        """Returns the run of a new processor, to be awaited. From now on `stop` reaches the processor."""
+        """Creates a processor, which `stop` stops from now on. Returns a coroutine that runs it."""
         self._processor = Processor(self._handler, self._handling)
         return self._processor.run(
             self._make(choice, _Status(self._notifier)),

@@ -32,7 +32,7 @@ from allocator.types import TopicPartition
 
 REACH_S = 3.0  # limit of one TCP connection in seconds; higher: waits longer for a host that drops packets
 SETTLE_S = 5.0  # seconds for topics to appear; higher: reports a missing topic later
-MAX_NAMES = 5  # in a line
+MAX_NAMES = 5  # maximum number of names in one line
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _members(config: Config, state: GroupState | None) -> Check:
     """Checks whether the other members of the group share an allocator function with this one."""
     what = f"group {config.group.name}"
     if config.group.membership != "zookeeper":
-        return Check(what, True, f"its members are of the layout {config.group.membership!r}")
+        return Check(what, True, f"members of the membership {config.group.membership!r} are not checked")
     if state is None or not state.members:
         return Check(what, True, "no other members; this one owns all partitions")
     names = _few(map(state.name_of, state.members))
@@ -140,7 +140,7 @@ def _members(config: Config, state: GroupState | None) -> Check:
     common = offered.intersection(*(info.strategies for info in state.members.values() if info.strategies))
     if not common and all(info.strategies for info in state.members.values()):
         others = _few(sorted({name for info in state.members.values() for name in info.strategies}))
-        remedy = f"set group.assignor to one that all members have: they offer {others}"
+        remedy = f"set group.assignor to an assignor that all members have: they offer {others}"
         return Check(what, False, f"{found}; none of {sorted(offered)} is offered by all of them", remedy)
     if state.problems:
         return Check(what, None, f"{found}; {state.problems[0]}", f"allocator doctor {config.group.name}")

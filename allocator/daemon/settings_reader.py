@@ -94,7 +94,7 @@ class SettingsReader:
 
     def _hint(self, name: str, known: Iterable[str], form: str, otherwise: str) -> str:
         """Suggests the similar name in `known`, or a setting of another section; else returns `otherwise`."""
-        # names in upper case or with hyphens are similar too
+        # compare in lower case with underscores, so that `Min-Bytes` is similar to `min_bytes`
         near = difflib.get_close_matches(name.lower().replace("-", "_"), known, 1)
         found = [form.format(each) for each in near]
         found += (f"{section}.{name}" for section, kind in self.sections.items() if name in _names(kind))

@@ -244,7 +244,7 @@ def test_keys_outside_any_section_and_sections_that_are_none(files: Files) -> No
             '[handler]\nretry_topics = ["1m"]\ndead_letter_topic = "billing.retry-1m"',
             "'billing.retry-1m' is a retry topic",
         ),
-        ('[kafka]\nsecurity_protocol = "SASL_SSL"', "with kafka.sasl_mechanism not set: a mechanism is needed"),
+        ('[kafka]\nsecurity_protocol = "SASL_SSL"', "with kafka.sasl_mechanism not set: SASL needs a mechanism"),
         ("[kafka]\nssl_check_hostname = false", "has no effect with this protocol"),
         (
             '[kafka]\nsecurity_protocol = "SASL_PLAINTEXT"\nsasl_mechanism = "PLAIN"\nsasl_plain_username = "u"',
@@ -255,7 +255,7 @@ def test_keys_outside_any_section_and_sections_that_are_none(files: Files) -> No
             "sasl_oauth_token_provider not set with kafka.sasl_oauth_token_endpoint not set: OAUTHBEARER needs",
         ),
         ('[zookeeper]\ndigest_password = "u"', "digest_password = *** with zookeeper.digest_username not set: each"),
-        ('[zookeeper]\nsasl_username = "u"', "with zookeeper.sasl_mechanism not set: it belongs to"),
+        ('[zookeeper]\nsasl_username = "u"', 'with zookeeper.sasl_mechanism not set: only "DIGEST-MD5" uses it'),
         ("[zookeeper]\nverify_certs = false", "has no effect without TLS"),
         ('[group]\npattern = "ord.*"', 'with group.pattern = "ord.*": set exactly one of them'),
         ('[group]\nmembership = "kiel"\noffsets = "kafka"', "they are in one of: zookeeper, both"),

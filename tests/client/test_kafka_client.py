@@ -305,8 +305,8 @@ async def test_a_broker_that_goes_and_comes_back_is_logged_once_each_way(caplog:
         await client.close()
     ours = [record.getMessage() for record in caplog.records if record.name == "allocator.core.client.pool"]
     assert len(ours) == 2, ours
-    assert ours[0].startswith(f"Kafka broker 1 at 127.0.0.1:{port} is away: ")
-    assert ours[1] == f"Kafka broker 1 at 127.0.0.1:{port} is back"
+    assert ours[0].startswith(f"Kafka broker 1 at 127.0.0.1:{port} is unreachable: ")
+    assert ours[1] == f"Kafka broker 1 at 127.0.0.1:{port} is reachable again"
     theirs = [record for record in caplog.records if record.name.startswith("kafka.")]
     assert [record.getMessage() for record in theirs if record.levelno >= logging.ERROR] == []
 

@@ -78,8 +78,8 @@ async def test_a_provider_by_name_is_created_once_for_all_clients() -> None:
             {"sasl_oauth_token_endpoint": "https://i/t", "sasl_oauth_client_id": "b"},
             "sasl_oauth_client_secret: the end",
         ),
-        ({"sasl_oauth_token_provider": "a:b", "sasl_oauth_client_id": "b"}, "it belongs to a token endpoint"),
-        ({"sasl_mechanism": "PLAIN", "sasl_oauth_token_provider": "a:b"}, 'it belongs to "OAUTHBEARER"'),
+        ({"sasl_oauth_token_provider": "a:b", "sasl_oauth_client_id": "b"}, "no effect without a token endpoint"),
+        ({"sasl_mechanism": "PLAIN", "sasl_oauth_token_provider": "a:b"}, 'only "OAUTHBEARER" uses it'),
         ({"sasl_mechanism": "AWS_MSK_IAM"}, "sasl_mechanism with security_protocol: AWS_MSK_IAM needs SASL_SSL"),
     ],
 )

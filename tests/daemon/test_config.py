@@ -233,7 +233,7 @@ def test_keys_outside_any_section_and_sections_that_are_none(files: Files) -> No
         ('[handler]\ndead_letter_topic = "orders"', "dead letters would be consumed again"),
         (
             "[handler]\nretry_backoff_s = 60",
-            "retry_backoff_s = 60 with handler.retry_backoff_max_s = 30.0: the first is",
+            "retry_backoff_s = 60 with handler.retry_backoff_max_s = 30.0: the first delay exceeds",
         ),
         (
             "[consume]\nmin_bytes = 60000000",
@@ -254,7 +254,10 @@ def test_keys_outside_any_section_and_sections_that_are_none(files: Files) -> No
             '[kafka]\nsecurity_protocol = "SASL_PLAINTEXT"\nsasl_mechanism = "OAUTHBEARER"',
             "sasl_oauth_token_provider not set with kafka.sasl_oauth_token_endpoint not set: OAUTHBEARER needs",
         ),
-        ('[zookeeper]\ndigest_password = "u"', "digest_password = *** with zookeeper.digest_username not set: each"),
+        (
+            '[zookeeper]\ndigest_password = "u"',
+            "digest_password = *** with zookeeper.digest_username not set: set both",
+        ),
         ('[zookeeper]\nsasl_username = "u"', 'with zookeeper.sasl_mechanism not set: only "DIGEST-MD5" uses it'),
         ("[zookeeper]\nverify_certs = false", "has no effect without TLS"),
         ('[group]\npattern = "ord.*"', 'with group.pattern = "ord.*": set exactly one of them'),

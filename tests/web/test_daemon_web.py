@@ -121,7 +121,7 @@ def test_lost_records_are_on_the_page() -> None:
     watcher.note("g", found)
     assert changed.is_set()
     assert group.wrong == 2
-    assert "offsets 10 to 59 are skipped, reading goes on at 60" in findings(group)[1]["what"]
+    assert "offsets 10 to 59 are skipped, reading continues at 60" in findings(group)[1]["what"]
     changed.clear()
     watcher.note("g", losses(Consumer()))  # type: ignore[arg-type]
     assert not changed.is_set()

@@ -70,14 +70,14 @@ class ErrorCode(enum.IntEnum):
     COORDINATOR_LOAD_IN_PROGRESS = 14, RETRY, "the coordinator reads its log"
     COORDINATOR_NOT_AVAILABLE = 15, REFIND, "no broker coordinates this group or transaction now"
     NOT_COORDINATOR = 16, REFIND, "another broker coordinates this group or transaction"
-    INVALID_TOPIC_EXCEPTION = 17, FAIL, "no valid name of a topic, or a topic of Kafka's own"
+    INVALID_TOPIC_EXCEPTION = 17, FAIL, "not a valid topic name, or one of Kafka's internal topics"
     RECORD_LIST_TOO_LARGE = 18, FAIL, "larger than segment.bytes of the topic"
     NOT_ENOUGH_REPLICAS = 19, RETRY, "fewer replicas are in sync than min.insync.replicas"
     NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20, RETRY, "written, but to fewer replicas than min.insync.replicas"
     ILLEGAL_GENERATION = 22, FAIL, "that generation of the group is over"
     INCONSISTENT_GROUP_PROTOCOL = 23, FAIL, "the members have no assignor or no group protocol in common"
-    INVALID_GROUP_ID = 24, FAIL, "no valid name of a group"
-    UNKNOWN_MEMBER_ID = 25, FAIL, "the group does not have this member (any more)"
+    INVALID_GROUP_ID = 24, FAIL, "not a valid group name"
+    UNKNOWN_MEMBER_ID = 25, FAIL, "the group does not know this member, or has removed it"
     INVALID_SESSION_TIMEOUT = 26, FAIL, "outside group.min.session.timeout.ms and group.max.session.timeout.ms"
     REBALANCE_IN_PROGRESS = 27, FAIL, "the group rebalances"
     INVALID_COMMIT_OFFSET_SIZE = 28, FAIL, "the commit is larger than the offsets topic allows"
@@ -218,7 +218,7 @@ class WrongResponse(RequestFailed):
 
 
 class Undecodable(RequestFailed):
-    """A response does not decode, or a request cannot be encoded."""
+    """A response cannot be decoded, or a request cannot be encoded."""
 
     retriable = False
 

@@ -271,7 +271,7 @@ class ConnectionPool:
         broker_id = _broker_id(key)
         if broker_id in self._away:
             self._away.discard(broker_id)
-            log.info("Kafka broker %s at %s is back", broker_id, connection.address)
+            log.info("Kafka broker %s at %s is reachable again", broker_id, connection.address)
 
     def _ended(self, connection: BrokerConnection, error: Exception | None) -> None:
         key = next(key for key, each in self._connections.items() if each is connection)
@@ -304,7 +304,7 @@ class ConnectionPool:
         # not for bootstrap addresses, whose errors `connect` raises
         if broker_id not in self._away and not self.directory.is_bootstrap(broker_id):
             self._away.add(broker_id)
-            log.warning("Kafka broker %s at %s is away: %s; trying again", broker_id, address, error)
+            log.warning("Kafka broker %s at %s is unreachable: %s; retrying", broker_id, address, error)
 
     def _delay(self, key: Hashable) -> float:
         return self._failures[key].retry_at - time.monotonic() if key in self._failures else 0.0

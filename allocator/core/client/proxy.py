@@ -88,7 +88,7 @@ class Proxy(NamedTuple):
         except asyncio.IncompleteReadError:
             raise self._error("closed the connection") from None
         except asyncio.LimitOverrunError:
-            raise self._error("sends no end of its response") from None
+            raise self._error("sends a response that is too long") from None
         except OSError as error:
             raise self._error(f"fails: {os_cause(error) or type(error).__name__}") from error
         return transport
@@ -114,12 +114,12 @@ class Proxy(NamedTuple):
         if method == PASSWORD and self.user is not None:
             user, password = self.user.encode(), self.password.encode()
             if max(len(user), len(password)) > 255:
-                raise self._error("takes a user and a password of at most 255 bytes")
+                raise self._error("supports a user and a password of at most 255 bytes each")
             transport.write(bytes([1, len(user)]) + user + bytes([len(password)]) + password)
             if (await reader.readexactly(2))[1]:
                 raise self._error("refuses the user or the password")
         elif method != NO_LOGIN:
-            raise self._error("needs a login" if self.user is None else "takes no login with a user and a password")
+            raise self._error("needs a login" if self.user is None else "does not support a login by user and password")
         transport.write(b"\x05\x01\0" + _address(host) + struct.pack(">H", port))
         _, code, _, kind = await reader.readexactly(4)
         if code:

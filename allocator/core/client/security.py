@@ -92,13 +92,13 @@ def mechanism_faults(settings: Mapping[str, Any]) -> Iterator[tuple[tuple[str, .
     if settings.get(mechanism) != "OAUTHBEARER":
         for name in (provider, endpoint, *OF_ENDPOINT):
             if name in given:
-                yield (name, mechanism), 'it belongs to "OAUTHBEARER"'
+                yield (name, mechanism), 'only "OAUTHBEARER" uses it'
     elif (provider in given) == (endpoint in given):
         yield (provider, endpoint), "OAUTHBEARER needs exactly one of them"
     else:
         for name in OF_ENDPOINT:
             if provider in given and name in given:
-                yield (name, endpoint), "it belongs to a token endpoint"
+                yield (name, endpoint), "it has no effect without a token endpoint"
             if endpoint in given and name not in given and name != "sasl_oauth_scope":
                 yield (endpoint, name), "the endpoint needs it"
 

@@ -128,7 +128,7 @@ class ConsumerBase:
         of a Kafka group still has the `instance_id` then, and Closed if `close` is called meanwhile.
         """
         if self._started:
-            raise RuntimeError("start() was called already; make a new Consumer")
+            raise RuntimeError("start() was called already; create another Consumer")
         if self._closed:
             raise Closed("this consumer is closed; create another one")
         self._started = True
@@ -243,7 +243,7 @@ class ConsumerBase:
         not own. Raises ValueError for a number that is not finite or below 0.
         """
         if not 0 <= load < float("inf"):
-            raise ValueError(f"load = {load!r}: must be a number from 0 on")
+            raise ValueError(f"load = {load!r}: must be a finite number, at least 0")
         self._engine.load.reported[TopicPartition(*partition)] = float(load)
 
     # -- offsets -------------------------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ class ConsumerCore:
         began = asyncio.Event()
         self._tasks.start(source.follow(self.client, self._orders.take, began), "orders")
         if not await wait_for_event(began, ORDERS_WITHIN_S):
-            log.warning("%s: joins before it has read its orders from topic %s", self.group, source.topic)
+            log.warning("%s: joining without the operator commands; topic %s is not read yet", self.group, source.topic)
 
     async def _connect(self, timeout_s: float) -> None:
         """Connects to Kafka and to the group's coordination service, concurrently. Kafka's error has priority."""
@@ -272,7 +272,7 @@ class ConsumerCore:
     def must_not_process(self) -> None:
         """Raises RuntimeError while `process` runs."""
         if self.processor is not None:
-            raise RuntimeError("process() runs already; cancel that call first, or make a second Consumer")
+            raise RuntimeError("process() runs already; cancel that call first, or create a second Consumer")
 
     async def process_with(self, processor: RecordProcessor) -> None:
         """Makes `processor` track done records and receive changes of the assignment, until `process_no_more`.
@@ -353,7 +353,7 @@ class SinkMember:
         self._core = core
         self._sink = sink
         self._group = core.group
-        # identifies this owner beside the fencing token, which may repeat after ZooKeeper has lost its data
+        # identifies this owner together with the fencing token, which may repeat after ZooKeeper has lost its data
         self._owner = uuid.uuid4().hex
 
     async def begin(self, partitions: Partitions) -> Mapping[TopicPartition, OffsetAndMetadata]:
@@ -375,10 +375,10 @@ class SinkMember:
         }
 
     async def rewind(self, partition: TopicPartition, offset: int) -> bool:
-        """Sets the sink's offset back, once all delivered records are done: later writes would move it forward again.
+        """Sets the sink's offset back once all delivered records are done. Later writes would move it forward again.
 
-        Retries while this member owns the partition, of which no record may be delivered meanwhile. Returns False if
-        the partition has left.
+        Retries while this member owns the partition. The caller must not deliver its records in the meantime. Returns
+        False if the partition has left this member.
         """
         core, tenure = self._core, self._core.state.assignment.get(partition)
         while tenure is not None and tenure.phase is not Phase.ENDED:
@@ -391,6 +391,6 @@ class SinkMember:
                 await self._sink.rewind(partition, offset, core.client.topic_id(partition.topic))
                 return True
             except AllocatorError as error:
-                log.warning("%s: %s:%d: the sink is not at %d yet: %s", core.group, *partition, offset, error)
+                log.warning("%s: %s:%d: retrying to set the sink to %d: %s", core.group, *partition, offset, error)
                 await asyncio.sleep(SINK_RETRY_S)
         return False

@@ -153,13 +153,13 @@ class OperatorOrders:
                         await self._report(order, frozenset({partition}), what)
                         return
                 except AllocatorError as error:
-                    log.warning("%s: %s:%d: the ordered seek waits: %s", core.group, *partition, error)
+                    log.warning("%s: %s:%d: retrying the operator's seek: %s", core.group, *partition, error)
                 await asyncio.sleep(RETRY_S)
         finally:
             self._under_way.discard((order.id, partition))
 
     async def _seek_once(self, order: Order, partition: TopicPartition) -> tuple[int, str] | None:
-        """Returns the offset and the text of the result; None if the partition drains or has left."""
+        """Seeks. Returns the offset and the text of the result; None if the partition drains or has left."""
         core = self._core
         before = core.state.position(partition)
         offset = await self._offset(partition, order.arguments["to"])
@@ -168,12 +168,14 @@ class OperatorOrders:
         if core.sink is not None and not await self._seek_sink(core.sink, partition, offset):
             return None
         what = f"sought to {offset}" + ("" if before is None else f" from {before.offset}")
-        log.warning("%s: %s:%d: %s, as %s ordered", core.group, *partition, what, order.who)
+        log.warning("%s: %s:%d: %s by order of %s", core.group, *partition, what, order.who)
         return offset, what
 
     async def _seek_sink(self, sink: SinkOffsets, partition: TopicPartition, offset: int) -> bool:
-        """Sets the sink's offset, and delivers no record of the partition before. Returns False if the partition has
-        left."""
+        """Sets the sink's offset, and holds the partition's records back until then.
+
+        Returns False if the partition has left this member.
+        """
         self._held_back.add(partition)
         self.apply()
         try:

@@ -55,7 +55,7 @@ class RecordsLost:
         skipped = f"offsets {self.first} to {self.last} are skipped" if self.count else "no offset is skipped"
         return (
             f"{self.partition.topic}:{self.partition.partition} at offset {self.position}: {self.why}; "
-            f"{skipped}, reading goes on at {self.resumed_at}"
+            f"{skipped}, reading continues at {self.resumed_at}"
         )
 
 

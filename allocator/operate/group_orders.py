@@ -26,7 +26,7 @@ from allocator.types import PartitionLike
 
 NOT_OURS = (
     'Orders about members and moves need membership="zookeeper". In other groups Kafka\'s coordinator or each member '
-    "assigns the partitions, and no such orders count"
+    "assigns the partitions, so such orders have no effect"
 )
 
 WITHDRAWN_BY_PARTITION = ("pause", "quarantine", "pin", "skip")
@@ -50,11 +50,11 @@ class OrdersFromOutside:
     # -- about members -------------------------------------------------------------------------------------------
 
     async def cordon(self, member: str, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
-        """The member keeps its partitions and gets no further ones."""
+        """Stops assigning partitions to the member, which keeps those that it has."""
         return await self.give_by_name("cordon", {"member": member}, why=why, expires_s=expires_s)
 
     async def evacuate(self, member: str, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
-        """The member releases all its partitions, within the budget. The order is done when it owns none."""
+        """Moves all partitions away from the member, within the budget. The order is done when it owns none."""
         return await self.give_by_name("evacuate", {"member": member}, why=why, expires_s=expires_s)
 
     async def uncordon(self, member: str) -> tuple[Order, ...]:
@@ -67,11 +67,11 @@ class OrdersFromOutside:
         )
 
     async def swap(self, old: str, new: str, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
-        """`new` gets all partitions of `old`, and no other partition moves. `new` may join later."""
+        """Moves all partitions of `old` to `new`, and no others. `new` may join later."""
         return await self.give_by_name("swap", {"old": old, "new": new}, why=why, expires_s=expires_s)
 
     async def canary(self, count: int, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
-        """Each process that joins from now on gets exactly `count` partitions, until `promote` names it."""
+        """Assigns exactly `count` partitions to each process that joins from now on, until `promote` names it."""
         members = await self._members()
         present = await _canary(self._orders)
         known = sorted({member_name(member, info, session=False) for member, info in members.items()})
@@ -99,7 +99,7 @@ class OrdersFromOutside:
         return await self.give_by_name("pin", arguments, why=why, expires_s=expires_s)
 
     async def unpin(self, partitions: Collection[PartitionLike]) -> tuple[Order, ...]:
-        """Withdraws the pins of these partitions. A pin keeps its other partitions."""
+        """Withdraws the pins of these partitions. A pin stays in force for its other partitions."""
         return await self.withdraw("pin", {"partitions": to_ranges(partitions)})
 
     # -- about records -------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class OrdersFromOutside:
     async def pause(
         self, partitions: Collection[PartitionLike], *, why: str = "", expires_s: Optional[float] = None
     ) -> OrderReport:
-        """The owners keep the partitions, but deliver none of their records to the handler."""
+        """Stops delivering records of these partitions to handlers. The owners keep the partitions."""
         return await self.give("pause", {"partitions": to_ranges(partitions)}, why=why, expires_s=expires_s)
 
     async def resume(self, partitions: Collection[PartitionLike]) -> tuple[Order, ...]:
@@ -117,7 +117,7 @@ class OrdersFromOutside:
     async def quarantine(
         self, partitions: Collection[PartitionLike], *, why: str = "", expires_s: Optional[float] = None
     ) -> OrderReport:
-        """The records go to the dead-letter topic of the handler until the order is withdrawn."""
+        """Sends the records to the dead-letter topic instead of the handler, until the order is withdrawn."""
         return await self.give("quarantine", {"partitions": to_ranges(partitions)}, why=why, expires_s=expires_s)
 
     async def lift(self, partitions: Collection[PartitionLike]) -> tuple[Order, ...]:
@@ -127,7 +127,7 @@ class OrdersFromOutside:
     async def skip(
         self, partition: PartitionLike, offset: int, *, why: str = "", expires_s: Optional[float] = None
     ) -> OrderReport:
-        """The handler does not get the record at this offset. The record counts as done."""
+        """Keeps the record at this offset from the handler. The record counts as done."""
         arguments = {"partitions": to_ranges([partition]), "offset": offset}
         return await self.give("skip", arguments, why=why, expires_s=expires_s)
 
@@ -145,7 +145,7 @@ class OrdersFromOutside:
     async def seek(
         self, partitions: Collection[PartitionLike], to: str, *, why: str = "", expires_s: Optional[float] = None
     ) -> OrderReport:
-        """The owners seek to `to`: "earliest", "latest", an offset, or "timestamp:MILLISECONDS".
+        """Makes the owners seek to `to`: "earliest", "latest", an offset, or "timestamp:MILLISECONDS".
 
         The result names the former position of each partition.
         """
@@ -154,7 +154,7 @@ class OrdersFromOutside:
     # -- about the group -----------------------------------------------------------------------------------------
 
     async def freeze(self, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
-        """No partition leaves a live owner. Partitions without an owner still get one."""
+        """Keeps every partition at its live owner. Partitions without an owner still get one."""
         return await self.give("freeze", {}, why=why, expires_s=expires_s)
 
     async def thaw(self) -> tuple[Order, ...]:

@@ -82,7 +82,7 @@ class GroupReader:
         return read if self._changed is None else Watched(read, changed or self._changed).get
 
     async def read(self) -> GroupState:
-        """Returns the present state, with invalid znodes in `problems`. Raises NoZnode if the group does not exist."""
+        """Returns the current state, with invalid znodes in `problems`. Raises NoZnode if the group does not exist."""
         problems: list[str] = []
         document, _ = await _valid(self._document(), problems) or (None, 0)
         # read the members after the document: otherwise a member that has left would appear as present, and its

@@ -104,7 +104,7 @@ class GroupState:
 
     @cached_property
     def assigned(self) -> Partitions:
-        """Partitions that a member owns, or gets once their present owner releases them."""
+        """Partitions that a member owns, or gets once their current owner releases them."""
         if self.document is None:
             return frozenset()
         return frozenset().union(*self.document.owners.values(), *self.document.promised.values())
@@ -409,7 +409,7 @@ class GroupReport:
         )
 
     def _lag_text(self) -> str:
-        """The known lag, and the partitions whose lag is unknown."""
+        """Returns the known lag as text, with the partitions whose lag is unknown."""
         unknown = [partition for partition in self.current if self.logs.lag(partition) is None]
         if not unknown:
             return f"lag {self.lag.known}"
@@ -421,7 +421,7 @@ class GroupReport:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Returns at most `SHOWN` names, and the number of the others."""
+    """Returns at most `SHOWN` names as text, and how many more there are."""
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 

@@ -126,9 +126,10 @@ async def _times(
 
 
 async def copy_offsets(clusters: Clusters, group: str, other: str, *, execute: bool) -> ResetPlan:
-    """Commits the offsets of a group for another group on the same brokers; without `execute`, only returns the plan.
+    """Commits the offsets of one group for another group on the same brokers. Returns the plan.
 
-    Raises MembersAlive, and changes nothing, if the other group has members; NoSuchGroup without offsets to copy.
+    Without `execute`, commits nothing. Raises MembersAlive, and changes nothing, if the other group has members. Raises
+    NoSuchGroup if there are no offsets to copy.
     """
     async with clusters.cluster() as client:
         offsets = await GroupOffsets(client, group, timeout_s=client.request_timeout_s).fetch(None)

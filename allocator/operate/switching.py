@@ -78,13 +78,13 @@ class ChoiceWatcher:
 
     async def _follow(self) -> None:
         while True:
-            # without an event, the earlier watch is still set
+            # set a new watch only if the last one has fired
             watch = self._reread.set if await wait_for_event(self._reread, LOOK_S) else None
             self._reread.clear()
             try:
                 found = await read_choice(self._zk, self._path, watch)
             except ZooKeeperError as error:
-                log.debug("%s: the read failed and is retried: %s", self._path, error)
+                log.debug("%s: retrying a failed read: %s", self._path, error)
                 await asyncio.sleep(0.1)
                 self._reread.set()
                 continue
@@ -237,7 +237,7 @@ class SwitchingConsumer:
         return frozenset() if self._consumer is None else self._consumer.assignment()
 
     def may_act(self) -> bool:
-        """Like `Consumer.may_act`."""
+        """Like `Consumer.may_act`; False while the group is frozen."""
         return self._consumer is not None and self._consumer.may_act()
 
     async def _follow(self) -> None:

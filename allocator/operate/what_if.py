@@ -1,8 +1,8 @@
 """Plans the moves of a group after a change of members, weights, racks, the function, partition counts, or orders.
 
 Guarantee: the group does what the plan says, unless something else changes first. `preview` decides as the leader does,
-from the present document. One exception: the id of a new member is not known in advance. If a function breaks ties by
-id, another partition may move to the new member, but the same number.
+from the current document. One exception: the id of a new member is not known in advance. If a function breaks ties by
+id, the new member may get other partitions than planned, but as many.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Scenario:
     """Topic -> partitions."""
     orders: Orders
     failed: Mapping[str, MemberInfo] = field(default_factory=dict)
-    """Members that crash, so that they do not leave."""
+    """Members that crash instead of leaving. The group notices only when their sessions expire."""
     function: Optional[str] = None
     """The allocator function to use instead of the function that the members agree on."""
 
     @classmethod
     def of(cls, state: GroupState, counts: Mapping[str, int]) -> Scenario:
-        """Returns the present state of the group."""
+        """Returns a scenario without changes, from the current state of the group."""
         if state.coordinated is not None:
             raise ConfigError(
                 f"Kafka's coordinator assigns the partitions of group {state.group!r}. A plan needs a group with "
@@ -73,7 +73,7 @@ class Scenario:
         return replace(self, members={**self.members, f"m-{'f' * 16}-{number:010}": info})
 
     def removing(self, text: str, *, failed: bool = False) -> Scenario:
-        """Removes a member: it leaves, or with `failed` it crashes and does not restart within its grace."""
+        """Removes a member: it leaves, or with `failed` it crashes and does not restart within `restart_grace_s`."""
         return self._without({self._member(text)}, failed)
 
     def failing_rack(self, rack: str) -> Scenario:
@@ -250,7 +250,7 @@ async def plan_of(
     if scenario.function is not None:
         members = {member: replace(info, strategies=(scenario.function,)) for member, info in members.items()}
     document = state.document or AssignmentDocument()
-    # members that the scenario removes do not come back to their seats
+    # do not reserve partitions (`restart_grace_s`) for members that the scenario removes
     gone = state.members.keys() - members.keys()
     document = document.but(seats={member: seat for member, seat in document.seats.items() if member not in gone})
     # the leader moves partitions for load only after a lasting imbalance, and not together with another change
@@ -294,7 +294,7 @@ async def plan_of(
 
 
 def _present(document: AssignmentDocument) -> dict[str, frozenset[TopicPartition]]:
-    """Returns the partitions that each member owns, or gets as soon as they are released."""
+    """Returns the partitions that each member owns, or gets as soon as their current owner releases them."""
     found = dict(document.owners)
     for member, parts in document.promised.items():
         found[member] = found.get(member, frozenset()) | parts

@@ -45,7 +45,7 @@ def test_other_text_is_no_expiry(text: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says", "code"),
     [
-        (["cordon", "billing", "m", "--brokers", "127.0.0.1:1"], "no such orders count", 1),
+        (["cordon", "billing", "m", "--brokers", "127.0.0.1:1"], "such orders have no effect", 1),
         (["pin", "billing", "t", "m", "--zookeeper", "127.0.0.1:1"], "write topic:0 or topic:0-3,7", 2),
         (["freeze", "billing", "--expires", "soon", "--zookeeper", "127.0.0.1:1"], "such as 30m, 2h or 1d", 2),
         (["plan", "billing", "--apply", "--zookeeper", "127.0.0.1:1"], "must consist of orders", 2),

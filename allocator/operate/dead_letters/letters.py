@@ -106,7 +106,7 @@ class DeadLetterQueue:
         return found, count
 
     async def read(self, chosen: LetterFilter = EVERY, *, settled: bool = False) -> AsyncIterator[Letter]:
-        """Yields the present letters, partition by partition; with `settled`, also settled letters."""
+        """Yields the letters that are not settled, partition by partition. With `settled`, yields all letters."""
         notes = await self._notes()
         topic_id = self._topic_id()
         async for record in self._records(self.topic, chosen.since_ms):
@@ -141,7 +141,7 @@ class DeadLetterQueue:
         return notes
 
     async def _records(self, topic: str, since_ms: int | None) -> AsyncIterator[Record]:
-        """Yields every record of a topic, or every record since a time, up to the present end."""
+        """Yields every record of a topic, or every record since a time, up to the current end of the log."""
         partitions = [TopicPartition(topic, number) for number in self._client.partitions(topic) or ()]
         reader = RangeReader(self._client, isolation_level="read_committed", patience_s=self._timeout_s)
         async for batch in reader.read(await reader.bounds(partitions, since_ms)):
@@ -160,7 +160,7 @@ class DeadLetterQueue:
     ) -> Outcome:
         """Writes the original records of these letters back to their topics and partitions.
 
-        The records get the present time, because the retention of the topic could delete an old record at once. The
+        The records get the current time, because the retention of the topic could delete an old record at once. The
         header `allocator.first_timestamp` has the original time. Without `execute`, writes nothing. `rate` limits the
         letters per second.
 
@@ -226,7 +226,7 @@ class DeadLetterQueue:
     async def _write_fitting(
         self, writer: TransactionalWriter, letters: list[Letter], note: Settled, original: Any, outcome: Outcome
     ) -> None:
-        """Writes these letters, except letters that are too large for their topics. Adds all to `outcome`."""
+        """Writes these letters. Adds written letters to `outcome.done`, and too large ones to `outcome.refused`."""
         try:
             await self._write(writer, letters, note, original)
             outcome.done += letters

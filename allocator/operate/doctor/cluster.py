@@ -51,7 +51,7 @@ def _brokers(seen: Observation) -> Iterator[Finding]:
     if seen.version and seen.version < OLD:
         missing = "records have no timestamps, so offsets cannot be reset to a time"
         if seen.version < (0, 9):
-            missing += "; there is no TLS and no group protocol of Kafka's own"
+            missing += "; the brokers support neither TLS nor Kafka's group protocols"
         if seen.version < (0, 8, 2):
             missing += "; offsets are stored only in ZooKeeper"
         yield Finding(

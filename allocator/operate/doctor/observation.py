@@ -47,23 +47,23 @@ class Observation:
     group: Optional[str]
     began_ms: float = 0.0
     ended_ms: float = 0.0
-    """Both by the clock of this machine."""
+    """Start and end of the poll, by the clock of this machine."""
     failed_checks: tuple[tuple[str, str], ...] = ()
     """(check, error) for each failed check."""
     version: tuple[int, ...] = ()
     brokers: Mapping[int, BrokerSeen] = field(default_factory=dict)
     replicas: Mapping[TopicPartition, Replicas] = field(default_factory=dict)
-    """All partitions of the cluster; empty without a Kafka client."""
+    """The replicas of all partitions of the cluster; empty without a Kafka client."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """The settings of one broker; empty before 0.11."""
     report: Optional[GroupReport] = None
-    """None: neither ZooKeeper nor Kafka knows the group."""
+    """The group; None if neither ZooKeeper nor Kafka knows it."""
     modified: Mapping[str, int] = field(default_factory=dict)
     """Path -> time of the last write by ZooKeeper's clock, for the znodes of the group."""
     kafka: Optional[GroupState] = None
     """The group as Kafka's coordinator reports it; `report` has the group in ZooKeeper."""
     old_offsets: Mapping[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
-    """Offsets that only ZooKeeper has; `report` includes them."""
+    """Committed offsets that are only in ZooKeeper. `report` includes them."""
     old: OldLayouts = field(default_factory=OldLayouts)
     """The group in the znode layouts of kiel and Kafka 0.8."""
     registrations: tuple[Registration, ...] = ()
@@ -75,7 +75,7 @@ class Observation:
     known_groups: tuple[str, ...] = ()
     """The groups under this root, if this group is not among them."""
     leftover_groups: tuple[str, ...] = ()
-    """Groups under this root that consist of empty znodes; only without a `group`."""
+    """Groups under this root that consist of empty znodes. Read only if `group` is None."""
 
     @property
     def state(self) -> Optional[GroupState]:

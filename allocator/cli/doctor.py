@@ -98,7 +98,8 @@ def _session_timeout_s(access: Access) -> Optional[float]:
 
 def _fix(access: Access, group: str | None, findings: list[Finding], yes: bool, as_json: bool) -> dict[str, str]:
     """Asks, executes the fixes, and returns finding id -> what the fix did."""
-    # no chroot without a question: in a mistyped one, members would form a second group that owns all partitions too
+    # never create a chroot without asking: in a mistyped chroot, members would form a second group that owns every
+    # partition a second time
     chosen = [each for each in findings if each.fix is not None and not (yes and each.fix.kind == "chroot")]
     if not chosen:
         by_hand = "; run the commands above yourself" if any(finding.command for finding in findings) else ""

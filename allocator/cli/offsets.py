@@ -35,7 +35,7 @@ def offsets() -> None:
 )
 @click.option("--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="Brokers of the source cluster: host:port,host:port.")
 @click.option("--to-brokers", help="Kafka brokers of the target cluster (default: the source cluster).")
-@click.option("--storage", type=STORAGE, default="kafka", help="Where the offsets are.")
+@click.option("--storage", type=STORAGE, default="kafka", help="Where the committed offsets are stored.")
 @click.option("--to-storage", type=STORAGE, default="kafka", help="Where to write the offsets.")
 @repeated(
     "--zookeeper",
@@ -147,8 +147,8 @@ def _place(
     if not hosts and (NOWHERE not in zookeepers or storage == "zookeeper"):
         nowhere = "" if storage == "zookeeper" else f", or --zookeeper {NOWHERE} if it has none"
         raise ConfigError(
-            f"members of {group!r} may be registered in a ZooKeeper: give --zookeeper (or --config){nowhere}. Members "
-            "would commit their own offsets over the copied ones"
+            f"group {group!r} may have members in ZooKeeper: give --zookeeper (or --config){nowhere}. Running members "
+            "would overwrite the copied offsets with their own"
         )
     options = access.zookeeper_options
     return OffsetStore(servers, group, storage, tuple(hosts), access.root, access.security, options)

@@ -93,8 +93,8 @@ def _details(why: str, expires: str | None) -> dict[str, Any]:
 def _order(command_name: str, *parameters: Command, of_records: bool = False) -> Callable[[Command], Command]:
     """Registers a function that returns an `Act` as a command that gives an order.
 
-    The function gets `parameters`, and the reason and expiry as `details`. `of_records`: the order is about records, so
-    groups in Kafka follow it too.
+    The function gets `parameters`, and the reason and the expiry as `details`. Set `of_records` for an order about
+    records, which groups in Kafka follow too.
     """
 
     def add(function: Command) -> Command:
@@ -186,7 +186,7 @@ def orders_command(name: str, remove: tuple[str, ...], access: Access, as_json: 
 
 @_order("cordon", MEMBER)
 def cordon(member: str, details: Any) -> Act:
-    """Assign no further partitions to MEMBER, which keeps its present ones."""
+    """Assign no further partitions to MEMBER, which keeps those that it owns."""
     return lambda orders: orders.cordon(member, **details)
 
 
@@ -215,7 +215,7 @@ def swap(old: str, new: str, details: Any) -> Act:
 def pin(partitions: frozenset[TopicPartition], place: str, details: Any) -> Act:
     """Assign PARTITIONS (topic:0-3,7) to PLACE: a member, or rack:NAME.
 
-    Without a live member there, others get them.
+    While PLACE has no live member, other members get them.
     """
     return lambda orders: orders.pin(partitions, place, **details)
 

@@ -224,7 +224,8 @@ def audit(
 ) -> None:
     """Compare RIGHT with LEFT, the reference: missing, duplicated, extra, moved, altered and reordered records.
 
-    Each is kafka://host:port,host:port/topic or archive:DIRECTORY (archive:DIRECTORY/topic=orders if it has several).
+    Write each side as kafka://host:port,host:port/topic or archive:DIRECTORY. If the archive has several topics, write
+    archive:DIRECTORY/topic=orders.
 
     \b
     Exit codes:

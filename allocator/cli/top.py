@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 WORST = 10  # maximum number of partitions shown, those with the most lag
 LINES = 3  # maximum lines of findings, orders and moves, each
-NAME = 24  # names become shorter than this only when all lesser columns are dropped
+NAME = 24  # `_table` makes names shorter than this only after it has dropped all `lesser` columns
 GAP = 2  # spaces between columns
 FRAME_S = 0.5
 SHIFT_TAB, BACK = "\x1b[Z", "\x0b"  # the escape sequence of Shift-Tab, and one character instead of it
@@ -227,7 +227,7 @@ def _groups(watcher: Watcher, names: list[str], shown: Optional[str], width: int
         row = (
             # the mark is visible without colours
             Text(f"{'>' if name == shown else ' '} {plain(name)}", style="bold reverse" if name == shown else ""),
-            # without ZooKeeper, the present state is unknown
+            # without ZooKeeper, the current state is unknown
             Text(report.phase, style=STYLES[report.phase]) if watcher.ready else Text(f"{report.phase}?", style="dim"),
             _figure(None if coordinated else report.state.generation),
             Text(str(len(report.state.members))),

@@ -34,8 +34,8 @@ async def check_members_known(clusters: Clusters, group: str) -> None:
     """
     if clusters.zookeeper is None:
         raise ConfigError(
-            f"members of {group!r} may be registered in a ZooKeeper. Give --zookeeper or --config, or --zookeeper none "
-            "if it has no members in any ZooKeeper. Nothing was changed"
+            f"group {group!r} may have members in ZooKeeper. Give --zookeeper or --config, or --zookeeper none if it "
+            "has no members in any ZooKeeper. Nothing was changed"
         )
     async with clusters.ensemble() as zk:
         older = await older_members(zk, group)

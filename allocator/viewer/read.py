@@ -86,7 +86,7 @@ class Query:
     """None: all partitions, or with a key, the partition that Kafka's default partitioner chooses."""
     position: Position = field(default_factory=lambda: Position("latest"))
     limit: int = 50
-    """Maximum number of records from the position on."""
+    """Maximum number of records at and after the position."""
     before: int = 0
     """Maximum number of records before the position. For "latest", 0 means `limit`."""
     key: Optional[bytes] = None
@@ -101,7 +101,7 @@ class Query:
 
 @dataclass
 class ReadWindow:
-    """The offsets `first` to `next` - 1 were read of a partition whose log has `begin` to `end` - 1."""
+    """The part of a partition that was read: offsets `first` to `next` - 1. The log has `begin` to `end` - 1."""
 
     partition: int
     first: int
@@ -122,7 +122,7 @@ class ReadResult:
     stopped: str
     """The limit that ended the read: "records", "bytes" or "time"; "" if the read is complete."""
     by_partitioner: bool
-    """True if the default partitioner chose the partition of the key."""
+    """True if only the partition was read that Kafka's default partitioner chooses for the key."""
 
 
 @dataclass

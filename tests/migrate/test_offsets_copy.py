@@ -199,7 +199,7 @@ def test_the_command_shows_its_plan_and_changes_offsets_only_with_execute(
     run = CliRunner()
     for asked in (command, [*command, "--zookeeper", "none", "--storage", "zookeeper"]):
         unseen = run.invoke(main, asked)
-        assert (unseen.exit_code, "may be registered in a ZooKeeper" in unseen.stderr) == (2, True)
+        assert (unseen.exit_code, "may have members in ZooKeeper" in unseen.stderr) == (2, True)
     command += ["--zookeeper", new.zookeeper]
     shown = run.invoke(main, command)
     assert (shown.exit_code, "nothing was changed" in shown.output) == (0, True)

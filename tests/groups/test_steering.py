@@ -126,7 +126,7 @@ def test_an_evacuated_member_replaces_no_other() -> None:
     assert constraints_of([swap, leaves], MEMBERS) == Constraints(evacuated=frozenset({B}))
     document = AssignmentDocument(owners={A: parts(0)})
     state = OrdersInForce(Orders(), [swap, leaves], {}).states(MEMBERS, document, {A: parts(0)})[swap.id]
-    assert state == OrderState("not kept", "the new member is under the order evacuate")
+    assert state == OrderState("not kept", "the new member is being evacuated")
 
 
 def test_new_members_are_canaries_until_they_are_promoted() -> None:

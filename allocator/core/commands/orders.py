@@ -127,9 +127,9 @@ class OrderKind:
     """A new order replaces an earlier order of this kind with equal values of these arguments. (): a group has at most
     one order of this kind. None: all arguments count."""
     acts: Literal["leader", "owner"] = "leader"
-    """The actor that carries it out: the leader, or each member that owns some of its partitions."""
+    """The actor that carries out an order of this kind: the leader, or each member that owns some of its partitions."""
     once: bool = False
-    """Whether it is carried out once for each of its partitions, and is then done."""
+    """Whether an order of this kind is carried out once for each of its partitions, and is done after that."""
     words: Callable[[Mapping[str, Any]], str] = lambda arguments: ""
     """Describes the arguments, apart from `partitions`, in a few words."""
 
@@ -470,7 +470,7 @@ Entry = TypeVar("Entry", Order, OrderResult)
 
 
 def encode_entry(entry: Union[Order, OrderResult]) -> bytes:
-    """Encodes an order without its results, or a result, for a store that keeps each of them by itself."""
+    """Encodes a result, or an order without its results, for a store that keeps orders and results separately."""
     return encode_object({name: value for name, value in entry.to_json().items() if name != "results"})
 
 

@@ -267,7 +267,7 @@ class _Outcome:
         if not old:
             return OrderState("done", "the old member has left")
         if new[0] in self._evacuated and self._has(old[0]):
-            return OrderState("not kept", "the new member is under the order evacuate")
+            return OrderState("not kept", "the new member is being evacuated")
         return self._emptying(old, "the old member has no partitions", "the new member may not have")
 
     def _pin(self, order: Order) -> OrderState:

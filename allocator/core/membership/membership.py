@@ -44,26 +44,26 @@ class AssignmentListener(Protocol):
         return Tenures(Tenure)
 
     async def assigned(self, partitions: Partitions) -> None:
-        """Start these partitions: this member owns them from now on."""
+        """Starts these partitions: this member owns them from now on."""
 
     async def revoked(self, partitions: Partitions) -> Partitions | None:
-        """Stop these partitions, drain and commit them. The membership releases them when this returns.
+        """Stops, drains and commits these partitions. The membership releases them when this returns.
 
         May return partitions that are still in use. The membership releases the others, and calls again for the
         returned ones. Cancelled if the session is lost.
         """
 
     async def lost(self, partitions: Partitions) -> None:
-        """Stop these partitions and commit nothing: another member may own them already."""
+        """Stops these partitions and commits nothing: another member may already own them."""
 
     def suspended(self, why: str) -> None:
-        """Deliver and commit nothing until `resumed`. The member still owns its partitions."""
+        """Stops deliveries and commits until `resumed`. The member still owns its partitions."""
 
     def resumed(self) -> None:
-        """The lease is valid again."""
+        """Resumes deliveries and commits: the lease is valid again."""
 
     def failed(self, error: BaseException) -> None:
-        """Pass this error to the user. No call of the user caused it."""
+        """Passes to the user an error that no call of the user caused."""
 
 
 class Membership(Protocol):
@@ -170,7 +170,7 @@ class GroupMembership:
             draining = [tenure for tenure in draining if tenure.phase is Phase.DRAINING]
 
     async def _released(self, partitions: Partitions) -> None:
-        """Called after these partitions were drained and released in the record."""
+        """Called after these partitions were drained and released in `tenures`."""
 
     async def _until_left(self) -> None:
         """Waits until the member has left, after it was notified to leave."""

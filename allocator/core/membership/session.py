@@ -34,7 +34,7 @@ ADMISSION_S = 0.5
 
 
 class _Silence(Exception):
-    """The user has not polled for too long. Caught in this module."""
+    """Raised within this module when the user has not polled for too long."""
 
 
 class SessionMembership(GroupMembership):

@@ -36,7 +36,7 @@ def parse_object(path: str, data: bytes) -> dict[str, Any]:
     if data.count(b"[") + data.count(b"{") > MAX_CONTAINERS:
         raise InvalidZnode(path, "more lists and objects than any group needs")
     if data.count(b'"') > 2 * MAX_STRINGS:
-        raise InvalidZnode(path, "more texts than any group needs")
+        raise InvalidZnode(path, "more strings than any group needs")
     left = iter(range(MAX_NUMBERS))
     try:
         doc = json.loads(data, parse_int=_parser(int, left), parse_float=_parser(float, left))

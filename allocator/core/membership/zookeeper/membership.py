@@ -269,8 +269,8 @@ class ZooKeeperMembership(SessionMembership):
     # -- leading -------------------------------------------------------------------------------------------------
 
     async def _elect(self) -> None:
-        """Leads while this member is the oldest. Otherwise watches only the next older member, so that the end of a
-        member wakes one other member and not all."""
+        """Leads while this member is the oldest. Otherwise watches only the next older member, so that a member that
+        ends wakes only one other member."""
         while True:
             gone = asyncio.Event()
             try:

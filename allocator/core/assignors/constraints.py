@@ -82,7 +82,8 @@ def steer(
     steering = _Steering(view, constraints, view.owned if held is None else held)
     first = found = steering.result(assignor)
     for _ in range(ROUNDS if steering.differs else 0):
-        # after these moves, ties may be resolved differently; that would move more partitions at the next change
+        # computes again from the result, because ties may now resolve differently and would move partitions at the next
+        # change
         before, found = found, _Steering(replace(view, owned=found), constraints, found).result(assignor)
         if found == before:
             return found
@@ -244,7 +245,7 @@ class _Steering:
             shares = dict.fromkeys(shares, 1)
 
         def turn(member: str) -> tuple[float, int, int, str]:
-            """Returns the sort key of a member: the lowest one changes its number next."""
+            """Returns a member's sort key. The member with the lowest key changes its number next."""
             full = (goals[member] + (step > 0)) / shares[member]
             return step * full, step * goals[member], -step * held[member], member
 

@@ -18,9 +18,9 @@ _FAR = 1 << 60  # an infinite distance: longer than any path
 def apportion(total: int, weights: Sequence[float]) -> tuple[list[int], list[int], int]:
     """Divides `total` in proportion to weights, with the least possible sum of n*n/weight.
 
-    Returns the numbers, the indices that tie for the rest, and how many of these get one more. This is rounding to the
-    nearest (Webster's method): with equal weights the numbers differ by at most one, and a larger total never makes a
-    number smaller.
+    Returns the numbers, the indices that tie for the remaining units, and how many of these indices get one more. This
+    is rounding to the nearest (Webster's method): with equal weights the numbers differ by at most one, and a larger
+    total never makes a number smaller.
     """
     if not total or not weights:
         return [0] * len(weights), [], total

@@ -120,7 +120,7 @@ class LoadAssignor(BuiltIn):
 
     def __init__(self, source: str) -> None:
         self.source = source
-        """The load that members report: the setting `follow_load`."""
+        """The kind of load that members report, as in the setting `follow_load`."""
         self.name = f"load-{source}"
 
     def __call__(self, view: GroupView) -> Assignment:

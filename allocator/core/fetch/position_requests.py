@@ -217,7 +217,7 @@ class PositionRequests:
                 self._retry(tp, requested[tp], self._client.retry_backoff_s if error.retriable else UNRETRIABLE_PAUSE_S)
             if not error.retriable:
                 for tp in {tp.topic: tp for tp in sorted(at, reverse=True)}.values():
-                    self._faults.fail(tp, error)  # once for each topic
+                    self._faults.fail(tp, error)  # reports the error once for each topic
             return set()
         for tp, there in found.items():
             # the epoch allows detecting a truncation before the first record is read (KIP-320)

@@ -25,9 +25,9 @@ Commit = Callable[[Mapping[TopicPartition, OffsetAndMetadata]], Awaitable[None]]
 # Fraction of the retention time. An offset is committed again after half of it at the latest. Higher: fewer requests;
 # lower: the coordinator may be unavailable for longer
 PERIOD: Final = 0.25
-MAX_PERIOD_S: Final = 6 * 3600.0  # the brokers' setting may change
+MAX_PERIOD_S: Final = 6 * 3600.0  # upper limit, because the brokers' retention setting may change
 # Seconds between turns. An offset that another member committed may be old, so a turn commits it again. Higher: a
-# short-lived member commits none; lower: more turns
+# member that lives only briefly may renew no offset; lower: more turns
 CHECK_S: Final = 20.0
 IDLE_S: Final = 5.0  # seconds between turns while the member owns nothing
 

@@ -151,7 +151,7 @@ class OffsetTracker:
         if in_hand:
             reached.update((p, offset) for p, offset in self._handed.items() if offset != REPLACED)
         chosen = reached if partitions is None else [p for p in partitions if p in reached]
-        # a delivered offset may be committed already; the done offset must not replace it
+        # leaves out lower offsets: the user may have committed delivered records that are not done
         return {p: reached[p] for p in chosen if reached[p] > self._committed.get(p, -1)}
 
     def forget(self, topic_ids: Mapping[TopicPartition, Any]) -> None:

@@ -36,7 +36,7 @@ REQUEST_BYTES: Final = 4 << 20
 ASK_AGAIN_S: Final = 0.1
 
 SEQUENCE_LOST: Final = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.UNKNOWN_PRODUCER_ID))
-# the broker may have stored the batch
+# error codes after which the broker may have stored the batch
 MAYBE_WRITTEN: Final = frozenset(
     (ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
 )
@@ -363,7 +363,7 @@ class BatchSender(Generic[B]):
             error = for_code(response.error_code, "cannot get a producer id")
             if not error.retriable:
                 raise error
-            log.debug("%s", error)  # the coordinator has just started
+            log.debug("%s", error)  # a temporary failure, for example while the coordinator starts
             await asyncio.sleep(self._client.retry_backoff_s)
 
     def _send(self, tasks: BackgroundTasks) -> bool:

@@ -167,7 +167,7 @@ def _decoded(
     try:
         decoded = pa.array(found, kind)
     except UNFIT:
-        # values that the column cannot hold, such as a decimal of too many digits
+        # finds the values that the column cannot hold, such as a decimal with too many digits
         for number, value in enumerate(found):
             try:
                 pa.array([value], kind)

@@ -25,8 +25,8 @@ VECTOR = "jdk.incubator.vector"
 def session(name: str, master: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
     """Returns the active or a new session, with `format("allocator")` registered.
 
-    Without `master` it takes the master of spark-submit or the configuration, else this machine's processors. Raises
-    `MissingExtra` without pyspark 4.2 or newer, `JavaMissing` without a suitable Java.
+    Without `master` it takes the master of spark-submit or the configuration, otherwise all processors of this machine.
+    Raises `MissingExtra` without pyspark 4.2 or newer, `JavaMissing` without a suitable Java.
     """
     try:
         from pyspark.sql import SparkSession

@@ -95,8 +95,8 @@ class Manifest:
     def of_table(
         cls, number: int, topic: str, ids: tuple[str | None, str | None], ends: Mapping[int, int], columns: Any
     ) -> Manifest:
-        """Returns the state of a table that keeps the offsets itself. `ids` are of cluster and topic, `ends` the next
-        offsets."""
+        """Returns one manifest with the state of a table that stores the offsets itself. `ids`: the ids of cluster and
+        topic. `ends`: partition -> next offset."""
         ranges = {partition: (0, end) for partition, end in ends.items()}
         return cls(number, "append", topic, ids[0] or None, ids[1] or None, ranges, (), "", "", columns=columns)
 

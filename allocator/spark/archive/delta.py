@@ -181,5 +181,5 @@ class DeltaStore(TableStore):
 
 
 def _columns(schema: str) -> dict[str, Any]:
-    """Returns `Manifest.columns` from the JSON of a Delta schema, which names types like Spark's JSON."""
+    """Converts a Delta schema (JSON) to `Manifest.columns`. Both use Spark's JSON names for types."""
     return {field["name"]: field["type"] for field in json.loads(schema)["fields"] if field["name"] not in _PARTITIONED}

@@ -86,7 +86,7 @@ def transformed(rows: DataFrame, transform: Transform | None, manifests: Iterabl
 
 
 def columns_of(rows: DataFrame) -> dict[str, Any]:
-    """Returns `Manifest.columns` of files with these rows."""
+    """Returns the value of `Manifest.columns` for files that contain these rows."""
     return {field.name: field.dataType.jsonValue() for field in rows.schema if field.name not in ("topic", "partition")}
 
 

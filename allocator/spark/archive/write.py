@@ -125,7 +125,8 @@ def archive(
     report = ArchiveReport(topic.name, root, dry_run=dry_run)
 
     def plan() -> tuple[Extent, list[Manifest], Reach]:
-        """Sets the report's ranges and gaps. Its last result is an empty range at the start of each new partition."""
+        """Sets the report's ranges and gaps. Returns the extent, the commits, and an empty range at the start of each
+        new partition."""
         alive = store.live()
         extent = topic.extent()  # read after the commits, so that it cannot be older than they are
         start, report.gaps = _start(alive, topic.name, extent, allow_gaps)

@@ -187,7 +187,7 @@ class Comparison:
             rows = _resemble(rows, [*scope, "hv", "ht"], valued | timed, "altered")
         rows = self._ends(self._keep(rows))
         paired = F.col("mo").isNotNull()
-        rows = rows.where(F.col("side") | ~paired)  # reports a pair once
+        rows = rows.where(F.col("side") | ~paired)  # keeps one of the two rows of each pair
         here = F.col("side")
         return _shaped(
             rows.select(

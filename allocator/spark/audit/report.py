@@ -107,7 +107,7 @@ class Report:
     by: str
     ignored: tuple[str, ...]
     counts: Mapping[tuple[str, str, int, str], int]
-    """(kind, topic, partition, altered fields with commas) -> number of differences."""
+    """(kind, topic, partition, altered fields separated by commas) -> number of differences."""
     samples: tuple[Difference, ...]
     notes: tuple[str, ...]
     started: datetime

@@ -22,25 +22,25 @@ RANGES: Final[Mapping[str, Union[Number, Whole]]] = {
 
 @dataclass(frozen=True)
 class MirrorSettings:
-    """Times in seconds.
+    """The settings of a mirror. Times are in seconds.
 
     old, new            brokers, "host:port,host:port"
     topics or pattern   the topics to mirror; a pattern is matched at the start of a topic's name
     group               the group of the mirror's processes. Its offsets on the old cluster are the positions, and the
                         topic "<group>.offset-map" of the new cluster has the offset map
-    membership          of the group: "zookeeper" or "kafka"; the former needs `zookeeper`
+    membership          membership of the group: "zookeeper" (needs `zookeeper`) or "kafka"
     old_zookeeper       the old cluster's ensemble, with its chroot: brokers before 0.11 do not report topic settings
     create              create the chroot in `zookeeper` if it does not exist; otherwise a missing chroot is an error
     replication         replication factor of created topics, at most the number of brokers
     throttle_bytes_s    maximum bytes that this process sends in a second; None: no limit
-    append              start to mirror a partition behind the records that the new one holds already
+    append              append to new partitions that already hold records; without it, such a partition is an error
     accept_loss         end without an error although the old cluster deleted records before they were mirrored, and
                         mirror records that the new cluster deletes at once; without it, their topic stops
     recreated           how to continue with old topics that were deleted and created again, or lost their tail;
-                        without it they stop. topic -> "earliest": from its earliest record, behind the former records
+                        without it they stop. topic -> "earliest": from its earliest record, after the former records
                         on the new cluster; "continue": where the log was cut, or at the stored position, as if it were
                         the same topic
-    restart             topics to mirror again from the earliest old record, behind what the new topic has, if the new
+    restart             topics to mirror again from the earliest old record, after the new topic's records, if the new
                         topic was deleted, created again or truncated; without it they stop
     commit_interval_s   Higher: more records are compared after a crash; lower: more requests.
     buffer_bytes        maximum bytes that are read and not acknowledged

@@ -202,7 +202,7 @@ async def _plan(
         after, note = found[partition]
         problem = "" if after is not None else note
         if partition in former:
-            problem = f"offset {offset} is of a topic that was deleted and created again since"
+            problem = f"offset {offset} belongs to a topic that was deleted and created again since"
         elif partition in own_ends and offset > own_ends[partition].end:
             end = own_ends[partition].end
             problem = f"offset {offset} is beyond the end of its own log, {end}: it was created again, or cut"

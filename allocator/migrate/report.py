@@ -28,20 +28,21 @@ class Remedy(enum.Enum):
     """The action of an operator that lets a stopped topic continue."""
 
     RECREATED = (
-        "Start with --recreated {topic}=earliest to mirror it from its earliest record, behind what the new cluster "
-        "has; or with --recreated {topic}=continue to go on at the stored position, as if it were the same topic"
+        "Start with --recreated {topic}=earliest to mirror it from its earliest record, after the records on the new "
+        "cluster; or with --recreated {topic}=continue to resume at the stored position, as if it were the same topic"
     )
     TRUNCATED = (
-        "Start with --recreated {topic}=continue to go on at the first offset that the old log lost, behind what the "
-        "new cluster has, which keeps the records that the old one lost; or with --recreated {topic}=earliest to "
-        "mirror all records again"
+        "Start with --recreated {topic}=continue to resume at the first offset that the old log lost (the new cluster "
+        "keeps the records that the old one lost, and gets the new ones after them); or with --recreated "
+        "{topic}=earliest to mirror all records again"
     )
     EXPIRED = (
         "Set retention.ms of the new topic to -1 until its consumers have moved, and start the mirror again; or start "
         "with --accept-loss to mirror these records nevertheless"
     )
     RESTART = (
-        "Start with --restart {topic} to mirror it again from its earliest old record, behind what the new cluster has"
+        "Start with --restart {topic} to mirror it again from its earliest old record, after the records on the new "
+        "cluster"
     )
 
 

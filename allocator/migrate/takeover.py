@@ -279,7 +279,7 @@ async def _find_targets_lost(
     """Like `find_targets_lost`, but also compares the last mirrored records of topics without an id."""
     kept = {each: target for each, offset in stored.items() if (target := Target.of(offset)) is not None}
     for each in stored.keys() - kept.keys():
-        runs = clusters.map.positions(each).runs  # the old broker stores no metadata
+        runs = clusters.map.positions(each).runs  # the commit has no metadata, because the old broker cannot store it
         if runs:
             kept[each] = Target(max(run.target for run in runs))
     found = await find_targets_lost(clusters.new, kept, target_ids)

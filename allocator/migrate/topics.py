@@ -87,8 +87,8 @@ def carried(settings: Mapping[str, str], zstd: bool = True) -> dict[str, str]:
 async def deletes_after(old: KafkaClient, new: KafkaClient, topic: str) -> int | None:
     """Returns the age in ms at which the new cluster deletes records that the old one keeps; None if it deletes none.
 
-    Defaults of the clusters count. Brokers before 0.11 do not report their retention, and the first ones delete by the
-    age of the file. For these it returns any age at which the new cluster deletes.
+    Defaults of the clusters count. Brokers before 0.11 do not report their retention, and the oldest versions delete by
+    the age of the file. For these it returns any age at which the new cluster deletes.
     """
     after = await _retention_ms(new, topic)
     kept = None if after is None else await _retention_ms(old, topic)

@@ -97,7 +97,7 @@ async def by_timestamp(
         elif each not in times:
             found[each] = Found(new_ends[each].start, "the old log never had a record")
         elif target is None:
-            found[each] = Found(None, "no record that new exists there yet")
+            found[each] = Found(None, "all records there are older")
         else:
             note = "; the group had read all" if each in read_all else ""
             found[each] = Found(target.offset, f"at {times[each]} ms{note}")
@@ -137,7 +137,7 @@ async def by_map(
         if each not in ends:
             found[each] = Found(None, "not on the new cluster")
         elif recreated is not None:
-            found[each] = Found(None, f"the old topic was created again: {recreated}; set --recreated of the mirror")
+            found[each] = Found(None, f"the old topic was created again: {recreated}; set the mirror's --recreated")
         elif kept is not None and (lost := target_lost(each, kept, ends[each].end, new_ids[each.topic])) is not None:
             found[each] = Found(None, f"{lost}; start the mirror with --restart {each.topic}")
         elif offset > mirrored.get(each, -1):
@@ -190,7 +190,8 @@ async def _search(
     before: int,
     tell: Callable[[int], None],
 ) -> Found:
-    """Finds the records of `sample` in a row. Returns the offset after the first `before` of them."""
+    """Searches the log for the records of `sample`, one right after the other. Returns the offset after the first
+    `before` of these records."""
     matches: list[int] = []
     window: list[tuple[int, bytes]] = []
     async for batch in new.reader.read({partition: ends}):

@@ -260,6 +260,6 @@ async def test_offsets_of_a_recreated_topic_are_neither_copied_nor_restored(
     await commit(new, group, {partition: 70})
     for by in ("offset", "timestamp", "content"):
         (row,) = (await copy_offsets(target, source, by=by)).rows
-        assert row.problem == "offset 40 is of a topic that was deleted and created again since"
+        assert row.problem == "offset 40 belongs to a topic that was deleted and created again since"
         (row,) = (await copy_offsets(source, target, by=by)).rows
         assert row.problem == "offset 70 is beyond the end of its own log, 60: it was created again, or cut"

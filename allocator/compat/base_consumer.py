@@ -43,7 +43,7 @@ class BaseConsumer:
         group: str | None = None,
     ) -> None:
         if deserializer is not None and not callable(deserializer):
-            raise ConfigError(f"deserializer is {deserializer!r}; pass a function of the value's bytes")
+            raise ConfigError(f"deserializer is {deserializer!r}; pass a function that takes the bytes of a value")
         if isinstance(max_wait_time, bool) or not isinstance(max_wait_time, (int, float)) or not max_wait_time >= 0:
             raise ConfigError(f"max_wait_time is {max_wait_time!r}; pass a number of milliseconds")
         # one colon, as in kiel: allocator functions of kiel's users split the name there to get the host

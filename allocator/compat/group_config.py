@@ -39,7 +39,7 @@ OWN: Final[Mapping[str, Setting]] = {
         False,
         "Makes this member watch the number of partitions. A change ends the generation, and the member joins again.",
     ),
-    "partition_watch_interval_s": Setting(_SECONDS, 5.0, "Seconds between these checks of the number of partitions."),
+    "partition_watch_interval_s": Setting(_SECONDS, 5.0, "Seconds between two checks of the number of partitions."),
     "retention_s": Setting(
         Number(above=True),
         None,

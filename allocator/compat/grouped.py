@@ -121,7 +121,7 @@ class GroupedConsumer(BaseConsumer):
             self._watcher = ChoiceWatcher(place.ensemble(), choice_path(place.root, group))
         self._consumed: set[str] = set()
         self._fetching: dict[str, ConsumerCore] = {}  # topic -> the core that fetches it for the current `consume`
-        self._synced: set[str] = set()  # `synced_offsets`, and the topics that the user removed from it
+        self._synced: set[str] = set()  # topics that were ever in `synced_offsets`
         self._started = False
         self.allocator = KielAllocator(self, zk_hosts, partition_allocator)
 

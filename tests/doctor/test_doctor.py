@@ -18,6 +18,7 @@ from allocator.core.assignors.kiel import naive_allocator
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.znodes.documents import Claim, MemberInfo
+from allocator.errors import NoOffsetsError
 from allocator.operate.doctor import diagnose, observe
 from allocator.protocols.legacy.old_consumer import OldSubscription
 from allocator.testing import LocalCluster, wait_until_async
@@ -104,6 +105,21 @@ async def test_partitions_that_nobody_owns_and_the_function_that_is_to_blame(pat
         found = await patient.examined(interval_s=1)
     assert len(found["unowned-partitions"][0].where) == 4
     assert "out of ideas" in found["assignment-refused"][0].what
+
+
+async def test_unreadable_offsets_hide_no_partition_without_an_owner(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: Any, **__: Any) -> Any:
+        raise NoOffsetsError("GROUP_AUTHORIZATION_FAILED")
+
+    async with patient.consumer(assignor=of_no_use):
+        with zookeeper_client(patient.zookeeper) as zk:
+            await wait_until_async(lambda: zk.exists(f"{patient.base}/assignment"), 30)
+        monkeypatch.setattr(GroupOffsets, "fetch", refuse)
+        found = await patient.examined()
+    assert [finding.where for finding in found["could-not-look"]] == [("committed offsets",)]
+    assert len(found["unowned-partitions"][0].where) == 4
 
 
 async def test_partitions_that_wait_for_a_restart(patient: Patient) -> None:

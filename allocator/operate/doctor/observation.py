@@ -202,7 +202,9 @@ async def _kafka_group(
         collector.fields["kafka"] = await kafka_group(client, group)
     old: OldLayouts = collector.fields.get("old", OldLayouts())
     replicas: Collection[TopicPartition] = collector.fields.get("replicas", ())
-    existing = {*report.subscribed, *subscribed(collector.fields.get("kafka"), client), *filter(old.reads, replicas)}
+    # if the offsets could not be read, `report.subscribed` is empty
+    known = (*report.subscribed, *subscribed(report.state, client))
+    existing = {*known, *subscribed(collector.fields.get("kafka"), client), *filter(old.reads, replicas)}
     stored = {partition for partition in replicas if partition.topic in old.stored}
     wanted = {*existing, *stored, *report.state.assigned, *logs.committed}
     async with collector.check("committed offsets"):

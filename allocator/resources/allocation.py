@@ -82,7 +82,7 @@ class Allocation:
     ) -> None:
         options = ZooKeeper(
             zookeeper,
-            root=root or ROOT,
+            root=ROOT if root is None else root,
             session_timeout_s=session_timeout_s,
             zookeeper_options=zookeeper_options,
             instance_id=instance_id,

@@ -57,6 +57,7 @@ def my_own(view: GroupView) -> dict[str, list[TopicPartition]]:
         (["eu"], {"restart_grace_s": 5}, "instance_id"),
         (["eu"], {"session_timeout_s": 10_000}, "10 seconds"),
         (["eu"], {"refresh_s": 0}, "refresh_s"),
+        (["eu"], {"root": ""}, "root"),
         (["eu"], {"group": "a/b"}, "a/b"),
     ],
 )

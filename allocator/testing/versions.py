@@ -158,5 +158,5 @@ def zookeeper_jars(version: str) -> JarSet:
 def _known(what: str, versions: Mapping[str, T], version: str) -> T:
     if version not in versions:
         known = ", ".join(versions)
-        raise UnknownVersion(f"{what} {version!r} is not a supported version; supported: {known}")
+        raise UnknownVersion(f"{what} {version!r} is not a supported version; known: {known}")
     return versions[version]

@@ -165,7 +165,7 @@ class _Steering:
         swapped = self._swapped
         substitutes = frozenset(swapped.values())
         evacuated = rules.evacuated - swapped.keys()
-        # a cordoned member without partitions gets none, so the assignor's result must not depend on it
+        # hides cordoned members without partitions from the assignor, because they get no partitions
         idle = self._cordoned.difference(self._holder.values(), swapped)
         members: tuple[Member, ...] = ()
         for absent in (

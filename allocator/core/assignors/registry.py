@@ -137,7 +137,7 @@ def _adapt(target: Any, spec: str | None, *, forced: bool = False, of_kiel: bool
     wanted = getattr(target, "wants", ())
     if isinstance(wanted, str) or not isinstance(wanted, Iterable) or not WANTABLE.issuperset(wanted):
         raise AssignorError(
-            f"allocator function {shown}: its `wants` is {wanted!r}; it must be a collection of some of "
+            f"allocator function {shown}: its `wants` is {wanted!r}; it must be a collection with values from "
             f"{', '.join(map(repr, sorted(WANTABLE)))}"
         )
     if of_kiel or _positional(target, shown) == 2:
@@ -152,7 +152,7 @@ def _positional(target: Callable[..., Any], shown: str) -> int:
     try:
         parameters = inspect.signature(target).parameters.values()
     except (TypeError, ValueError) as error:
-        raise AssignorError(f"allocator function {shown} does not show its signature: {error}") from error
+        raise AssignorError(f"allocator function {shown} has no readable signature: {error}") from error
     required = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     positional = [p for p in required if p.kind is not p.KEYWORD_ONLY]
     if len(required) == len(positional) and len(positional) in (1, 2):

@@ -118,7 +118,7 @@ def _wanted(view: GroupView) -> frozenset[TopicPartition]:
 def _partitions(member: str, partitions: Any, faults: _Faults) -> list[TopicPartition]:
     """Returns the valid partitions of one member, and adds the others to the faults."""
     if isinstance(partitions, (str, bytes)) or not isinstance(partitions, Iterable):
-        faults["members with something else than partitions"].append(f"{member!r}: {shown(partitions)}")
+        faults["members with something other than partitions"].append(f"{member!r}: {shown(partitions)}")
         return []
     try:
         items = list(partitions)

@@ -42,8 +42,8 @@ def check_together(held: int) -> None:
     """Raises OverflowError if `held`, the decompressed size of all record batches of one column set, is too large."""
     if held > COLUMNS_LIMIT:
         raise OverflowError(
-            f"the record batches decompress to {held} bytes and more, and columns hold {COLUMNS_LIMIT}; slice the "
-            "batch, or iterate over its records"
+            f"the record batches decompress to at least {held} bytes, but columns hold at most {COLUMNS_LIMIT}; "
+            "slice the batch, or iterate over its records"
         )
 
 

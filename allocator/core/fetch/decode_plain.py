@@ -160,7 +160,7 @@ class _Walk:
         self.aborted = [(first, producer) for producer, first in aborted]
         heapq.heapify(self.aborted)
         self.aborting: set[int] = set()
-        # the last offset so far: batches are in order
+        # the last offset so far; a later batch must not start below it
         self.floor = -1
 
     def run(self) -> None:

@@ -271,7 +271,8 @@ class FetchLoop:
         """Applies the response about one partition, except that `_fetch_next` reports its records."""
         buffer, wanted = plan.buffers[tp], plan.wanted[tp]
         if not self._planner.is_current(buffer) or buffer.fetch_offset != wanted.offset or buffer.halted:
-            return  # since the request, it was sought, reset, reassigned or halted, or its records were dropped
+            # outdated: since the request, the partition was sought, reset, reassigned or halted, or its records dropped
+            return
         partition = self._state.assignment[tp]
         effects = effects_of(
             part,

@@ -42,7 +42,7 @@ class BrokerPartitions:
         self.urgent: PlannedFetch | None = None
         # when the main request was planned, and until when the broker may hold it back
         self.main_since = self.main_until = 0.0
-        # whether the last response was full: then partitions without records in it may have some
+        # whether the last response was full; if so, partitions without records in it may still have records
         self.full = False
         # the earliest time at which a paused partition may be fetched again
         self.again_at = math.inf

@@ -173,7 +173,7 @@ class GroupMembership:
         """Called after these partitions were drained and released in `tenures`."""
 
     async def _until_left(self) -> None:
-        """Waits until the member has left, after it was notified to leave."""
+        """Waits until the member has left. Called after the member was notified to leave."""
         task = self._task
         assert task is not None
         try:

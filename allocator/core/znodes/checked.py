@@ -55,7 +55,7 @@ def encode_object(doc: Mapping[str, Any]) -> bytes:
 
 
 def _parser(kind: Callable[[str], Any], left: Iterator[int]) -> Callable[[str], Any]:
-    """Returns a function that parses numbers, as many as `left` has items. Raises ValueError for more."""
+    """Returns a parser of single numbers. It raises ValueError once `left` is exhausted, which limits the count."""
 
     def parse(text: str) -> Any:
         if len(text) > LONGEST_NUMBER or next(left, None) is None:

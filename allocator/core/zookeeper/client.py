@@ -227,7 +227,7 @@ class ZooKeeperClient:
         if client is None or self._loop is None:
             return
         assert self._connected is not None
-        self._connected.set()  # `connect` may wait for it
+        self._connected.set()  # wakes `connect`, which may be waiting
         self.state = SessionState.LOST
         # kazoo's stop joins its threads, which takes seconds if the ensemble does not respond
         self._dead.append(self._loop.run_in_executor(None, _stop, client))

@@ -58,7 +58,7 @@ class Handshake:
         """The handler of the client."""
 
     def install(self, client: KazooClient) -> None:
-        """Replaces a method of `client`, which has this handler and has not started yet."""
+        """Makes `client` open its sessions with this object. Call it before the client starts."""
         self._connection = client._connection
         self._kazoo_invoke = client._connection._invoke
         client._connection._invoke = self._invoke

@@ -165,7 +165,7 @@ class ZooKeeperMembership(SessionMembership):
             self._changed.set()
 
     def leave_for_good(self) -> None:
-        """Makes the next `leave` end the reservation of `restart_grace_s`, so that the partitions move at once."""
+        """Makes the next `leave` move the partitions at once, without the reservation of `restart_grace_s`."""
         self._for_good = True
 
     # -- sessions ------------------------------------------------------------------------------------------------

@@ -132,8 +132,8 @@ def adopt(claims: Mapping[str, Claim], last: AssignmentDocument | None = None, w
 
     `last` is the newest document that the caller has read, `writes` the number of times that a document was written.
     No generation or revision was greater than these, so the numbers keep increasing. This is safe because a member
-    extends its claim in a transaction that also checks that the allowing document is still current: after the leader
-    has read the claims, no claim can appear that is based on the lost document.
+    extends its claim in a transaction that also checks that the document is still current: after the leader has
+    read the claims, no claim can appear that is based on the lost document.
     """
     last = last or AssignmentDocument()
     return AssignmentDocument(

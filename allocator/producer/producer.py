@@ -220,8 +220,8 @@ class Producer:
 
     def _acked(self, partition: TopicPartition, batch: _RecordBatch, offset: int) -> None:
         if self._open[partition].batch is batch:
-            del self._open[partition]  # frees its memory
-        if not batch.delivered.done():  # cancelled
+            del self._open[partition]  # frees the memory of the batch
+        if not batch.delivered.done():  # done if the caller cancelled it
             batch.delivered.set_result(None)
 
     def _refused(self, partition: TopicPartition, queue: PartitionQueue[_RecordBatch], error: BrokerError) -> None:

@@ -33,7 +33,7 @@ class ColumnType:
 def column_type(schema: Any) -> ColumnType:
     """Returns the type of a parsed schema (`allocator.handlers.schemas.as_reader_schema`).
 
-    Raises ConfigError for types that Spark has no type for: recursive types, and unions of several types.
+    Raises ConfigError for types without a Spark type: recursive types, and unions of several types.
     """
     named = dict(schema.get("__named_schemas", {})) if isinstance(schema, dict) else {}
     return _type(schema, named, "the schema", ())

@@ -97,7 +97,7 @@ class Options:
         _START,
         None,
         "`earliest`, `latest`, `committed`, `timestamp:<ms or ISO 8601>`, or JSON by partition. Default: `earliest` "
-        "for a batch, `latest` for a new stream; a checkpoint comes before it. `committed` begins at the group's "
+        "for a batch, `latest` for a new stream; a checkpoint takes precedence. `committed` begins at the group's "
         "offset, and at the earliest record of a partition without one.",
     )
     starting_timestamps: Optional[StartOrEnd] = setting(

@@ -47,7 +47,7 @@ def section(title: str, *parts: str) -> Markup:
 
 
 def badge(text: str, kind: str = "quiet") -> Markup:
-    """`kind`: "good", "busy", "bad" or "quiet"."""
+    """Returns a coloured label. `kind`: "good", "busy", "bad" or "quiet"."""
     return Markup(f'<span class="badge {kind}">{escape(text)}</span>')
 
 

@@ -205,7 +205,7 @@ class CommitLog:
     def commit(self, manifest: Manifest) -> None:
         """Syncs the files, then writes the manifest, then renames the directory for readers without manifests.
 
-        After ArchiveBusy and ArchiveFull, nothing of the commit is kept.
+        After ArchiveBusy or ArchiveFull, no file of the commit remains.
         """
         staged = self.directory / manifest.staged
         final = self.manifests / f"{manifest.number:08d}.json"

@@ -148,7 +148,7 @@ class Comparison:
         return _shaped(changed.withColumn("kind", F.lit("altered")))
 
     def _reordered(self) -> DataFrame:
-        """Returns overtaken pairs: a record that follows them on the left precedes them on the right."""
+        """Returns the pairs whose record was overtaken: a later record of the left precedes it on the right."""
         both = self._paired().where(F.col("unit").isNotNull())
         # in descending order of left offsets, the rows before a record follow it on the left. Records of a key in two
         # partitions have no order

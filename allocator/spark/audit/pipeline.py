@@ -42,7 +42,7 @@ __all__ = ["BY", "FIELDS", "Report", "Source", "audit"]
 BY = ("partition", "key", "offset")
 FIELDS = ("key", "value", "headers", "timestamp")
 NEEDED = {"key": "binary", "value": "binary", "topic": "string", "partition": "int", "offset": "bigint"}
-LOOKED_UP = 200  # samples with key and value. Higher: a longer report.
+LOOKED_UP = 200  # maximum number of samples with key and value. Higher: a longer report; lower: fewer details.
 
 Reach = Mapping[int, tuple[int, int]]
 

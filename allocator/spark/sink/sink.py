@@ -34,7 +34,7 @@ KINDS = {
 }
 # Brokers with auto.create.topics.enable need a moment. Higher: a wrong name fails later; lower: a new topic may fail.
 CREATION_S: Final = 5.0
-NO_TOPIC: Final = "record {} of a task has no topic: its column is null, and there is no option"
+NO_TOPIC: Final = "record {} of a task has no topic: its column is null, and the option is not set"
 NO_PARTITION: Final = "{} has no partition {}; null lets the key choose one"
 NO_HEADER_KEY: Final = "a header without a key cannot be written; remove it: filter(headers, h -> h.key is not null)"
 

@@ -99,7 +99,7 @@ async def _read(
         async for batch in reader.read(ranges, topic_ids={tp.topic: each.topic_id for tp, each in wanted.items()}):
             yield batch
     except RangeUnread as error:
-        raise NothingRead(f"{error}. Spark may retry the task; timeout_s is the time that it waits") from error
+        raise NothingRead(f"{error}. Spark may retry the task; timeout_s limits how long a task waits") from error
     except OffsetOutOfRange as error:
         raise DataLoss(await _why_lost(reader, wanted, error)) from error
 

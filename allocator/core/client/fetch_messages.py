@@ -149,7 +149,7 @@ _WANTED: Final = {
     9: struct.Struct(">iiqqi"),  # adds the leader epoch, after the partition
     12: struct.Struct(">iiqiqiB"),  # adds the epoch of a follower's last record, after the offset, and tagged fields
 }
-_CONSUMER: Final = -1  # in fields that only replicas fill
+_CONSUMER: Final = -1  # value of fields that only replicas fill in
 
 
 class Wanted(NamedTuple):
@@ -285,7 +285,7 @@ class FetchSession:
         changed = {tp: each for tp, each in wanted.items() if known.get(tp) is not each and known.get(tp) != each}
         moved = bool(changed) or len(known) != len(wanted)
         if moved:
-            # brokers before 2.8 give topics no id
+            # topics have no id before Kafka 2.8
             by_name = any(each.topic_id is None for each in wanted.values())
             self._newest = BY_NAME if by_name else NEWEST
             self._names = {each.topic_id.bytes: tp.topic for tp, each in wanted.items() if each.topic_id is not None}
@@ -293,7 +293,7 @@ class FetchSession:
         if version < SESSIONS:
             return Turn(NO_SESSION, wanted, {}, self._newest)
         if by_id != self._by_id:
-            self.lost()  # a session has either names or ids of topics
+            self.lost()  # a session names topics either by name or by id, so start another one
             self._by_id = by_id
         self._known = wanted
         if self._epoch == _NEW:

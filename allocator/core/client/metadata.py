@@ -136,7 +136,7 @@ class Refresher:
         self._settled = settled
         self._max_age_s = max_age_s
         self._retry_backoff_s = retry_backoff_s
-        self._topics: set[str] = set()  # of the callers that wait for the next round
+        self._topics: set[str] = set()  # topics requested by the callers that wait for the next round
         self._next: asyncio.Future[None] | None = None  # the end of the next round, if anything waits for it
         self._demand: asyncio.Event | None = None
         self._task: asyncio.Task[None] | None = None

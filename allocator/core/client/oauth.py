@@ -36,7 +36,7 @@ TOKEN: Final = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # RFC 6750, section 2.1
 
 
 def check_token_endpoint(text: str) -> None:
-    """Raises ValueError, without the URL, if it is no URL to which a secret may be sent."""
+    """Raises ValueError if a secret must not be sent to this URL. The error does not quote the URL."""
     try:
         parts = urlsplit(text)
         host, port = parts.hostname or "", parts.port

@@ -43,7 +43,7 @@ class Proxy(NamedTuple):
     user: Optional[str] = None
     password: str = ""
 
-    def __str__(self) -> str:  # for errors, so without the password
+    def __str__(self) -> str:  # leaves out the password, because errors contain this text
         return f"proxy {self.scheme}://{self.host}:{self.port}"
 
     @classmethod

@@ -31,7 +31,7 @@ from allocator.core.types import (
 MASK: Final = "***"
 REQUIRED: Final[Any] = dataclasses.MISSING
 Check = Callable[[str], object]
-"""Raises a ValueError with the reason if the text is wrong."""
+"""Checks a text. Raises a ValueError with the reason if the text is wrong."""
 
 
 # -- kinds of values ---------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class Number(SettingKind):
     low: float = 0.0
     high: float = math.inf
     above: bool = False
-    """Whether `low` itself is not allowed."""
+    """True if the value must be greater than `low`; False if `low` itself is allowed."""
     unit: str = "seconds"
 
     @property
@@ -289,7 +289,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         "`ConsumerGroup` offers the first two. With `group_protocol` `consumer`: an assignor of the broker.",
     ),
     "client_id": Setting(
-        _NAME, None, "Name of this member in lists and logs; several may share it. None: made of host and process."
+        _NAME, None, "Name of this member in lists and logs; several may share it. None: created from host and process id."
     ),
     "weight": Setting(
         Number(0, 1e6, above=True, unit="relative capacity"),
@@ -326,7 +326,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     "root": Setting(
         Text(check=lambda text: check_path("ZooKeeper root", text), what="an absolute path"),
         "/allocator",
-        "The znode of the groups. Members with different roots never meet.",
+        "The znode that holds the groups. Members with different roots form different groups.",
     ),
     "zookeeper_options": Setting(Table(), None, "Credentials, ACL, SASL and TLS, under kazoo's names.", secret=True),
     "session_timeout_s": Setting(

@@ -81,7 +81,7 @@ class Effort:
 
 @dataclass(eq=False)
 class Measures:
-    """All measures of one consumer. The counts are those since its start."""
+    """All measures of one consumer. Counts begin at its start."""
 
     join: Measure = field(default_factory=Measure)
     """From JoinGroup to its response, which comes when the whole group has joined."""

@@ -86,7 +86,7 @@ class Commits:
         if self._offsets is None or self._idle is None:
             return
         self._offsets.committer = self.membership.committer
-        # during the join, because the first assigned partitions need the coordinator
+        # find the coordinator during the join, because the first assigned partitions need their committed offsets
         tasks.start(self._find_coordinator(), "coordinator")
         if self._interval_s is not None:
             tasks.start(self.commit_regularly(self._interval_s, self.commit_done), "auto-commit")
@@ -98,7 +98,7 @@ class Commits:
             await self.offsets.find()
 
     async def close(self) -> None:
-        """Returns when all commits of `commit_async` have ended. Idempotent."""
+        """Waits until all commits of `commit_async` have ended. Idempotent."""
         if self._offsets is not None:
             await self._offsets.close()
 
@@ -262,12 +262,12 @@ class Commits:
             raise error
         stamp = f"generation {membership.generation} member {membership.member_id}"
         self._progress.note_member(membership.member_id)
-        last_id, text = None, stamp  # of the topic before, because most commits have one topic
+        last_id, text = None, stamp  # reused while the topic stays the same, because most commits have one topic
         to_send = {}
         for partition, each in offsets.items():
             offset, metadata, epoch = each
             if epoch is None or epoch < 0:
-                # by the epoch, the next owner detects a truncation of the log (KIP-320)
+                # the epoch lets the next owner detect a truncation of the log (KIP-320)
                 epoch = self._fetcher.leader_epoch(partition, offset)
             if not metadata and isinstance(each, Committed):
                 metadata = self._metadata(stamp, partition, each)

@@ -162,7 +162,7 @@ class ConsumerBase:
             self._closed = True
             return
         self._closed = True
-        self._reading.close()  # in each call, because the reader may call `close` after another task
+        self._reading.close()  # even in a later call: another task may have called `close` before the reader does
         await self._closing.run(partial(self._close, commit=commit, restart=restart))
 
     async def _close(self, **how: bool) -> None:

@@ -249,7 +249,7 @@ class ConsumerCore:
         """Waits until new records may have arrived, at most `timeout_s` seconds."""
         limit_s = self.choice.config.max_poll_interval_s
         if limit_s is not None:
-            # in short turns, because a waiting reader counts as polling
+            # wait in short intervals: each one tells the membership that the reader still polls
             timeout_s = limit_s / 3 if timeout_s is None else min(timeout_s, limit_s / 3)
         await self.fetcher.news(timeout_s)
         self.membership.polled()
@@ -264,7 +264,7 @@ class ConsumerCore:
     def deliver(self, batch: Batch, next_offset: int) -> None:
         """Notes that the user gets the records of `batch` up to `next_offset`."""
         partition = TopicPartition(batch.topic, batch.partition)
-        # by the leader epoch, a later check detects a truncation of the log (KIP-320)
+        # the leader epoch lets a later check detect a truncation of the log (KIP-320)
         self.state.update_position(partition, next_offset, self.fetcher.leader_epoch(partition, next_offset))
         if self.processor is None:
             self.progress.hand_out(partition, next_offset)

@@ -26,9 +26,9 @@ class Reading:
     """
 
     def __init__(self, engine: ConsumerCore, deserializers: tuple[Deserializer, Deserializer] = (None, None)) -> None:
-        """`deserializers` has those of keys and of values."""
+        """Stores its arguments. `deserializers` are the one for keys and the one for values."""
         self._engine = engine
-        # the deserializers that load something, such as schemas, before they are called
+        # the deserializers that must load something, such as schemas, before the consumer calls them
         self._loaders = [
             (part, each) for part, each in zip(("key", "value"), deserializers) if isinstance(each, LoadingDeserializer)
         ]
@@ -44,7 +44,7 @@ class Reading:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reader: asyncio.Task[Any] | None = None
         self._mark: object = None
-        """Identifies the reader: a new object for each."""
+        """Identifies the current reader. Each reader gets a new object."""
         self._busy = False
         self._closed = False
 
@@ -168,7 +168,7 @@ class Reading:
                 raise
             except CorruptRecordError:
                 if records:
-                    break  # as above; the iterator raises the error again
+                    break  # deliver the records before it first; the iterator raises the error again
                 raise
             if record is None:
                 return records, batch.next_offset

@@ -136,7 +136,7 @@ class StartingPositions:
     def _begin_at(self, partition: TopicPartition, committed: OffsetAndMetadata | None) -> None:
         start = self._progress.begin(partition, committed, self._reached(partition))
         if start is not None:
-            # with leader epoch and topic id, if known, so that the position is validated
+            # keep the leader epoch and the topic id, if known, so that the position is validated
             self._state.seek(partition, start)
             return
         try:

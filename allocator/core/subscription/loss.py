@@ -173,5 +173,5 @@ class PositionOfOldTopic(TopicRecreated, OffsetOutOfRangeError):  # type: ignore
 
 
 def names_of(partitions: Iterable[TopicPartition]) -> str:
-    """Returns the partitions in the form of error messages."""
+    """Returns the partitions as text for an error message."""
     return ", ".join(f"{tp.topic}:{tp.partition}" for tp in sorted(partitions))

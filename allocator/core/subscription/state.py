@@ -208,11 +208,11 @@ class SubscriptionState(Tenures[TopicPartitionState]):
     def maybe_complete_validation(
         self, partition: TopicPartition, asked: OffsetAndMetadata, end_offset: int, end_epoch: int, *, epoch: int
     ) -> LogTruncation | None:
-        """Ends a validation by the response of OffsetForLeaderEpoch. Returns the truncation, or None.
+        """Ends a validation with the response to OffsetForLeaderEpoch. Returns the truncation, or None.
 
-        `end_epoch` is the last epoch of the log up to that of `asked`, and `end_offset` its end. Negative values: the
-        leader has no such epoch. `asked` and `epoch` are the position and `epoch()` of the request; a response to an
-        earlier position has no effect.
+        `asked` and `epoch` are the position and `epoch()` at the time of the request. If they have changed since, the
+        response has no effect. `end_epoch` is the newest epoch in the leader's log that is not above that of `asked`,
+        and `end_offset` the offset after its last record. Negative values: the leader has no such epoch.
         """
         state = self.assignment.get(partition)
         if state is None or not state.awaiting_validation or (state.position, state.epoch) != (asked, epoch):
@@ -226,7 +226,7 @@ class SubscriptionState(Tenures[TopicPartitionState]):
             return None
         resolved = self.has_default_offset_reset_policy()
         if not resolved:
-            # reading on would skip records of the new log; another request would get the same response
+            # stop: reading on would skip records of the new log, and another request would get the same response
             state.truncated()
         elif divergent is None:
             self.request_offset_reset(partition)

@@ -27,5 +27,5 @@ class DeadLetterTopic:
         await self._producer.send(self.topic, letters)
 
     async def close(self) -> None:
-        """Safe to call twice."""
+        """Closes the producer. Safe to call twice."""
         await self._producer.close()

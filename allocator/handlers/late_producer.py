@@ -77,6 +77,6 @@ class LateProducer:
             return self._open
 
     async def close(self) -> None:
-        """Safe to call twice."""
+        """Closes the producer, if it was opened. Safe to call twice."""
         self._open = None
         await self._stack.aclose()

@@ -19,7 +19,7 @@ PREFIX = "allocator."
 SPRING = "kafka_dlt-"
 CONNECT = "__connect.errors."
 REDRIVES = "allocator.redrives"  # counts how often the record was written back to its topic
-FIRST_TIMESTAMP = "allocator.first_timestamp"  # of a redriven record: its timestamp before the first redrive, in ms
+FIRST_TIMESTAMP = "allocator.first_timestamp"  # timestamp of a redriven record before its first redrive, in ms
 ERROR_BYTES = 1000  # limit of the error's text; a longer text could make a large record too large for the topic
 STACK_BYTES = 4000
 

@@ -144,7 +144,7 @@ class RetryTopics:
         await self._sender.send(topic, [(first, headers)])
 
     async def close(self) -> None:
-        """Safe to call twice."""
+        """Closes the producer. Safe to call twice."""
         await self._sender.close()
 
     # -- before the start --------------------------------------------------------------------------------------------

@@ -106,5 +106,5 @@ class RegistryDeserializer:
             await asyncio.sleep(pause_s)
 
     def _decoder(self, schema: Schema) -> Callable[[bytes], Any]:
-        """Raises ValueError if the reader schema is of another kind."""
+        """Returns the decoding function of a schema. Raises ValueError if the reader schema is of another kind."""
         return schema.decoder(self._reader)

@@ -61,7 +61,7 @@ class Masks:
     """The masks of a server or a command. Field names are compared without case."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
-        """Raises ConfigError."""
+        """Parses the masks. Raises ConfigError for an invalid one."""
         self.texts = tuple(texts)
         self._paths: dict[str, list[Steps]] = {part: [] for part in PARTS}
         for part, steps in map(_parsed, self.texts):

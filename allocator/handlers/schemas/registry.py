@@ -37,7 +37,7 @@ class Registry:
     """The registry at `url`, which may contain user and password. Caches schemas: an id never changes its schema."""
 
     def __init__(self, url: str, *, timeout_s: float = 5.0) -> None:
-        """Raises ConfigError."""
+        """Parses the URL, without any I/O. Raises ConfigError if it is not valid."""
         try:
             parts = urlsplit(url)
             sound = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0

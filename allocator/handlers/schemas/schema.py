@@ -28,13 +28,14 @@ MAX_INDEXES = 32  # levels of nested message types
 
 @dataclass(frozen=True)
 class Schema:
-    """`read` decodes the bytes after the header to JSON. It raises ValueError for bytes of another schema."""
+    """A schema, with the functions that decode its records."""
 
     kind: str
     """"avro", "protobuf" or "json"."""
     read: Callable[[bytes], Any]
+    """Decodes the bytes after the header to JSON. Raises ValueError for bytes of another schema."""
     decode_as: Callable[[Any], Callable[[bytes], Any]]
-    """Like `decoder`, for a reader schema of this kind or None."""
+    """Implements `decoder`. Its argument is None, or a reader schema of this kind."""
 
     def decoder(self, reader: Any) -> Callable[[bytes], Any]:
         """Returns the function that decodes the same bytes to Python values. It raises ValueError as `read` does.

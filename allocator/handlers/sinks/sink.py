@@ -311,7 +311,7 @@ class TransactionalSink(Generic[Connection]):
             with self._transaction() as connection:
                 self._run(connection, CREATE, {})
         except self._errors():
-            # of two processes that create the table at the same time, PostgreSQL refuses one
+            # if two processes create the table at the same time, PostgreSQL refuses one of them
             with self._transaction() as connection:
                 self._read(connection, "")
         self._prepared = True

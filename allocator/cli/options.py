@@ -48,7 +48,7 @@ class GroupType(click.types.StringParamType):
         from allocator.operate import list_groups
 
         given = ctx.params
-        several = given.get("zookeepers") or (None,)  # of commands with several ensembles
+        several = given.get("zookeepers") or (None,)  # commands with several ensembles have this parameter
         zookeeper = given.get("zookeeper") or several[0] or os.environ.get("ALLOCATOR_ZOOKEEPER_HOSTS")
         root = given.get("root") or os.environ.get("ALLOCATOR_ZOOKEEPER_ROOT")
         logging.disable()  # a shell would show log lines in the middle of the command line

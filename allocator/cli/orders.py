@@ -206,7 +206,7 @@ def uncordon(member: str) -> Act:
 def swap(old: str, new: str, details: Any) -> Act:
     """Move all partitions of OLD to NEW, and no others. NEW may join later.
 
-    If NEW owns partitions already, these move to all members.
+    If NEW owns partitions already, the leader distributes these among all members.
     """
     return lambda orders: orders.swap(old, new, **details)
 

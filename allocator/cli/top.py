@@ -35,7 +35,7 @@ LINES = 3  # maximum lines of findings, orders and moves, each
 NAME = 24  # `_table` makes names shorter than this only after it has dropped all `lesser` columns
 GAP = 2  # spaces between columns
 FRAME_S = 0.5
-SHIFT_TAB, BACK = "\x1b[Z", "\x0b"  # the escape sequence of Shift-Tab, and one character instead of it
+SHIFT_TAB, BACK = "\x1b[Z", "\x0b"  # the escape sequence of Shift-Tab, and a single character that replaces it
 STYLES = {"stable": "green", "rebalancing": "yellow", "empty": "dim"}
 
 

@@ -86,7 +86,7 @@ def web(
     shows = access.brokers is not None and readers != "nobody"
     viewer = make_viewer(access, masks, registry, formats) if shows else None
     groups = _kafka_groups(access, kafka_groups)
-    configure_logs("warning", "text")  # with times: the log shows when a user changed something
+    configure_logs("warning", "text")  # this format has times, so the log shows when a user changed something
     logging.getLogger("kazoo").setLevel(logging.CRITICAL)  # the watcher reports an unreachable server
     run_page(access, PageOptions(**options), groups, viewer, readers, show)
 

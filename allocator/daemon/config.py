@@ -32,7 +32,7 @@ else:
 
 
 PREFIX: Final = "ALLOCATOR"
-TARGET_PREFIX: Final = "ALLOCATOR_TO"  # for the target cluster of commands with two clusters
+TARGET_PREFIX: Final = "ALLOCATOR_TO"  # variables for the target cluster, in commands with two clusters
 _TLS: Final = ("ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname")
 
 
@@ -232,11 +232,11 @@ class LogSection:
     """[log]: what the daemon logs to standard error."""
 
     level: str = setting(Text(("debug", "info", "warning", "error")), "info", "The lowest level that is logged.")
-    format: str = setting(Text(("json", "text")), "json", "`json`: one object a line. `text`: for people.")
+    format: str = setting(Text(("json", "text")), "json", "`json`: one object a line. `text`: readable lines.")
 
 
 def _check_host(text: str) -> None:
-    text.encode("idna")  # as a name lookup does; raises ValueError
+    text.encode("idna")  # a name lookup does the same; raises ValueError for an invalid name
 
 
 @dataclass(frozen=True)
@@ -356,7 +356,7 @@ class Config:
 
     @property
     def handling_values(self) -> dict[str, Any]:
-        """The values of `HANDLING`."""
+        """Setting name -> value, for the handler settings that `HANDLING` declares."""
         given = {**vars(self.handler), "commit_interval_s": self.commit.interval_s}
         return {name: given[name] for name in HANDLING}
 

@@ -72,7 +72,7 @@ async def choose_cluster(zk: ZooKeeperClient, path: str, choice: ClusterChoice) 
         await zk.ensure_path(path.rpartition("/")[0] or "/")
         try:
             with contextlib.suppress(ZnodeExists):
-                await zk.create(path, data)  # in one step, because a service may read the znode at any time
+                await zk.create(path, data)  # create it with its data, because a service may read it at any time
                 return
             await zk.set(path, data)
             return

@@ -27,7 +27,7 @@ class OrdersOfKafkaGroup(OrdersFromOutside):
 
     def _check_kind(self, kind: str) -> None:
         if kind not in OWNERS_KINDS:
-            raise OrderRefused(f"Kafka's coordinator has the members of group {self._group!r}. {NOT_OURS}")
+            raise OrderRefused(f"group {self._group!r} uses one of Kafka's group protocols. {NOT_OURS}")
 
     async def _state(self) -> GroupState:
         found = await kafka_group(self._client, self._group) or GroupState(self._group, {}, {}, None)

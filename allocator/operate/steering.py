@@ -84,7 +84,7 @@ async def steered(
             found, topic = await kafka_group(client, name), orders_topic(name)
             exists = topic is not None and client.partitions(topic) is not None
             if by_leader and found is not None and found.members:
-                raise OrderRefused(f"Kafka's coordinator has the members of group {name!r}. {NOT_OURS}")
+                raise OrderRefused(f"group {name!r} uses one of Kafka's group protocols. {NOT_OURS}")
             if not by_leader and (exists or (found is not None and found.members)):
                 kept = OrderTopic(
                     clusters.brokers, name, security=clusters.security, create=create, timeout_s=clusters.timeout_s

@@ -23,7 +23,7 @@ from allocator.operate.group_report import GroupState
 from allocator.operate.order_report import OrderReport
 from allocator.types import Partitions, TopicPartition
 
-ROUND_TRIPS = 5  # of one move: write and read the document, release the claim, write the document, claim
+ROUND_TRIPS = 5  # requests of one move: write and read the document, release the claim, write the document, claim
 MINUTE_S = 60.0
 
 

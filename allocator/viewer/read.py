@@ -122,7 +122,7 @@ class ReadResult:
     stopped: str
     """The limit that ended the read: "records", "bytes" or "time"; "" if the read is complete."""
     by_partitioner: bool
-    """True if only the partition was read that Kafka's default partitioner chooses for the key."""
+    """True if the read covered only the partition that Kafka's default partitioner chooses for the key."""
 
 
 @dataclass

@@ -116,7 +116,7 @@ class Viewer:
         if self.registry is not None:
             ids = {number for each in records for number in decoder.schema_ids(each)}
             schemas = await self.registry.load(ids)
-        # in a thread: large values take time, and a server has other requests to handle
+        # decode in a thread: large values take time, and a server must handle other requests meanwhile
         return await asyncio.to_thread(lambda: [seen(record, decoder, schemas) for record in records])
 
 

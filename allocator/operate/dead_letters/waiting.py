@@ -43,7 +43,7 @@ async def read_retries(clusters: Clusters, report: GroupReport) -> list[WaitingR
     try:
         return [] if clusters.brokers is None else await _read_waiting(clusters, report.state.group, report.logs)
     except AllocatorError as error:
-        log.warning("the records in retry topics are unknown: %s", error)
+        log.warning("cannot count the records in retry topics: %s", error)
         return []
 
 

@@ -25,7 +25,7 @@ async def apply(
 ) -> str:
     """Executes a fix from `diagnose`, and returns what it did. Raises ZooKeeperError, InvalidZnode."""
     if fix.kind == "chroot":
-        return f"created the chroot {zookeeper.chroot}"  # with the connection
+        return f"created the chroot {zookeeper.chroot}"  # `connect` has created it
     now_ms = int(clock() * 1000)
     if fix.kind == "orders":
         assert group is not None

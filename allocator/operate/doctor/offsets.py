@@ -10,7 +10,7 @@ from allocator.operate.group_report import GroupReport
 from allocator.types import TopicPartition
 
 MARKERS = 10  # transactions leave offsets at the end of a log that no consumer sees
-NOISE = 0.1  # of the written records: lag varies this much between commits
+NOISE = 0.1  # fraction of the written records by which the lag varies between commits
 A_WEEK_MINUTES = 7 * 24 * 60
 
 

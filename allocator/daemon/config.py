@@ -232,7 +232,7 @@ class LogSection:
     """[log]: what the daemon logs to standard error."""
 
     level: str = setting(Text(("debug", "info", "warning", "error")), "info", "The lowest level that is logged.")
-    format: str = setting(Text(("json", "text")), "json", "`json`: one object a line. `text`: readable lines.")
+    format: str = setting(Text(("json", "text")), "json", "`json`: one JSON object per line. `text`: lines for people.")
 
 
 def _check_host(text: str) -> None:

@@ -289,7 +289,9 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         "`ConsumerGroup` offers the first two. With `group_protocol` `consumer`: an assignor of the broker.",
     ),
     "client_id": Setting(
-        _NAME, None, "Name of this member in lists and logs; several may share it. None: created from host and process id."
+        _NAME,
+        None,
+        "Name of this member in lists and logs; several may share it. None: created from host and process id.",
     ),
     "weight": Setting(
         Number(0, 1e6, above=True, unit="relative capacity"),

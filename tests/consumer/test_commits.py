@@ -172,10 +172,12 @@ async def test_a_short_lived_member_commits_idle_offsets_again_when_it_leaves() 
     async with started(60.0) as member:
         member.began_at(5)
         member.done(B, 9)
-        await member.commits.leave_fresh()
+        member.commits.leave_fresh(member.tasks)
+        await member.commits.settled(frozenset({A}))
         assert member.group.sent == [{A: 5}], "the other one is committed when it is released"
         assert member.group.stored[A] == OffsetAndMetadata(5, "as it was", 2)
-        await member.commits.leave_fresh()
+        member.commits.leave_fresh(member.tasks)
+        await member.commits.settled(frozenset({A}))
         assert len(member.group.sent) == 1, "it is fresh by now"
 
 
@@ -184,13 +186,36 @@ async def test_an_idle_offset_that_is_committed_again_never_replaces_a_later_com
     async with started() as member:
         member.began_at(5)
         member.group.fetches.clear()
-        leaving = asyncio.ensure_future(member.commits.leave_fresh())
+        member.commits.leave_fresh(member.tasks)
         await member.group.fetched.wait()
+        settling = asyncio.ensure_future(member.commits.settled(frozenset({A})))
         await member.commits.commit({A: OffsetAndMetadata(7, "", -1)})
-        assert not leaving.done()
+        assert not settling.done(), "a release waits for the offsets that are committed again"
         member.group.fetches.set()
-        await leaving
+        await settling
         assert member.group.sent == [{A: 7}, {B: 5}]
+
+
+async def test_a_caller_who_gives_up_on_close_ends_the_membership_although_the_coordinator_is_silent() -> None:
+    """Otherwise the session would live on, and no other member would get the partitions."""
+    config = MembershipConfig.of("fixed", group="g", topics=("t",))
+    core = ConsumerCore(config, brokers="b:9092", listener=None, auto_commit_interval_s=None, auto_offset_reset="latest")
+    member, left = Member(None), asyncio.Event()
+    member.began_at(5)
+    member.group.fetches.clear()
+
+    async def leave() -> None:
+        left.set()
+
+    async def close() -> None: ...
+
+    member.leave, member.group.close = leave, close  # type: ignore[attr-defined]
+    core.commits, core.membership = member.commits, member  # type: ignore[assignment]
+    closing = asyncio.ensure_future(core.close())
+    await member.group.fetched.wait()
+    closing.cancel()
+    await asyncio.wait({closing})
+    assert left.is_set()
 
 
 async def test_a_release_waits_for_the_commits_of_its_partitions_and_for_no_others() -> None:

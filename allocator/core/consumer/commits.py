@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from functools import partial
 from typing import Any
 
@@ -77,6 +77,7 @@ class Commits:
         self._stable = stable
         self._idle = None if offsets is None else IdleOffsets(offsets, self._idle_offsets, self.commit)
         self._under_way: dict[asyncio.Future[Any], Partitions] = {}
+        self._refreshing: asyncio.Task[None] | None = None  # commits idle offsets while the member leaves
         self._metadata_bytes = METADATA_BYTES
         self._warned = False
         self._turn: asyncio.Lock | None = None
@@ -102,16 +103,19 @@ class Commits:
         if self._offsets is not None:
             await self._offsets.close()
 
-    async def leave_fresh(self) -> None:
-        """Commits idle offsets before the member leaves, so that they do not expire if every process of the group is
-        short-lived."""
+    def leave_fresh(self, tasks: BackgroundTasks) -> None:
+        """Starts to commit idle offsets again while the member leaves, so that they do not expire if every process of
+        the group is short-lived. A release waits for it."""
         if self._idle is not None and self.membership.committer is None:
             old = self._idle.not_ours()
             if self._interval_s is not None:
                 old -= self._progress.uncommitted().keys()  # the release commits these partitions
             if old:
-                with contextlib.suppress(AllocatorError, asyncio.TimeoutError):
-                    await within(self._idle.commit_again(old), FRESH_WITHIN_S)
+                self._refreshing = tasks.start(self._refresh(self._idle, old), "idle offsets of the leaving member")
+
+    async def _refresh(self, idle: IdleOffsets, partitions: Set[TopicPartition]) -> None:
+        with contextlib.suppress(AllocatorError, asyncio.TimeoutError):
+            await within(idle.commit_again(partitions), FRESH_WITHIN_S)
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -223,6 +227,8 @@ class Commits:
 
     async def settled(self, partitions: Partitions) -> None:
         """Waits until no commit of these partitions is in flight."""
+        if self._refreshing is not None:
+            await asyncio.wait({self._refreshing})
         while True:
             waits = [each for each, theirs in self._under_way.items() if not theirs.isdisjoint(partitions)]
             if not waits:

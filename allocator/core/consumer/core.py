@@ -204,8 +204,8 @@ class ConsumerCore:
             self._ownership.stop_committing()
         try:
             await self.commits.close()  # waits for the commits of `commit_async`
-            if commit:
-                await self.commits.leave_fresh()
+            if commit:  # not awaited: if the caller gives up meanwhile, the member must still leave
+                self.commits.leave_fresh(self._tasks)
             if not restart:
                 self.membership.leave_for_good()
             await self.membership.leave()

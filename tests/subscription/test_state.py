@@ -119,7 +119,7 @@ def test_a_reset_gives_way_to_a_later_seek(state: SubscriptionState) -> None:
     assert state.position(A0) == found
 
 
-@pytest.mark.parametrize(("strategy", "asked"), [("earliest", -2), ("latest", -1), (1_700_000_000_000,) * 2])
+@pytest.mark.parametrize(("strategy", "asked"), [("earliest", -2), ("Latest", -1), (1_700_000_000_000,) * 2])
 def test_a_reset_asks_by_the_strategy_and_for_the_start_of_topics_that_must_not_skip(strategy: Any, asked: int) -> None:
     state = SubscriptionState(strategy)
     state.begin_at_start = frozenset({"b"})

@@ -59,7 +59,7 @@ class SubscriptionState(Tenures[TopicPartitionState]):
     ) -> None:
         super().__init__(lambda partition, fence: TopicPartitionState(partition, fence, self, clock))
         self.reset_strategy = reset_strategy
-        self._default_reset = reset_strategy if isinstance(reset_strategy, int) else TIMESTAMPS[reset_strategy]
+        self._default_reset = reset_strategy if isinstance(reset_strategy, int) else TIMESTAMPS[reset_strategy.lower()]
         self.begin_at_start: frozenset[str] = frozenset()
         """Topics whose partitions are reset to their first record, whatever the strategy."""
         self._shuffle = shuffle

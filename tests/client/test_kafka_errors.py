@@ -11,6 +11,7 @@ from allocator.core.client.errors import (
     WrongResponse,
     broker_error,
     for_code,
+    unreachable,
 )
 
 # kafka-python's name -> Kafka's
@@ -60,3 +61,8 @@ def test_a_request_that_the_broker_lacks_is_not_retriable() -> None:
 
 def test_0_8_2s_wrong_correlation_id_is_an_error_that_is_retried() -> None:
     assert WrongResponse.retriable
+
+
+def test_a_response_that_is_not_kafkas_points_to_the_port_and_the_protocol() -> None:
+    cause = "it responds with a frame of 9 bytes, where 0 to 3 are possible"
+    assert "its port for PLAINTEXT" in unreachable({"h:1": cause}, "PLAINTEXT")

@@ -275,7 +275,7 @@ REMEDIES: Final = (
         "Check that this is a Kafka broker's port for {protocol} (security_protocol), and is not just starting.",
     ),
     (
-        "response|timed out after|decode",
+        "respon[ds]|timed out after|decode",
         None,
         "Check that this is the address of a Kafka broker, and its port for {protocol} (security_protocol).",
     ),

@@ -80,7 +80,10 @@ class Kafka(MembershipOptions):
     def _kip848(self, config: MembershipConfig) -> Kip848Settings:
         if config.assignor is not None and (not isinstance(config.assignor, str) or ":" in config.assignor):
             raise ConfigError("the broker assigns: give the name of one of its assignors ('uniform', 'range'), or none")
-        return Kip848Settings(**self._common(config), server_assignor=config.assignor or None)
+        for name, value in (("instance_id", self.instance_id), ("assignor", config.assignor)):
+            if value == "":
+                raise ConfigError(f"{name} is empty; give a name, or None")
+        return Kip848Settings(**self._common(config), server_assignor=config.assignor)
 
     def _common(self, config: MembershipConfig) -> dict[str, Any]:
         return {

@@ -199,7 +199,9 @@ async def test_an_idle_offset_that_is_committed_again_never_replaces_a_later_com
 async def test_a_caller_who_gives_up_on_close_ends_the_membership_although_the_coordinator_is_silent() -> None:
     """Otherwise the session would live on, and no other member would get the partitions."""
     config = MembershipConfig.of("fixed", group="g", topics=("t",))
-    core = ConsumerCore(config, brokers="b:9092", listener=None, auto_commit_interval_s=None, auto_offset_reset="latest")
+    core = ConsumerCore(
+        config, brokers="b:9092", listener=None, auto_commit_interval_s=None, auto_offset_reset="latest"
+    )
     member, left = Member(None), asyncio.Event()
     member.began_at(5)
     member.group.fetches.clear()

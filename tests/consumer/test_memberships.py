@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from real_service import Service, owns, read
 
+import allocator
 from allocator import Consumer, OffsetAndMetadata, RebalanceListener, TopicPartition
 from allocator.core.consumer import client_of
 from allocator.errors import AllocatorError, Closed, CommitFailed, ConfigError, IllegalState, NotOwned
@@ -118,6 +119,14 @@ async def test_the_next_generation_protocol_is_one_more_setting(
         service.consumer(group_protocol="consumer", assignor=["range"])
     with pytest.raises(ConfigError, match=r'group_protocol = .next.: must be "classic" or "consumer"'):
         service.consumer(group_protocol="next")
+
+
+@pytest.mark.parametrize("name", ["instance_id", "assignor"])
+def test_the_next_generation_protocol_refuses_an_empty_name(name: str) -> None:
+    options = {"instance_id": ""} if name == "instance_id" else {}
+    kafka = allocator.Kafka(group_protocol="consumer", **options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=f"{name} is empty"):
+        Consumer("t", group="g", brokers="b:9092", membership=kafka, assignor="" if name == "assignor" else None)
 
 
 # -- fixed ----------------------------------------------------------------------------------------------------------

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 # How long a broker may hold back an urgent request, which fetches partitions that became fetchable while the main
 # request waits at the broker. Higher: fewer requests; lower: the next such partition waits less
 URGENT_WAIT_S: Final = 0.05
-# After a full response, an urgent request must not serve the same partitions again before the next main request, which
-# should return at once. Higher: partitions wait longer if it does not; lower: unfair if the broker is slow
+# How long urgent requests wait for the main request after a full response, so that the partitions in that response are
+# not served twice in a row. Higher: other partitions wait longer if the main request is slow; lower: slow brokers serve
+# some partitions more often
 FULL_WAIT_S: Final = 0.1
 # interval in which to check the leases of preferred replicas, which end without an event
 LEASE_CHECK_S: Final = 5.0

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_WAIT_S: Final = 0.1  # Higher: a partition at its end delays others of its broker; lower: more requests
+# how long a broker may hold back a response. Higher: a partition at its end delays other partitions of its broker;
+# lower: more requests
+MAX_WAIT_S: Final = 0.1
 DIAGNOSIS_S: Final = 5.0  # timeout of the request that finds the cause of a timeout
 
 Ranges = Mapping[TopicPartition, tuple[int, int]]

@@ -324,7 +324,7 @@ class GroupOffsets:
             self._backoff.reset()
 
     async def _give_up_deleted(self, callers: Sequence[PendingCommit], unknown: set[TopicPartition]) -> None:
-        """Fails the commits of those `unknown` partitions that the cluster does not have.
+        """Fails the commits of partitions in `unknown` that the cluster does not have.
 
         The metadata must lack a partition twice, because some brokers learn of a new topic later than others.
         """

@@ -167,7 +167,7 @@ class OffsetTracker:
         self._wake()
 
     async def finished(self, partitions: frozenset[TopicPartition]) -> None:
-        """Waits until the user works on no record of these partitions."""
+        """Waits until the user has finished all delivered records of these partitions."""
         if partitions.isdisjoint(self._handed):
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -250,7 +250,7 @@ class ZooKeeperClient:
 
     def _open(self) -> None:
         handshake = Handshake(
-            self.requested_timeout_s / 3,  # time for three servers before the session ends
+            self.requested_timeout_s / 3,  # timeout of one attempt: three servers can be tried before the session ends
             session_is_over=lambda now: now - self._away_since >= self.session_timeout_s,
             granted=self._granted,
             tried=self._tried,

@@ -28,9 +28,9 @@ from allocator.types import Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 
-TARGETS_S: Final = 5.0  # between checks of the new topics. Higher: fewer requests; lower: a loss is noticed sooner.
-POLL_S: Final = 0.5  # wait for records. Lower: `stop` takes effect sooner.
-STOP_S: Final = 10.0  # wait at the end for acknowledgements of batches under way
+TARGETS_S: Final = 5.0  # time between checks of new topics. Higher: fewer requests; lower: a loss is noticed sooner.
+POLL_S: Final = 0.5  # longest wait for records. Lower: `stop` takes effect sooner.
+STOP_S: Final = 10.0  # longest wait after `stop` for acknowledgements of batches in flight
 
 
 class SourceConsumer(ConsumerBase):

@@ -60,9 +60,10 @@ async def ends_of(
 async def by_timestamp(
     old: OpenOffsetStore, new: OpenOffsetStore, committed: Mapping[TopicPartition, int], progress: Progress = silent
 ) -> dict[TopicPartition, Found]:
-    """Finds the first record that is not older than the next one to read. Records of the same millisecond repeat.
+    """Translates by time: finds the first record that is at least as new as the group's next record. The group reads
+    records of the same millisecond again.
 
-    A group that has read all continues at its last record, because the new log may have newer ones.
+    A group that has read all records continues at its last record, because the new log may have newer records.
     """
     ends = await ends_of(old.client, committed)
     found: dict[TopicPartition, Found] = {}

@@ -1,4 +1,4 @@
-"""Decodes a column of a DataFrame by a schema registry."""
+"""Decodes a column of a DataFrame with schemas from a schema registry."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class MemberAssignment:
 
     partitions: Partitions
     user_data: bytes | None = None
-    """A member of sarama sends it back in its next JoinGroup. There, b"" would crash a sticky leader of sarama."""
+    """A sarama member returns the user data in its next JoinGroup, where b"" would crash a sticky leader of sarama."""
     version: int = 0
 
     def encode(self) -> bytes:

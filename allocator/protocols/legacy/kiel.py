@@ -290,7 +290,7 @@ class _KielMember(OwnersMembership):
 
     async def _move(self) -> None:
         """Waits until the group is open in the new layout, and joins it."""
-        await self._begin_session()  # deletes this member's old znodes first; otherwise it could wait for them itself
+        await self._begin_session()  # deletes this member's own znodes first: the waits below are for all znodes
         await until_empty(self._zk, self._paths.members)
         await until_empty(self._zk, self._paths.owners)
         while True:

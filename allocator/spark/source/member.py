@@ -7,8 +7,8 @@ Guarantee: a batch has a partition only while this query owns it. The query rele
 batches, after it has committed the offsets. A new partition starts at the group's committed offset, not at the
 checkpoint, because another member may have read further.
 
-When the session is lost, the tasks of the current batch cannot be stopped. They end, and nothing of the lost partitions
-is committed.
+When the session is lost, the tasks of the current batch cannot be stopped. They run to their end, but the query commits
+no offset of a lost partition.
 """
 
 from __future__ import annotations

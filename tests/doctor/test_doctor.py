@@ -118,7 +118,7 @@ async def test_unreadable_offsets_hide_no_partition_without_an_owner(
             await wait_until_async(lambda: zk.exists(f"{patient.base}/assignment"), 30)
         monkeypatch.setattr(GroupOffsets, "fetch", refuse)
         found = await patient.examined()
-    assert [finding.where for finding in found["could-not-look"]] == [("committed offsets",)]
+    assert ("committed offsets",) in [finding.where for finding in found["could-not-look"]]
     assert len(found["unowned-partitions"][0].where) == 4
 
 

@@ -281,7 +281,7 @@ class FetchSession:
     def turn(self, wanted: Mapping[TopicPartition, Wanted], version: int) -> Turn:
         """Returns the next request for exactly the partitions `wanted`. `version` is the broker's. Keeps `wanted`."""
         known = self._known
-        # idle partitions have the same object as in the last turn
+        # the caller passes the same object again for an idle partition, so `is` avoids most comparisons
         changed = {tp: each for tp, each in wanted.items() if known.get(tp) is not each and known.get(tp) != each}
         moved = bool(changed) or len(known) != len(wanted)
         if moved:

@@ -1,6 +1,6 @@
 """Token providers of SASL OAUTHBEARER: an object, a name `package.module:factory`, or a token endpoint.
 
-All clients of a process share the provider of a name, and that of an endpoint.
+All clients of a process share one provider for each name or endpoint.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ class ConnectionPool:
             )
 
     async def _recognize(self, broker: Broker) -> bool:
-        """Returns whether a broker that closed a connection on ApiVersions is one of 0.8, and notes its version.
+        """Returns whether a broker that closed a connection on ApiVersions has version 0.8.x, and notes the version.
 
         Runs in its own task, since a slow broker may need more time than the callers that wait for it have.
         """

@@ -416,8 +416,8 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         BYTES,
         33_554_432,
         "Bytes that are read ahead, for all partitions together. Higher: more memory; lower: smaller batches, and the "
-        "handler may wait. A larger record still comes, alone. Brokers before 0.10.1 send one of at "
-        "most 50 MiB, or of this size if it is more.",
+        "handler may wait. A larger record is still delivered, in a response of its own. From brokers before 0.10.1, a "
+        "record may have at most 50 MiB, or this size if it is higher.",
     ),
 }
 

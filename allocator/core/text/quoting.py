@@ -39,7 +39,7 @@ def utf8(text: str) -> bytes:
 
 
 def text_of(error: BaseException) -> str:
-    """Returns the text of an error, also if the `__str__` of a user's class raises."""
+    """Returns the text of an error, even if the `__str__` of a user's class raises."""
     try:
         return str(error)
     except Exception as raised:  # noqa: BLE001 - whatever the user's class raises
@@ -56,7 +56,7 @@ def _repr_of(value: object) -> str:
 def shown(value: object) -> str:
     """Returns the value in one line of at most SHOWN characters, SHOWN_ERROR for an exception."""
     if isinstance(value, BaseException):
-        # the repr of a UnicodeError has the whole input
+        # the repr of a UnicodeError contains the whole input
         text = plain(
             f"{type(value).__name__}({text_of(value)})" if isinstance(value, UnicodeError) else _repr_of(value)
         )

@@ -559,7 +559,7 @@ class ConsumerBase:
         return self._engine.client.measures
 
     def metrics(self) -> dict[str, float]:
-        """Returns metrics under the names of Kafka's own clients. `allocator.web.metrics` has those for Prometheus."""
+        """Returns metrics under the names of Kafka's own clients. `allocator.web.metrics` serves Prometheus."""
         return reference_metrics(self.measures, self.lag(), len(self.assignment()))
 
     def topic_id(self, partition: PartitionLike) -> uuid.UUID | None:

@@ -98,7 +98,7 @@ class Connections(NamedTuple):
     ordered: Callable[[Orders, OrderKeeper], None] | None = None
     """Called with the operator commands, if the membership has any."""
     expected: Callable[[Partitions, bool], None] | None = None
-    """Called with partitions before the member gets them; see `ZooKeeperMembership`."""
+    """Called with partitions that this member will own soon, and whether they have no owner now."""
 
 
 @dataclass(frozen=True)
@@ -363,7 +363,7 @@ def membership_of(given: MembershipName | MembershipOptions, zookeeper: str | No
 
 
 def membership_from(name: MembershipName, settings: Mapping[str, Any]) -> MembershipOptions:
-    """Creates the membership `name` from those of `settings` that it has."""
+    """Creates the membership `name`. Ignores `settings` that this membership does not have."""
     kind: type[MembershipOptions] = options_of(name)
     own = {each.name for each in dataclasses.fields(kind)}
     return kind(**{name: value for name, value in settings.items() if name in own})

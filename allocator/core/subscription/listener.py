@@ -50,7 +50,7 @@ class RebalanceListener:
         return self.on_partitions_revoked(partitions)
 
     def on_records_lost(self, loss: RecordsLost) -> object:
-        """Called when the log no longer has the position of a partition, and `auto_offset_reset` has set another one.
+        """Called when the log no longer contains a partition's position, and `auto_offset_reset` has set another one.
 
         May call `seek`. No record is delivered before this method returns.
         """

@@ -30,7 +30,7 @@ _STAMP_OF_CLUSTER: Final = re.compile(rf"(?:^| )topic {_UUID}@(\S+)$")
 
 @dataclass(frozen=True)
 class RecordsLost:
-    """A reset of one partition, because its log no longer has the position."""
+    """A reset of one partition whose log no longer contains the position."""
 
     partition: TopicPartition
     position: int

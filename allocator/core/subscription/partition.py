@@ -225,7 +225,7 @@ class TopicPartitionState(Tenure):
         return True
 
     def complete_validation(self) -> None:
-        """Ends the validation. The log has the records before the position."""
+        """Ends the validation: the leader's log contains the records before the position."""
         self._move(FetchState.FETCHING)
         self._record.version += 1
 

@@ -150,7 +150,7 @@ class Admission:
             self._pause(True)
 
     def restart(self, offset: int) -> None:
-        """Continues at `offset` once the admitted records are done. Forgets which later records were done before."""
+        """Continues at `offset` once the admitted records are done. All records from `offset` on are handled again."""
         if self._gate is not None:
             # queued batches may not be due for hours, so a restart must not wait for them
             self._gate.open()

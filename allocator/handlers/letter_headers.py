@@ -73,7 +73,7 @@ def headers_of(record: Record, group: str, error: BaseException, attempts: int) 
         "original-consumer-group": utf8(group),
         "exception-fqcn": utf8(kind),
         "exception-message": utf8(text)[:ERROR_BYTES],
-        # the end of the stack has the innermost call and the error
+        # keep the end of the stack, which shows the innermost call and the error
         "exception-stacktrace": stack[-STACK_BYTES:],
     }
     return [

@@ -123,7 +123,7 @@ class PartitionWorker:
         self.admission.fill()
 
     def _offsets(self, units: Sequence[Unit]) -> int:
-        """Returns the number of offsets of these units, without transaction markers."""
+        """Returns the number of records in these units. For batches, counts offsets without transaction markers."""
         return sum(unit.span.end - unit.span.start for unit in units) if self._work.by_batch else len(units)
 
     def _failed(self, lane: Lane, error: BaseException) -> None:

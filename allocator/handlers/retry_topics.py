@@ -218,7 +218,7 @@ async def _room_for_headers(client: KafkaClient, topics: Iterable[str]) -> dict[
 
 
 def is_retry_topic(topic: str, group: str) -> bool:
-    """Returns whether the name is that of a retry topic of `group`, with any delay."""
+    """Returns whether this is the name of a retry topic of `group`, with any delay."""
     name, found, delay = topic.rpartition(".retry-")
     try:
         return name == group and bool(found) and parse_delay(delay) > 0

@@ -54,7 +54,7 @@ class RegistryDeserializer:
         self._refused: dict[int, tuple[float, str]] = {}
 
     def __call__(self, data: bytes) -> Any:
-        """Decodes one key or value. Raises ValueError, also if its schema is not loaded."""
+        """Decodes one key or value. Raises ValueError for invalid bytes, or if their schema is not loaded."""
         number = schema_id(data)
         if number is None:
             raise ValueError("no id of a schema: the bytes do not begin with a zero and four bytes")

@@ -58,7 +58,7 @@ def _parsed(text: str) -> tuple[str, Steps]:
 
 
 class Masks:
-    """The masks of a server or a command. Field names are compared without case."""
+    """The masks of a server or a command. Field names match in upper or lower case."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         """Parses the masks. Raises ConfigError for an invalid one."""

@@ -100,7 +100,7 @@ html_option = click.option("--html", help="Also write the report to this HTML fi
     "CATALOG.NAMESPACE in place of DIRECTORY.",
 )
 @click.option("--key", help="Decode keys: string, json:DDL, avro:FILE or confluent-avro:FILE.")
-@click.option("--value", help="Decode values, like --key. The archive keeps the bytes too.")
+@click.option("--value", help="Decode values; formats as for --key. The archive keeps the bytes too.")
 @click.option("--transform", help="Function that changes the DataFrame before it is written: package.module:function.")
 @click.option(
     "--offsets-per-commit",

@@ -54,7 +54,7 @@ def check(config: Config) -> Handler:
     handler = config.handling.prepared(handler, config.group.name)
     if config.handler.sink is not None:
         find(config.handler.sink, f"sink {config.handler.sink!r}", here=True)
-    if config.group.group_protocol == "classic":  # otherwise the broker has the assignors
+    if config.group.group_protocol == "classic":  # with the protocol `consumer`, the assignors are on the broker
         for assignor in config.group.assignor or ():
             resolve(assignor)
     return handler

@@ -55,8 +55,8 @@ async def candidate(zk: ZooKeeperClient, group: str) -> Candidate:
 async def adopt(zk: ZooKeeperClient, group: str, root: str, wait_s: float, say: Callable[[str], None]) -> None:
     """Seals the group, and returns when its members own all partitions under `root`.
 
-    `say` gets a line for each step. Raises AdoptionRefused before it changes anything, and AdoptionUnfinished after
-    `wait_s` seconds. A further call continues. A lost connection to ZooKeeper is retried until then.
+    Calls `say` with a line for each step. Raises AdoptionRefused before it changes anything, and AdoptionUnfinished
+    after `wait_s` seconds; call it again to continue. Retries a lost connection to ZooKeeper until then.
     """
     ends = asyncio.get_running_loop().time() + wait_s
     found = await candidate(zk, group)

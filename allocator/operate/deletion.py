@@ -60,7 +60,7 @@ class GroupRemains:
         return listed(self.members)
 
     def to_json(self, *, executed: bool) -> dict[str, Any]:
-        """Returns the fields for JSON: "members_alive" has the names, "znodes" and "committed" are numbers."""
+        """Returns the fields for JSON: "members_alive" lists the names; "znodes" and "committed" are numbers."""
         found: dict[str, Any] = {**vars(self), "executed": executed, "znodes": len(self.znodes)}
         found["members_alive"] = list(found.pop("members"))
         return found
@@ -75,7 +75,7 @@ async def remains(
     if zk is not None:
         state = await describe(zk, group, root)
         znodes, live = await _tree(zk, Paths(root, group).base)
-        # a claim counts too: its member works on if an operator deletes only the member's znode
+        # a claim counts too: if an operator deletes only the member's znode, the member continues to work
         names = dict.fromkeys(path.rpartition("/")[2] for path in live)
         members += [name if state is None else state.name_of(name) for name in names]
         older = await old_layouts(zk, group)

@@ -41,7 +41,7 @@ EVENT_S = 2.0  # maximum time from a response without the znode to the event of 
 
 
 class NoSuchGroup(AllocatorError):
-    """Neither ZooKeeper nor Kafka has the group. Only clusters whose addresses were given count."""
+    """The group is neither in ZooKeeper nor in Kafka, as far as their addresses were given."""
 
 
 class GroupReader:

@@ -61,7 +61,7 @@ class Observation:
     modified: Mapping[str, int] = field(default_factory=dict)
     """Path -> time of the last write by ZooKeeper's clock, for the znodes of the group."""
     kafka: Optional[GroupState] = None
-    """The group as Kafka's coordinator reports it; `report` has the group in ZooKeeper."""
+    """The group as Kafka's coordinator reports it. `report` describes the group in ZooKeeper."""
     old_offsets: Mapping[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
     """Committed offsets that are only in ZooKeeper. `report` includes them."""
     old: OldLayouts = field(default_factory=OldLayouts)
@@ -145,7 +145,7 @@ async def observe(
     for each in zookeepers:
         async with collector.check("old layouts and brokers in ZooKeeper"):
             await _old_layouts(each, group, collector.fields)
-    # without a group in ZooKeeper, `kafka` has the members
+    # if the group is not in ZooKeeper, `kafka` lists its members
     known = GroupReport(state or GroupState(group or "", {}, {}, None))
     if client is not None:
         await _cluster(client, collector)

@@ -426,7 +426,7 @@ class Orders:
         )
 
     def encode(self) -> bytes:
-        """Raises ConfigError if the orders do not fit into a znode."""
+        """Encodes all orders. Raises ConfigError if they do not fit into a znode."""
         data = encode_object({"orders": [order.to_json() for order in self.entries]})
         if len(data) > self.MAX_BYTES:
             raise ConfigError(

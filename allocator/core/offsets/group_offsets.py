@@ -33,7 +33,8 @@ from allocator.core.types import OffsetAndMetadata, TopicPartition
 
 log = logging.getLogger(__name__)
 
-# Higher: a commit takes longer after the coordinator failed; lower: more requests to an overloaded coordinator
+# longest pause between two commit requests. Higher: a commit takes longer after the coordinator failed; lower: more
+# requests to an overloaded coordinator
 BACKOFF_MAX_S = 1.0
 # retries of a partition after UNKNOWN_SERVER_ERROR, which may be temporary. Higher: 0.8.1 has more time for its
 # ZooKeeper; lower: callers get the error of a broken coordinator sooner
@@ -401,7 +402,7 @@ class GroupOffsets:
         identity, may_commit = self.committer.identity, self.committer.may_commit
         foreign = [tp for tp in some if identity is None or not may_commit(tp)]
         if foreign:
-            why = "this process is no member of the group" if identity is None else "this member does not hold it"
+            why = "this process is not a member of the group" if identity is None else "this member does not hold it"
             error = BrokerError(f"{why} (any more)", code=ErrorCode.UNKNOWN_MEMBER_ID)
             for call in callers:
                 call.note(foreign, error, final=True, fenced=True)

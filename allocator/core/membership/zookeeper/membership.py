@@ -382,7 +382,8 @@ class ZooKeeperMembership(SessionMembership):
         return not waiting.partitions <= self.tenures.owned - self.held
 
     async def _write_claim(self, claim: Claim, *checks: Op) -> int:
-        """Returns the id of the transaction. Raises BadVersion or NoZnode if a check fails."""
+        """Writes the claim in one transaction with `checks`, and returns its id. Raises BadVersion or NoZnode if a
+        check fails."""
         path = self._store.paths.claim(self.member_id)
         try:
             transaction = await self._zk.multi([*checks, Op("set", path, claim.encode())])

@@ -14,5 +14,5 @@ if TYPE_CHECKING:
 
 __all__ = ["OrderTopic", "orders_topic"]
 
-if not TYPE_CHECKING:  # a type checker would accept every name
+if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every name
     __getattr__ = lazy_names(__name__, {"order_topic": "OrderTopic orders_topic"})

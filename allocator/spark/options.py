@@ -85,7 +85,7 @@ class Options:
     topics_pattern: Optional[str] = setting(
         Text(check=check_pattern_syntax, what="a regular expression"),
         None,
-        "Instead of `topics`: those whose whole name the regular expression matches, new ones too.",
+        "Instead of `topics`: all topics whose whole name matches the regular expression, including new topics.",
     )
     assign: Optional[tuple[TopicPartition, ...]] = setting(
         _Parsed('JSON such as {"orders": [0, 1]}', partitions_of),

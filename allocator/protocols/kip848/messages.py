@@ -122,7 +122,7 @@ def unsupported(group: str, message: str = "") -> ConfigError:
 
 
 def refusal(response: Any, group: str, settings: Kip848Settings) -> AllocatorError:
-    """Returns the error for the user after the coordinator refused a heartbeat for good."""
+    """Returns the error for the user after the coordinator refused a heartbeat permanently."""
     why, where, code = message(response), f"group {group!r}", response.error_code
     if code == ErrorCode.UNSUPPORTED_VERSION:
         return unsupported(group, why)

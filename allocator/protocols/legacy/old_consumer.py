@@ -75,7 +75,7 @@ class OldSubscription:
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> OldSubscription:
-        """Raises InvalidZnode."""
+        """Decodes a registration. Raises InvalidZnode."""
         try:
             content = json.loads(data.decode())
             pattern = content["pattern"]

@@ -194,7 +194,7 @@ def clip(options: Options, offsets: Mapping[TopicPartition, int], known: Bounds,
             more = f", as far as transactions have ended{more}"
         raise DataLoss(
             f"{name}: {tp.topic}:{tp.partition} is to be read from or to offset {outside[tp]}, and has {known[tp][0]} "
-            f"to {known[tp][1]}{more}; name offsets that exist, or set fail_on_data_loss to false to take the nearest"
+            f"to {known[tp][1]}{more}; name offsets that exist, or set fail_on_data_loss to false to use the nearest"
         )
     for tp, at in outside.items():
         log.warning(

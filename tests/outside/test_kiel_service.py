@@ -28,13 +28,12 @@ def committed(cluster: LocalCluster, group: str, topics: dict[str, int]) -> None
                 zk.create(f"/consumers/{group}/offsets/{topic}/{number}", b"0", makepath=True)
 
 
-def steps(python: str, whose: str, cluster: LocalCluster, group: str, topic: str, pair: str) -> dict[str, Any]:
-    """The output of the service, by step."""
+def run(python: str, client: str, cluster: LocalCluster, group: str, topic: str, pair: str) -> tuple[int, Any, str]:
+    """Returns the exit code of the service, its output by step, and the end of its errors."""
     committed(cluster, group, {topic: 1, pair: 2})
-    command = [python, str(SERVICE), whose, cluster.bootstrap, cluster.zookeeper, group, topic, pair]
+    command = [python, str(SERVICE), client, cluster.bootstrap, cluster.zookeeper, group, topic, pair]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, f"{whose}:\n{done.stdout}\n{done.stderr[-3000:]}"
-    return dict(json.loads(line) for line in done.stdout.splitlines())
+    return done.returncode, dict(json.loads(line) for line in done.stdout.splitlines()), done.stderr[-3000:]
 
 
 @pytest.mark.parametrize("version", ["0.8.2.2", "0.9.0.1", "1.1.1"])
@@ -46,7 +45,12 @@ def test_a_service_sees_the_same_with_either(
     topic, pair = topic_factory(1, cluster=cluster), topic_factory(2, cluster=cluster)
     cluster.produce(topic, [(None, value, 0) for value in (b"1", None, b"{", b"4")])
     cluster.produce(pair, [(None, b"10", 0), (None, b"11", 1)])
-    ours = steps(sys.executable, "allocator", cluster, f"{group}-ours", topic, pair)
-    kiels = steps(python, "kiel", cluster, f"{group}-kiel", topic, pair)
+    code, ours, errors = run(sys.executable, "allocator", cluster, f"{group}-ours", topic, pair)
+    assert (code, len(ours)) == (0, 19), errors
+    # on a busy machine, kiel's `connect` returns before kiel knows its allocation
+    for attempt in range(5):
+        code, kiels, errors = run(python, "kiel", cluster, f"{group}-kiel-{attempt}", topic, pair)
+        if code == 0 and kiels["allocation when connect returns"] != [[], []]:
+            break
+    assert code == 0, errors
     assert ours == kiels
-    assert len(ours) == 19

@@ -131,7 +131,7 @@ class PartitionWorker:
         loop = asyncio.get_running_loop()
         if not lane.attempts:
             lane.since = loop.time()
-        lane.attempts += not isinstance(error, Quarantined)  # raised instead of a call
+        lane.attempts += not isinstance(error, Quarantined)  # for a quarantined record, the handler was not called
         lane.held = True
         delay_s = self._work.failures.delay_s(lane, error, loop.time() - lane.since)
         if delay_s is not None:

@@ -27,7 +27,7 @@ class MembersAlive(AllocatorError):
 
 
 async def check_members_known(clusters: Clusters, group: str) -> None:
-    """Raises if the group may have members that the caller would not find. They would overwrite changed offsets.
+    """Checks that the caller knows all members of the group. Unknown members would overwrite changed offsets.
 
     Raises ConfigError without a ZooKeeper, NoSuchGroup if the group is not in ZooKeeper, and MembersAlive if the group
     has members in the layout of an older client.

@@ -194,7 +194,7 @@ class EnsembleOptions(MembershipOptions):
     ) -> ZooKeeperMembership:
         """Creates a member of this project's protocol under `root`.
 
-        `functions`: assignors to prefer to the configured ones. `measured` reports the member's load to the group.
+        `functions`: assignors to offer before the configured ones. `measured` reports the member's load to the group.
         `own`: further settings of `ZooKeeperSettings`.
         """
         assert config.group is not None

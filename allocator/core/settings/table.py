@@ -243,7 +243,7 @@ class Setting:
             return read()
         except ValueError as error:
             said = str(error)
-            # the texts of `int("x")` and `float("x")` add nothing to `allowed`
+            # leave out Python's own texts of `int("x")` and `float("x")`: `allowed` already says what is needed
             more = said and not self.secret and not re.match(r"invalid literal|could not convert", said)
             raise ValueError(f"must be {self.kind.allowed}" + (f"; {said}" if more else "")) from None
 
@@ -499,7 +499,7 @@ def keyword_faults(
 
 
 def check_keywords(given: Mapping[str, Any], **kinds: SettingKind) -> None:
-    """Raises a ConfigError with the `keyword_faults`."""
+    """Checks keyword arguments. Raises one ConfigError that lists all `keyword_faults`."""
     faults = keyword_faults(given, **kinds)
     if faults:
         raise ConfigError("; ".join(faults.values()))

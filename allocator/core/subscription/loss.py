@@ -36,7 +36,7 @@ class RecordsLost:
     position: int
     """The next offset that the consumer would have delivered."""
     resumed_at: int
-    """The offset where reading continues, by `auto_offset_reset` or at the end of a truncated log."""
+    """The offset where reading continues: the result of `auto_offset_reset`, or the end of a truncated log."""
     first: Optional[int]
     """The first skipped offset; None if the current log has none. Records of an earlier log may still be lost."""
     last: Optional[int]

@@ -149,7 +149,7 @@ def _may_hide(value: Any, paths: tuple[Steps, ...]) -> bool:
     if value is None:
         return False
     if any(steps[0] != _DEEP for steps in paths):
-        return True  # the mask names a field of this value
+        return True  # hide the whole value if a mask names a field in it
     if not isinstance(value, str) or not value.lstrip().startswith(("{", "[", '"')):
         return False
     text = value.casefold()

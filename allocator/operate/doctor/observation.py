@@ -28,7 +28,7 @@ from allocator.operate.kafka_describe import BrokerSeen, Replicas, kafka_group
 from allocator.operate.layouts import OldLayouts, children, old_layouts
 from allocator.types import OffsetAndMetadata, TopicPartition
 
-AHEAD_S = 60.0  # differences between clocks do not explain a timestamp further in the future
+AHEAD_S = 60.0  # a timestamp that is further ahead of this machine's clock is wrong, not just a difference of clocks
 
 
 @dataclass(frozen=True)

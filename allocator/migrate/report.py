@@ -32,9 +32,9 @@ class Remedy(enum.Enum):
         "cluster; or with --recreated {topic}=continue to resume at the stored position, as if it were the same topic"
     )
     TRUNCATED = (
-        "Start with --recreated {topic}=continue to resume at the first offset that the old log lost (the new cluster "
-        "keeps the records that the old one lost, and gets the new ones after them); or with --recreated "
-        "{topic}=earliest to mirror all records again"
+        "Start with --recreated {topic}=continue to resume at the first offset that the old log lost: the new cluster "
+        "keeps the lost records and appends the new ones. Or start with --recreated {topic}=earliest to mirror all "
+        "records again"
     )
     EXPIRED = (
         "Set retention.ms of the new topic to -1 until its consumers have moved, and start the mirror again; or start "

@@ -32,7 +32,7 @@ LEAVE_WITHIN_S = 3.0
 
 
 class KafkaGroupParticipant(Protocol):
-    """What a state machine of either protocol calls when a membership ends or fails."""
+    """The methods that the state machine of either protocol calls when a membership ends or fails."""
 
     async def lost(self, why: str) -> None:
         """Stops all work at once: another member may already own the held partitions."""

@@ -67,7 +67,7 @@ MOVES = {
 
 
 class Participant(KafkaGroupParticipant, Protocol):
-    """What the state machine calls: one method at a time, except `lost`, `acknowledged` and `failed`."""
+    """The methods that the state machine calls: one at a time, except `lost`, `acknowledged` and `failed`."""
 
     protocol_type: str
 

@@ -77,7 +77,7 @@ class Kip848Phase(enum.Enum):
 
 
 class Kip848Participant(KafkaGroupParticipant, Protocol):
-    """What the state machine calls: one method at a time, except `lost`, `acknowledged` and `failed`."""
+    """The methods that the state machine calls: one at a time, except `lost`, `acknowledged` and `failed`."""
 
     def topics(self) -> frozenset[str]:
         """Returns the current subscription."""

@@ -37,7 +37,7 @@ class SourceWatch:
         self._doubted: set[str] = set()
 
     def metadata_changed(self) -> None:
-        """Doubts topics whose id has changed, and topics with a partition without a leader."""
+        """Marks topics as doubted if their id has changed, or if one of their partitions has no leader."""
         topics = {each.topic: copy.source_id for each, copy in self._copies.items() if each.topic not in self._stopped}
         for topic, known in topics.items():
             now = self._client.topic_id(topic)

@@ -35,9 +35,9 @@ log = logging.getLogger(__name__)
 SAMPLE: Final = 20
 # Maximum number of offsets of a partition that are compared to find the first difference
 MOST_COMPARED: Final = 100_000
-# Higher: a new leader has more time to report its log end; lower: truncation is detected sooner.
+# longest wait for a log end. Higher: a new leader has more time to report it; lower: truncation is detected sooner.
 PATIENCE_S: Final = 3.0
-# Higher: waits longer for a slow replica; lower: the mirror restarts before the leader drops that replica.
+# longest wait for replicas. Higher: waits longer for a slow replica; lower: the mirror restarts before the leader drops that replica.
 REPLICATION_S: Final = 60.0
 CREATE_TIME: Final = 0
 

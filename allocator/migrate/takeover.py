@@ -37,7 +37,8 @@ SAMPLE: Final = 20
 MOST_COMPARED: Final = 100_000
 # longest wait for a log end. Higher: a new leader has more time to report it; lower: truncation is detected sooner.
 PATIENCE_S: Final = 3.0
-# longest wait for replicas. Higher: waits longer for a slow replica; lower: the mirror restarts before the leader drops that replica.
+# longest wait for replicas. Higher: waits longer for a slow replica; lower: the mirror restarts before the leader drops
+# that replica.
 REPLICATION_S: Final = 60.0
 CREATE_TIME: Final = 0
 

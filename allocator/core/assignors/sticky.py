@@ -29,7 +29,7 @@ class _Sticky(BuiltIn):
     such assignments, the result is one in which the fewest partitions leave a member that may keep them. This is the
     exact minimum, whether subscriptions are equal or not. The result does not depend on the order in the view.
 
-    Partitions without an owner are spread topic by topic over the members that have too few. Weight and rack are ignored.
+    Partitions without an owner are spread topic by topic over the members that have too few. Ignores weight and rack.
 
     Cost: O(partitions), and a flow over pairs of member and set of topics with the same subscribers. If all members
     subscribe to the same topics, that is one pair for each member.

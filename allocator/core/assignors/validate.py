@@ -130,7 +130,7 @@ def _partitions(member: str, partitions: Any, faults: _Faults) -> list[TopicPart
     for item in items:
         partition = _as_partition(item)
         if partition is None:
-            faults["items that are no (topic, partition)"].append(f"{shown(item)} to {member!r}")
+            faults["items that are not (topic, partition)"].append(f"{shown(item)} to {member!r}")
         else:
             good.append(partition)
     return good

@@ -32,7 +32,7 @@ OWN: Final[Mapping[str, Setting]] = {
     "join_backoff_s": Setting(
         Number(0, 86400),
         5.0,
-        "Seconds from a failure to the next attempt to join. A generation that ended in order is no failure.",
+        "Seconds from a failure to the next attempt to join. A generation that ended normally is not a failure.",
     ),
     "watch_partition_changes": Setting(
         Flag(),
@@ -142,7 +142,7 @@ class ConsumerGroupConfig:
             faults.add("membership", f"membership = {self.membership!r}: must be {allowed}")
         if self.client is not None and not callable(self.client):
             faults.add(
-                "client", f"client = {self.client!r}: must be a function of this config that makes a KafkaClient"
+                "client", f"client = {self.client!r}: must be a function of this config that creates a KafkaClient"
             )
 
     def _parts(self, faults: Faults) -> None:

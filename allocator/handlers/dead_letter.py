@@ -22,7 +22,7 @@ class DeadLetterTopic:
         self._producer = LateProducer(brokers, f"allocator-dead-letters-{group}", security)
 
     async def send(self, records: Sequence[Record], error: BaseException, attempts: int) -> None:
-        """Raises BrokerError if the topic does not accept all of them."""
+        """Writes the records, and returns once they are acknowledged. Raises BrokerError if the topic refuses one."""
         letters = [(record, headers_of(record, self._group, error, attempts)) for record in records]
         await self._producer.send(self.topic, letters)
 

@@ -87,7 +87,7 @@ class Lane:
         self.call: concurrent.futures.Future[Any] | None = None
         """The latest turn of this lane in a thread."""
         self.turn: Sequence[Unit] = ()
-        """Units of that turn."""
+        """The units that this turn calls the handler for."""
 
     def in_call(self) -> Sequence[Unit]:
         """Returns the units whose call may run now."""

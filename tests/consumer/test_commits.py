@@ -127,7 +127,7 @@ async def test_an_auto_commit_without_a_lease_is_reported_once_and_waits_for_the
             member.fetcher.wake()
             await wait_until_async(lambda: member.group.sent == [{A: 9}], 30, "the commit")
         (record,) = caplog.records
-        assert record.message.startswith("g: commit put off: g: offsets of 1 partitions are not committed")
+        assert record.message.startswith("g: commit postponed: g: offsets of 1 partitions are not committed")
 
 
 async def test_auto_commits_that_fail_again_and_again_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -137,7 +137,7 @@ async def test_auto_commits_that_fail_again_and_again_are_reported_once(caplog: 
         member.done(A, 9)
         with caplog.at_level(logging.WARNING):
             await wait_until_async(lambda: member.group.tries >= 3, 30, "tries")
-        assert [record.message for record in caplog.records] == ["g: commit put off: not now"]
+        assert [record.message for record in caplog.records] == ["g: commit postponed: not now"]
 
 
 async def test_an_auto_commit_that_fails_is_tried_again_soon() -> None:

@@ -261,7 +261,7 @@ def test_keys_outside_any_section_and_sections_that_are_none(files: Files) -> No
         ('[zookeeper]\nsasl_username = "u"', 'with zookeeper.sasl_mechanism not set: only "DIGEST-MD5" uses it'),
         ("[zookeeper]\nverify_certs = false", "has no effect without TLS"),
         ('[group]\npattern = "ord.*"', 'with group.pattern = "ord.*": set exactly one of them'),
-        ('[group]\nmembership = "kiel"\noffsets = "kafka"', "they are in one of: zookeeper, both"),
+        ('[group]\nmembership = "kiel"\noffsets = "kafka"', "this membership stores them in one of: zookeeper, both"),
         ('[group]\nfollow_load = "reported"', "only a program of your own can call report_load"),
         ("[group]\nrestart_grace_s = 60", "group.instance_id not set"),
     ],

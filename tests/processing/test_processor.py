@@ -399,8 +399,8 @@ async def test_commits_that_are_refused_all_the_time_are_logged_once(caplog: pyt
         await asyncio.wait_for(every.wait(), 60)
         it.source.commit_error = None
         await until(lambda: cluster.committed == cluster.ends())
-    told = [each.getMessage() for each in caplog.records if "commit put off" in each.getMessage()]
-    why = "g: commit put off: the group may not be used"
+    told = [each.getMessage() for each in caplog.records if "commit postponed" in each.getMessage()]
+    why = "g: commit postponed: the group may not be used"
     assert told == [why, f"over: {why}"]
 
 

@@ -215,7 +215,7 @@ class Commits:
                 failing.over()
             except AllocatorError as error:
                 # no offset is lost: the next interval, revocation or close commits a later one
-                failing.warn("%s: commit put off: %s", self.offsets.group, error)
+                failing.warn("%s: commit postponed: %s", self.offsets.group, error)
                 if error.retriable:
                     await self.until_may_act()
                     wait_s = backoff.next()

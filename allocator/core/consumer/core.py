@@ -151,7 +151,7 @@ class ConsumerCore:
         order_source = config.options.order_source(config, self.client.bootstrap, self.client.security)
         try:
             self._exits.push_async_callback(self.client.close)
-            self.choice.follow()  # before the first metadata request
+            self.choice.follow()  # so that the first metadata request names the topics
             if order_source is not None:
                 order_source.watch(self.client)
             await self._connect(config.connect_timeout_s)

@@ -334,7 +334,9 @@ class MembershipConfig:
         if self.group is None and self.membership != "fixed":
             yield Fault(("group", "membership"), 'only membership="fixed" can do without')
         if self.offsets is not None and self.offsets not in self.options.storages:
-            yield Fault(("offsets", "membership"), f"they are in one of: {', '.join(self.options.storages)}")
+            yield Fault(
+                ("offsets", "membership"), f"this membership stores them in one of: {', '.join(self.options.storages)}"
+            )
         yield from Fault.of(("pattern", "membership"), lambda: check_pattern(self.pattern or None, self.membership))
         for topic in (*self.topics, *(topic for topic, _ in self.partitions)):
             yield from Fault.of(("topics",), lambda topic=topic: check_topic(topic))  # type: ignore[misc]

@@ -60,7 +60,7 @@ class SqlSink(TransactionalSink["sqlalchemy.Connection"]):
         super()._prepare()
 
     def _refuse_autocommit(self) -> None:
-        """Raises ConfigError if each statement is its own transaction: the effects of a former owner would stay.
+        """Raises ConfigError if each statement is its own transaction, so that effects cannot be rolled back.
 
         It checks with the server, because an engine, its URL and its pool can each set the mode. With autocommit, a
         setting for one transaction is gone in the next statement.

@@ -9,6 +9,7 @@ import ssl
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import providers_under_test
@@ -19,7 +20,9 @@ from kafka.protocol.metadata import FindCoordinatorRequest
 from token_endpoint import CLIENT_ID, CLIENT_SECRET, TokenEndpoint, granted, unsecured_token
 
 from allocator.core.client.client import KafkaClient
+from allocator.core.client.errors import ConnectionFailed
 from allocator.core.client.oauth import TokenProvider, with_credentials
+from allocator.core.client.sasl import Sasl
 from allocator.core.client.security import check_security
 from allocator.errors import BrokerError, BrokersUnavailable, ConfigError
 from allocator.testing import wait_until_async
@@ -86,6 +89,29 @@ async def test_a_provider_by_name_is_created_once_for_all_clients() -> None:
 async def test_settings_that_give_no_provider_are_named(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         await KafkaClient("127.0.0.1:1", security={**OAUTH, **settings}).connect(1)
+
+
+async def test_a_mechanism_that_hangs_keeps_one_thread_however_often_the_client_connects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go_on = threading.Event()
+    monkeypatch.setattr(
+        "allocator.core.client.sasl.get_sasl_mechanism",
+        lambda name: lambda **settings: SimpleNamespace(auth_bytes=go_on.wait, is_done=lambda: False),
+    )
+
+    async def send(request: Any, timeout_s: float) -> Any:
+        return SimpleNamespace(error_code=0, mechanisms=["GSSAPI"], API_VERSION=1)
+
+    def threads() -> int:
+        return sum(each.name == "allocator-sasl" for each in threading.enumerate())
+
+    before, turn = threads(), threading.Lock()
+    for _ in range(5):
+        with pytest.raises(ConnectionFailed, match="no credentials for GSSAPI within"):
+            await Sasl("h", {"sasl_mechanism": "GSSAPI"}, turn, send).authenticate(0.05)
+    await wait_until_async(lambda: threads() <= before + 1, 10, "the end of the other threads")
+    go_on.set()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import logging
 import random
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -46,6 +47,8 @@ class ConnectionSettings:
     receive_max_bytes: int
     security: Mapping[str, Any] = field(repr=False)
     tls: ssl.SSLContext | None
+    sasl_turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    """Held while a SASL mechanism creates a message, so that a hanging mechanism keeps only one thread."""
 
     @property
     def sasl_enabled(self) -> bool:
@@ -75,7 +78,7 @@ class BrokerConnection(RequestStream):
         self._on_end = on_end
         self._sasl: Sasl | None = None
         if settings.sasl_enabled:
-            self._sasl = Sasl(broker.host, settings.security, self.send_own)
+            self._sasl = Sasl(broker.host, settings.security, settings.sasl_turn, self.send_own)
         self._task: asyncio.Task[None] | None = None
 
     @property

@@ -29,17 +29,22 @@ Begun = tuple[Any, bytes]
 
 
 class Sasl:
-    """Authenticates a connection to `host`. `send(request, timeout_s)` sends a request and returns the response."""
+    """Authenticates a connection to `host`. `send(request, timeout_s)` sends a request and returns the response.
+
+    The holder of `turn`, a lock of all connections of a client, creates the next message of a mechanism.
+    """
 
     def __init__(
         self,
         host: str,
         security: Mapping[str, Any],
+        turn: threading.Lock,
         send: Callable[[Any, float], Awaitable[Any]],
     ) -> None:
         self._host = host
         self._security = security
         self._name: str = security["sasl_mechanism"]
+        self._turn = turn
         self._send = send
         self._provider = security.get("sasl_oauth_token_provider")
         source = SOURCE_OF_AWS if self._name == "AWS_MSK_IAM" else self._provider
@@ -120,11 +125,15 @@ class Sasl:
 
         def make() -> None:
             result, error = b"", None
+            if not self._turn.acquire(timeout=max(0.0, timeout_s)):
+                return  # an earlier call hangs. Another one could hang too, and each would keep a thread
             try:
-                result = mechanism.auth_bytes()
+                result = b"" if made.done() else mechanism.auth_bytes()
             except Exception as exc:  # noqa: BLE001 - the user's provider
                 why = exc if isinstance(exc, TokenError) else shown(exc)
                 error = ConnectionFailed(f"{self._lacking}: {why}")
+            finally:
+                self._turn.release()
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(settle, made, result, error)
 

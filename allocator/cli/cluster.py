@@ -65,7 +65,7 @@ def up(kafka: str, settings: tuple[str, ...], as_json: bool, **options: Any) -> 
                 sys.stdout.flush()
                 while True:
                     signal.pause()
-            finally:
+            except click.exceptions.Exit:
                 click.echo("stopping", err=True)
 
 

@@ -68,7 +68,8 @@ _EXIT_CODES = (
     ),
     (
         "128 + n",
-        "stopped at once by signal n; `cluster up` always ends with 130; 141 if the reader of the output has ended",
+        "stopped at once by signal n; 130 if any signal stops the start of `cluster up`; 141 if the reader of the "
+        "output has ended",
     ),
 )
 _EPILOG = (

@@ -79,9 +79,9 @@ def test_many_offenders_are_counted_and_the_first_shown() -> None:
         ([("a", [])], "list, not a mapping"),
         ({**GOOD, "a": "t:0"}, "something other than partitions: 'a': 't:0'"),
         ({**GOOD, "a": None}, "something other than partitions: 'a': None"),
-        ({**GOOD, "a": ["t:0"]}, "no (topic, partition): 't:0' to 'a'"),
-        ({**GOOD, "a": [("t", "0")]}, "no (topic, partition): ('t', '0') to 'a'"),
-        ({**GOOD, "a": [("t", True)]}, "no (topic, partition): ('t', True) to 'a'"),
+        ({**GOOD, "a": ["t:0"]}, "not (topic, partition): 't:0' to 'a'"),
+        ({**GOOD, "a": [("t", "0")]}, "not (topic, partition): ('t', '0') to 'a'"),
+        ({**GOOD, "a": [("t", True)]}, "not (topic, partition): ('t', True) to 'a'"),
         ({**GOOD, 3: []}, "1 unknown members: 3"),
     ],
 )

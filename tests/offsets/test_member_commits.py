@@ -54,7 +54,7 @@ async def test_without_a_membership_nothing_is_sent() -> None:
     async with Coordinator() as broker, client_of(broker) as client:
         member = Member()
         member.identity = None
-        with pytest.raises(Fenced, match="no member"):
+        with pytest.raises(Fenced, match="not a member"):
             await offsets(client, member).commit({A: at(1)})
         assert said(broker) == []
 

@@ -216,7 +216,7 @@ def test_a_checkpoint_of_another_topic_is_refused(
     query = make_query(topics=one)
     query.batch()
     query.restart(topics=other)
-    with pytest.raises(CheckpointMismatch, match=f"read {one}, which this one does not"):
+    with pytest.raises(CheckpointMismatch, match=f"read {one}, which this query does not"):
         query.batch()
     query.at = json.dumps({"path": "/files"})
     with pytest.raises(CheckpointMismatch, match="another source wrote it"):

@@ -151,7 +151,7 @@ async def test_a_client_whose_thread_dies_opens_another_session(zk_chroot: str) 
 
 async def test_a_client_that_is_aborted_without_a_session_opens_another(zk_chroot: str) -> None:
     """kazoo reports the lost session only, not the end of its thread: there is no further change of state."""
-    async with proxied(zk_chroot) as proxy, session(proxy.hosts, session_timeout_s=0.01) as zk:
+    async with proxied(zk_chroot) as proxy, session(proxy.hosts, session_timeout_s=1.0) as zk:
         await zk.create("/mine", ephemeral=True)
 
         def expired(reply: bytes) -> bytes:
@@ -206,7 +206,7 @@ async def test_concurrent_reads_of_a_watched_value_share_a_request() -> None:
 
 async def test_the_granted_timeout_is_known(zookeeper: LocalCluster) -> None:
     """The ensemble grants at least two ticks and at most its configured limit."""
-    async with session(zookeeper.zookeeper, session_timeout_s=0.01) as zk:
+    async with session(zookeeper.zookeeper, session_timeout_s=0.3) as zk:
         assert zk.session_timeout_s == pytest.approx(1.0)
     async with session(zookeeper.zookeeper, session_timeout_s=7.0) as zk:
         assert zk.session_timeout_s == pytest.approx(7.0)

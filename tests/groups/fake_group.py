@@ -1,9 +1,9 @@
-"""A scripted coordinator of a group with one real member, and a participant that records its calls."""
+"""A scripted coordinator of a classic group with one member."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from fake_broker import MODERN, SILENT, FakeBroker
@@ -13,19 +13,10 @@ from kafka.protocol.consumer import (
     LeaveGroupResponse,
     SyncGroupResponse,
 )
-from run_group import RunGroup
-
-from allocator.core.client.client import KafkaClient
-from allocator.protocols.kafka_classic.group import GroupCoordinator
-from allocator.protocols.kafka_classic.messages import JoinedMember
-from allocator.protocols.kafka_classic.settings import KafkaSettings
-from allocator.testing import wait_until_async
-
-FAST = {"session_timeout_s": 30.0, "heartbeat_interval_s": 0.02, "retry_backoff_s": 0.001, "failure_pause_s": 0.02}
 
 
 class GroupBroker(FakeBroker):
-    """`codes[api key]` are the codes of its next answers; `gates[api key]` holds answers back until it is set."""
+    """`codes[api key]` are the codes of its next responses; `gates[api key]` delays the responses until it is set."""
 
     def __init__(self, versions: Mapping[int, tuple[int, int]] | None = None) -> None:
         handlers = {11: self.join, 12: self.heartbeat, 13: self.leave, 14: self.sync}
@@ -86,18 +77,18 @@ class GroupBroker(FakeBroker):
         code = await self._code(14)
         if code is SILENT:
             return SILENT
-        given = {a.member_id: a.assignment for a in request.assignments}
+        assigned = {a.member_id: a.assignment for a in request.assignments}
         return SyncGroupResponse(
             throttle_time_ms=0,
             error_code=code,
             protocol_type=request.protocol_type,
             protocol_name=request.protocol_name,
-            assignment=given.get(request.member_id, b"") if code == 0 else b"",
+            assignment=assigned.get(request.member_id, b"") if code == 0 else b"",
             version=request.API_VERSION,
         )
 
     async def heartbeat(self, request: Any) -> Any:
-        # one of an earlier generation that is late: its answer is ignored, so it must not take a code
+        # the response to a late request of an earlier generation is ignored, so it must not take a code
         code = await self._code(12, request.generation_id == self.generation)
         if code is SILENT:
             return SILENT
@@ -115,75 +106,3 @@ class GroupBroker(FakeBroker):
         return LeaveGroupResponse(
             throttle_time_ms=0, error_code=group_code, members=members, version=request.API_VERSION
         )
-
-
-class Recorder:
-    """A participant that records its calls; `block` names the call that waits for `go`."""
-
-    protocol_type = "consumer"
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.errors: list[BaseException] = []
-        self.proofs: list[bool] = []
-        self.block = ""
-        self.go = asyncio.Event()
-        self.wants = b"wants"
-        self.prepared = b""
-        """The value of `wants` at the last preparation, which the participant offers."""
-
-    async def _note(self, call: str) -> None:
-        name = call.split()[0]
-        self.calls.append(call)
-        if name == self.block:
-            try:
-                await self.go.wait()
-            except asyncio.CancelledError:
-                self.calls.append(f"{name} cancelled")
-                raise
-
-    def offers(self) -> Sequence[tuple[str, bytes]]:
-        return [("first", self.prepared), ("second", b"")]
-
-    async def prepare(self) -> None:
-        self.prepared = self.wants
-        await self._note("prepare")
-
-    async def compute_assignment(self, protocol: str, members: Sequence[JoinedMember]) -> Mapping[str, bytes]:
-        await self._note(f"assign {protocol}")
-        return {member.member_id: b"given " + member.metadata for member in members}
-
-    async def joined(self, generation: int, protocol: str, assignment: bytes) -> None:
-        await self._note(f"joined {generation} {protocol} {assignment.decode()}")
-
-    async def lost(self, why: str) -> None:
-        await self._note("lost")
-
-    async def leaving(self) -> None:
-        await self._note("leaving")
-
-    def acknowledged(self, started: float, *, rebalancing: bool) -> None:
-        self.proofs.append(rebalancing)
-
-    def failed(self, error: BaseException) -> None:
-        self.errors.append(error)
-
-    async def called(self, call: str, times: int = 1) -> None:
-        await wait_until_async(
-            lambda: sum(c.startswith(call) for c in self.calls) >= times,
-            30,
-            f"{call} in {self.calls}",
-            interval_s=0.002,
-        )
-
-
-class Member(RunGroup):
-    """A member of the classic protocol."""
-
-    recorder: Recorder
-    group: GroupCoordinator
-
-    def __init__(self, broker: GroupBroker, *, wait: bool = True, **settings: Any) -> None:
-        recorder, client = Recorder(), KafkaClient(broker.address)
-        group = GroupCoordinator(client, "g", recorder, KafkaSettings(**{**FAST, **settings}))
-        super().__init__(client, recorder, group, wait)

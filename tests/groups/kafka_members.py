@@ -23,7 +23,7 @@ from allocator.types import TopicPartition
 FAST = {"session_timeout_s": 6.0, "heartbeat_interval_s": 0.3, "rebalance_timeout_s": 20.0}
 
 
-class Ours(RealMember):
+class ClassicMember(RealMember):
     """A member of the classic protocol."""
 
     membership: KafkaMembership

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from kafka_members import Ours
+from kafka_members import ClassicMember
 from members import History
 
 from allocator.core.aio.tasks import TaskGroup
@@ -39,7 +39,7 @@ def _write(when: float, what: str, partitions: Any) -> None:
     print(json.dumps([when, what, sorted(p.partition for p in partitions)]), flush=True)
 
 
-async def _act(ours: Ours) -> None:
+async def _act(ours: ClassicMember) -> None:
     while True:
         when, held = time.monotonic(), ours.held
         if ours.membership.may_act():
@@ -47,7 +47,7 @@ async def _act(ours: Ours) -> None:
         await asyncio.sleep(0.02)
 
 
-async def _obey(ours: Ours, topic: str) -> None:
+async def _obey(ours: ClassicMember, topic: str) -> None:
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while line := (await reader.readline()).decode().split():
@@ -60,7 +60,7 @@ async def _obey(ours: Ours, topic: str) -> None:
 
 
 async def main(bootstrap: str, group: str, topic: str) -> None:
-    async with Ours(bootstrap, group, [topic], name=NAME, history=_Told()) as ours:
+    async with ClassicMember(bootstrap, group, [topic], name=NAME, history=_Told()) as ours:
         await TaskGroup().run(_obey(ours, topic), act=_act(ours))
 
 

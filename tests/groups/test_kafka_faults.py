@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import pytest
-from kafka_members import Ours, coordinator_of, shared
+from kafka_members import ClassicMember, coordinator_of, shared
 from members import History
 from racked import racked_brokers
 
@@ -25,16 +25,18 @@ pytestmark = pytest.mark.deadline(280)
 TIMING = {"session_timeout_s": 10.0, "rebalance_timeout_s": 200.0}
 
 
-def member(cluster: LocalCluster, group: str, counts: Mapping[str, int], name: str, history: History) -> Ours:
+def member(cluster: LocalCluster, group: str, counts: Mapping[str, int], name: str, history: History) -> ClassicMember:
     # before 0.10.1 the session timeout is the time for draining too
-    return Ours(cluster.bootstrap, group, counts, name=name, history=history, timing=TIMING, connect_timeout_s=None)
+    return ClassicMember(
+        cluster.bootstrap, group, counts, name=name, history=history, timing=TIMING, connect_timeout_s=None
+    )
 
 
-def phases(members: Sequence[Ours]) -> list[GroupPhase]:
+def phases(members: Sequence[ClassicMember]) -> list[GroupPhase]:
     return [each.membership.group.phase for each in members]
 
 
-async def reach(members: Sequence[Ours], *wanted: GroupPhase) -> None:
+async def reach(members: Sequence[ClassicMember], *wanted: GroupPhase) -> None:
     def what() -> str:
         return f"{wanted}, not {phases(members)}"
 
@@ -49,7 +51,7 @@ async def three_brokers(cluster_factory: Any, kafka: str, topic: str) -> tuple[L
 
 @contextlib.asynccontextmanager
 async def without_its_coordinator(
-    cluster: LocalCluster, group: str, members: Sequence[Ours], fault: str
+    cluster: LocalCluster, group: str, members: Sequence[ClassicMember], fault: str
 ) -> AsyncIterator[None]:
     """Kills or pauses the coordinator, waits until every member has found the next one, and restores it."""
     victim = await coordinator_of(cluster, group)
@@ -69,7 +71,7 @@ async def without_its_coordinator(
         await asyncio.to_thread(victim.resume if fault == "pause" else victim.start)
 
 
-async def settle(members: Sequence[Ours], counts: Mapping[str, int]) -> None:
+async def settle(members: Sequence[ClassicMember], counts: Mapping[str, int]) -> None:
     """All partitions are shared, and all members work and may commit."""
     await shared(members, counts, 90)
     await wait_until_async(lambda: all(each.membership.may_act() for each in members), 60, "all to act")

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from pathlib import Path
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
-
-sys.path += [str(Path(__file__).parent.parent / room) for room in ("wire", "coordinator")]
-
+from fake_broker import SILENT
 from fake_group import GroupBroker
 from kafka.protocol.consumer import OffsetCommitResponse
-from kafka_members import Ours
+from kafka_members import ClassicMember
 from lag_assignor import by_lag
 from members import History
 
 from allocator.core.client.client import KafkaClient
-from allocator.errors import BrokerError, BrokersUnavailable, ConfigError, Fenced
+from allocator.core.offsets.messages import Identity
+from allocator.errors import AllocatorError, BrokerError, BrokersUnavailable, ConfigError, Fenced
 from allocator.protocols.kafka_classic.consumer_protocol import MemberAssignment, Subscription, generation_from
-from allocator.protocols.kafka_classic.group import GroupPhase
+from allocator.protocols.kafka_classic.group import MOVES, GroupPhase
 from allocator.protocols.kafka_classic.membership import KafkaMembership
 from allocator.protocols.kafka_classic.settings import KafkaSettings
 from allocator.testing import wait_until_async
@@ -29,20 +29,30 @@ from allocator.types import OffsetAndMetadata, TopicPartition
 pytestmark = pytest.mark.deadline(90)
 
 METADATA, COMMIT, JOIN, HEARTBEAT, LEAVE, SYNC, FIND = 3, 8, 11, 12, 13, 14, 10
-FAST = {"session_timeout_s": 30.0, "heartbeat_interval_s": 0.02, "retry_backoff_s": 0.001, "failure_pause_s": 0.05}
+FAST = {"session_timeout_s": 30.0, "heartbeat_interval_s": 0.02, "retry_backoff_s": 0.001, "failure_pause_s": 0.02}
+RARE_HEARTBEATS = {"heartbeat_interval_s": 15.0}
 ALL = frozenset(TopicPartition("t", n) for n in range(3))
 
 
-def broker_with_topic() -> GroupBroker:
-    broker = GroupBroker()
+def broker_with_topic(versions: Mapping[int, tuple[int, int]] | None = None) -> GroupBroker:
+    broker = GroupBroker(versions)
     broker.topics = {"t": [1, 1, 1]}
     return broker
 
 
-def member(broker: GroupBroker, assignor: Any = "range", **options: Any) -> Ours:
+def member(broker: GroupBroker, assignor: Any = "range", **options: Any) -> ClassicMember:
     timing = {**FAST, **options.pop("timing", {})}
     topics = options.pop("topics", ["t"])
-    return Ours(broker.address, "g", topics, assignors=[assignor], timing=timing, history=History(), **options)
+    return ClassicMember(broker.address, "g", topics, assignors=[assignor], timing=timing, history=History(), **options)
+
+
+@contextlib.asynccontextmanager
+async def joining(member: ClassicMember) -> AsyncIterator[asyncio.Future[Any]]:
+    """Starts to join. After the block the member leaves."""
+    async with contextlib.AsyncExitStack() as stack:
+        task = asyncio.ensure_future(stack.enter_async_context(member))
+        yield task
+        await task
 
 
 def assign(broker: GroupBroker, assignment: bytes) -> None:
@@ -50,107 +60,468 @@ def assign(broker: GroupBroker, assignment: bytes) -> None:
     sync = broker.handlers[SYNC]
 
     async def scripted(request: Any) -> Any:
-        answer = await sync(request)
-        answer.assignment = assignment
-        return answer
+        response = await sync(request)
+        response.assignment = assignment
+        return response
 
     broker.handlers[SYNC] = scripted
 
 
-async def holds(ours: Ours, parts: frozenset[TopicPartition]) -> None:
-    await wait_until_async(lambda: ours.held == parts, 30, lambda: f"{sorted(ours.held)} to be {sorted(parts)}")
+def ids(broker: GroupBroker, key: int = JOIN) -> list[str]:
+    return [request.member_id for request in broker.requests(key)]
 
 
-async def test_a_member_joins_gets_its_partitions_and_gives_them_up_when_it_leaves() -> None:
+def subscription(request: Any) -> Subscription:
+    return Subscription.decode(request.protocols[0].metadata)
+
+
+def events(member: ClassicMember) -> list[str]:
+    return [what for _, _, what, _ in member.owner.history.events]
+
+
+async def holds(member: ClassicMember, parts: frozenset[TopicPartition]) -> None:
+    await wait_until_async(lambda: member.held == parts, 30, lambda: f"{sorted(member.held)} to be {sorted(parts)}")
+
+
+async def more(broker: GroupBroker, key: int, times: int = 1) -> None:
+    """Waits for this many more requests."""
+    goal = broker.count(key) + times
+    await wait_until_async(lambda: broker.count(key) >= goal, 30, f"{times} requests of API {key}", interval_s=0.002)
+
+
+async def generation(member: ClassicMember, number: int) -> None:
+    await wait_until_async(lambda: member.membership.generation == number, 30, f"generation {number}")
+
+
+# -- joining ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_member_takes_its_id_joins_leads_syncs_and_leaves() -> None:
     async with broker_with_topic() as broker:
-        async with member(broker) as ours:
-            await holds(ours, ALL)
-            assert ours.membership.held == ALL
-            assert ours.membership.leading
-            assert (ours.membership.member_id, ours.membership.generation) == ("member-1", 1)
-            assert ours.membership.may_act()
-        assert [what for _, _, what, _ in ours.owner.history.events] == ["begin", "end"]
-        assert not ours.membership.may_act()
-        assert len(broker.requests(LEAVE)) == 1
+        async with member(broker) as one:
+            await holds(one, ALL)
+            assert one.membership.held == ALL
+            assert one.membership.leading
+            assert (one.membership.member_id, one.membership.generation) == ("member-1", 1)
+            assert one.membership.may_act()
+            assert ids(broker) == ["", "member-1"]
+            (sync,) = broker.requests(SYNC)
+            assert (sync.generation_id, sync.member_id, len(sync.assignments)) == (1, "member-1", 1)
+            first = broker.requests(JOIN)[0]
+            assert (first.session_timeout_ms, first.rebalance_timeout_ms, first.reason) == (30000, 20000, "first join")
+        assert events(one) == ["begin", "end"]
+        assert not one.membership.may_act()
+        assert [each.member_id for each in broker.requests(LEAVE)[0].members] == ["member-1"]
 
 
-async def test_eager_members_give_everything_up_before_they_join_and_cooperative_ones_nothing() -> None:
-    for assignor, events in (("range", ["begin", "end", "begin"]), ("cooperative-sticky", ["begin"])):
-        async with broker_with_topic() as broker, member(broker, assignor) as ours:
-            await holds(ours, ALL)
+@pytest.mark.parametrize("join", range(10))
+async def test_every_version_of_join_group_from_0_9_on(join: int) -> None:
+    versions = {JOIN: (0, join), SYNC: (0, min(join, 5)), HEARTBEAT: (0, min(join, 4)), LEAVE: (0, min(join, 5))}
+    async with broker_with_topic(versions) as broker:
+        async with member(broker) as one:
+            await holds(one, ALL)
+            await more(broker, HEARTBEAT, 2)
+            assert join == broker.requests(JOIN)[-1].API_VERSION
+            assert one.membership.group.rebalance_timeout_s == (20.0 if join else 30.0)
+        assert broker.count(LEAVE) == 1
+
+
+async def test_a_coordinator_that_accepts_no_connection_is_looked_up_again() -> None:
+    async with broker_with_topic() as broker:
+        async with GroupBroker() as gone:
+            pass
+        find = broker.handlers[FIND]
+
+        def stale(request: Any) -> Any:
+            response = find(request)
+            if broker.count(FIND) < 3:
+                response.node_id, response.port = 7, gone.port
+            return response
+
+        broker.handlers[FIND] = stale
+        async with member(broker) as one:
+            await holds(one, ALL)
+            assert one.membership.group.coordinator == 1
+
+
+@pytest.mark.parametrize("code", [7, 14, 15, 16, 27, 111])
+async def test_a_join_that_may_succeed_later_is_repeated_after_one_preparation(code: int) -> None:
+    async with broker_with_topic() as broker:
+        broker.codes[JOIN] = [code, code]
+        one, prepared = member(broker, timing=RARE_HEARTBEATS), []
+        prepare = one.membership.prepare
+
+        async def counted() -> None:
+            prepared.append(len(ids(broker)))
+            await prepare()
+
+        one.membership.prepare = counted  # type: ignore[method-assign]
+        async with one:
+            await holds(one, ALL)
+            assert prepared == [0]
+            assert len(ids(broker)) == 4
+            assert (broker.count(FIND) > 1) == (code in (15, 16))
+
+
+@pytest.mark.parametrize(
+    ("versions", "instance_id", "why"),
+    [({JOIN: None}, None, r"older than 0\.9"), ({JOIN: (0, 4)}, "a", r"2\.3")],
+    ids=["no groups", "no static members"],
+)
+async def test_a_broker_that_lacks_the_protocol_is_named(versions: Any, instance_id: str | None, why: str) -> None:
+    async with broker_with_topic() as broker:
+        broker.versions = {key: range_ for key, range_ in {**broker.versions, **versions}.items() if range_}
+        with pytest.raises(ConfigError, match=why):
+            async with member(broker, timing={"instance_id": instance_id}):
+                pass
+
+
+@pytest.mark.parametrize("code", [23, 24, 26, 30, 35, 42, 81])
+async def test_a_join_that_cannot_succeed_raises_the_reason(code: int) -> None:
+    async with broker_with_topic() as broker:
+        broker.codes[JOIN] = [code]
+        with pytest.raises(AllocatorError, match="'g': cannot join"):
+            async with member(broker):
+                pass
+
+
+async def test_a_member_leaves_when_the_broker_chooses_an_assignor_that_was_not_offered() -> None:
+    async with broker_with_topic() as broker:
+        broker.chooses = "strange"
+        with pytest.raises(BrokerError, match=r"function 'strange', .* it offers range"):
+            async with member(broker):
+                pass
+        assert [each.member_id for each in broker.requests(LEAVE)[0].members] == ["member-1"]
+        assert broker.requests(SYNC) == []
+
+
+async def test_join_raises_after_its_timeout_what_prevents_it() -> None:
+    async with broker_with_topic() as broker:
+        find = broker.handlers[FIND]
+
+        def unavailable(request: Any) -> Any:
+            response = find(request)
+            response.error_code = 15
+            return response
+
+        broker.handlers[FIND] = unavailable
+        with pytest.raises(BrokersUnavailable, match=r"within 2 s; last: .* cannot find .* offsets topic"):
+            await member(broker, connect_timeout_s=2.0).__aenter__()
+        broker.codes[JOIN] = [0, *[16] * 10_000]
+
+        async def known_three_times(request: Any) -> Any:
+            if broker.count(JOIN) > 3:
+                await asyncio.Event().wait()  # a JoinGroup under way at the deadline could be held back
+            return find(request)
+
+        broker.handlers[FIND] = known_three_times
+        with pytest.raises(BrokersUnavailable, match=r"within 3 s; last: .*cannot join: NOT_COORDINATOR"):
+            await member(broker, connect_timeout_s=3.0).__aenter__()
+
+
+async def test_join_does_not_wait_for_a_rebalance_that_takes_long() -> None:
+    """Heartbeats that report the rebalance meanwhile cause no other one."""
+    async with broker_with_topic({JOIN: (0, 0)}) as broker:
+        broker.gates[SYNC] = asyncio.Event()
+        async with member(broker, connect_timeout_s=2.0) as one:
+            assert one.membership.group.phase is GroupPhase.SYNCING
+            broker.codes[HEARTBEAT] = [27] * 3
+            await more(broker, HEARTBEAT, 5)
+            broker.gates[SYNC].set()
+            await holds(one, ALL)
+            await more(broker, HEARTBEAT, 3)
+            assert len(ids(broker)) == 1
+
+
+@pytest.mark.parametrize("join", [0, 3, 9])
+async def test_a_first_join_to_a_hung_coordinator_is_abandoned(join: int) -> None:
+    """The member sends no heartbeats before its first generation, whether or not it gets its id first."""
+    async with broker_with_topic({JOIN: (0, join)}) as old, broker_with_topic({JOIN: (0, join)}) as new:
+        find = old.handlers[FIND]
+        new.generation = 5
+        old.silent = {JOIN}
+        async with joining(member(old, timing={"session_timeout_s": 0.6, "heartbeat_interval_s": 0.02})) as joined:
+            await wait_until_async(lambda: ids(old), 30, "the join without a response")
+            await more(old, FIND, 3)  # the member checks whether the coordinator lives
+            assert len(ids(old)) == 1  # it does, so the join may take long
+
+            def moved(request: Any) -> Any:
+                response = find(request)
+                response.node_id, response.port = 2, new.port
+                return response
+
+            hung = asyncio.Event()
+
+            async def first_hangs(request: Any) -> Any:
+                if not hung.is_set():
+                    hung.set()
+                    return SILENT
+                return moved(request)
+
+            old.handlers[FIND] = first_hangs
+            one = await joined
+            assert len(ids(old)) == 1
+            assert ids(new)[0] == ""
+            assert one.membership.group.coordinator == 2
+
+
+async def test_a_first_join_continues_while_a_silent_coordinator_has_no_successor() -> None:
+    async with broker_with_topic() as broker:
+        broker.gates[JOIN] = asyncio.Event()
+        one = member(broker, timing={"session_timeout_s": 0.3})
+        async with joining(one) as joined:
+            await wait_until_async(lambda: ids(broker), 30, "the join")
+            find = broker.handlers[FIND]
+            broker.handlers[FIND] = lambda request: SILENT
+            await more(broker, FIND, 2)
+            broker.handlers[FIND] = find
+            await wait_until_async(lambda: one.membership.group.coordinator is not None, 30, "a response")
+            assert len(ids(broker)) == 1
+            broker.gates[JOIN].set()
+            await joined
+
+
+# -- rebalances -------------------------------------------------------------------------------------------------------
+
+
+async def test_only_eager_members_release_everything_before_they_join() -> None:
+    for assignor, expected in (("range", ["begin", "end", "begin"]), ("cooperative-sticky", ["begin"])):
+        async with broker_with_topic() as broker, member(broker, assignor) as one:
+            await holds(one, ALL)
             broker.codes[HEARTBEAT] = [27]
-            await wait_until_async(
-                lambda: broker.generation == 2 and ours.membership.generation == 2, 30, "a rebalance"
-            )
-            await holds(ours, ALL)
-            assert [what for _, _, what, _ in ours.owner.history.events] == events
-            said = Subscription.decode(broker.requests(JOIN)[-1].protocols[0].metadata)
-            assert said.owned == (ALL if assignor == "cooperative-sticky" else frozenset())
+            await generation(one, 2)
+            await holds(one, ALL)
+            assert events(one) == expected
+            last = broker.requests(JOIN)[-1]
+            assert subscription(last).owned == (ALL if assignor == "cooperative-sticky" else frozenset())
+            assert last.reason == "the group rebalances"
 
 
-async def test_a_cooperative_member_releases_what_it_is_not_given_any_more_and_joins_again() -> None:
-    async with broker_with_topic() as broker, member(broker, "cooperative-sticky") as ours:
-        await holds(ours, ALL)
+async def test_a_cooperative_member_releases_what_moves_and_joins_again() -> None:
+    async with broker_with_topic() as broker, member(broker, "cooperative-sticky") as one:
+        await holds(one, ALL)
         assign(broker, MemberAssignment(frozenset({TopicPartition("t", 0)})).encode())
         broker.codes[HEARTBEAT] = [27]
-        await holds(ours, frozenset({TopicPartition("t", 0)}))
-        await wait_until_async(lambda: ours.membership.generation == 3, 30, "the second round")
-        said = Subscription.decode(broker.requests(JOIN)[-1].protocols[0].metadata)
-        assert (said.owned, said.generation) == (frozenset({TopicPartition("t", 0)}), 2)
+        await holds(one, frozenset({TopicPartition("t", 0)}))
+        await generation(one, 3)
+        claim = subscription(broker.requests(JOIN)[-1])
+        assert (claim.owned, claim.generation) == (frozenset({TopicPartition("t", 0)}), 2)
 
 
-async def test_a_claim_is_of_the_newest_generation_that_was_joined_be_it_synced_or_not() -> None:
+async def test_a_claim_names_the_newest_joined_generation_even_if_it_was_not_synced() -> None:
     """Java leaders of 2.8 to 3.3 reassign a partition at once if another member claims it since a newer generation."""
-    async with broker_with_topic() as broker, member(broker, "cooperative-sticky") as ours:
-        await holds(ours, ALL)
+    async with broker_with_topic() as broker, member(broker, "cooperative-sticky") as one:
+        await holds(one, ALL)
         broker.codes[SYNC] = [27]  # the next rebalance begins before this one ends
         broker.codes[HEARTBEAT] = [27]
-        await wait_until_async(lambda: ours.membership.generation == 3, 30, "the rebalance after the next")
-        said = [Subscription.decode(request.protocols[0].metadata) for request in broker.requests(JOIN)[2:]]
-        assert [(each.generation, generation_from(each.user_data), each.owned) for each in said] == [
+        await generation(one, 3)
+        claims = list(map(subscription, broker.requests(JOIN)[2:]))
+        assert [(each.generation, generation_from(each.user_data), each.owned) for each in claims] == [
             (1, 1, ALL),
             (2, 2, ALL),
         ]
-        assert [what for _, _, what, _ in ours.owner.history.events] == ["begin"]
+        assert events(one) == ["begin"]
 
 
-async def test_a_member_that_was_removed_loses_everything_without_a_commit() -> None:
-    async with broker_with_topic() as broker, member(broker) as ours:
-        await holds(ours, ALL)
-        broker.codes[HEARTBEAT] = [25]
-        await wait_until_async(lambda: ours.owner.lost_partitions == ALL, 30, "the loss")
-        await holds(ours, ALL)
-        assert ours.membership.member_id == "member-2"
-        assert ours.membership.may_act()
+async def test_a_rebalance_soon_after_another_is_noticed_before_the_usual_interval() -> None:
+    timing = {"session_timeout_s": 3000.0, "heartbeat_interval_s": 900.0}
+    async with broker_with_topic() as broker, member(broker, timing=timing) as one:
+        broker.codes[HEARTBEAT] = [0, 0, 27, 0, 27]
+        await generation(one, 3)
+
+
+async def test_a_member_that_releases_may_commit_and_its_heartbeats_keep_the_lease() -> None:
+    async with broker_with_topic() as broker, member(broker, timing={"session_timeout_s": 1.0}) as one:
+        await holds(one, ALL)
+        one.owner.may_drain.clear()
+        broker.codes[HEARTBEAT] = [27] * 10_000
+        await wait_until_async(one.owner.draining.is_set, 30, "the release")
+        assert all(one.membership.may_commit(p) for p in ALL)
+        assert one.membership.held == frozenset()
+        await more(broker, HEARTBEAT, 60)  # for longer than a session
+        assert one.membership.identity == Identity(1, "member-1", None)
+        assert one.membership.may_act()
+        broker.codes[HEARTBEAT] = []
+        one.owner.may_drain.set()
+        await generation(one, 2)
+        await holds(one, ALL)
+        assert (ids(broker)[-1], events(one)) == ("member-1", ["begin", "end", "begin"])
+
+
+async def test_new_partitions_and_another_subscription_cause_a_rebalance() -> None:
+    async with broker_with_topic() as broker, member(broker, topic_poll_s=0.05) as one:
+        await holds(one, ALL)
+        broker.topics = {"t": [1] * 5, "u": [1]}
+        await holds(one, frozenset(TopicPartition("t", n) for n in range(5)))
+        one.membership.subscribe(["u"])
+        await holds(one, frozenset({TopicPartition("u", 0)}))
+
+
+@pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
+@pytest.mark.parametrize("held", [JOIN, SYNC])
+async def test_a_subscription_that_changes_during_a_rebalance_is_not_lost(held: int, assignor: str) -> None:
+    async with broker_with_topic() as broker, member(broker, assignor) as one:
+        broker.topics |= {"u": [1], "v": [1]}
+        await holds(one, ALL)
+        broker.gates[held] = asyncio.Event()
+        requests = broker.count(held)
+        one.membership.subscribe(["u"])
+        await wait_until_async(lambda: broker.count(held) > requests, 30, "the rebalance")
+        one.membership.subscribe(["v"])
+        broker.gates[held].set()
+        await holds(one, frozenset({TopicPartition("v", 0)}))
+        began = [p.topic for _, _, what, parts in one.owner.history.events if what == "begin" for p in parts]
+        assert "u" not in began  # partitions of the old subscription are not started
+
+
+async def test_a_subscription_that_changes_while_partitions_drain_is_not_lost() -> None:
+    async with broker_with_topic() as broker, member(broker) as one:
+        broker.topics |= {"u": [1], "v": [1]}
+        await holds(one, ALL)
+        one.owner.may_drain.clear()
+        one.membership.subscribe(["u"])
+        await wait_until_async(one.owner.draining.is_set, 30, "the release")
+        one.membership.subscribe(["v"])
+        one.owner.may_drain.set()
+        await holds(one, frozenset({TopicPartition("v", 0)}))
+        assert broker.generation == 2
+
+
+@pytest.mark.parametrize("how", [{"topics": ["t"]}, {"topics": [], "pattern": "t.*"}])
+async def test_a_topic_counts_as_missing_only_if_brokers_report_that_for_a_while(how: dict[str, Any]) -> None:
+    """A starting broker reports topics as missing; a deleted topic stays missing."""
+    async with broker_with_topic() as broker, member(broker, topic_poll_s=0.05, **how) as one:
+        await holds(one, ALL)
+        topics = broker.topics
+        broker.topics = {}
+        await more(broker, METADATA)
+        broker.topics = topics
+        await more(broker, METADATA)
+        assert broker.generation == 1
+        broker.topics = {}
+        await holds(one, frozenset())
+        broker.topics = topics
+        await holds(one, ALL)
+        assert events(one) == ["begin", "end", "begin"]
+
+
+async def test_an_assignment_that_cannot_be_decoded_is_reported_and_assigns_nothing() -> None:
+    async with broker_with_topic() as broker:
+        broker.leads = False
+        assign(broker, b"\x00\x00\x7f\xff\xff\xff")
+        async with member(broker) as one:
+            await wait_until_async(lambda: one.owner.errors, 30, "the error")
+            assert "cannot be read" in str(one.owner.errors[0])
+            assert one.held == frozenset()
+
+
+async def test_a_follower_gets_only_partitions_of_subscribed_topics() -> None:
+    async with broker_with_topic() as broker:
+        broker.leads = False
+        assign(broker, MemberAssignment(ALL | {TopicPartition("other", 0)}).encode())
+        async with member(broker) as one:
+            await holds(one, ALL)
+            assert one.membership.held == ALL
+            assert len(broker.requests(SYNC)[0].assignments) == 0
+
+
+def refuses(view: Any) -> Any:
+    raise ValueError("no")
+
+
+async def test_a_function_that_fails_is_reported() -> None:
+    async with broker_with_topic() as broker, member(broker, refuses) as one:
+        await wait_until_async(lambda: one.owner.errors, 30, "the error")
+        assert "refuses" in str(one.owner.errors[0])
+
+
+# -- refused requests -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("api", "code", "lost", "new_id"),
+    [
+        *((api, 22, True, False) for api in (JOIN, SYNC, HEARTBEAT)),
+        *((api, code, True, True) for api in (JOIN, SYNC, HEARTBEAT) for code in (25, 110)),
+        *((SYNC, code, False, False) for code in (7, 14, 15, 16, 27)),
+    ],
+)
+async def test_a_refused_member_joins_again_and_loses_its_partitions_if_it_was_removed(
+    api: int, code: int, lost: bool, new_id: bool
+) -> None:
+    async with broker_with_topic() as broker, member(broker, "cooperative-sticky") as one:
+        await holds(one, ALL)
+        lookups = broker.count(FIND)
+        broker.codes[api] = [code]
+        if api != HEARTBEAT:
+            one.membership.group.request_rejoin("a test")
+        await wait_until_async(lambda: one.membership.generation > 1 and one.held == ALL, 30, "the next membership")
+        assert one.membership.member_id == ("member-2" if new_id else "member-1")
+        assert events(one) == (["begin", "lost", "begin"] if lost else ["begin"])
+        assert one.membership.may_act()
+        assert lost or (broker.count(FIND) > lookups) == (code in (15, 16))
+
+
+@pytest.mark.parametrize("api", [JOIN, SYNC, HEARTBEAT])
+async def test_a_fenced_instance_loses_everything_and_stops(api: int) -> None:
+    async with broker_with_topic() as broker, member(broker, timing={"instance_id": "one"}) as one:
+        await holds(one, ALL)
+        broker.codes[api] = [82]
+        if api != HEARTBEAT:
+            one.membership.group.request_rejoin("a test")
+        await wait_until_async(lambda: one.owner.errors, 30, "the error")
+        assert "instance 'one'" in str(one.owner.errors[0])
+        assert not one.held
+        assert not one.membership.may_act()
+        await wait_until_async(lambda: one.membership.ended is one.owner.errors[0], 30, "the end")
+        await one.membership.leave()
+        assert broker.requests(LEAVE) == []
+
+
+@pytest.mark.parametrize("code", [14, 15, 16])
+async def test_a_coordinator_that_is_loading_or_moved_costs_nothing(code: int) -> None:
+    async with broker_with_topic() as broker, member(broker) as one:
+        await holds(one, ALL)
+        broker.codes[HEARTBEAT] = [code]
+        lookups = broker.count(FIND)
+        await more(broker, HEARTBEAT, 3)
+        assert (broker.count(FIND) > lookups) == (code != 14)
+        assert one.membership.identity == Identity(1, "member-1", None)
+        assert len(ids(broker)) == 2
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["silent", "refused"])
+async def test_the_lease_lapses_before_the_session_and_returns_with_an_acknowledgement(refused: bool) -> None:
+    async with broker_with_topic() as broker, member(broker, timing={"session_timeout_s": 4.0}) as one:
+        await holds(one, ALL)
+        if refused:
+            broker.codes[HEARTBEAT] = [30] * 10_000
+        else:
+            broker.silent = {HEARTBEAT}
+        await wait_until_async(lambda: one.owner.suspensions and not one.membership.may_act(), 30, "the suspension")
+        assert bool(one.owner.errors) == refused
+        assert one.held == ALL  # ownership is unchanged
+        broker.silent, broker.codes[HEARTBEAT] = set(), []
+        await wait_until_async(one.membership.may_act, 30, "the lease")
+        begin, *pauses = events(one)
+        assert (begin, set(pauses)) == ("begin", {"pause", "go on"})
 
 
 async def test_a_loss_while_releasing_ends_the_release() -> None:
-    async with broker_with_topic() as broker, member(broker) as ours:
-        await holds(ours, ALL)
-        ours.owner.may_drain.clear()
+    async with broker_with_topic() as broker, member(broker) as one:
+        await holds(one, ALL)
+        one.owner.may_drain.clear()
         broker.codes[HEARTBEAT] = [27, 27, 25]
-        await wait_until_async(lambda: ours.owner.lost_partitions == ALL, 30, "the loss")
-        assert [what for _, _, what, _ in ours.owner.history.events][:2] == ["begin", "lost"]
-        ours.owner.may_drain.set()
+        await wait_until_async(lambda: one.owner.lost_partitions == ALL, 30, "the loss")
+        assert events(one)[:2] == ["begin", "lost"]
+        one.owner.may_drain.set()
 
 
-async def test_what_is_being_released_may_be_committed_until_that_is_done() -> None:
-    async with broker_with_topic() as broker, member(broker) as ours:
-        await holds(ours, ALL)
-        ours.owner.may_drain.clear()
-        broker.codes[HEARTBEAT] = [27]
-        await wait_until_async(lambda: ours.owner.draining.is_set(), 30, "the release")
-        assert all(ours.membership.may_commit(p) for p in ALL)
-        assert ours.membership.held == frozenset()
-        identity = ours.membership.identity
-        assert identity is not None
-        assert identity.generation == 1
-        ours.owner.may_drain.set()
-        await holds(ours, ALL)
+# -- commits ----------------------------------------------------------------------------------------------------------
 
 
 def take_commits(broker: GroupBroker, codes: list[int] | None = None) -> list[tuple[int, int]]:
-    """Has the broker take the commits of its present generation alone; returns (generation, code) of each to come."""
+    """Makes the broker accept only commits of its present generation. Returns the list of their (generation, code)."""
     seen: list[tuple[int, int]] = []
 
     def commit(request: Any) -> Any:
@@ -169,231 +540,161 @@ FIRST = {TopicPartition("t", 0): OffsetAndMetadata(3, "", -1)}
 
 
 @pytest.mark.parametrize("assignor", ["cooperative-sticky", by_lag])
-async def test_a_commit_that_races_the_answer_of_a_join_costs_nothing(assignor: Any) -> None:
-    async with broker_with_topic() as broker, member(broker, assignor) as ours:
-        await holds(ours, ALL)
+async def test_a_commit_that_races_the_response_of_a_join_costs_nothing(assignor: Any) -> None:
+    async with broker_with_topic() as broker, member(broker, assignor) as one:
+        await holds(one, ALL)
         commits = take_commits(broker)
-        join, answered, go = broker.handlers[JOIN], asyncio.Event(), asyncio.Event()
+        join, responded, go = broker.handlers[JOIN], asyncio.Event(), asyncio.Event()
 
         async def late(request: Any) -> Any:
-            answer = await join(request)  # from here on the coordinator is in the next generation
-            answered.set()
+            response = await join(request)  # from here on the coordinator is in the next generation
+            responded.set()
             await go.wait()
-            return answer
+            return response
 
         broker.handlers[JOIN] = late
         broker.codes[HEARTBEAT] = [27]
-        await asyncio.wait_for(answered.wait(), 30)
-        commit = asyncio.ensure_future(ours.offsets.commit(FIRST))
+        await asyncio.wait_for(responded.wait(), 30)
+        commit = asyncio.ensure_future(one.offsets.commit(FIRST))
         await wait_until_async(lambda: commits, 30, "a refused commit")
         assert commits[0] == (1, 22)
         go.set()
         await commit
         assert commits[-1] == (2, 0)
-        assert [what for _, _, what, _ in ours.owner.history.events] == ["begin"]
-        assert ours.membership.held == ALL
+        assert events(one) == ["begin"]
+        assert one.membership.held == ALL
+        # a late refusal of the earlier generation does not concern the present one
+        assert one.membership.refused(22, Identity(1, "member-1", None))
+        assert one.membership.may_act()
 
 
 @pytest.mark.parametrize("code", [22, 25, 82])
-async def test_a_commit_that_says_that_the_membership_is_lost_ends_the_lease_at_once(code: int) -> None:
-    async with broker_with_topic() as broker, member(broker, timing={"instance_id": "one"}) as ours:
-        await holds(ours, ALL)
+async def test_a_commit_that_shows_the_loss_of_the_membership_ends_the_lease_at_once(code: int) -> None:
+    async with broker_with_topic() as broker, member(broker, timing={"instance_id": "one"}) as one:
+        await holds(one, ALL)
         take_commits(broker, [code])
         with pytest.raises(Fenced):
-            await ours.offsets.commit(FIRST)
-        assert not ours.membership.may_act()  # before another task runs
-        await wait_until_async(lambda: ours.owner.lost_partitions == ALL, 30, "the loss")
+            await one.offsets.commit(FIRST)
+        assert not one.membership.may_act()  # before another task runs
+        await wait_until_async(lambda: one.owner.lost_partitions == ALL, 30, "the loss")
+        if code != 82:
+            await generation(one, 2)
 
 
-async def test_the_lease_lapses_before_the_session_and_comes_back_with_an_answer() -> None:
-    async with broker_with_topic() as broker, member(broker, timing={"session_timeout_s": 4.0}) as ours:
-        await holds(ours, ALL)
-        broker.silent = {HEARTBEAT}
-        await wait_until_async(lambda: ours.owner.suspensions and not ours.membership.may_act(), 30, "the suspension")
-        assert ours.held == ALL  # ownership is unchanged
-        broker.silent = set()
-        await wait_until_async(ours.membership.may_act, 30, "the lease")
-        begin, *pauses = [what for _, _, what, _ in ours.owner.history.events]
-        assert (begin, set(pauses)) == ("begin", {"pause", "go on"})
+# -- leaving ----------------------------------------------------------------------------------------------------------
 
 
-async def test_new_partitions_and_another_subscription_cause_a_rebalance() -> None:
-    async with broker_with_topic() as broker, member(broker, topic_poll_s=0.05) as ours:
-        await holds(ours, ALL)
-        broker.topics = {"t": [1] * 5, "u": [1]}
-        await holds(ours, frozenset(TopicPartition("t", n) for n in range(5)))
-        ours.membership.subscribe(["u"])
-        await holds(ours, frozenset({TopicPartition("u", 0)}))
+async def test_leaving_releases_everything_first_and_heartbeats_continue_meanwhile() -> None:
+    async with broker_with_topic() as broker, member(broker) as one:
+        await holds(one, ALL)
+        one.owner.may_drain.clear()
+        leaving = asyncio.ensure_future(one.membership.leave())
+        await wait_until_async(one.owner.draining.is_set, 30, "the release")
+        await more(broker, HEARTBEAT, 3)
+        assert broker.requests(LEAVE) == []
+        one.owner.may_drain.set()
+        await leaving
+        assert broker.count(LEAVE) == 1
+        assert one.membership.identity is None
 
 
-@pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
-@pytest.mark.parametrize("held", [JOIN, SYNC])
-async def test_a_subscription_that_changes_during_a_rebalance_is_not_lost(held: int, assignor: str) -> None:
-    async with broker_with_topic() as broker, member(broker, assignor) as ours:
-        broker.topics |= {"u": [1], "v": [1]}
-        await holds(ours, ALL)
-        broker.gates[held] = asyncio.Event()
-        asked = len(broker.requests(held))
-        ours.membership.subscribe(["u"])
-        await wait_until_async(lambda: len(broker.requests(held)) > asked, 30, "the rebalance")
-        ours.membership.subscribe(["v"])
-        broker.gates[held].set()
-        await holds(ours, frozenset({TopicPartition("v", 0)}))
-        began = [p.topic for _, _, what, parts in ours.owner.history.events if what == "begin" for p in parts]
-        assert "u" not in began  # partitions of the old subscription are not started
-
-
-async def test_a_subscription_that_changes_while_partitions_drain_is_not_lost() -> None:
-    async with broker_with_topic() as broker, member(broker) as ours:
-        broker.topics |= {"u": [1], "v": [1]}
-        await holds(ours, ALL)
-        ours.owner.may_drain.clear()
-        ours.membership.subscribe(["u"])
-        await wait_until_async(lambda: ours.owner.draining.is_set(), 30, "the release")
-        ours.membership.subscribe(["v"])
-        ours.owner.may_drain.set()
-        await holds(ours, frozenset({TopicPartition("v", 0)}))
-        assert broker.generation == 2
-
-
-@pytest.mark.parametrize("how", [{"topics": ["t"]}, {"topics": [], "pattern": "t.*"}])
-async def test_a_broker_that_denies_a_topic_is_believed_only_if_it_lasts(how: dict[str, Any]) -> None:
-    """Like a starting broker, which reports topics as missing; a deleted topic stays missing."""
-    async with broker_with_topic() as broker, member(broker, topic_poll_s=0.05, **how) as ours:
-        await holds(ours, ALL)
-        there = broker.topics
-        asked = broker.count(METADATA)
-        broker.topics = {}
-        await wait_until_async(lambda: broker.count(METADATA) > asked, 30, "an answer without it")
-        broker.topics = there
-        asked = broker.count(METADATA)
-        await wait_until_async(lambda: broker.count(METADATA) > asked, 30, "an answer with it")
-        assert broker.generation == 1
-        broker.topics = {}
-        await holds(ours, frozenset())
-        broker.topics = there
-        await holds(ours, ALL)
-        assert [what for _, _, what, _ in ours.owner.history.events] == ["begin", "end", "begin"]
-
-
-async def test_an_assignment_that_cannot_be_read_is_told_and_leaves_nothing() -> None:
+@pytest.mark.parametrize("code", [14, 15, 16, 25, 82])
+async def test_a_leave_is_repeated_where_that_helps(code: int) -> None:
     async with broker_with_topic() as broker:
-        broker.leads = False
-        assign(broker, b"\x00\x00\x7f\xff\xff\xff")
-        async with member(broker) as ours:
-            await wait_until_async(lambda: ours.owner.errors, 30, "the error")
-            assert "cannot be read" in str(ours.owner.errors[0])
-            assert ours.held == frozenset()
+        async with member(broker):
+            broker.codes[LEAVE] = [code]
+        assert broker.count(LEAVE) == (1 if code in (25, 82) else 2)
 
 
-async def test_partitions_of_topics_that_were_not_subscribed_never_get_as_far_as_a_listener() -> None:
+async def test_a_static_member_never_leaves() -> None:
     async with broker_with_topic() as broker:
-        broker.leads = False
-        assign(broker, MemberAssignment(ALL | {TopicPartition("other", 0)}).encode())
-        async with member(broker) as ours:
-            await holds(ours, ALL)
-            assert ours.membership.held == ALL
+        async with member(broker, timing={"instance_id": "one"}) as one:
+            await holds(one, ALL)
+            assert broker.requests(JOIN)[0].group_instance_id == "one"
+            assert broker.requests(SYNC)[0].group_instance_id == "one"
+        assert broker.requests(LEAVE) == []
 
 
-def refuses(view: Any) -> Any:
-    raise ValueError("no")
+async def test_leaving_does_not_wait_for_a_join_under_way() -> None:
+    async with broker_with_topic() as broker, member(broker) as one:
+        await holds(one, ALL)
+        broker.gates[JOIN] = asyncio.Event()
+        one.membership.group.request_rejoin("a test")
+        await more(broker, JOIN)
+        await one.membership.leave()
+        assert broker.count(LEAVE) == 1
 
 
-async def test_a_function_that_fails_is_told() -> None:
-    async with broker_with_topic() as broker, member(broker, refuses) as ours:
-        await wait_until_async(lambda: ours.owner.errors, 30, "the error")
-        assert "refuses" in str(ours.owner.errors[0])
+async def test_leaving_in_a_first_join_of_an_old_broker_leaves_no_unknown_member_behind() -> None:
+    async with broker_with_topic({JOIN: (0, 3)}) as broker:
+        broker.gates[JOIN] = asyncio.Event()
+        one = member(broker)
+        await one.client.connect(20)
+        join = asyncio.ensure_future(one.membership.join())
+        await wait_until_async(lambda: len(ids(broker)) == 1, 30, "the join")
+        asyncio.get_running_loop().call_later(0.05, broker.gates[JOIN].set)
+        await one.membership.leave()
+        await asyncio.wait({join})
+        await one.client.close()
+        assert [each.member_id for each in broker.requests(LEAVE)[0].members] == ["member-1"]
 
 
-async def test_join_says_what_prevents_it() -> None:
-    async with broker_with_topic() as broker:
-        broker.codes[JOIN] = [23]
-        with pytest.raises(BrokerError, match="cannot join"):
-            async with member(broker):
-                pass
-
-
-async def test_join_gives_up_when_there_is_no_coordinator() -> None:
-    async with broker_with_topic() as broker:
-        find = broker.handlers[FIND]
-
-        def unavailable(request: Any) -> Any:
-            answer = find(request)
-            answer.error_code = 15
-            return answer
-
-        broker.handlers[FIND] = unavailable
-        with pytest.raises(BrokersUnavailable, match=r"within 2 s; last: .* cannot find .* offsets topic"):
-            await member(broker, connect_timeout_s=2.0).__aenter__()
-
-
-async def test_join_says_what_failed_again_and_again() -> None:
-    async with broker_with_topic() as broker:
-        broker.codes[JOIN] = [0, *[16] * 10_000]
-        find = broker.handlers[FIND]
-
-        async def known_three_times(request: Any) -> Any:
-            if len(broker.requests(JOIN)) > 3:
-                await asyncio.Event().wait()  # a JoinGroup under way at the deadline could be one that is held back
-            return find(request)
-
-        broker.handlers[FIND] = known_three_times
-        with pytest.raises(BrokersUnavailable, match=r"within 3 s; last: .*cannot join: NOT_COORDINATOR"):
-            await member(broker, connect_timeout_s=3.0).__aenter__()
-
-
-async def test_join_does_not_wait_for_a_rebalance_that_takes_long() -> None:
-    async with broker_with_topic() as broker:
-        broker.gates[SYNC] = asyncio.Event()
-        async with member(broker, connect_timeout_s=2.0) as ours:
-            await wait_until_async(
-                lambda: ours.membership.group.phase is GroupPhase.SYNCING, 30, "it to wait for the others"
-            )
-            broker.gates[SYNC].set()
-            await holds(ours, ALL)
-
-
-async def test_a_silent_user_costs_the_partitions_until_the_next_sign_of_life() -> None:
-    async with broker_with_topic() as broker, member(broker, timing={"max_poll_interval_s": 60.0}) as ours:
-        await holds(ours, ALL)
-        heartbeat = ours.membership.group.heartbeat
+@pytest.mark.parametrize("drains", [False, True])
+async def test_a_silent_user_loses_the_partitions_until_the_next_poll(drains: bool) -> None:
+    """Also in the middle of a release, which must not delay the group."""
+    async with broker_with_topic() as broker, member(broker, timing={"max_poll_interval_s": 60.0}) as one:
+        await holds(one, ALL)
+        if drains:
+            one.owner.may_drain.clear()
+            one.membership.group.request_rejoin("a test")
+            await wait_until_async(one.owner.draining.is_set, 30, "the release")
+        heartbeat = one.membership.group.heartbeat
         heartbeat.max_poll_interval_s = 0.3
-        await wait_until_async(lambda: ours.owner.lost_partitions == ALL, 30, "the loss")
-        await wait_until_async(lambda: len(broker.requests(LEAVE)) == 1, 30, "the farewell")
+        await wait_until_async(lambda: one.owner.lost_partitions == ALL, 30, "the loss")
+        await wait_until_async(lambda: broker.count(LEAVE) == 1, 30, "the member to leave")
         heartbeat.max_poll_interval_s = 60.0
-        ours.membership.polled()
-        await holds(ours, ALL)
+        one.membership.polled()
+        await holds(one, ALL)
+        one.owner.may_drain.set()
 
 
-async def test_a_fenced_instance_loses_everything_and_stops() -> None:
-    async with broker_with_topic() as broker, member(broker, timing={"instance_id": "one"}) as ours:
-        await holds(ours, ALL)
-        broker.codes[HEARTBEAT] = [82]
-        await wait_until_async(lambda: ours.owner.errors, 30, "the error")
-        assert ours.owner.lost_partitions == ALL
-        assert not ours.membership.may_act()
-        await wait_until_async(lambda: ours.membership.ended is ours.owner.errors[0], 30, "the end")
-        await ours.membership.leave()
-
-
-async def test_an_owner_that_raises_ends_the_membership_and_is_told() -> None:
+async def test_a_listener_that_raises_ends_the_membership_with_its_error() -> None:
     async with broker_with_topic() as broker:
-        ours = member(broker)
+        one = member(broker)
 
         async def raises(partitions: object) -> None:
             raise ValueError("a bug")
 
-        ours.owner.assigned = raises  # type: ignore[method-assign, assignment]
-        async with ours:
-            await wait_until_async(lambda: ours.owner.lost_partitions == ALL, 30, "the loss")
-            assert not ours.membership.may_act()
-            await wait_until_async(lambda: "a bug" in str(ours.membership.ended), 30, "the end")
-            assert len(broker.requests(LEAVE)) == 1  # no process waits for the end of its session
+        one.owner.assigned = raises  # type: ignore[method-assign, assignment]
+        async with one:
+            await wait_until_async(lambda: one.owner.lost_partitions == ALL, 30, "the loss")
+            assert not one.membership.may_act()
+            await wait_until_async(lambda: "a bug" in str(one.membership.ended), 30, "the end")
+            assert broker.count(LEAVE) == 1  # the others need not wait for the end of its session
 
 
-def test_a_member_without_functions_or_with_a_bad_pattern_is_refused() -> None:
-    client, owner = KafkaClient("127.0.0.1:1"), Ours("127.0.0.1:1", "g", []).owner
+# -- phases and settings ----------------------------------------------------------------------------------------------
+
+
+async def test_every_move_is_legal_or_refused() -> None:
+    async with GroupBroker() as broker:
+        group = member(broker).membership.group
+        for start, to in itertools.product(GroupPhase, GroupPhase):
+            group.phase = start
+            if to in MOVES[start]:
+                group.move(to, "a test")
+                assert group.phase is to
+            else:
+                with pytest.raises(RuntimeError, match=f"{start.name} -> {to.name}"):
+                    group.move(to, "a test")
+                assert group.phase is start
+
+
+def test_wrong_settings_are_refused() -> None:
+    client, owner = KafkaClient("127.0.0.1:1"), ClassicMember("127.0.0.1:1", "g", []).owner
     with pytest.raises(ConfigError, match="allocator function"):
         KafkaMembership(client, "g", owner, {}, KafkaSettings())
     with pytest.raises(ConfigError, match="regular expression"):
-        Ours("127.0.0.1:1", "g", [], pattern="(")
+        ClassicMember("127.0.0.1:1", "g", [], pattern="(")
+    with pytest.raises(ConfigError, match="half of session_timeout_s"):
+        KafkaSettings(heartbeat_interval_s=6.0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from kafka_clients import ASSIGNORS, AioKafka, Confluent, KafkaPython
-from kafka_members import Ours, shared, topic_with
+from kafka_members import ClassicMember, shared, topic_with
 from members import History
 
 from allocator.testing import LocalCluster
@@ -46,19 +46,19 @@ async def test_ours_and_another_client_are_one_group_whoever_leads(
     history = History()
     about = {"assignors": [assignor], "history": history}
     theirs = other(cluster.bootstrap, group, counts, assignor, kafka, history=history)
-    async with Ours(cluster.bootstrap, group, counts, **about) as ours:
+    async with ClassicMember(cluster.bootstrap, group, counts, **about) as ours:
         await shared([ours], counts)
         async with theirs:
             await shared([ours, theirs], counts)
             assert ours.leads  # the first member leads
-            async with Ours(cluster.bootstrap, group, counts, name="third", **about) as third:
+            async with ClassicMember(cluster.bootstrap, group, counts, name="third", **about) as third:
                 await shared([ours, theirs, third], counts)
         await shared([ours], counts)
         assert ours.owner.errors == []
     theirs = other(cluster.bootstrap, group, counts, assignor, kafka, name="theirs first", history=history)
     async with theirs:
         await shared([theirs], counts)
-        async with Ours(cluster.bootstrap, group, counts, name="ours second", **about) as ours:
+        async with ClassicMember(cluster.bootstrap, group, counts, name="ours second", **about) as ours:
             await shared([ours, theirs], counts)
             assert not ours.leads
             assert ours.owner.errors == []
@@ -94,8 +94,8 @@ async def test_members_of_all_clients_come_and_go_in_any_order(
             await here.pop(member).aclose()
             await shared(here, counts, 60)
 
-        def ours(name: str) -> Ours:
-            return Ours(cluster.bootstrap, group, counts, name=name, history=history, assignors=[assignor])
+        def ours(name: str) -> ClassicMember:
+            return ClassicMember(cluster.bootstrap, group, counts, name=name, history=history, assignors=[assignor])
 
         first, *rest = (each(cluster.bootstrap, group, counts, assignor, history=history) for each in others)
         a, b = ours("a"), ours("b")

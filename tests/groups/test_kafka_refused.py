@@ -18,7 +18,7 @@ from kafka.admin import (
     ResourcePattern,
     ResourceType,
 )
-from kafka_members import Ours, coordinator_of, shared
+from kafka_members import ClassicMember, coordinator_of, shared
 from members import History
 
 from allocator.errors import BrokerError, BrokersUnavailable, CommitFailed, Fenced
@@ -116,7 +116,8 @@ async def test_a_group_that_may_not_be_used_any_more_is_told_and_taken_up_again(
         await asyncio.to_thread(cluster.create_topic, topic, count)
     history = History()
     a, b, late = (
-        Ours(bootstrap, group, counts, name=name, history=history, security=USER) for name in ("a", "b", "late")
+        ClassicMember(bootstrap, group, counts, name=name, history=history, security=USER)
+        for name in ("a", "b", "late")
     )
     async with a, b:
         await shared([a, b], counts)
@@ -159,12 +160,12 @@ async def test_a_group_is_joined_once_the_offsets_topic_can_be_made(
         "its absence to be noticed",
     )
     await asyncio.to_thread(cluster.create_topic, topic, 2)
-    hasty = Ours(cluster.bootstrap, group, [topic], connect_timeout_s=2.0)
+    hasty = ClassicMember(cluster.bootstrap, group, [topic], connect_timeout_s=2.0)
     with pytest.raises(BrokersUnavailable, match="is the offsets topic available") as failure:
         await hasty.__aenter__()
     assert failure.value.retriable
     await hasty.client.close()
-    patient = Ours(cluster.bootstrap, group, [topic], connect_timeout_s=None)
+    patient = ClassicMember(cluster.bootstrap, group, [topic], connect_timeout_s=None)
     async with contextlib.AsyncExitStack() as stack:
         joining = asyncio.ensure_future(stack.enter_async_context(patient))
         try:
@@ -185,8 +186,8 @@ async def test_a_group_whose_offsets_partition_loses_its_leader_waits_and_goes_o
     await asyncio.to_thread(cluster.create_topic, topic, 4, 2)
     history = History()
     async with (
-        Ours(cluster.bootstrap, group, [topic], name="a", history=history) as a,
-        Ours(cluster.bootstrap, group, [topic], name="b", history=history) as b,
+        ClassicMember(cluster.bootstrap, group, [topic], name="a", history=history) as a,
+        ClassicMember(cluster.bootstrap, group, [topic], name="b", history=history) as b,
     ):
         await shared([a, b], {topic: 4})
         leader = await coordinator_of(cluster, group)

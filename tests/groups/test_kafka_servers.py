@@ -7,7 +7,7 @@ import signal
 from typing import Any
 
 import pytest
-from kafka_members import Ours, shared, topic_with
+from kafka_members import ClassicMember, shared, topic_with
 from kafka_process import member_process
 from members import History
 
@@ -43,15 +43,15 @@ async def test_members_share_leave_and_die(
     counts = await topic_with(cluster, unique_name(), 6)
     history = History()
     common = {"history": history, "assignors": [assignor]}
-    async with Ours(cluster.bootstrap, group, counts, name="a", **common) as a:
+    async with ClassicMember(cluster.bootstrap, group, counts, name="a", **common) as a:
         await shared([a], counts)
-        async with Ours(cluster.bootstrap, group, counts, name="b", **common) as b:
+        async with ClassicMember(cluster.bootstrap, group, counts, name="b", **common) as b:
             await shared([a, b], counts)
             assert {len(a.held), len(b.held)} == {3}
             assert a.membership.may_act()
             assert b.membership.may_act()
         await shared([a], counts)
-        c = Ours(cluster.bootstrap, group, counts, name="c", **common)
+        c = ClassicMember(cluster.bootstrap, group, counts, name="c", **common)
         await c.__aenter__()
         await shared([a, c], counts)
         await c.vanish()
@@ -69,7 +69,7 @@ async def test_commits_are_a_members_own_and_end_with_its_generation(
     counts = await topic_with(cluster, unique_name(), 2)
     (topic,) = counts
     first = TopicPartition(topic, 0)
-    async with Ours(cluster.bootstrap, group, counts) as a:
+    async with ClassicMember(cluster.bootstrap, group, counts) as a:
         await shared([a], counts)
         await a.offsets.commit({first: OffsetAndMetadata(3, "", -1)})
         assert (await a.offsets.fetch([first]))[first].offset == 3
@@ -93,8 +93,8 @@ async def test_new_partitions_and_topics_are_shared(
     stem = unique_name()
     counts = await topic_with(cluster, f"{stem}-a", 2)
     async with (
-        Ours(cluster.bootstrap, group, [], pattern=f"{stem}-.*") as a,
-        Ours(cluster.bootstrap, group, [], pattern=f"{stem}-.*") as b,
+        ClassicMember(cluster.bootstrap, group, [], pattern=f"{stem}-.*") as a,
+        ClassicMember(cluster.bootstrap, group, [], pattern=f"{stem}-.*") as b,
     ):
         await shared([a, b], counts)
         await asyncio.to_thread(cluster.add_partitions, f"{stem}-a", 4)
@@ -112,10 +112,10 @@ async def test_only_cooperative_members_keep_what_does_not_move(
     counts = await topic_with(cluster, unique_name(), 6)
     history = History()
     common = {"history": history, "assignors": [assignor], "timing": {"heartbeat_interval_s": 0.1}}
-    async with Ours(cluster.bootstrap, group, counts, name="a", **common) as a:
+    async with ClassicMember(cluster.bootstrap, group, counts, name="a", **common) as a:
         await shared([a], counts)
         before = a.held
-        async with Ours(cluster.bootstrap, group, counts, name="b", **common) as b:
+        async with ClassicMember(cluster.bootstrap, group, counts, name="b", **common) as b:
             await shared([a, b], counts)
             stopped = {p for _, member, what, parts in history.events if (member, what) == ("a", "end") for p in parts}
             assert stopped == (before - a.held if assignor == "cooperative-sticky" else before)
@@ -132,7 +132,7 @@ async def test_a_process_that_was_stopped_beyond_its_session_is_fenced_and_comes
     (topic,) = counts
     history = History()
     async with (
-        Ours(cluster.bootstrap, group, counts, name="a", history=history) as a,
+        ClassicMember(cluster.bootstrap, group, counts, name="a", history=history) as a,
         member_process(cluster.bootstrap, group, topic, history) as other,
     ):
         await shared([a, other], counts)
@@ -179,8 +179,8 @@ async def test_a_topic_that_is_deleted_under_the_group_and_made_again(
     history = History()
     common = {"history": history, "assignors": [assignor]}
     async with (
-        Ours(cluster.bootstrap, group, counts, name="a", **common) as a,
-        Ours(cluster.bootstrap, group, counts, name="b", **common) as b,
+        ClassicMember(cluster.bootstrap, group, counts, name="a", **common) as a,
+        ClassicMember(cluster.bootstrap, group, counts, name="b", **common) as b,
     ):
         await shared([a, b], counts)
         await asyncio.to_thread(cluster.delete_topic, goes)
@@ -199,7 +199,7 @@ async def test_what_was_done_is_committed_before_others_begin(
 ) -> None:
     cluster = await start(cluster_factory, kafka)
     counts = await topic_with(cluster, unique_name(), 4)
-    async with Ours(cluster.bootstrap, group, counts, name="a") as a:
+    async with ClassicMember(cluster.bootstrap, group, counts, name="a") as a:
         await shared([a], counts)
         everything, revoked = a.held, a.owner.revoked
 
@@ -208,7 +208,7 @@ async def test_what_was_done_is_committed_before_others_begin(
             await revoked(parts)
 
         a.owner.revoked = commits  # type: ignore[method-assign]
-        async with Ours(cluster.bootstrap, group, counts, name="b") as b:
+        async with ClassicMember(cluster.bootstrap, group, counts, name="b") as b:
             await shared([a, b], counts)
             found = await b.offsets.fetch(everything)
             assert {p: value.offset for p, value in found.items()} == dict.fromkeys(everything, 7)

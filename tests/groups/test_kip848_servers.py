@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 import pytest
-from kafka_members import Ours, shared, topic_with
+from kafka_members import ClassicMember, shared, topic_with
 from kip848_members import QUICK, ConfluentKip848, Kip848Member
 from members import History
 
@@ -238,7 +238,7 @@ async def test_a_classic_group_is_moved_while_it_runs_and_back(
     async with Kip848Member(cluster.bootstrap, f"{group}-before", counts) as probe:
         # a coordinator that does not know a new topic yet cannot tell its owner when it takes over a group
         await shared([probe], counts)
-    async with Ours(cluster.bootstrap, group, counts, name="old", **classic) as old:
+    async with ClassicMember(cluster.bootstrap, group, counts, name="old", **classic) as old:
         await shared([old], counts)
         await old.offsets.commit({min(old.held): at(3)})
         async with Kip848Member(cluster.bootstrap, group, counts, name="new", history=history) as new:

@@ -49,10 +49,13 @@ def test_the_constructor_takes_what_kiels_takes() -> None:
     assert NONE not in added.values()
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_methods_take_what_kiels_take(name: str) -> None:
-    method = getattr(GroupedConsumer, name)
-    assert defaults(method, inspect.Parameter.POSITIONAL_OR_KEYWORD) == METHODS[name]
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(GroupedConsumer, name) for name in METHODS]
+    + [(SingleConsumer, name) for name in ("connect", "consume", "determine_offsets", "wind_down", "close")],
+)
+def test_methods_take_what_kiels_take(kind: Any, name: str) -> None:
+    assert defaults(getattr(kind, name), inspect.Parameter.POSITIONAL_OR_KEYWORD) == METHODS[name]
 
 
 def test_attributes_that_services_read_are_there() -> None:
@@ -71,12 +74,6 @@ def test_single_consumers_constructor_takes_what_kiels_takes() -> None:
     assert list(positional.items()) == list(taken.items())
     assert NONE not in defaults(SingleConsumer.__init__, inspect.Parameter.KEYWORD_ONLY).values()
     assert (SingleConsumer.BEGINNING, SingleConsumer.END) == (-2, -1)
-
-
-@pytest.mark.parametrize("name", ["connect", "consume", "determine_offsets", "wind_down", "close"])
-def test_single_consumers_methods_take_what_kiels_take(name: str) -> None:
-    method = getattr(SingleConsumer, name)
-    assert defaults(method, inspect.Parameter.POSITIONAL_OR_KEYWORD) == METHODS[name]
 
 
 def test_names_have_one_colon_behind_the_host() -> None:

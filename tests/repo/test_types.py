@@ -12,7 +12,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import kafka
 import kafka.structs
@@ -56,7 +56,7 @@ from allocator.sinks import SqliteSink
 from allocator.types import MembershipName
 
 
-class Told(RebalanceListener):
+class Notified(RebalanceListener):
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
         reveal_type(partitions)
         for topic, number in partitions:
@@ -70,17 +70,17 @@ class Told(RebalanceListener):
         reveal_type((loss.position, loss.first, loss.why))
 
 
-class Heard:  # no subclass
+class Unrelated:  # no subclass
     def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None: ...
     def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None: ...
 
 
-class TheirPartition(NamedTuple):  # another client's
+class ForeignPartition(NamedTuple):  # another client's
     topic: str
     partition: int
 
 
-class TheirOffset(NamedTuple):
+class ForeignOffset(NamedTuple):
     offset: int
     metadata: str
 
@@ -100,7 +100,7 @@ def store(connection: Connection, batch: Batch) -> None:
 
 async def serve(membership: MembershipName) -> int:
     seen = 0
-    consumer = Consumer("t", brokers="b:9092", group="g", membership=Fixed([("t", 0)]), listener=Heard())
+    consumer = Consumer("t", brokers="b:9092", group="g", membership=Fixed([("t", 0)]), listener=Unrelated())
     async with Consumer(
         brokers=["b:9092"],
         group="g",
@@ -112,10 +112,10 @@ async def serve(membership: MembershipName) -> int:
         value_deserializer=bytes.decode,
     ) as consumer:
         reveal_type(consumer)
-        consumer.subscribe(["a", "b"], listener=Told())
+        consumer.subscribe(["a", "b"], listener=Notified())
         consumer.subscribe("a", "b")
         consumer.subscribe({"a"})
-        consumer.assign([("a", 0), TopicPartition("a", 1), TheirPartition("a", 2)])
+        consumer.assign([("a", 0), TopicPartition("a", 1), ForeignPartition("a", 2)])
         reveal_type(consumer.subscription())
         reveal_type(consumer.assignment())
         reveal_type(consumer.paused())
@@ -147,7 +147,7 @@ async def serve(membership: MembershipName) -> int:
         # offsets
         consumer.seek(("t", 0), 5)
         consumer.seek(TopicPartition("t", 0), OffsetAndMetadata(5))
-        consumer.seek(TheirPartition("t", 0), TheirOffset(5, "m"))
+        consumer.seek(ForeignPartition("t", 0), ForeignOffset(5, "m"))
         committed = await consumer.committed(("t", 0))
         reveal_type(committed)
         if committed is not None:
@@ -155,11 +155,11 @@ async def serve(membership: MembershipName) -> int:
             reveal_type((committed.offset, committed.metadata, committed.leader_epoch))
         await consumer.commit()
         await consumer.commit({("t", 0): (5, "m")})
-        await consumer.commit({("t", 0): 5, TopicPartition("t", 1): (5,), TheirPartition("t", 2): (5, None, 3)})
-        theirs: dict[TheirPartition, TheirOffset] = {}
-        await consumer.commit(theirs)
-        ours: dict[TopicPartition, OffsetAndMetadata] = {}
-        await consumer.commit(ours)
+        await consumer.commit({("t", 0): 5, TopicPartition("t", 1): (5,), ForeignPartition("t", 2): (5, None, 3)})
+        foreign: dict[ForeignPartition, ForeignOffset] = {}
+        await consumer.commit(foreign)
+        own: dict[TopicPartition, OffsetAndMetadata] = {}
+        await consumer.commit(own)
         consumer.commit_async({("t", 0): OffsetAndMetadata(5, "m")}, lambda offsets, error: print(offsets, error))
         reveal_type(await consumer.position(("t", 0)))
         reveal_type(consumer.fence(("t", 0)))
@@ -262,85 +262,69 @@ REVEALS = [number for number, line in enumerate(PROGRAM.splitlines(), 1) if "rev
 ANY_IS_RIGHT = {n for n in REVEALS if re.search("# (a )?(key|value)s?$", PROGRAM.splitlines()[n - 1])}
 
 
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("typed")
-    (directory / "program.py").write_text(PROGRAM)
-    (directory / "typos.py").write_text(TYPOS)
-    return directory
+class Report(NamedTuple):
+    """What a type checker says: file and line -> faults, and line of program.py -> revealed types."""
+
+    faults: Mapping[tuple[str, int], list[str]]
+    revealed: Mapping[int, list[str]]
 
 
-@pytest.fixture(scope="module")
-def report(programs: Path) -> list[str]:
-    """What mypy says of both programs."""
+def by_mypy(programs: Path) -> Report:
     (programs / "mypy.ini").write_text(f"[mypy]\nmypy_path = {ROOT}\n")
     options = ["--strict", "--follow-imports=silent", "--config-file", str(programs / "mypy.ini")]
     cache = Path(ROOT, ".mypy_cache", "users")
     found, trouble, _ = api.run([*options, "--cache-dir", str(cache), *map(str, sorted(programs.glob("*.py")))])
     assert not trouble
-    return found.splitlines()
+    report = Report(defaultdict(list), defaultdict(list))
+    for file, line, kind, text in re.findall(r"(\w+\.py):(\d+): (error|note): (.*)", found):
+        revealed = re.fullmatch('Revealed type is "(.*)"', text)
+        if revealed is not None:
+            report.revealed[int(line)].append(revealed[1])
+        elif kind == "error":
+            report.faults[file, int(line)].append(text)
+    return report
 
 
-@pytest.fixture(scope="module")
-def pyrights_report(programs: Path) -> list[dict[str, Any]]:
-    """What pyright says of both programs. Its wheels bring Node.js, so it needs no network."""
+def by_pyright(programs: Path) -> Report:
+    """pyright's wheels bring Node.js, so it needs no network."""
     (programs / "pyrightconfig.json").write_text(json.dumps({"typeCheckingMode": "strict", "extraPaths": [str(ROOT)]}))
     command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "-p", str(programs)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode in (0, 1), done.stdout + done.stderr
-    found: list[dict[str, Any]] = json.loads(done.stdout)["generalDiagnostics"]
+    report = Report(defaultdict(list), defaultdict(list))
+    for each in json.loads(done.stdout)["generalDiagnostics"]:
+        file, line = Path(each["file"]).name, each["range"]["start"]["line"] + 1
+        if each["severity"] == "information":
+            report.revealed[line].append(each["message"])
+        else:
+            report.faults[file, line].append(each["message"])
+    return report
+
+
+@pytest.fixture(scope="module", params=[by_mypy, by_pyright], ids=["mypy", "pyright"])
+def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    directory = tmp_path_factory.mktemp("typed")
+    (directory / "program.py").write_text(PROGRAM)
+    (directory / "typos.py").write_text(TYPOS)
+    found: Report = request.param(directory)
     return found
 
 
-def without_any(revealed: Mapping[int, list[str]]) -> None:
-    """Checks what a type checker has revealed, by line: all of it, and Any only for keys and values."""
-    assert sorted(revealed) == REVEALS
-    wrong = {line: said for line, said in revealed.items() if re.search("Any|Unknown", " ".join(said))}
-    assert wrong.keys() <= ANY_IS_RIGHT, {line: wrong[line] for line in wrong.keys() - ANY_IS_RIGHT}
+def test_a_typed_program_has_no_faults(report: Report) -> None:
+    assert not {place: texts for place, texts in report.faults.items() if place[0] == "program.py"}
 
 
-def test_a_typed_program_has_no_faults(report: list[str]) -> None:
-    assert not [line for line in report if "program.py" in line and ": error:" in line]
+def test_only_keys_and_values_have_the_type_any(report: Report) -> None:
+    assert sorted(report.revealed) == REVEALS
+    wrong = {line for line, texts in report.revealed.items() if re.search("Any|Unknown", " ".join(texts))}
+    assert wrong <= ANY_IS_RIGHT, {line: report.revealed[line] for line in wrong - ANY_IS_RIGHT}
 
 
-def test_mypy_reveals_any_for_keys_and_values_alone(report: list[str]) -> None:
-    revealed = defaultdict(list)
-    for line in report:
-        said = re.fullmatch(r'.*program\.py:(\d+): note: Revealed type is "(.*)"', line)
-        if said is not None:
-            revealed[int(said[1])].append(said[2])
-    without_any(revealed)
-
-
-def test_pyright_finds_no_fault_in_a_typed_program(pyrights_report: list[dict[str, Any]]) -> None:
-    faults = [each for each in pyrights_report if each["severity"] != "information"]
-    assert not [each for each in faults if each["file"].endswith("program.py")]
-
-
-def test_pyright_reveals_any_for_keys_and_values_alone(pyrights_report: list[dict[str, Any]]) -> None:
-    revealed = defaultdict(list)
-    for each in pyrights_report:
-        if each["severity"] == "information" and each["file"].endswith("program.py"):
-            revealed[each["range"]["start"]["line"] + 1].append(each["message"])
-    without_any(revealed)
-
-
-def test_a_typo_in_a_setting_is_found(report: list[str]) -> None:
+def test_a_typo_in_a_setting_is_found(report: Report) -> None:
     for number, line in enumerate(TYPOS.splitlines(), 1):
-        said = " ".join(each for each in report if re.search(rf"typos\.py:{number}: ", each))
+        texts = " ".join(report.faults.get(("typos.py", number), ()))
         wrong = line.partition("# wrong: ")[2]
-        assert (f'"{wrong}"' in said) if wrong else not said, (line, said)
-
-
-def test_pyright_finds_the_same_typos(pyrights_report: list[dict[str, Any]]) -> None:
-    for number, line in enumerate(TYPOS.splitlines()):
-        said = [
-            each["message"]
-            for each in pyrights_report
-            if each["file"].endswith("typos.py") and each["range"]["start"]["line"] == number
-        ]
-        wrong = line.partition("# wrong: ")[2]
-        assert (f'"{wrong}"' in " ".join(said)) if wrong else not said, (line, said)
+        assert (f'"{wrong}"' in texts) if wrong else not texts, (line, texts)
 
 
 # -- at run time ------------------------------------------------------------------------------------------------------
@@ -354,28 +338,19 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
-def test_values_equal_those_of_kafka_python(ours: Any, theirs: Any) -> None:
-    assert (ours == theirs, theirs == ours, hash(ours) == hash(theirs)) == (True, True, True)
-    assert {ours: 1}[theirs] == {theirs: 1}[ours] == 1
-    assert repr(ours) == repr(theirs)
-    assert ours == tuple(theirs)
-
-
-@pytest.mark.parametrize("ours", [pair.values[0] for pair in PAIRS])
-def test_values_are_pickled_and_copied(ours: Any) -> None:
-    again = pickle.loads(pickle.dumps(ours))
-    assert (again, type(again)) == (ours, type(ours))
-    assert copy.deepcopy(ours) == ours
-
-
-def test_methods_of_kafka_python_accept_our_values() -> None:
-    assert issubclass(TopicPartition, kafka.TopicPartition)
-    assert issubclass(OffsetAndMetadata, kafka.OffsetAndMetadata)
+@pytest.mark.parametrize(("value", "of_kafka_python"), PAIRS)
+def test_values_equal_those_of_kafka_python(value: Any, of_kafka_python: Any) -> None:
+    assert value == of_kafka_python == value
+    assert hash(value) == hash(of_kafka_python)
+    assert {value: 1}[of_kafka_python] == {of_kafka_python: 1}[value] == 1
+    again = pickle.loads(pickle.dumps(value))
+    assert (again, type(again)) == (value, type(value))
+    assert copy.deepcopy(value) == value
 
 
 @pytest.mark.parametrize("kind", [TopicPartition, OffsetAndMetadata])
 def test_type_checkers_see_the_fields_that_kafka_python_has(kind: Any) -> None:
+    assert issubclass(kind, getattr(kafka, kind.__name__)), "methods of kafka-python accept it"
     trees = [ast.parse(Path(ROOT, "allocator", "core", name).read_text()) for name in ("types.py", "record.py")]
     classes = [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
     (declared,) = (n for n in classes if n.name == kind.__name__)

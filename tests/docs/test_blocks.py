@@ -8,7 +8,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from blocks import READ, RUN, Block, Session, blocks, faults, unmatched
+from blocks import READ, RUN, Block, Session, blocks, command_faults, faults, unmatched
 from repository import ROOT
 
 from allocator.testing import LocalCluster
@@ -106,6 +106,7 @@ def test_programs_run_what_they_define() -> None:
 def test_blocks_are_sound() -> None:
     read = [block for page in PAGES for block in blocks(page) if block.language in READ]
     wrong = [f"{block}: {fault}" for block in read for fault in faults(block)]
+    wrong += command_faults((ROOT / "README.md").read_text())  # whose commands are in indented blocks
     assert not wrong
 
 

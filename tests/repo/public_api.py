@@ -33,7 +33,7 @@ MODULES = (
     "allocator.viewer",
     "allocator.web.metrics",
 )
-# users are given these and make none: what their constructors take may change
+# users receive these and construct none, so the arguments of their constructors may change
 GIVEN = {"Batch", "Generation", "Hold", "Report"}
 BEGIN, END = "<!-- begin of what the code says -->\n", "<!-- end of what the code says -->\n"
 
@@ -78,7 +78,7 @@ def _lines(name: str, thing: Any) -> Iterator[str]:
 
 def _members(thing: type[Any]) -> set[str]:
     """Public names of a class that are this project's, inherited ones too."""
-    if issubclass(thing, MembershipOptions):  # users hand it over: its methods are for the consumer
+    if issubclass(thing, MembershipOptions):  # users only pass it on; its methods are for the consumer
         return {field.name for field in dataclasses.fields(thing)}
     foreign = {name for base in thing.__mro__ if not _ours(base) for name in dir(base)}
     names = {name for base in thing.__mro__ if _ours(base) for name in vars(base)}

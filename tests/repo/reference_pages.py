@@ -207,7 +207,7 @@ def _code(signature: str) -> str:
 
 _NAMES = r"(\w+(?:(?:, | or )\w+)*)"
 _FIRST = re.compile(_NAMES + r" {2,}(\S.*)")
-_NEXT = re.compile(_NAMES + r" +(\S.*)")  # a long name may leave room for one space only
+_NEXT = re.compile(_NAMES + r" +(\S.*)")  # one space may follow a long name
 
 
 def tabled(text: str) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from allocator.testing import wait_until
@@ -22,6 +23,24 @@ def module_name(path: Path) -> str:
     """`allocator.core.assignors.basic` for allocator/core/assignors/basic.py."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def part(module: str, number: int) -> str:
+    """The `number`th name of a dotted path; "" if it is shorter."""
+    return (module.split(".") + [""] * number)[number]
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of each import in a file, also those inside functions or for type checking alone."""
+    here = module_name(path).split(".")
+    package = here if path.name == "__init__.py" else here[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
 
 
 def code_blocks(document: Path, language: str) -> list[str]:
@@ -51,7 +70,7 @@ class Program:
         return self.output.read_text().splitlines()
 
     def says(self, text: str) -> None:
-        """Returns when it has printed `text`."""
+        """Waits until the program has printed `text`."""
         wait_until(
             lambda: text in self.output.read_text() or self.process.poll() is not None,
             60,
@@ -60,7 +79,7 @@ class Program:
         assert text in self.output.read_text()
 
     def prints(self, count: int) -> None:
-        """Returns when so many records were shown."""
+        """Waits until the program has printed `count` records."""
         wait_until(
             lambda: self.process.poll() is None and self.output.read_text().count("value") >= count,
             60,

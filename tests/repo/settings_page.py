@@ -104,12 +104,12 @@ def _spark() -> str:
     for field in dataclasses.fields(Options):
         if "setting" not in field.metadata:
             continue
-        theirs = [name for name, ours in connector.NAMES.items() if ours == field.name]
+        names = [name for name, own in connector.NAMES.items() if own == field.name]
         needed = field.default is REQUIRED
         rows.append(
             (
                 f"`{field.name}`",
-                ", ".join(f"`{name}`" for name in theirs),
+                ", ".join(f"`{name}`" for name in names),
                 "required" if needed else _default(field.default),
                 ", ".join(ONLY.get(field.name, ())) or "all",
                 _values(field.metadata["setting"].kind),
@@ -117,8 +117,8 @@ def _spark() -> str:
             )
         )
     security = "TLS, SASL and proxy settings, under kafka-python's names. Java key stores must become PEM files."
-    theirs = "`kafka.security.protocol`, `kafka.sasl.*`, `kafka.ssl.*`"
-    rows.append(("`security.*`", theirs, "", "all", "text", security))
+    names_there = "`kafka.security.protocol`, `kafka.sasl.*`, `kafka.ssl.*`"
+    rows.append(("`security.*`", names_there, "", "all", "text", security))
     return _table(("option", "the connector's name", "default", "for", "values", "meaning"), rows)
 
 

@@ -74,7 +74,7 @@ def sh(machine: Path, command: str) -> str:
     return done.stdout
 
 
-def test_the_demo_runs_and_tells_that_the_decoder_is_plain(machine: Path) -> None:
+def test_the_demo_runs_and_reports_the_plain_decoder(machine: Path) -> None:
     printed = sh(machine, "make demo ARGS='--records 20000 --rate 4000'")
     assert "\ndecoder: plain" in printed
     assert "every promise holds" in printed
@@ -85,7 +85,7 @@ def test_a_wheel_that_is_built_there_is_for_any_machine(machine: Path) -> None:
     assert sh(machine, "make wheel").splitlines()[-1].endswith("-py3-none-any.whl")
 
 
-def test_tests_pass_there_and_say_what_they_leave_unproven(machine: Path) -> None:
+def test_tests_pass_there_and_list_what_they_leave_unproven(machine: Path) -> None:
     tests = "tests/repo/test_public_api.py tests/testing/test_classes.py tests/fetch/test_extension.py"
     printed = sh(machine, f"make test ARGS='{tests}'")
     assert "skipped: the compiled decoder and encoder (Debian: gcc python3-dev)" in printed

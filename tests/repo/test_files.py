@@ -6,15 +6,12 @@ import ast
 import importlib
 import inspect
 import re
-import subprocess
-import sys
 from importlib import metadata
 
 import pytest
 from repository import PACKAGE, ROOT, sources
 
 import allocator
-from allocator import errors
 
 
 def test_no_two_classes_share_a_name() -> None:
@@ -42,14 +39,6 @@ def test_each_public_name_says_what_it_promises() -> None:
             assert inspect.getdoc(thing), name
 
 
-def test_every_error_has_the_same_root_and_a_docstring() -> None:
-    for name in errors.__all__:
-        kind = getattr(errors, name)
-        assert issubclass(kind, errors.AllocatorError), name
-        assert isinstance(kind.retriable, bool), name
-        assert kind.__doc__, name
-
-
 def test_what_a_module_exports_exists() -> None:
     wrong = []
     for path in sources():
@@ -73,10 +62,3 @@ def test_tox_and_the_metadata_name_the_same_python_versions() -> None:
     in_tox = re.search(r"py\{([\d, ]+)\}", (ROOT / "tox.ini").read_text())
     assert in_tox is not None
     assert [f"3{minor}" for minor in listed] == in_tox[1].replace(" ", "").split(",")
-
-
-def test_the_command_is_there() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "allocator.cli", "--version"], capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout.startswith(f"allocator, version {allocator.__version__}, decoder: ")

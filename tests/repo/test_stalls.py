@@ -1,4 +1,4 @@
-"""`pytest --stalls` stops processes, tells which, and leaves none stopped."""
+"""`pytest --stalls` stops processes, names them, and leaves none stopped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def helper_of(process: subprocess.Popen[bytes]) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def test_it_stops_a_process_once_for_each_order_and_says_so(idle: subprocess.Popen[bytes]) -> None:
+def test_it_stops_a_process_once_for_each_request_and_names_it(idle: subprocess.Popen[bytes]) -> None:
     lines = helper_of(idle).communicate("stall 0.01\nrest\nstall 0.02\n")[0].splitlines()
     assert [line.split(" ", 1)[1] if " " in line else line for line in lines] == [
         "0.010 pytest", "ok", "ok", "0.020 pytest", "ok",
@@ -36,7 +36,7 @@ def test_it_stops_a_process_once_for_each_order_and_says_so(idle: subprocess.Pop
     assert state_of(idle.pid) != "T"
 
 
-def test_it_stops_a_process_without_orders_and_continues_it_when_pytest_ends(idle: subprocess.Popen[bytes]) -> None:
+def test_it_stops_a_process_at_random_and_continues_it_when_pytest_ends(idle: subprocess.Popen[bytes]) -> None:
     helper = helper_of(idle)
     assert helper.stdin is not None
     assert helper.stdout is not None

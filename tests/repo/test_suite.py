@@ -25,15 +25,15 @@ MORE_OLD = [f"tests/client/test_w.py::test_{number}[0.8.2.2-True]" for number in
 
 
 class Worker:
-    """As much of xdist's as a scheduler sees."""
+    """The part of xdist's worker that a scheduler uses."""
 
     def __init__(self, name: str) -> None:
         self.gateway = SimpleNamespace(id=name)
         self.shutting_down = False
-        self.given: list[int] = []
+        self.assigned: list[int] = []
 
     def send_runtest_some(self, indices: list[int]) -> None:
-        self.given += indices
+        self.assigned += indices
 
     def shutdown(self) -> None:
         self.shutting_down = True
@@ -58,18 +58,18 @@ class Run:
         self.scheduler.schedule()
 
     def done(self) -> list[list[str]]:
-        """Let all tests run; what each worker ran, in its order."""
+        """Runs all tests and returns what each worker ran, in order."""
         ran: list[list[str]] = [[] for _ in self.workers]
         while self.scheduler.has_pending:
             for worker, mine in zip(self.workers, ran):
-                if len(mine) < len(worker.given):
-                    index = worker.given[len(mine)]
+                if len(mine) < len(worker.assigned):
+                    index = worker.assigned[len(mine)]
                     mine.append(self.tests[index])
                     self.scheduler.mark_test_complete(worker, index, 0.01)
         return ran
 
 
-def test_each_test_runs_once_and_all_workers_are_let_go() -> None:
+def test_each_test_runs_once_and_all_workers_are_shut_down() -> None:
     tests = ASSIGN + SPARK + OLD + NEW + MORE_OLD
     for workers in (1, 2, 3, 7):
         run = Run(tests, workers)
@@ -81,30 +81,6 @@ def test_a_worker_stays_in_its_file_and_with_the_servers_that_it_has() -> None:
     first, second = Run(OLD + SPARK + MORE_OLD + NEW, 2).done()
     assert first == SPARK + NEW
     assert second == OLD + MORE_OLD
-
-
-def test_one_worker_has_spark_whatever_brokers_its_tests_read_from() -> None:
-    versioned = [f"tests/spark/test_v.py::test_{number}[0.8.2.2]" for number in range(4)]
-    first, second = Run(versioned + OLD + SPARK + MORE_OLD, 2).done()
-    assert set(first) == set(versioned + SPARK)
-    assert second == OLD + MORE_OLD
-
-
-def test_files_of_long_tests_come_first_among_equals() -> None:
-    usual, long = ["tests/groups/test_a.py::test_it"], ["tests/faults/test_faults.py::test_it"]
-    (ran,) = Run(ASSIGN + usual + long, 1).done()
-    assert ran == long + usual + ASSIGN
-
-
-def test_files_without_servers_come_last() -> None:
-    (ran,) = Run(ASSIGN + SPARK + OLD, 1).done()
-    assert ran == SPARK + OLD + ASSIGN
-
-
-def test_a_worker_without_a_file_of_its_own_helps_at_the_end_of_another() -> None:
-    first, second = Run(OLD + NEW[:2], 2).done()
-    assert set(first) | set(second) == set(OLD + NEW[:2])
-    assert len(first) == len(second)
 
 
 def test_the_tests_of_a_worker_that_dies_run_elsewhere() -> None:
@@ -119,15 +95,13 @@ def test_the_tests_of_a_worker_that_dies_run_elsewhere() -> None:
     ("arguments", "outcome"),
     [(["--serverless"], "2 failed, 1 passed, 3 deselected"), (["-k", "starts or pure"], "2 failed, 1 passed, 3 des")],
 )
-def test_a_test_that_starts_servers_and_does_not_say_so_fails(
-    tmp_path: Path, arguments: list[str], outcome: str
-) -> None:
+def test_a_test_that_starts_servers_without_the_mark_fails(tmp_path: Path, arguments: list[str], outcome: str) -> None:
     (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    long: slow\n    servers: starts servers\n")
     (tmp_path / "test_inner.py").write_text(
         "import subprocess, sys\nimport pytest\nfrom allocator.testing import LocalCluster\n"
-        "def test_asks(kafka_cluster): pass\n"
-        "def test_asks_by_another(topic_factory, zk_chroot): pass\n"
+        "def test_uses(kafka_cluster): pass\n"
+        "def test_uses_by_another(topic_factory, zk_chroot): pass\n"
         "@pytest.mark.servers\ndef test_is_marked(): pass\n"
         "def test_pure(): pass\n"
         "def test_starts():\n    LocalCluster(None).start()\n"
@@ -146,7 +120,7 @@ def test_a_test_that_starts_servers_and_does_not_say_so_fails(
     assert "mark-this-test-with-servers" in done.stdout
 
 
-def test_the_end_of_a_run_says_what_skips_leave_unproven(tmp_path: Path) -> None:
+def test_the_end_of_a_run_lists_what_skips_leave_unproven(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
     (tmp_path / "test_some.py").write_text(
         "import pytest\n"
@@ -178,7 +152,7 @@ def test_reasons_of_skips_are_explained_at_the_end() -> None:
     assert len(found) > 20
     known = [*(re.compile(need.reason) for need in NEEDS), inherent]
     unexplained = {reason for reason in found if not any(each.search(reason) for each in known)}
-    assert not unexplained, "say in tests/lacking.py what they leave unproven"
+    assert not unexplained, "add them to tests/lacking.py"
 
 
 def skip_reasons(path: Path) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Gives, lists and withdraws the orders of a group, without joining it."""
+"""Adds, lists and withdraws the operator commands of a group, without joining it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from allocator.operate.order_report import OrderReport, order_reports
 from allocator.types import PartitionLike
 
 NOT_OURS = (
-    'Orders about members and moves need membership="zookeeper". In other groups Kafka\'s coordinator or each member '
+    'Commands about members and moves need membership="zookeeper". In other groups Kafka\'s coordinator or each member '
     "assigns the partitions, so such orders have no effect"
 )
 
@@ -33,7 +33,7 @@ WITHDRAWN_BY_PARTITION = ("pause", "quarantine", "pin", "skip")
 
 
 class OrdersFromOutside:
-    """The orders of one group; `GroupOrders` describes them. Subclasses read the members of the group."""
+    """The operator commands of one group, which `GroupOrders` describes. Subclasses read the members of the group."""
 
     def __init__(self, orders: OrderKeeper, group: str, who: Optional[str] = None) -> None:
         self._orders = orders
@@ -43,7 +43,7 @@ class OrdersFromOutside:
     # -- reading -------------------------------------------------------------------------------------------------
 
     async def list(self) -> list[OrderReport]:
-        """Returns every order with its state, oldest first."""
+        """Returns every command with its state, oldest first."""
         orders, state = await asyncio.gather(self._orders.read(), self._state())
         return order_reports(orders, state.document, state.members, wall_ms())
 
@@ -54,7 +54,7 @@ class OrdersFromOutside:
         return await self.give_by_name("cordon", {"member": member}, why=why, expires_s=expires_s)
 
     async def evacuate(self, member: str, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
-        """Moves all partitions away from the member, within the budget. The order is done when it owns none."""
+        """Moves all partitions away from the member, within the budget. The command is done when it owns none."""
         return await self.give_by_name("evacuate", {"member": member}, why=why, expires_s=expires_s)
 
     async def uncordon(self, member: str) -> tuple[Order, ...]:
@@ -81,7 +81,7 @@ class OrdersFromOutside:
         return await self.give("canary", arguments, why=why, expires_s=expires_s)
 
     async def promote(self, member: Optional[str] = None) -> Union[OrderReport, tuple[Order, ...]]:
-        """Ends the canary order for one member; None: for all members."""
+        """Ends the canary command for one member; None: for all members."""
         present = await _canary(self._orders)
         if present is None or member is None:
             return await self._withdraw(lambda order: order.kind == "canary", "no canary order")
@@ -117,7 +117,7 @@ class OrdersFromOutside:
     async def quarantine(
         self, partitions: Collection[PartitionLike], *, why: str = "", expires_s: Optional[float] = None
     ) -> OrderReport:
-        """Sends the records to the dead-letter topic instead of the handler, until the order is withdrawn."""
+        """Sends the records to the dead-letter topic instead of the handler, until the command is withdrawn."""
         return await self.give("quarantine", {"partitions": to_ranges(partitions)}, why=why, expires_s=expires_s)
 
     async def lift(self, partitions: Collection[PartitionLike]) -> tuple[Order, ...]:
@@ -180,25 +180,26 @@ class OrdersFromOutside:
     async def give(
         self, kind: str, arguments: Mapping[str, Any], *, why: str = "", expires_s: Optional[float] = None
     ) -> OrderReport:
-        """Writes an order of any kind. `arguments` are written as they are."""
+        """Writes a command of any kind, with unchanged `arguments`."""
         return await self._put(self.make(kind, arguments, why=why, expires_s=expires_s))
 
     async def give_by_name(
         self, kind: str, arguments: Mapping[str, Any], *, why: str = "", expires_s: Optional[float] = None
     ) -> OrderReport:
-        """Like `give`, with members as operators name them. Raises OrderRefused for an unknown member or rack."""
+        """Like `give`, for members in any of the forms that `GroupOrders` accepts. Raises OrderRefused for an unknown
+        member or rack."""
         self.make(kind, arguments)  # raises for wrong arguments before it reads the members
         if not MEMBER_ARGUMENTS.isdisjoint(arguments):
             arguments = with_lasting_names(self._group, await self._members(), arguments)
         return await self.give(kind, arguments, why=why, expires_s=expires_s)
 
     async def withdraw(self, kind: str, arguments: Mapping[str, Any]) -> tuple[Order, ...]:
-        """Withdraws orders of one kind from these partitions: "pause", "quarantine", "pin" or "skip".
+        """Withdraws commands of one kind from these partitions: "pause", "quarantine", "pin" or "skip".
 
-        The orders stay in force for their other partitions. Raises OrderRefused if there is no such order.
+        The commands stay in force for their other partitions. Raises OrderRefused if there is no such command.
         """
         if kind not in WITHDRAWN_BY_PARTITION:
-            raise ConfigError(f"withdraw an order {kind!r} by its id, with `remove`")
+            raise ConfigError(f"withdraw a command {kind!r} by its id, with `remove`")
         probe = self.make(kind, {**arguments, "place": {"rack": "any"}} if kind == "pin" else arguments)
         if kind == "skip":
             (partition,) = probe.partitions
@@ -222,7 +223,7 @@ class OrdersFromOutside:
     def make(
         self, kind: str, arguments: Mapping[str, Any], *, why: str = "", expires_s: Optional[float] = None
     ) -> Order:
-        """Returns the order that `give` would write. Raises ConfigError."""
+        """Returns the command that `give` would write. Raises ConfigError."""
         if kind in KINDS:
             self._check_kind(kind)
         now_ms = wall_ms()
@@ -236,7 +237,7 @@ class OrdersFromOutside:
         )
 
     async def remove(self, *ids: str) -> tuple[Order, ...]:
-        """Withdraws orders by id. Raises NoSuchOrder, and withdraws none, if an id does not exist."""
+        """Withdraws commands by id. Raises NoSuchOrder, and withdraws none, if an id does not exist."""
         return await self._orders.remove(ids, wall_ms())
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -260,7 +261,7 @@ class OrdersFromOutside:
         return await self._orders.remove(found, wall_ms())
 
     def _check_kind(self, kind: str) -> None:
-        """Raises OrderRefused for a kind of order that the group does not support."""
+        """Raises OrderRefused for a kind of command that the group does not support."""
 
     async def _members(self) -> Mapping[str, MemberInfo]:
         """Returns the live members in join order. Raises OrderRefused if the group does not exist."""
@@ -272,7 +273,7 @@ class OrdersFromOutside:
 
 
 class OrdersOfGroup(OrdersFromOutside):
-    """The orders of a group in ZooKeeper. The caller opens and closes the session."""
+    """The operator commands of a group in ZooKeeper. The caller opens and closes the session."""
 
     def __init__(
         self, zk: ZooKeeperClient, paths: Paths, who: Optional[str] = None, orders: Optional[OrderKeeper] = None
@@ -290,7 +291,7 @@ class OrdersOfGroup(OrdersFromOutside):
 
 @names_arguments
 class GroupOrders(OrdersOfGroup):
-    """The orders of an operator to one group with membership "zookeeper".
+    """Adds, lists and withdraws operator commands of one group with membership "zookeeper".
 
         async with GroupOrders("zk1:2181", "billing") as orders:
             await orders.evacuate("billing-web1", why="its disk is failing")
@@ -298,12 +299,12 @@ class GroupOrders(OrdersOfGroup):
                 print(each.order.kind, each.state, each.why)
 
     Name a member by its client id, by the name that `allocator group describe` shows, or by its number, "#12". A place
-    is a member, or "rack:NAME". Each order has `who` (default user@host), the time and `why`, and expires after
-    `expires_s` seconds. A new order replaces an earlier order of its kind with the same subject.
+    is a member, or "rack:NAME". Each command has `who` (default user@host), the time and `why`, and expires after
+    `expires_s` seconds. A new command replaces an earlier command of its kind with the same subject.
 
-    The leader follows an order once every live member knows its kind; the report names the members of older versions.
-    Every method raises OrderRefused if the group cannot follow the order, and ConfigError for wrong arguments. In both
-    cases it writes nothing. `timeout_s`: seconds to connect to ZooKeeper.
+    The leader executes a command once every live member knows its kind; the report names the members of older versions.
+    Every method raises OrderRefused if the group cannot execute the command, and ConfigError for wrong arguments. In
+    both cases it writes nothing. `timeout_s`: seconds to connect to ZooKeeper.
     """
 
     def __init__(
@@ -328,7 +329,7 @@ class GroupOrders(OrdersOfGroup):
 
 
 def parse_place(text: str) -> dict[str, str]:
-    """Returns the place in an order for "rack:NAME", or for the name of a member."""
+    """Returns a command's `place` argument for "rack:NAME" or for the name of a member."""
     kind, colon, name = text.partition(":")
     if kind == "rack" and colon and name:
         return {"rack": name}

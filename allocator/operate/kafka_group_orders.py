@@ -1,4 +1,4 @@
-"""Gives orders to a group of Kafka's own protocols, without joining it."""
+"""Adds, lists and withdraws the operator commands of a group that uses Kafka's own protocols, without joining it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OWNERS_KINDS = tuple(kind.name for kind in KINDS.values() if kind.acts == "owner
 
 
 class OrdersOfKafkaGroup(OrdersFromOutside):
-    """The orders of a group of Kafka's own protocols, over a connection that the caller has opened."""
+    """The operator commands of a group that uses Kafka's own protocols. The caller opens and closes the connection."""
 
     def __init__(self, client: KafkaClient, orders: OrderKeeper, group: str, who: str | None = None) -> None:
         super().__init__(orders, group, who)
@@ -31,23 +31,23 @@ class OrdersOfKafkaGroup(OrdersFromOutside):
 
     async def _state(self) -> GroupState:
         found = await kafka_group(self._client, self._group) or GroupState(self._group, {}, {}, None)
-        # Kafka does not report the kinds of orders that a member knows
+        # Kafka does not report the kinds of commands that a member knows
         return replace(found, members={m: replace(info, orders=OWNERS_KINDS) for m, info in found.members.items()})
 
 
 @names_arguments
 class KafkaGroupOrders(OrdersOfKafkaGroup):
-    """The orders of an operator to one group with membership "kafka": pause, skip, quarantine and seek.
+    """Adds, lists and withdraws operator commands of one group with membership "kafka": pause, skip, quarantine, seek.
 
         async with KafkaGroupOrders("b1:9092", "billing", create=True) as orders:
             await orders.pause([TopicPartition("orders", 3)], why="its customer asked for it")
 
-    The orders are in the compacted topic `<group>.orders`. With `create`, the first order creates it. Each order has
-    `who` (default user@host), the time and `why`, and expires after `expires_s` seconds. Kafka's coordinator assigns
-    the partitions, so orders about members and assignments raise OrderRefused.
+    The commands are in the compacted topic `<group>.orders`. With `create`, the first command creates it. Each command
+    has `who` (default user@host), the time and `why`, and expires after `expires_s` seconds. Kafka's coordinator
+    assigns the partitions, so commands about members and assignments raise OrderRefused.
 
-    Members of older versions and of other clients ignore the orders, and Kafka does not report which members those are.
-    `timeout_s`: seconds for the brokers to respond.
+    Members of older versions and of other clients ignore the commands, and Kafka does not report which members those
+    are. `timeout_s`: seconds for the brokers to respond.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The changes of groups that the API offers to operators."""
+"""Executes the changes that the API offers to operators."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class GroupWork:
         return await self._freeze(group, False)
 
     async def _freeze(self, group: str, frozen: bool) -> dict[str, Any]:
-        """Sets `frozen` in the cutover's choice of a cluster, and keeps the rest."""
+        """Sets `frozen` in the znode that names the group's cluster, and keeps its other fields."""
         path = choice_path(self._clusters.root, group)
         async with self._in_zookeeper(group) as (zk, _):
             before = await read_choice(zk, path)
@@ -153,14 +153,14 @@ class GroupWork:
         return {"group": group, "removed": [order.id for order in removed]}
 
     async def plan(self, group: str, body: PlanRequest, user: str) -> dict[str, Any]:
-        """Returns the moves under the given suppositions and commands. With `apply` it also adds the commands."""
+        """Returns the moves that hypothetical changes and commands would cause. With `apply`, adds the commands."""
         function = body.function or None
         if function is not None:
             await self._check_function(group, function)
         acts = [_act(replace(order, why=order.why or body.why)) for order in body.orders]
         changes = changes_of({name: getattr(body, name) for name in Suppositions.__struct_fields__}, function)
         if body.apply and (changes or not acts):
-            raise ConfigError("only a plan that consists of orders alone can be applied")
+            raise ConfigError("cannot apply a plan with hypothetical changes: only operator commands can be applied")
         found = await planned(self._clusters, group, changes, acts)
         applied = []
         for act in acts if body.apply else ():
@@ -208,7 +208,7 @@ def _act(order: OrderRequest) -> Act:
 
 # last part of the URL's path -> change
 POSTS = {
-    "rebalance": Post("Compute the assignment again", Nothing, responses.AskedJson, GroupWork.rebalance),
+    "rebalance": Post("Recompute the assignment", Nothing, responses.AskedJson, GroupWork.rebalance),
     "pause": Post("Pause the members that follow the group's setting", Nothing, responses.PausedJson, GroupWork.pause),
     "resume": Post("Resume the paused members", Nothing, responses.PausedJson, GroupWork.resume),
     "offsets/reset": Post("Replace committed offsets", ResetRequest, responses.ResetJson, GroupWork.reset),
@@ -221,9 +221,7 @@ POSTS = {
     "orders/remove": Post(
         "Remove operator commands by id", RemoveRequest, responses.RemovedJson, GroupWork.remove_orders
     ),
-    "plan": Post(
-        "Plan: the moves under suppositions and operator commands", PlanRequest, responses.PlanJson, GroupWork.plan
-    ),
+    "plan": Post("Return the moves that a plan would cause", PlanRequest, responses.PlanJson, GroupWork.plan),
     "delete": Post("Delete a group without members", DeleteRequest, responses.DeletedJson, GroupWork.delete),
     "note": Post("Mark a deployment in the history", NoteRequest, responses.NotedJson, GroupWork.note),
 }

@@ -22,24 +22,24 @@ log = logging.getLogger(__name__)
 BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 )  # fmt: skip
-AT_ONCE = 32  # connections accepted before other tasks of the loop run
-# the process has no descriptor or memory left; every other error of accept concerns one connection
+AT_ONCE = 32  # maximum number of connections accepted before other tasks run
+# `accept` fails with these if the process has no descriptor or memory left; its other errors concern one connection
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one server. Times in seconds."""
+    """Limits of one server. Times are in seconds."""
 
-    # open connections. Higher: uses descriptors that Kafka and ZooKeeper may need; lower: fewer pages at once
+    # maximum open connections. Higher: uses descriptors that Kafka and ZooKeeper may need; lower: fewer pages at once
     connections: int = 100
-    idle_s: float = 30.0  # until the header of the next request has arrived. Higher: idle clients stay connected longer
-    body_s: float = 10.0  # until the body has arrived
-    stalled_s: float = 60.0  # until the client has read a response, or a push to a stream. Lower: cuts off slow links
-    pause_s: float = 1.0  # pause of accepting without a free descriptor
+    idle_s: float = 30.0  # longest wait for a request's header. Higher: idle clients stay connected longer
+    body_s: float = 10.0  # longest wait for a request's body
+    stalled_s: float = 60.0  # longest time that a client takes to read a response or event. Lower: cuts off slow links
+    pause_s: float = 1.0  # the server accepts nothing for this time if no descriptor is free
     header_bytes: int = 65_536
     body_bytes: int = 65_536
-    viewers: int = 64  # event streams at once; each costs memory and a connection
+    viewers: int = 64  # maximum of open event streams; each uses memory and a connection
 
 
 class Server(httpserver.HTTPServer):

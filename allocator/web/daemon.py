@@ -90,9 +90,9 @@ class DaemonHealth:
 
 
 class Demand:
-    """Runs a watcher while a page is open, and a minute longer.
+    """Runs a watcher while a page is open, and for LINGER_S afterwards.
 
-    A hundred daemons without open pages put no load on ZooKeeper in a rebalance.
+    Daemons without an open page put no load on ZooKeeper, even if a hundred of them rebalance.
     """
 
     def __init__(self, watcher: Watcher) -> None:
@@ -145,7 +145,7 @@ def losses(consumer: Consumer) -> list[Finding]:
             str(loss),
             (f"{loss.partition.topic}:{loss.partition.partition}",),
             "This process has not handled these records, and continues without them.",
-            "Raise the topic's retention if the group may be later; read the lost records from a copy.",
+            "Raise the topic's retention if the group may fall behind again; read the lost records from a copy.",
         )
         for loss in reversed(consumer.losses)
     ]
@@ -168,7 +168,7 @@ def beside(
 ) -> Callable[[Any, Sequence[Consumer], Daemon], contextlib.AbstractAsyncContextManager[None]]:
     """Returns the web server of a daemon: metrics, health, and the page of its group.
 
-    `access`: the clusters of the group; without them the server has no page. Raises ConfigError; entering the server
+    `access` has the group's clusters; without it the server has no page. Raises ConfigError. Entering the context
     raises PortTaken.
     """
     guard = Guard.make(hosts, token)

@@ -30,8 +30,8 @@ from allocator.web.requests import (
     confirmed,
 )
 
-LISTED = 500  # letters in one response. Higher: a slower page
-# limit of reading a topic. Higher: larger topics can be listed; lower: a browser gets the error sooner
+LISTED = 500  # maximum of letters in one response. Higher: a slower page
+# longest read of a topic, in seconds. Higher: larger topics can be listed; lower: a browser gets the error sooner
 PATIENCE_S = 60.0
 LETTER_TOPIC_NAME = re.compile(r"dead|dlq|dlt", re.IGNORECASE)
 
@@ -41,7 +41,7 @@ class TookTooLong(AllocatorError):
 
 
 def candidates(topics: set[str]) -> list[str]:
-    """Returns the topics that may contain dead letters, by their names or by a topic of settled letters."""
+    """Returns the topics that may contain dead letters: by their name, or because a topic NAME.settled exists."""
     named = {topic for topic in topics if LETTER_TOPIC_NAME.search(topic) or f"{topic}.settled" in topics}
     return sorted(
         topic for topic in named if topic.rpartition(".settled")[0] not in topics or not topic.endswith(".settled")
@@ -141,9 +141,7 @@ class LetterDesk:
         have arrived since the list."""
         execute = confirmed(body.confirm, "topic", topic)
         if execute and not body.letters:
-            raise ConfigError(
-                '"letters" must name the letters that are settled; a request without "confirm" lists them'
-            )
+            raise ConfigError('"letters" must name the letters to settle; a request without "confirm" lists them')
         return self._filter(body, body.letters), execute
 
     def _filter(self, body: LettersFilter, letters: Collection[str] = ()) -> LetterFilter:

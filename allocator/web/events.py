@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 KEPT = 1000
-LONGEST = 500  # characters of one argument in the audit log
-FIELDS = 20  # arguments
+LONGEST = 500  # maximum of characters of one argument in the audit log
+FIELDS = 20  # maximum of arguments
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Event:
     """The user that the proxy's header names, or "token"."""
     address: Optional[str] = None
     detail: dict[str, Any] = field(default_factory=dict)
-    """For an order: the request and its outcome."""
+    """For a change by a user: the request and its outcome."""
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "at": round(self.at, 3)}
@@ -38,14 +38,14 @@ class EventLog:
     def __init__(self) -> None:
         self.events: deque[Event] = deque(maxlen=KEPT)
         self.count = 0
-        """Number of events ever added, by which a reader notices new events."""
+        """Number of events that were ever added. A larger number tells a reader that there are new events."""
 
     def add(self, event: Event) -> None:
         self.events.append(event)
         self.count += 1
 
     def recall(self, older: Iterable[Event]) -> None:
-        """Adds the events from the history file. Called once, at the start."""
+        """Adds the events from the history file. The server calls it once, when it starts."""
         self.events.extendleft(reversed(list(older)))
 
     def since(self, count: int) -> list[Event]:
@@ -54,12 +54,12 @@ class EventLog:
         return list(self.events)[len(self.events) - fresh :]
 
     def of(self, group: str) -> list[Event]:
-        """Returns the events of one group, and those that concern all groups."""
+        """Returns the events that concern this group or all groups."""
         return [event for event in self.events if event.group in (None, group)]
 
 
 def audit_detail(request: Mapping[str, Any], outcome: str) -> dict[str, Any]:
-    """Returns the detail of a line of the audit log: the request and its outcome, with long arguments cut."""
+    """Returns the detail of a line of the audit log: the request and its outcome, with long arguments truncated."""
     kept = {name[:LONGEST]: _cut(value) for name, value in list(request.items())[:FIELDS]}
     if len(request) > FIELDS:
         kept["..."] = f"{len(request) - FIELDS} more fields"

@@ -1,4 +1,4 @@
-"""Gauges and counters of Prometheus from their samples."""
+"""Creates Prometheus gauges and counters from samples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 Sample = tuple[list[str], "float | None"]
-"""Label values, and the value; None if the value is unknown, so that the sample is left out."""
+"""Label values and the value. None: the value is unknown, and the sample is left out."""
 
 
 def _family(

@@ -1,4 +1,4 @@
-"""The fencing token of each partition, from the claims of its owners. Pure."""
+"""Computes the fencing token of each partition from its owner's claims. No I/O."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Fences:
         self._of: dict[TopicPartition, Fence] = {}
 
     def learn(self, claims: Mapping[str, Claim]) -> None:
-        """Adds the present claims of all members."""
+        """Updates the tokens from the current claims of all members."""
         found: dict[TopicPartition, Fence] = {}
         for member, claim in claims.items():
             if not claim.transaction:
@@ -45,5 +45,5 @@ class Fences:
         self._claims, self._of = dict(claims), found
 
     def of(self, partition: TopicPartition) -> Optional[Fence]:
-        """Returns the token; None without an owner, and for a group of Kafka's own protocols."""
+        """Returns the token; None if no member owns the partition, or if the group uses Kafka's own protocols."""
         return self._of.get(partition)

@@ -11,10 +11,10 @@ from allocator.operate import GroupState, Logs
 from allocator.types import TopicPartition
 
 REBALANCES = 100  # rebalances kept. Higher: more memory, a few kB for each
-POINTS = 720  # points kept: an hour with a point every 5 s
-AT_REST = ("Stable", "Empty", "Dead")  # states of a group as Kafka's coordinators name them
+POINTS = 720  # points kept: one hour if a point is added every 5 s
+AT_REST = ("Stable", "Empty", "Dead")  # a coordinator's names for the states without a rebalance
 MAX_NAMES_IN_REASON = 5
-DEPARTED = 100  # kept names of members that left. Higher: larger responses if members change often
+DEPARTED = 100  # names kept of members that left. Higher: larger responses if members change often
 
 Owners = Mapping[TopicPartition, str]
 
@@ -31,7 +31,7 @@ class News:
 
 @dataclass
 class Rebalance:
-    """One change of the assignment. Times in seconds of the wall clock."""
+    """One change of the assignment. Times are epoch seconds."""
 
     generation: int
     began: float
@@ -41,35 +41,35 @@ class Rebalance:
     superseded: bool = False
     """Whether the next generation began before all partitions of this one had their new owners."""
     timed: bool = True
-    """Whether the watcher saw all of it. Otherwise its length is unknown."""
+    """Whether the watcher saw the whole rebalance. Otherwise its duration is unknown."""
     unnoticed_s: Optional[float] = 0.0
     """Longest session timeout of the crashed members: upper bound of the standstill before `began`. None: unknown."""
     moves: dict[TopicPartition, tuple[Optional[str], Optional[str]]] = field(default_factory=dict)
     """Moved partition -> former and new owner; None for no owner."""
     total: int = 0
-    """Number of assigned partitions after it."""
+    """Number of assigned partitions after the rebalance."""
     waited_for: dict[str, float] = field(default_factory=dict)
-    """Name of a releasing member -> seconds that it took."""
+    """Name of a releasing member -> seconds until it had released its partitions."""
     names: dict[str, str] = field(default_factory=dict)
     """Names of the members in `moves`."""
     stood: dict[TopicPartition, float] = field(default_factory=dict)
     """Seconds from the release of each moved partition until its new owner claimed it."""
     unnoticed: dict[TopicPartition, float] = field(default_factory=dict)
-    """Additional seconds, at most: from the crash of the former owner until ZooKeeper noticed it."""
+    """Upper bound of the seconds before `stood`: from the former owner's crash until ZooKeeper noticed it."""
 
     @property
     def id(self) -> int:
-        """Start in milliseconds: unique in a group, and stable over restarts of the server."""
+        """Start in epoch milliseconds: unique in a group, and the same after a restart of the server."""
         return round(1000 * self.began)
 
     @property
     def longest_s(self) -> Optional[float]:
-        """Longest standstill of a moved partition, from the fault to the next claim; None without any."""
+        """Longest standstill of a moved partition, from the fault to the next claim; None if no partition moved."""
         return max((s + self.unnoticed.get(p, 0.0) for p, s in self.stood.items()), default=None)
 
     @property
     def took_s(self) -> Optional[float]:
-        """Seconds from the first event to the last claim; None during the rebalance, or if a part was not seen."""
+        """Seconds from the first event to the last claim; None during the rebalance, or if it was not fully seen."""
         return max(0.0, self.ended - self.began) if self.timed and self.ended is not None else None
 
     def to_json(self) -> dict[str, Any]:
@@ -143,8 +143,8 @@ class History:
     """Computes the rebalances of one group from its successive states.
 
     A rebalance starts when a member joins or leaves, or when a new generation appears. It ends when the claims of the
-    members equal the assignment. ZooKeeper notices a crashed member only after its session timeout; this earlier time
-    is in `Rebalance.unnoticed_s`.
+    members equal the assignment. ZooKeeper notices a crash only after the member's session timeout;
+    `Rebalance.unnoticed_s` limits the time until then.
     """
 
     def __init__(self) -> None:
@@ -154,14 +154,14 @@ class History:
         self.moved = 0
         self.seconds = 0.0
         self.unnoticed_s = 0.0
-        """Sum of the known values."""
+        """Sum of the known `Rebalance.unnoticed_s`."""
         self._settled: Optional[GroupState] = None
         self.open: Optional[Rebalance] = None
         """The rebalance in progress."""
         self._old: Owners = {}
         self._names: dict[str, str] = {}
         self._departed: dict[str, str] = {}
-        """Names of members that left before the last rebalances, the latest last."""
+        """Id -> name of the members that left most recently, oldest first."""
         self._begun_with: GroupState
         self._waiting: dict[str, float] = {}
         self._crashed: set[str] = set()
@@ -194,13 +194,13 @@ class History:
         return state.name_of(member) if member in state.members else self._names.get(member, state.name_of(member))
 
     def departed(self, state: GroupState) -> dict[str, str]:
-        """Returns id -> name of the members that left last."""
+        """Returns id -> name of the members that left most recently."""
         known = {**self._departed, **self._names}
         left = [member for member in known if member not in state.members and member not in state.claims]
         return {member: known[member] for member in left[-DEPARTED:]}
 
     def _forget(self, names: Mapping[str, str], standing: Collection[str]) -> None:
-        """Drops all names except those of `standing` and of the members that left last."""
+        """Drops all names except those of `standing` and of the members that left most recently."""
         for member in names.keys() - standing:
             self._departed.pop(member, None)
             self._departed[member] = names[member]
@@ -209,8 +209,8 @@ class History:
         self._names = {member: name for member, name in self._names.items() if member in standing}
 
     def observe(self, state: GroupState, now: float, news: Optional[News] = None) -> bool:
-        """Compares a state with the previous one. Returns whether the history changed. Without `news`, the change
-        happened now."""
+        """Compares a state with the previous one. Returns whether the history changed. Without `news`, the
+        change happened at `now`."""
         news = news or News(now)
         self._crashed |= news.crashed
         self._names.update((member, state.name_of(member)) for member in state.members)
@@ -248,8 +248,8 @@ class History:
         return happened
 
     def _observe_coordinated(self, state: GroupState, now: float) -> bool:
-        """Compares a group of Kafka's own protocols with its last stable state. The length of rebalances is unknown,
-        because the group is polled."""
+        """Compares a group that uses Kafka's own protocols with its last stable state. The watcher polls such a group,
+        so the duration of its rebalances is unknown."""
         if not settled(state):
             return False
         before, self._settled, self._last = self._settled, state, state
@@ -265,7 +265,7 @@ class History:
         return True
 
     def _compare(self, then: Remembered, state: GroupState, now: float) -> None:
-        """Adds one rebalance for all changes since the end of the previous server."""
+        """Adds one rebalance for all changes since the previous server stopped."""
         names = {**then.names, **self._names}
         if then.owners != (targets(state) if state.members else {}):
             self._add_untimed(then.owners, state, now, ["changed while no server watched"], names)
@@ -273,7 +273,7 @@ class History:
     def _add_untimed(
         self, owners: Owners, state: GroupState, now: float, why: list[str], names: Mapping[str, str]
     ) -> None:
-        """Adds a finished rebalance of which only the result is known."""
+        """Adds a finished rebalance. Only its result is known, not its course."""
         new = targets(state) if state.members else {}
         self.rebalances.append(
             Rebalance(
@@ -291,7 +291,7 @@ class History:
         )
 
     def _time_claims(self, current: Rebalance, last: GroupState, state: GroupState, at: float) -> None:
-        """Records the partitions that lost or got an owner between two observations."""
+        """Records when partitions lost or got their owner between two observations."""
         was, now = last.owners, state.owners
         if was == now:
             return
@@ -358,7 +358,7 @@ class History:
 
 
 def targets(state: GroupState) -> dict[TopicPartition, str]:
-    """Returns the owner of each partition after all moves; for Kafka's own protocols, its owner."""
+    """Returns the owner of each partition after all moves. With Kafka's own protocols, returns the current owner."""
     if state.coordinated is not None:
         return state.owners
     if state.document is None:
@@ -394,7 +394,7 @@ def settled(state: GroupState) -> bool:
 
 
 def _unnoticed(before: GroupState, after: GroupState, crashed: Collection[str]) -> Optional[float]:
-    """Returns `Rebalance.unnoticed_s` of a change from `before` to `after`."""
+    """Returns `Rebalance.unnoticed_s` for a change from `before` to `after`."""
     timeouts = {m: info.session_timeout_s for m, info in before.members.items() if m not in after.members}
     if None in timeouts.values():
         return None  # members of this version report no timeout, so the member may have crashed
@@ -460,7 +460,7 @@ def _say(what: str, names: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Point:
-    """The figures at one time. Rates are per second since the previous point. None: unknown."""
+    """The group's figures at one time. Rates are per second since the previous point. None: unknown."""
 
     at: float
     lag: Optional[int]

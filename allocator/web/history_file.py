@@ -1,6 +1,6 @@
-"""Stores the history of the groups in an SQLite file, so that a restart of the page loses nothing.
+"""Stores the history of the groups in an SQLite file, so that a restart of the server loses nothing.
 
-One thread works on the file. If the file is too large, its oldest entries are deleted.
+One thread reads and writes the file. It deletes the oldest entries if the file is too large.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ T = TypeVar("T")
 FORMAT = 1
 WRITE_S = 2.0  # between two writes. Higher: a crash loses more; lower: more writes
 TIDY_S = 600.0
-FINE_S = 2 * 3600.0  # points older than this are thinned to one in COARSE_S
+FINE_S = 2 * 3600.0  # of points older than this, the file keeps one for each COARSE_S
 COARSE_S = 60.0
 SHRINK_TO = 0.9  # size after `tidy`, relative to the limit
-SHOWN = 100  # earlier rebalances on the page
-POINTS = 1000  # points in one response
-REBALANCES = 1000  # rebalances in one response
-RESPONSE_BYTES = 1_000_000  # size of the rebalances in one response
+SHOWN = 100  # maximum of stored rebalances on the page
+POINTS = 1000  # maximum of points in one response
+REBALANCES = 1000  # maximum of rebalances in one response
+RESPONSE_BYTES = 1_000_000  # maximum size of the rebalances in one response
 SCHEMA = """
 CREATE TABLE points (grp TEXT, at REAL, lag INTEGER, lag_s REAL, produced REAL, consumed REAL, commits REAL,
     PRIMARY KEY (grp, at)) WITHOUT ROWID;
@@ -52,7 +52,7 @@ POINT = ("at", "lag", "lag_s", "produced", "consumed", "commits")
 
 
 class HistoryFile:
-    """The history file. Its methods block; `do` runs a method in the thread of the file."""
+    """The history file. Its methods block; `do` runs a method in the file's own thread."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         """Opens or creates the file. Raises ConfigError if it is unusable."""
@@ -91,13 +91,13 @@ class HistoryFile:
             return await self.do(work, *arguments)
 
     def finish(self, work: Callable[[], None]) -> None:
-        """Runs `work` after the work in progress, at the end of the process. Blocks the event loop."""
+        """Runs `work` after the work in progress. Blocks the event loop, because the process is about to end."""
         try:
             self._thread.submit(work).result(10)
         except TimeoutError:
-            log.warning("the history %s misses the last seconds: its thread did not finish in 10 s", self.path)
+            log.warning("the history %s lacks the last seconds: its thread did not finish in 10 s", self.path)
         except Exception as error:  # noqa: BLE001 - includes entries that cannot be written
-            log.warning("the history %s misses the last seconds: %s", self.path, shown(error))
+            log.warning("the history %s lacks the last seconds: %s", self.path, shown(error))
 
     def close(self) -> None:
         self._thread.shutdown()
@@ -120,7 +120,7 @@ class HistoryFile:
         events: Iterable[Event] = (),
         assignments: Iterable[tuple[str, float, Remembered]] = (),
     ) -> None:
-        """Adds all entries, or none if one fails. A rebalance in progress is written again when it ends."""
+        """Adds all entries, or none if one fails. A rebalance in progress is replaced when it ends."""
         with self._db:
             self._db.executemany(
                 "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -188,7 +188,7 @@ class HistoryFile:
         )
 
     def points(self, group: str, since: float, until: float, most: int = POINTS) -> list[dict[str, Any]]:
-        """Returns about `most` points between two times: from each interval the point with the largest lag."""
+        """Returns about `most` points between two times: of each interval, the point with the largest lag."""
         step = max(1.0, (until - since) / most)
         rows = self._db.execute(
             f"SELECT {', '.join(POINT)}, max(coalesce(lag, -1)) FROM points WHERE grp = ? AND at BETWEEN ? AND ? "
@@ -269,7 +269,7 @@ def _numbers(ranges: str) -> Iterator[int]:
 
 
 class _Written(NamedTuple):
-    """Which entries of a group are in the file."""
+    """The entries of a group that are in the file."""
 
     point: float = 0.0
     rebalances: Mapping[int, Any] = {}
@@ -319,7 +319,7 @@ async def keep(watcher: Watcher, archive: HistoryFile) -> None:
         return entries, now, watcher.log.count
 
     def write(entries: _Entries, now: dict[str, _Written], count: int) -> None:
-        # runs in the thread of the file: a cancelled task would not see that its write succeeded, and would repeat it
+        # runs in the file's thread: a cancelled task would not see that its write succeeded, and would repeat it
         nonlocal written, events
         try:
             archive.add(*entries)

@@ -1,4 +1,4 @@
-"""Follows one group of Kafka's own protocols: polls its members, and reads operator commands as they are written."""
+"""Follows one group that uses Kafka's own protocols: polls its members, and reads new operator commands."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from allocator.protocols import OrderTopic
 
 
 class KafkaGroupWatch:
-    """Reads one group from its coordinator, with one request for each poll, and fetches its topic of commands.
+    """Polls one group's coordinator with one request each time, and fetches the group's command topic.
 
-    `known` is the group's last state, from an earlier connection. Calls `changed` with a new state when the commands
-    change.
+    `known` is the group's last state from an earlier connection. Calls `changed` when the commands change.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class KafkaGroupWatch:
         return self._with_orders()
 
     async def follow_orders(self) -> None:
-        """Runs until cancelled."""
+        """Fetches new commands until cancelled."""
         await self._topic.follow(self._client, self._learn_orders, asyncio.Event())
 
     def _learn_orders(self, orders: Orders, _: OrderTopic) -> None:

@@ -54,17 +54,18 @@ CONSUMER_COUNTERS = (
     ("records_not_repeated", "Records that were done before a restart or a move, so they were not handled again"),
     (
         "windows_narrowed",
-        "Times that delivery of a partition paused because the done records would not fit into a commit",
+        "Times that a partition's delivery stopped until its done records fitted into a commit again",
     ),
-    ("done_sets_cut", "Commits that could not list all records done beyond their offset"),
+    ("done_sets_cut", "Commits without the full list of records that are done beyond the committed offset"),
 )
 
 
 class ConsumerCollector(Collector):
     """Register it once: `prometheus_client.REGISTRY.register(ConsumerCollector([consumer]))`.
 
-    Names are those of Kafka's own clients with the prefix `allocator_`, in seconds, and in rates per second over the
-    last 30 to 60 s. Each scrape iterates over `consumers`, so a list may change. A scrape sends no request.
+    Metrics have the names of Kafka's own clients with the prefix `allocator_`. Times are in seconds, rates per second
+    over the last 30 to 60 s. Each scrape iterates over `consumers` again, so that the list may change. A scrape sends
+    no request.
     """
 
     def __init__(self, consumers: Iterable[Consumer]) -> None:
@@ -91,7 +92,7 @@ class ConsumerCollector(Collector):
         )
         yield gauge(
             "allocator_retry_due_timestamp_seconds",
-            "When the next record of a partition of a retry topic is due, if it waits",
+            "Time when the next record of a retry topic's partition is due; absent if none waits",
             [*LABELS, "topic", "partition"],
             (
                 (_of(labels, partition), due_ms / 1000)
@@ -133,7 +134,7 @@ GROUP_GAUGES: tuple[tuple[str, str, Callable[[WatchedGroup], float | None]], ...
     ("members", "Members of the group", lambda g: len(g.report.state.members)),
     (
         "partitions",
-        "Partitions that the group owns, subscribes to, or has offsets of",
+        "Partitions that the group owns, subscribes to, or has committed offsets for",
         lambda g: len(g.report.partitions),
     ),
     (
@@ -148,24 +149,24 @@ GROUP_GAUGES: tuple[tuple[str, str, Callable[[WatchedGroup], float | None]], ...
     ),
     (
         "load_max_over_mean",
-        "Load of the busiest member, in shares (follow_load); 0 if load is not followed or not known",
+        "Load of the busiest member relative to its share (follow_load); 0 if load is not followed or unknown",
         lambda g: 0.0 if g.report.state.load is None else g.report.state.load.max_over_mean or 0.0,
     ),
     (
         "generation",
-        "Generation of the newest assignment; absent for groups of Kafka's own protocols",
+        "Generation of the newest assignment; absent if the group uses Kafka's own protocols",
         lambda g: g.report.state.generation if g.report.state.coordinated is None else None,
     ),
     ("moving_partitions", "Partitions that a live member has to release for another one", moving),
     ("rebalancing", "1 during a rebalance", lambda g: float(g.report.phase == "rebalancing")),
     ("findings", "Findings above INFO about the group", lambda g: g.wrong),
-    ("lag_seconds", "Time that the oldest record without a commit has waited; absent if unknown", lambda g: g.age.s),
+    ("lag_seconds", "Time that the oldest uncommitted record has waited; absent if unknown", lambda g: g.age.s),
 )
 GROUP_COUNTERS: tuple[tuple[str, str, Callable[[WatchedGroup], float]], ...] = (
     ("partitions_moved", "Partitions that changed their owner since this server started", lambda g: g.history.moved),
     (
         "unnoticed_seconds",
-        "Upper bound of the time without an owner before crashes were noticed: the session timeouts of the members",
+        "Upper bound of the time between crashes and their detection: the sum of the session timeouts",
         lambda g: g.history.unnoticed_s,
     ),
 )
@@ -176,7 +177,7 @@ def _orders(groups: list[tuple[str, WatchedGroup]]) -> Iterator[Metric]:
     states = {name: Counter(each.state for each in group.report.orders) for name, group in groups}
     yield gauge(
         "allocator_group_orders",
-        "Orders of operators by their state",
+        "Operator commands by state",
         ["group", "state"],
         (([name, state], counts[state]) for name, counts in states.items() for state in ORDER_STATES),
     )
@@ -192,14 +193,14 @@ def _orders(groups: list[tuple[str, WatchedGroup]]) -> Iterator[Metric]:
             recent = document.recent_moves(wall_ms())
             used.append(([name, "per_minute"], sum(number for _, number in recent)))
     for what, text, samples in (
-        ("budget", "Partitions that the budget lets move at once, and in a minute", limits),
-        ("budget_used", "Partitions that move now, and that were moved in the last minute", used),
+        ("budget", "Maximum number of partitions that may move at once and per minute", limits),
+        ("budget_used", "Number of partitions that are moving now and that moved in the last minute", used),
     ):
         yield gauge(f"allocator_group_{what}", f"{text}; absent without a budget", ["group", "limit"], samples)
 
 
 class GroupCollector(Collector):
-    """Register it once. A scrape sends no request: it reads the watcher, whose counters start with this process.
+    """Register it once. A scrape sends no request: it reads the watcher, which counts from the start of the process.
 
     Offsets are summed by topic; their `deriv` is the rate of written or committed records.
     """
@@ -259,7 +260,7 @@ def _by_topic(groups: list[tuple[str, WatchedGroup]]) -> Iterator[Metric]:
 
 
 def _as_kafka_exporter(groups: list[tuple[str, WatchedGroup]]) -> Iterator[Metric]:
-    """The names and labels of kafka-exporter (https://github.com/danielqsj/kafka_exporter), for its dashboards."""
+    """Yields metrics with the names and labels of kafka-exporter, for the dashboards that are written for it."""
     lags, committed = list[Sample](), list[Sample]()
     for name, group in groups:
         logs = group.report.logs

@@ -39,7 +39,7 @@ class MirrorCollector(Collector):
             lags[each.partition.topic] = None if before is None or each.lag is None else before + each.lag
         yield gauge(
             "allocator_mirror_lag",
-            "Records of the old cluster that are not mirrored yet; absent if one partition's is unknown",
+            "Records of the old cluster that are not mirrored yet; absent if unknown for any partition",
             TOPIC,
             (([name, topic], records) for topic, records in sorted(lags.items())),
         )

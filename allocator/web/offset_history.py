@@ -1,4 +1,4 @@
-"""Earlier offsets of one group: the age of its lag, its commit rate, the time of its last commit. No I/O."""
+"""Computes the age of a group's lag and its commit rates from the offsets of earlier polls. No I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from allocator.operate import Logs
 from allocator.types import TopicPartition
 
 SPACING = (
-    12  # a sample of age A is kept if its neighbour is A / SPACING away. Higher: more precise ages; lower: less memory
+    12  # a sample of age A is kept if the next one is A / SPACING away. Higher: more precise ages; lower: less memory
 )
 RATE_S = 60.0  # period of a rate. Higher: steadier; lower: more recent
 UNKNOWN = -1
@@ -33,7 +33,7 @@ class Sample(NamedTuple):
 
 
 class OffsetHistory:
-    """Keeps samples of log ends and committed offsets, fewer of older ones: about 120 for a day.
+    """Keeps samples of log ends and committed offsets, the older the sparser: about 120 for a day.
 
     The age of a lag is the time since the log end passed the committed offset, interpolated between two samples. It
     needs neither requests nor timestamps of records.
@@ -44,7 +44,7 @@ class OffsetHistory:
         self._samples: list[Sample] = []
         self._times: list[float] = []
         self._since = array("d")
-        """By partition: time of the first valid sample, because the log was not replaced since then."""
+        """By partition: time of the first sample of the current log. Earlier samples are of a log that was replaced."""
         self._commits = array("d")
         """By partition: time of the last observed change of the committed offset; 0 without one."""
 
@@ -117,7 +117,7 @@ class OffsetHistory:
         return Age(now - (a.at + share * (b.at - a.at)))
 
     def rate(self, partition: TopicPartition) -> Optional[float]:
-        """Returns the committed records per second over about the last minute; None if unknown."""
+        """Returns the number of records committed per second, over about the last minute; None if unknown."""
         index = self._index.get(partition)
         if index is None or len(self._samples) < 2:
             return None
@@ -136,7 +136,7 @@ class OffsetHistory:
 
 
 def oldest(ages: Iterable[Age]) -> Age:
-    """Returns the largest age; unknown, with a lower bound, if one of them is unknown."""
+    """Returns the largest age. If one age is unknown, returns an unknown age with a lower bound."""
     longest, least, known = 0.0, 0.0, True
     for age in ages:
         known = known and age.s is not None

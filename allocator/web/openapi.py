@@ -21,7 +21,7 @@ MEANING = {
     409: "The present state of the group does not allow it.",
     415: "The body is not JSON.",
     421: "The Host header does not name this server.",
-    503: "Unhealthy, or too busy.",
+    503: "The server is unhealthy or too busy.",
 }
 CHANGE = (400, 401, 403, 404, 409, 415)  # errors of each POST
 NOT_WELL = (503,)
@@ -45,7 +45,7 @@ class Operation:
 
 
 def describe(operations: Iterable[Operation]) -> dict[str, Any]:
-    """Returns the OpenAPI document, newly created."""
+    """Returns a new OpenAPI document."""
     operations = list(operations)
     kinds = {kind for one in operations for kind in (one.response, one.body) if isinstance(kind, type)}
     _, schemas = msgspec.json.schema_components(sorted({*kinds, ErrorJson}, key=lambda k: k.__name__), ref_template=REF)
@@ -54,7 +54,7 @@ def describe(operations: Iterable[Operation]) -> dict[str, Any]:
         "info": {
             "title": "allocator",
             "version": __version__,
-            "description": "The groups, from `allocator web` and the web server of the daemon. Changes need a token.",
+            "description": "The groups that `allocator web` or a daemon's web server shows. Changes need a token.",
         },
         "paths": {one.path: {"get" if one.body is None else "post": _operation(one)} for one in operations},
         "components": {

@@ -8,8 +8,8 @@ from typing import Literal
 from allocator.viewer import Viewer
 from allocator.web.guard import Guard, User
 
-AT_ONCE = 4  # reads at the same time. Higher: more memory and connections to the brokers; lower: more reads are refused
-TEXT = 20_000  # characters of a key or value on the page; a download has all of them
+AT_ONCE = 4  # concurrent reads. Higher: more memory and connections to the brokers; lower: more reads are refused
+TEXT = 20_000  # maximum of characters of a key or value on the page; a download has all of them
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class RecordsPage:
         return user.operates or (self.access == "viewers" and user.role != "")
 
     def offer(self, user: User, guard: Guard) -> str:
-        """Returns "yes", "token" (the user must enter it first) or "no"."""
+        """Returns whether the page offers records to the user: "yes", "no", or "token" (after the token is entered)."""
         if self.allows(user):
             return "yes"
         return "token" if guard.token is not None and guard.login is None else "no"

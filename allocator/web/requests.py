@@ -20,11 +20,11 @@ from allocator.types import IsolationLevel
 from allocator.viewer import Position, Query, parse_key
 from allocator.web.responses import LetterName, described
 
-NOTE = 500  # characters of a note
+NOTE = 500  # maximum of characters of a note
 HOURS = 24 * 365
-MOST = 200  # suppositions and commands of one plan
-LETTERS = 1000  # letters that one request may settle; their names must fit into the body
-RECORDS = 1000  # records in one response
+MOST = 200  # maximum of hypothetical changes and of commands in one plan
+LETTERS = 1000  # maximum of letters that one request settles; their names must fit into the body
+RECORDS = 1000  # maximum of records in one response
 
 T = TypeVar("T", bound=Struct)
 Time = Annotated[float, Meta(ge=0, le=1e11)]
@@ -117,7 +117,7 @@ def confirmed(confirm: Optional[str], subject: str, name: str) -> bool:
 
 class OrderRequest(Body):
     kind: Annotated[str, Meta(extra_json_schema={"enum": sorted(KINDS)})]
-    arguments: Annotated[dict[str, Any], described("The arguments of the kind.")]
+    arguments: Annotated[dict[str, Any], described("The arguments of this kind of command.")]
     why: str = ""
     hours: Annotated[
         Optional[Annotated[float, Meta(gt=0, le=HOURS)]],
@@ -131,7 +131,7 @@ class OrderRequest(Body):
 
 
 class NewOrder(OrderRequest):
-    create: Annotated[bool, described("Create the topic of commands, for a group of Kafka's own protocols.")] = False
+    create: Annotated[bool, described("Create the command topic of a group that uses Kafka's own protocols.")] = False
 
 
 class WithdrawRequest(Body):
@@ -143,7 +143,7 @@ class RemoveRequest(Body):
     ids: Annotated[list[str], Meta(min_length=1, description="Ids of the commands.")]
 
 
-Changes = Annotated[list[str], Meta(max_length=MOST, description="The same as the option of `allocator group plan`.")]
+Changes = Annotated[list[str], Meta(max_length=MOST, description="Like this option of `allocator group plan`.")]
 
 
 class Suppositions(Body):
@@ -158,9 +158,11 @@ class Suppositions(Body):
 
 
 class PlanRequest(Suppositions):
-    function: Annotated[Optional[str], described("A built-in allocator function, or one that a member offers.")] = None
+    function: Annotated[Optional[str], described("An allocator function that is built in or that a member offers.")] = (
+        None
+    )
     orders: Annotated[list[OrderRequest], Meta(max_length=MOST)] = []
-    apply: Annotated[bool, described("Add the commands; refused together with suppositions.")] = False
+    apply: Annotated[bool, described("Also add the commands; refused if the plan has hypothetical changes.")] = False
     why: str = ""
 
 
@@ -179,7 +181,7 @@ class ResetRequest(Body):
 
 
 class CopyRequest(Body):
-    to: Annotated[str, described("The other group, which has no members.")]
+    to: Annotated[str, described("The group that gets the offsets. It must have no members.")]
     confirm: Confirm = None
 
 
@@ -191,8 +193,8 @@ class NoteRequest(Body):
 
 
 class LettersFilter(Body):
-    error: Annotated[str, described("Part of the error; case does not matter.")] = ""
-    from_topic: Annotated[str, described("The topic of the record.")] = ""
+    error: Annotated[str, described("Only letters whose error contains this text; case does not matter.")] = ""
+    from_topic: Annotated[str, described("Only letters of records from this topic.")] = ""
     since: Annotated[Optional[str], described("ISO 8601 time; only letters written at this time or later.")] = None
     until: Annotated[Optional[str], described("ISO 8601 time; only letters written before it.")] = None
 
@@ -207,7 +209,7 @@ class SettleRequest(LettersFilter):
 
 
 class DiscardRequest(SettleRequest):
-    reason: Annotated[str, described("Reason why the letters need no redrive.")] = ""
+    reason: Annotated[str, described("The reason why the letters are not written back.")] = ""
 
 
 class LetterRequest(Body):
@@ -233,9 +235,9 @@ class RecordsQuery(Body):
     limit: Annotated[int, Meta(ge=0, le=RECORDS, description="Maximum number of records from `from` on.")] = 50
     key: Annotated[Optional[str], described("Only records with this key.")] = None
     key_hex: Annotated[Optional[str], described("Only records with this key, in hex.")] = None
-    every_partition: Annotated[bool, described("Search the key in all partitions.")] = False
+    every_partition: Annotated[bool, described("Search for the key in all partitions.")] = False
     isolation_level: IsolationLevel = DEFAULT["isolation_level"]
-    # without formats that name a file, which would read files of the server
+    # no format that names a file, because it would read a file of the server
     key_format: Annotated[PlainFormat, described("auto: the server's format for the topic.")] = "auto"
     value_format: Annotated[PlainFormat, described("The same for values; text and hex are refused if masks apply.")] = (
         "auto"

@@ -58,7 +58,7 @@ class FiguresJson(Response):
     protocol: Annotated[Literal["zookeeper", "kafka"], described("The service that coordinates the group.")]
     phase: Literal["stable", "rebalancing", "empty"]
     paused: Annotated[bool, described("Whether the group is paused, so that its members leave.")]
-    generation: Annotated[MaybeCount, described("null for groups of Kafka's own protocols.")]
+    generation: Annotated[MaybeCount, described("null if the group uses Kafka's own protocols.")]
     partitions: Count
     unowned: Count
     reserved: Annotated[
@@ -69,7 +69,7 @@ class FiguresJson(Response):
     lag_least_s: Annotated[MaybeReal, described("Lower bound of `lag_s` while that is unknown.")]
     produced: Annotated[MaybeReal, described("Written records per second.")]
     consumed: Annotated[MaybeReal, described("Committed records per second.")]
-    measured_at: Annotated[MaybeReal, described("Time of the last response of Kafka.")]
+    measured_at: Annotated[MaybeReal, described("Time of Kafka's last response.")]
     last_rebalance: Optional[LastRebalanceJson]
     problems: Count
 
@@ -89,7 +89,7 @@ class ClusterJson(Response):
     cluster: str
     ok: bool
     as_of: Annotated[
-        MaybeReal, described("Time of its newest data; null if the data is current, or if there is none yet.")
+        MaybeReal, described("Time of the cluster's newest data; null if the data is current, or if there is none yet.")
     ]
     away_since: MaybeReal
     why: MaybeText
@@ -197,7 +197,7 @@ class RebalanceJson(Response):
     ]
     unnoticed_s: Annotated[
         MaybeReal,
-        described("Upper bound of the seconds between a crash and ZooKeeper's notice of it; null if unknown."),
+        described("Upper bound of the seconds from a crash until ZooKeeper noticed it; null if unknown."),
     ]
     longest_s: Annotated[
         MaybeReal, described("Longest time in seconds that a moved partition had no owner, counted from the fault.")
@@ -223,7 +223,7 @@ class MovesOfTopicJson(Response):
     to: list[int]
     stood_s: Annotated[list[MaybeReal], described("Seconds from the release until the next claim.")]
     unnoticed_s: Annotated[
-        list[MaybeReal], described("Upper bound of the seconds from a crash until its notice, before `stood_s`.")
+        list[MaybeReal], described("Upper bound of the seconds from a crash until ZooKeeper noticed it.")
     ]
 
 
@@ -247,7 +247,7 @@ class LoadsJson(Response):
     max_over_mean: Annotated[
         MaybeReal, described("Load of the busiest member relative to its share; null if no load is known.")
     ]
-    unknown: Annotated[Count, described("Number of partitions of unknown load; each counts as the mean of the others.")]
+    unknown: Annotated[Count, described("Number of partitions of unknown load; each counts as the mean of the rest.")]
     members: Annotated[
         dict[str, MaybeReal], described("Member -> load per second; null while no load of its partitions is known.")
     ]
@@ -297,7 +297,7 @@ class GroupJson(FiguresJson):
     series: list[PointJson]
     orders: list[OrderJson]
     loads: Annotated[Optional[LoadsJson], described("null for a group without `follow_load`.")]
-    budget: Annotated[Optional[BudgetJson], described("Limits and use of the command `budget`.")]
+    budget: Annotated[Optional[BudgetJson], described("Limits of the command `budget`, and the moves that count.")]
 
 
 class OffsetsOfPartition(Response):
@@ -462,7 +462,7 @@ class PlanJson(Response):
     function: str
     moves: list[MoveJson]
     members: list[PlannedMemberJson]
-    voluntary_moves: Annotated[Count, described("Moves from members that stay.")]
+    voluntary_moves: Annotated[Count, described("Number of moves from members that stay in the group.")]
     standstill: StandstillJson
     orders: list[dict[str, Any]]
     executed: Annotated[Union[bool, UnsetType], described("Whether the commands were added.")] = UNSET
@@ -477,9 +477,9 @@ class OrderPreviewJson(Response):
     group: str
     executed: bool
     order: Annotated[dict[str, Any], described("The command, as in `allocator group orders --json`.")]
-    partitions: Annotated[list[PreviewedPartitionJson], described("The partitions of an order about records.")]
+    partitions: Annotated[list[PreviewedPartitionJson], described("The partitions of a command about records.")]
     creates: Annotated[MaybeText, described("The topic that the command would create; null if it exists.")]
-    plan: Annotated[Optional[PlanJson], described("The plan of any other order.")]
+    plan: Annotated[Optional[PlanJson], described("The plan of any other command.")]
 
 
 class WithdrawnJson(Response):
@@ -490,7 +490,7 @@ class WithdrawnJson(Response):
 class DeletedJson(Response):
     group: str
     executed: bool
-    members_alive: Annotated[list[str], described("Members, which prevent the deletion.")]
+    members_alive: Annotated[list[str], described("Live members. The group can be deleted only without any.")]
     znodes: Count
     committed: Annotated[MaybeCount, described("Partitions with a committed offset in Kafka.")]
     offsets_stay: Annotated[str, described("Why the offsets are kept; empty if they are deleted.")]
@@ -505,7 +505,7 @@ class SettlingJson(Response):
 
 class LetterJson(Response):
     letter: LetterName
-    topic: Annotated[MaybeText, described("Topic of the record; partition and offset are the record's too.")]
+    topic: Annotated[MaybeText, described("Topic of the failed record, to which `partition` and `offset` also refer.")]
     partition: MaybeCount
     offset: MaybeCount
     timestamp_ms: Annotated[Optional[int], described("null in logs without timestamps (Kafka 0.9).")]

@@ -45,7 +45,7 @@ TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg":
 PUSH_S = (
     0.2  # minimum between two pushes to a browser. Higher: the page is updated later; lower: more CPU in a rebalance
 )
-ALIVE_S = 15.0  # between lines of an idle stream, which keep it open in proxies and browsers
+ALIVE_S = 15.0  # between two lines of an idle stream; they keep proxies and browsers from closing it
 AUDITED = ("order", "read")  # kinds of events in the audit log
 GROUP = "/api/groups/{group}"
 RECORDS = "/api/topics/{topic}/records"
@@ -104,7 +104,7 @@ class Site:
     """None: the page shows no records."""
 
     def read_only(self, user: User) -> bool:
-        """Whether the page offers this user no changes. Without a login, the token of each change decides."""
+        """Whether the page offers this user no changes. Without a login, the server checks the token of each change."""
         return self.guard.read_only or not self.actions or (self.guard.login is not None and not user.operates)
 
 
@@ -224,7 +224,7 @@ class PageHandler(web.RequestHandler):
             super().log_exception(kind, value, trace)
 
     def respond(self, value: Any) -> None:
-        """Sends a value as JSON; a text is sent as it is."""
+        """Sends a value as JSON, and a string unchanged."""
         self.set_header("Content-Type", "application/json; charset=utf-8")
         self.finish(value if isinstance(value, str) else snapshot.encode(value))
 
@@ -245,7 +245,7 @@ class PageHandler(web.RequestHandler):
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[Watcher]:
-        """Keeps the groups watched during the block. First waits up to READ_S until they have been read."""
+        """Keeps the watcher running during the block. First waits at most READ_S until it has read the groups."""
         watcher = self.watcher()
         async with self.site.viewing():
             await watcher.until_ready(READ_S)
@@ -384,7 +384,7 @@ async def description(page: PageHandler) -> Any:
 @route(RECORDS, "Records, decoded and masked", responses.RecordsJson, *READING, query=RecordsQuery)
 @route(
     f"{RECORDS}.jsonl",
-    "The same as JSON lines, with whole keys and values",
+    "Records as JSON lines, with complete keys and values",
     LINES,
     *READING,
     query=RecordsQuery,
@@ -442,8 +442,10 @@ class Metrics(PageHandler):
         self.finish(generate_latest(self.site.registry))
 
 
-@route("/health/live", "503: a restart helps", responses.HealthJson, *NOT_WELL, what="live")
-@route("/health/ready", "503: the process does not do its work", responses.HealthJson, *NOT_WELL, what="ready")
+@route(
+    "/health/live", "Liveness: 503 if a restart of the process would help", responses.HealthJson, *NOT_WELL, what="live"
+)
+@route("/health/ready", "Readiness: 503 if it does not do its work", responses.HealthJson, *NOT_WELL, what="ready")
 class HealthOf(PageHandler):
     def prepare(self) -> None:
         """Requires no login and no known host name, because load balancers use any name."""

@@ -13,13 +13,13 @@ from allocator.types import TopicPartition
 from allocator.web.history import REBALANCES, rounded
 from allocator.web.watch import WatchedGroup, Watcher
 
-FINDINGS = 100  # sent for each group
-EVENTS = 200  # sent for each group
-SUBSCRIBED = 20  # topics sent for each member
+FINDINGS = 100  # maximum sent for a group
+EVENTS = 200  # maximum sent for a group
+SUBSCRIBED = 20  # maximum of topics sent for a member
 
 
 def overview(watcher: Watcher, read_only: bool) -> dict[str, Any]:
-    """Returns a short object for each group. `read_only`: whether the user may change nothing."""
+    """Returns a summary of each group. `read_only`: the user may not change anything."""
     return {
         "ready": watcher.ready,
         "read_only": read_only,
@@ -54,7 +54,7 @@ def clusters(watcher: Watcher) -> list[dict[str, Any]]:
 
 
 def figures(group: WatchedGroup) -> dict[str, Any]:
-    """Returns the short object of a group. null is unknown; times are epoch seconds."""
+    """Returns the summary of a group. null: unknown. Times are epoch seconds."""
     report = group.report
     state = report.state
     point = group.series.points[-1] if group.series.points else None
@@ -98,7 +98,7 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[TopicPartit
 
 
 def detail(group: WatchedGroup) -> dict[str, Any]:
-    """Returns the members in join order, and for each topic parallel lists of its partitions and their owners."""
+    """Returns the members in join order and, for each topic, parallel lists of partitions and their owners."""
     report = group.report
     state, document = report.state, report.state.document
     # a member whose znode was deleted may still hold partitions
@@ -191,7 +191,7 @@ def lags(group: WatchedGroup) -> dict[str, Any]:
 def loads(group: WatchedGroup) -> dict[str, Any] | None:
     """Returns the reported load of each member; null for a group without `follow_load`.
 
-    A member is null while the load of none of its partitions is known.
+    The value is null for a member whose partitions' loads are all unknown.
     """
     state = group.report.state
     if state.load is None:
@@ -389,12 +389,12 @@ PARTS: dict[str, tuple[Callable[[WatchedGroup], Any], tuple[str, ...]]] = {
     "findings": (findings, ("state", "lag", "findings")),
     "orders": (orders, ("state",)),
 }
-# the same for parts that are sent only on request
+# like PARTS, for parts that the server sends only on request
 ON_REQUEST: dict[str, tuple[Callable[[WatchedGroup], Any], tuple[str, ...]]] = {"offsets": (offsets, ("state", "lag"))}
 
 
 def encoded(group: WatchedGroup, part: str) -> str:
-    """Returns one of PARTS or ON_REQUEST as JSON text, which is cached for all viewers."""
+    """Returns a part of PARTS or ON_REQUEST as JSON text. The text is cached for all viewers."""
     make, depends = PARTS[part] if part in PARTS else ON_REQUEST[part]
     version = tuple(group.version[what] for what in depends)
     if part not in group.cache or group.cache[part][0] != version:

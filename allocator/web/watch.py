@@ -33,8 +33,8 @@ from allocator.web.offset_history import Age, OffsetHistory, oldest
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 1.0  # after an error of ZooKeeper or Kafka
-PAUSE_FACTOR = 4  # pause after a poll relative to its duration, which limits the load on Kafka
+RETRY_S = 1.0  # pause after an error of ZooKeeper or Kafka
+PAUSE_FACTOR = 4  # least pause after a poll, relative to the poll's duration. Higher: less load on Kafka
 DOCTOR_S = (
     30.0  # between two polls of the doctor. Higher: later findings; lower: more requests, O(members) for each poll
 )
@@ -84,7 +84,7 @@ class WatchedGroup:
         self.age = Age(None)
         """The age of the lag."""
         self.measured_at: Optional[float] = None
-        """Time of the last response of Kafka."""
+        """Time of Kafka's last response."""
         self.fences = Fences()
         self.measured = False
         """Whether `report` has the offsets of the last poll of Kafka."""
@@ -111,7 +111,7 @@ class WatchedGroup:
 
     @property
     def problems(self) -> list[Finding]:
-        """The doctor's findings, worst first, and the problems that appeared later."""
+        """The doctor's findings, and the problems of the newest state if the doctor has not examined it yet."""
         if self.examined == self.version["state"]:
             return [*self.noted, *self.findings]
         since = [Finding("seen", Severity.WARNING, what, (), "", "") for what in self.report.problems]
@@ -127,11 +127,11 @@ class WatchedGroup:
         self.past = past.rebalances
         self.history.recall(past.remembered)
         if past.points:
-            # the time between the two servers is unknown
+            # the chart has a gap while no server watched
             self.series.points.extend([*past.points, Point(now, None)])
 
     def judge(self, findings: list[Finding], of_state: int) -> None:
-        """Sets the findings. `version` is the version of the state that the doctor examined."""
+        """Sets the findings. `of_state` is the version of the state that the doctor examined."""
         self.findings, self.examined = findings, of_state
         self.version["findings"] += 1
 
@@ -184,7 +184,7 @@ class GroupWatch:
         self._changed.set()
 
     def _load_reported(self) -> None:
-        """Schedules a read of the load reports. A large group writes several in a second."""
+        """Schedules one read for all load reports of a moment, because a large group writes several per second."""
         if self._loads_due is None:
             self._loads_due = asyncio.get_running_loop().call_later(LOADS_S, self._read_loads_now)
 
@@ -223,10 +223,11 @@ class GroupWatch:
 
 
 class Watcher:
-    """Watches all groups under a root, or only the group `only`, and `kafka_groups` of Kafka's own protocols.
+    """Watches all groups under a root, or only the group `only`, and the `kafka_groups` of Kafka's own protocols.
 
-    A group that has members in ZooKeeper is shown with these. `run` continues after every failure except a
-    ConfigError; `problems` has the current failures. Each change sets the events of `subscribe`.
+    If a group has members both in ZooKeeper and in Kafka, only those in ZooKeeper are shown. `run` continues after
+    every failure except a ConfigError; `problems` has the current failures. Each change sets the events of
+    `subscribe`.
     """
 
     def __init__(
@@ -326,7 +327,7 @@ class Watcher:
             self.changed()
 
     def forget(self) -> None:
-        """Drops the state. Later rebalances would get wrong times from an old state."""
+        """Drops the state, because an old state would give later rebalances wrong times."""
         self.groups.clear()
         self.problems.clear()
         self.away_since.clear()

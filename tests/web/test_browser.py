@@ -141,9 +141,9 @@ async def test_a_page_keeps_the_focus_and_says_when_what_it_shows_is_old(browser
         it.watcher.fail(ConnectionLost("ZooKeeper does not answer"))
 
         def look_again() -> None:
-            page.sees("#link", "a cluster does not answer")
-            page.sees("#phase", "when ZooKeeper last answered")
-            page.sees("#wrong", "does not answer since")
+            page.sees("#link", "a cluster does not respond")
+            page.sees("#phase", "when ZooKeeper last responded")
+            page.sees("#wrong", "has not responded since")
             assert "good" not in page.run("return document.querySelector('#phase .badge').className")
             assert page.run("return document.body.classList.contains('old-zookeeper')"), "old data is grey"
             grey = "return ['#findings', '#grids', '#members'].every((it) => document.querySelector(it).closest({!r}))"
@@ -406,36 +406,36 @@ async def test_an_operator_orders_about_records_looks_at_plans_and_settles_lette
         fits(width)
         page.go("#/group/billing/partitions?q=orders:0")
         page.sees("#partitions", "paused")
-        page.run("document.querySelector('#partitions button[aria-label=\"Orders about orders:0\"]').focus()")
+        page.run("document.querySelector('#partitions button[aria-label=\"Commands about orders:0\"]').focus()")
         page.press(ENTER)
         page.sees("dialog", "pause orders:0-2, by alice")
         page.sees("dialog", "a broken schema")
         fill("token", TOKEN)
-        press("Take back pause")
-        page.sees("dialog", "The order stays for its other partitions")
-        press("Yes, take back pause")
-        page.sees("dialog .answer", "Taken back")
-        press("Give the order")
-        page.sees("dialog .answer", "look at what exactly this order does first")
+        press("Withdraw pause")
+        page.sees("dialog", "The command stays for its other partitions")
+        press("Yes, withdraw pause")
+        page.sees("dialog .answer", "Withdrawn")
+        press("Add the command")
+        page.sees("dialog .answer", "first show what exactly this command does")
         fill("record-order", "skip")
         fill("record-offset", "42")
         press("Show what it does")
-        page.sees("dialog .answer", "committed already, so the order changes nothing")
+        page.sees("dialog .answer", "committed already, so the command changes nothing")
         fill("record-order", "seek")
         press("Show what it does")
         page.sees("dialog .answer", "100 records of 1 partition would be read again")
         fits(width)
-        press("Give the order")
+        press("Add the command")
         press("Yes, seek")
-        page.sees("dialog .answer", "is given")
+        page.sees("dialog .answer", "is added")
         press("Close")
-        wait_until(lambda: page.focused() == "Orders…", PATIENCE_S, "the focus comes back to the row")
+        wait_until(lambda: page.focused() == "Commands…", PATIENCE_S, "the focus comes back to the row")
         page.go("#/group/billing/partitions?q=orders")
-        press("Orders about these 24 partitions…")
+        press("Commands about these 24 partitions…")
         page.sees("dialog", "seek orders:3")
         press("Seek orders:3 back to 70")
         press("Yes, seek back")
-        page.sees("dialog .answer", "is given")
+        page.sees("dialog .answer", "Command added")
         press("Close")
 
     def plans(width: int) -> None:
@@ -457,9 +457,9 @@ async def test_an_operator_orders_about_records_looks_at_plans_and_settles_lette
         press("Add to the plan")
         press("Show the plan")
         page.sees(".answer", "Nothing was changed")
-        press("Apply: give these orders")
-        press("Yes, give these orders")
-        page.sees(".answer", "Given: o-12345678")
+        press("Apply: add these commands")
+        press("Yes, add these commands")
+        page.sees(".answer", "Added: o-12345678")
 
     def dead(width: int) -> None:
         page.go("#/letters?topic=orders.dead&error=timeout")
@@ -488,15 +488,15 @@ async def test_an_operator_orders_about_records_looks_at_plans_and_settles_lette
         page.sees("#phase", "stable")
         page.run("document.getElementById('act').click()")
         fill("order-kind", "canary")
-        press("Give the order")
+        press("Add the command")
         page.sees("dialog .answer", "enter how many partitions")
         fill("order-count", "2")
-        press("Give the order")
+        press("Add the command")
         page.sees("dialog", "4 members before it, count 2")
         press("Yes, canary")
-        page.sees("dialog .answer", "is given")
+        page.sees("dialog .answer", "is added")
         press("Delete the group")
-        page.sees("dialog .answer", "look at what is deleted first")
+        page.sees("dialog .answer", "first show what is deleted")
         press("Show what is deleted")
         page.sees("dialog .answer", "1 znode and the committed offsets of 12 partitions")
         press("Delete the group")
@@ -609,7 +609,7 @@ async def test_a_group_of_kafkas_own_protocol_gets_orders_about_records_alone(
             page.sees("#members", "worker@")
             assert "generation" not in page.text("#figures"), "Kafka does not tell it"
             assert page.run("return document.querySelector('#orders-section').hidden"), (
-                "no order, and none to give here"
+                "no command, and none to add here"
             )
             shown = "return [...document.querySelectorAll('.tabs a')].filter((a) => !a.hidden).map((a) => a.innerText)"
             assert "Plan" not in page.run(shown)
@@ -619,21 +619,21 @@ async def test_a_group_of_kafkas_own_protocol_gets_orders_about_records_alone(
             said = page.text("dialog")
             assert "Recompute" not in said
             assert "Pause and resume" not in said
-            assert "Orders" not in said
+            assert "Commands" not in said
             page.press("\ue00c")
             page.go(f"#/group/{group}/partitions")
             page.sees("#partitions", f"{topic}:1")
-            page.run(f"document.querySelector('button[aria-label=\"Orders about {topic}:1\"]').click()")
-            page.sees("dialog", "No order about them")
+            page.run(f"document.querySelector('button[aria-label=\"Commands about {topic}:1\"]').click()")
+            page.sees("dialog", "No command about them")
             page.run("document.querySelector('dialog input[name=token]').focus()")
             page.press(TOKEN)
             press("Show what it does")
             page.sees("dialog .answer", f"It creates the topic {group}.orders")
             assert page.violations() == []
-            press("Give the order")
+            press("Add the command")
             page.sees("dialog .step", f"It creates the topic {group}.orders.")
             press("Yes, pause")
-            page.sees("dialog .answer", "is given")
+            page.sees("dialog .answer", "is added")
             page.sees("dialog .row", "by token")
 
         await by_person(walk)
@@ -642,9 +642,9 @@ async def test_a_group_of_kafkas_own_protocol_gets_orders_about_records_alone(
         await wait_until_async(lambda: not state.is_fetchable(paused), PATIENCE_S, "the pause")
 
         def undo() -> None:
-            press("Take back pause")
-            press("Yes, take back pause")
-            page.sees("dialog", "No order about them")
+            press("Withdraw pause")
+            press("Yes, withdraw pause")
+            page.sees("dialog", "No command about them")
             assert page.complaints() == []
 
         await by_person(undo)
@@ -690,12 +690,12 @@ async def test_a_change_is_asked_for_twice_and_needs_the_token(browser: Any, zk_
             )
             for kind, inputs in {"swap": 2, "pin": 1, "budget": 0, "cordon": 1}.items():
                 assert page.run(choose.format(kind, "select:not([name=order-kind])")) == inputs, kind
-            press("Give the order")
-            page.sees("dialog", "The order cordon gives a member no further partitions")
+            press("Add the command")
+            page.sees("dialog", "The command cordon assigns no further partitions to a member")
             press("Yes, cordon")
-            page.sees("dialog .answer", "is given")
+            page.sees("dialog .answer", "is added")
             press("Reset offsets")
-            page.sees("dialog .answer", "look at the plan of exactly this change first")
+            page.sees("dialog .answer", "first show the plan of exactly this change")
             page.run("document.querySelector('dialog input[name=note]').focus()")
             page.press("version 1.4.2")
             press("Mark")
@@ -843,7 +843,7 @@ async def test_records_are_found_opened_and_saved_and_masks_hold(browser: Any, w
             page.run("document.querySelector('input[name=token]').focus()")
             page.press(TOKEN, ENTER)
             page.sees(".records", '{"id": 99, "card": "***"}')
-            page.sees(".looked", "orders:0: offsets 50 to 99 looked at; the log has 0 to 99")
+            page.sees(".looked", "orders:0: offsets 50 to 99 searched; the log has 0 to 99")
             assert "text" not in page.text("select[name=value_format]"), "the bytes would show what is masked"
             assert "hex" in page.text("select[name=key_format]")
             page.run("document.querySelector('.records li:last-child summary').focus()")
@@ -854,9 +854,9 @@ async def test_records_are_found_opened_and_saved_and_masks_hold(browser: Any, w
             assert page.run("return document.documentElement.scrollWidth") <= width
             assert page.violations() == []
             page.run("[...document.querySelectorAll('button')].find((each) => each.innerText === 'Older').click()")
-            page.sees(".looked", "offsets 0 to 49 looked at")
+            page.sees(".looked", "offsets 0 to 49 searched")
             page.go("#/records/orders?from=offset&offset=17&before=2&limit=1")
-            page.sees(".looked", "offsets 15 to 17 looked at")
+            page.sees(".looked", "offsets 15 to 17 searched")
             page.go("#/records/none")
             page.sees(".looked", "no topic 'none'")
             messages = [each for each in page.complaints() if "records" not in each]

@@ -13,11 +13,15 @@ from allocator.web.requests import NewOrder, PlanRequest, RecordsQuery, ResetReq
 @pytest.mark.parametrize(
     ("kind", "given", "told"),
     [
-        (NewOrder, {"kind": "pin"}, "the request: missing required field arguments: The arguments of the kind."),
+        (
+            NewOrder,
+            {"kind": "pin"},
+            "the request: missing required field arguments: The arguments of this kind of command.",
+        ),
         (
             NewOrder,
             {"kind": "pin", "arguments": []},
-            '"arguments" must be an object, not []: The arguments of the kind.',
+            '"arguments" must be an object, not []: The arguments of this kind of command.',
         ),
         (
             NewOrder,
@@ -27,7 +31,7 @@ from allocator.web.requests import NewOrder, PlanRequest, RecordsQuery, ResetReq
         (
             PlanRequest,
             {"add": "new"},
-            "\"add\" must be a list, not 'new': The same as the option of `allocator group plan`.",
+            "\"add\" must be a list, not 'new': Like this option of `allocator group plan`.",
         ),
         (
             PlanRequest,

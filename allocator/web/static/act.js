@@ -37,7 +37,7 @@ export const openActions = (group) => {
 
   // -- offsets ---------------------------------------------------------------------------------------------------
   const plan = element("div"), confirm = element("input", { name: "confirm", autocomplete: "off", spellcheck: "false" });
-  const kind = choice("kind", [["earliest", "the first record"], ["latest", "the end: only new records"], ["time", "a time"], ["shift", "so many records later or earlier"], ["offset", "an offset"]]);
+  const kind = choice("kind", [["earliest", "the first record"], ["latest", "the end: only new records"], ["time", "a time"], ["shift", "a number of records later or earlier"], ["offset", "an offset"]]);
   const when = element("input", { type: "datetime-local", step: "1", name: "when" }), zone = choice("zone", [["local", `local time (${Intl.DateTimeFormat().resolvedOptions().timeZone})`], ["utc", "UTC"]]);
   const amount = element("input", { type: "number", name: "amount", value: "0", step: "1" });
   const topics = element("input", { name: "topics", placeholder: "all of the group", spellcheck: "false" });
@@ -68,7 +68,7 @@ export const openActions = (group) => {
     }), plan,
     field(`To confirm, enter the name of the group: ${name}`, confirm),
     button("Reset offsets", "danger", async () => {
-      if (planned !== JSON.stringify(body())) throw new Error("look at the plan of exactly this change first");
+      if (planned !== JSON.stringify(body())) throw new Error("first show the plan of exactly this change");
       const done = await ask(name, "offsets/reset", { ...body(), confirm: confirm.value });
       show(done.partitions, plan);
       return done.executed ? `${plural(done.partitions.length, "offset")} committed.` : "Nothing was changed: enter the name of the group.";
@@ -76,7 +76,7 @@ export const openActions = (group) => {
 
   const other = element("input", { name: "other", spellcheck: "false" }), again = element("input", { name: "other-confirm", autocomplete: "off", spellcheck: "false" }), copied = element("div");
   const copy = part("Copy offsets to another group",
-    element("p", { class: "muted" }, "The other group begins where this one is. It must have no members; this one may go on."),
+    element("p", { class: "muted" }, "The other group starts at the committed offsets of this group. It must have no members; this group may keep running."),
     field("Other group", other),
     button("Show the plan of the copy", "", async () => {
       const found = await ask(name, "offsets/copy", { to: other.value.trim() });
@@ -86,12 +86,12 @@ export const openActions = (group) => {
     field("To confirm, enter the name of the other group", again),
     button("Copy offsets", "danger", async () => { const done = await ask(name, "offsets/copy", { to: other.value.trim(), confirm: again.value }); show(done.partitions, copied); return `${plural(done.partitions.length, "offset")} committed for ${done.group}.`; }));
 
-  // -- orders ----------------------------------------------------------------------------------------------------
+  // -- commands---------------------------------------------------------------------------------------------------
   const form = orderForm(group), reason = element("input", { name: "order-why", maxlength: "1000" }), hours = element("input", { name: "order-hours", type: "number", min: "0", step: "any", placeholder: "no end" });
   const order = choice("order-kind", form.kinds.map(([kind, says]) => [kind, `${kind}: ${says}`])), details = element("div"), standing = element("div");
   const pick = () => details.replaceChildren(...form.fields(order.value));
   order.addEventListener("change", pick); pick();
-  const list = () => standing.replaceChildren(...state.orders.map((each) => element("div", { class: "row" }, element("span", {}, element("b", {}, each.kind), ` ${argumentsOf(each)}`), button(`Take back ${each.kind}`, "", async () => { await ask(name, "orders/remove", { ids: [each.id] }); state.orders = state.orders.filter((other) => other.id !== each.id); list(); close.focus(); return "Taken back."; }))));
+  const list = () => standing.replaceChildren(...state.orders.map((each) => element("div", { class: "row" }, element("span", {}, element("b", {}, each.kind), ` ${argumentsOf(each)}`), button(`Withdraw ${each.kind}`, "", async () => { await ask(name, "orders/remove", { ids: [each.id] }); state.orders = state.orders.filter((other) => other.id !== each.id); list(); close.focus(); return "Withdrawn."; }))));
   list();
   let given = null;
   const made = () => ({ ...form.order(order.value), why: reason.value, ...(hours.value ? { hours: Number(hours.value) } : {}) });
@@ -101,10 +101,10 @@ export const openActions = (group) => {
   });
   const says = () => {
     given = made();
-    return `The order ${given.kind} ${form.says(given.kind)}: ${argumentsOf(given) || "the whole group"}. ${hours.value ? `It ends after ${hours.value} h.` : "It holds until it is taken back."}`;
+    return `The command ${given.kind} ${form.says(given.kind)}: ${argumentsOf(given) || "the whole group"}. ${hours.value ? `It ends after ${hours.value} h.` : "It stays in force until it is withdrawn."}`;
   };
-  const give = twice("Give the order", () => `Yes, ${given.kind}`, says, async () => { const done = await ask(name, "orders/put", given); return `Order ${done.order} is given${done.state_why ? `, but ${done.state}: ${done.state_why}` : ""}. The leader carries it out; the summary shows its state.`; });
-  const ordering = part("Orders", standing, field("Order", order), details, field("Why", reason), field("Hours", hours, "without a number it holds until it is taken back"), look, " ", give);
+  const give = twice("Add the command", () => `Yes, ${given.kind}`, says, async () => { const done = await ask(name, "orders/put", given); return `Command ${done.order} is added${done.state_why ? `, but ${done.state}: ${done.state_why}` : ""}. The leader executes it; the summary shows its state.`; });
+  const ordering = part("Commands", standing, field("Command", order), details, field("Why", reason), field("Hours", hours, "without a number it stays in force until it is withdrawn"), look, " ", give);
 
   // -- the end of a group ----------------------------------------------------------------------------------------
   const typed = element("input", { name: "delete-confirm", autocomplete: "off", spellcheck: "false" }), keep = element("input", { type: "checkbox", name: "keep-offsets" });
@@ -112,7 +112,7 @@ export const openActions = (group) => {
   keep.addEventListener("change", () => { looked = null; });
   const remains = (found) => `${plural(found.znodes, "znode")}${found.committed === null ? "" : ` and the committed offsets of ${plural(found.committed, "partition")}`}${found.offsets_stay && found.committed !== 0 ? ` (the offsets stay: ${found.offsets_stay})` : ""}`;
   const ending = part("Delete the group",
-    element("p", { class: "muted" }, "Only while the group has no members. It ends the group's orders and its assignment; a member that joins later begins anew."),
+    element("p", { class: "muted" }, "Only while the group has no members. It deletes the group's commands and its assignment; a member that joins later starts a new group."),
     element("label", { class: "check field" }, keep, " Keep the committed offsets in Kafka"),
     button("Show what is deleted", "", async () => {
       const found = await ask(name, "delete", { keep_offsets: keep.checked });
@@ -121,19 +121,19 @@ export const openActions = (group) => {
     }),
     field(`To delete it, enter the name of the group: ${name}`, typed),
     button("Delete the group", "danger", async () => {
-      if (looked !== keep.checked) throw new Error("look at what is deleted first");
+      if (looked !== keep.checked) throw new Error("first show what is deleted");
       if (typed.value !== name) throw new Error(`enter the name of the group, ${name}`);
       return `Deleted: ${remains(await ask(name, "delete", { keep_offsets: keep.checked, confirm: typed.value }))}.`;
     }));
 
   const words = element("input", { name: "note", maxlength: "500", placeholder: "version 1.4.2" });
   const sections = [
-    ["rebalance", part("Recompute the assignment", asked("Rebalance", "rebalance", "The leader computes the assignment anew. Partitions that the allocator function leaves where they are do not stop. It helps when the function heeds load or racks, which change without a member that joins.", "Requested: the next generation will follow."))],
+    ["rebalance", part("Recompute the assignment", asked("Rebalance", "rebalance", "The leader recomputes the assignment. Partitions that keep their owner do not stop. Use it if the allocator function uses load or racks, which can change while no member joins or leaves.", "Requested: the next generation will follow."))],
     ["pause", part("Pause and resume",
-      asked("Pause", "pause", `Members that follow the group's setting finish their records, commit and leave: at most ${members}. The group reads nothing until you resume. Other members go on.`, "Requested: its members will leave."),
+      asked("Pause", "pause", `Members that follow the group's setting finish their records, commit and leave: at most ${members}. The group reads nothing until you resume. Other members continue.`, "Requested: its members will leave."),
       asked("Resume", "resume", "Members that follow the group's setting join again and read from the committed offsets.", "Requested: its members will join."))],
     ...(inKafka() ? [] : [["orders/put", ordering]]), ["offsets/reset", reset], ["offsets/copy", copy],
-    ["note", part("Mark a deployment", field("What happened", words, "it stands in the history beside the rebalances"), button("Mark", "", async () => { await ask(name, "note", { text: words.value }); words.value = ""; return "Noted."; }))],
+    ["note", part("Mark a deployment", field("What happened", words, "the history shows it beside the rebalances"), button("Mark", "", async () => { await ask(name, "note", { text: words.value }); words.value = ""; return "Noted."; }))],
     ["delete", ending],
   ];
   const close = openDialog(`Change ${name}`, [credentials(), answer, ...sections.filter(([what]) => offers(what)).map(([, node]) => node)], { close: () => table?.close() });

@@ -17,7 +17,7 @@ const CHANGES = [
   { key: "request", head: "request", width: 200, grow: true, text: (r) => JSON.stringify(r.detail.request ?? {}) },
 ];
 export const audit = (route, query) => {
-  const table = new Table({ id: "changes", label: "Changes", columns: CHANGES, key: (r) => `${r.at} ${r.text}`, sort: route.query.sort ?? "-when", empty: "No change was asked for.", onsort: (sort) => query({ sort }) });
+  const table = new Table({ id: "changes", label: "Changes", columns: CHANGES, key: (r) => `${r.at} ${r.text}`, sort: route.query.sort ?? "-when", empty: "No change was requested.", onsort: (sort) => query({ sort }) });
   const { node: answer, tell, button } = answers();
   const load = async () => { const { changes } = await read("audit"); table.show(changes); found.hidden = false; return `${plural(changes.length, "change")}.`; };
   const found = element("div", { hidden: true }, table.node), form = element("div");
@@ -27,7 +27,7 @@ export const audit = (route, query) => {
     if (asked || !state.hello) return;
     asked = true;
     const { role, needs_token: byToken, actions } = state.hello;
-    if (!byToken && role !== "operator") answer.textContent = "The changes are for operators.";
+    if (!byToken && role !== "operator") answer.textContent = "Only operators can see the changes.";
     else if (byToken && !actions.length) answer.textContent = "This server is read-only: it was started without a token, so it shows no changes.";
     else { form.replaceChildren(credentials("The changes have names of users and addresses, so they need the token of the server."), button("Show the changes", "", load)); if (!byToken || authorization().Authorization) tell(load); }
   };

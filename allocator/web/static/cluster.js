@@ -47,7 +47,7 @@ const BROKERS = [
   { key: "replicas", head: "replicas", width: 80, numeric: true, value: (b) => b.replicas, text: (b) => whole(b.replicas), hint: "partitions of which it should have a copy" },
 ];
 
-// A list that the server has at `api/{what}`; `name(row)` names a row, `about(answer)` says what the list lacks
+// A list that the server has at `api/{what}`; `name(row)` names a row, `about(answer)` returns what the list lacks
 const list = (what, title, columns, name, about) => (route, query) => {
   let found = null, read = 0, loading = false;
   const table = new Table({ id: what, label: title, columns, key: name, sort: route.query.sort ?? columns[0].key, empty: `No ${what} match.`, onsort: (sort) => query({ sort }) });
@@ -72,6 +72,6 @@ const list = (what, title, columns, name, about) => (route, query) => {
     update: () => { if (found) show(); load(); }, close: () => table.close(), title: () => title,
   };
 };
-const WITHOUT = "This server was started without --brokers, or Kafka has not answered yet.";
+const WITHOUT = "This server was started without --brokers, or Kafka has not responded yet.";
 export const topics = list("topics", "Topics", TOPICS, (t) => t.topic, (found) => (found.complete ? "" : `${WITHOUT} These are the topics of the groups.`));
 export const brokers = list("brokers", "Brokers", BROKERS, (b) => b.id, (found) => (found.complete ? "" : WITHOUT));

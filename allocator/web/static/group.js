@@ -32,7 +32,7 @@ export const groupHead = (route, act) => {
     // without that cluster the current phase is unknown
     const words = group.paused ? `paused${group.members.length ? `, going on: ${group.members.length}` : ""}` : group.phase;
     const shown = phaseBadge(group, current);
-    shown.textContent = current || !state.connected ? words : `${words} when ${inKafka() ? "Kafka" : "ZooKeeper"} last answered`;
+    shown.textContent = current || !state.connected ? words : `${words} when ${inKafka() ? "Kafka" : "ZooKeeper"} last responded`;
     if (phase.textContent !== shown.textContent || phase.firstChild?.className !== shown.className) phase.replaceChildren(shown);
     say(strategy, group.strategy ? `${inKafka() ? "assignor" : "allocator function"} ${group.strategy}` : "");
   };
@@ -62,7 +62,7 @@ export const groupFigures = (group) => {
 };
 
 const RANGES = [[1, "1 hour"], [6, "6 hours"], [24, "1 day"], [168, "7 days"], [720, "30 days"]];
-const LEGEND = [["fault", "a member crashed"], ["order", "an order"], ["deployment", "a deployment"], ["outage", "a cluster was away"]].map(([kind, words]) => element("span", {}, element("b", { class: `mark ${kind}` }, MARKS[kind]), words));
+const LEGEND = [["fault", "a member crashed"], ["order", "a change by a user"], ["deployment", "a deployment"], ["outage", "a cluster did not respond"]].map(([kind, words]) => element("span", {}, element("b", { class: `mark ${kind}` }, MARKS[kind]), words));
 
 export const summary = (route, query, act) => {
   const ordered = orders(act);
@@ -82,7 +82,7 @@ export const summary = (route, query, act) => {
     new Chart("Commits", [{ key: "commits", label: "partitions", kind: "a" }], "/s"),
   ];
   const load = loadOfMembers(route, query);
-  for (const part of [found, ordered, load]) part.node.dataset.from = "zookeeper"; // grey while it does not answer
+  for (const part of [found, ordered, load]) part.node.dataset.from = "zookeeper"; // grey while the cluster does not respond
   const strip = element("div", { id: "timeline" }), none = element("p", { class: "muted" }), legend = element("p", { class: "legend" }, ...LEGEND), all = link(to("rebalances"), "All rebalances");
   const drawings = element("div", { id: "charts", class: "charts", "data-from": "kafka" }, ...charts.map((chart) => chart.figure)), unmeasured = element("p", { class: "muted" }, "No measurement yet.");
   // the last hour is live; longer times come from the file of the history

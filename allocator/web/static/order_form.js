@@ -1,4 +1,4 @@
-// The form of an order to the leader: its kind and arguments. The dialog of changes and the plans use it.
+// The form for an operator command to the leader: its kind and arguments. The dialog of changes and the plans use it.
 
 import { choice, field } from "./ask.js";
 import { element } from "./dom.js";
@@ -11,7 +11,7 @@ export const partitionsOf = (text) => Object.fromEntries(text.trim().split(/\s+/
   return [each.slice(0, at), each.slice(at + 1)];
 }));
 
-// Arguments as `allocator group canary` writes them: an existing order keeps its known and promoted members
+// Arguments as `allocator group canary` writes them: an existing command keeps its known and promoted members
 const canary = (group, count) => {
   if (count === null) throw new Error("enter how many partitions each new member gets");
   const present = state.orders.find((each) => each.kind === "canary" && each.state !== "expired");
@@ -28,13 +28,13 @@ export const orderForm = (group) => {
   const each = element("input", { name: "order-count", type: "number", min: "0", step: "1" });
   const count = (input) => (input.value === "" ? null : Number(input.value));
   const ORDERS = {
-    cordon: ["gives a member no further partitions; it keeps those that it has", () => ({ member: one.value }), () => [field("Member", one)]],
-    evacuate: ["gives all partitions of a member to others", () => ({ member: one.value }), () => [field("Member", one)]],
-    swap: ["gives all partitions of a member to another one", () => ({ old: one.value, new: second.value }), () => [field("From member", one), field("To member", second)]],
+    cordon: ["assigns no further partitions to a member; it keeps those that it has", () => ({ member: one.value }), () => [field("Member", one)]],
+    evacuate: ["assigns all partitions of a member to others", () => ({ member: one.value }), () => [field("Member", one)]],
+    swap: ["assigns all partitions of a member to another one", () => ({ old: one.value, new: second.value }), () => [field("From member", one), field("To member", second)]],
     pin: ["keeps partitions at one member, or within one rack", () => ({ partitions: partitionsOf(which.value), place: JSON.parse(spot.value) }), () => [field("Partitions", which), field("Place", spot)]],
     freeze: ["moves no partition that has a live owner", () => ({}), () => []],
-    budget: ["limits how many partitions are on the move", () => ({ at_once: count(atOnce), per_minute: count(perMinute) }), () => [field("At once", atOnce), field("In a minute", perMinute)]],
-    canary: ["gives each process that joins from now on exactly so many partitions, until the order is taken back", () => canary(group, count(each)), () => [field("Partitions of each new member", each)]],
+    budget: ["limits how many partitions move at once and per minute", () => ({ at_once: count(atOnce), per_minute: count(perMinute) }), () => [field("At once", atOnce), field("Per minute", perMinute)]],
+    canary: ["assigns exactly this number of partitions to each process that joins from now on, until the command is withdrawn", () => canary(group, count(each)), () => [field("Partitions of each new member", each)]],
   };
   return {
     kinds: Object.entries(ORDERS).map(([kind, [says]]) => [kind, says]),

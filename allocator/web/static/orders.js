@@ -1,4 +1,4 @@
-// The orders of operators to a group, with their states.
+// The operator commands of a group, with their states.
 
 import { badge, element } from "./dom.js";
 import { ago, expand, moment, plural } from "./format.js";
@@ -17,7 +17,7 @@ export const words = (order) => Object.entries(order.arguments).map(([name, valu
   return value === null ? "" : `${name.replace("_", " ")} ${value}`;
 }).filter(Boolean).join(", ");
 
-// The orders about one partition: those that count, and seeks that are done
+// The commands about one partition: those in force, and seeks that are done
 let indexed = null, index = new Map();
 export const ordersOn = (topic, number) => {
   if (indexed !== state.orders) {
@@ -37,16 +37,16 @@ export const short = (order) => SHORT[order.kind]?.(order) ?? order.kind;
 
 export const orders = (open) => {
   const columns = [
-    { key: "kind", head: "order", width: 200, grow: true, value: (o) => o.kind, text: (o) => `${o.kind} ${words(o)}`, cell: (o) => [element("b", {}, o.kind), ` ${words(o)}`] },
+    { key: "kind", head: "command", width: 200, grow: true, value: (o) => o.kind, text: (o) => `${o.kind} ${words(o)}`, cell: (o) => [element("b", {}, o.kind), ` ${words(o)}`] },
     { key: "state", head: "state", width: 150, grow: true, text: (o) => `${o.state} ${o.state_why}`, cell: (o) => [badge(o.state, KIND[o.state] ?? "quiet"), ` ${o.state_why}`] },
     { key: "who", head: "by", width: 90, text: (o) => o.who },
     { key: "at", head: "when", width: 95, value: (o) => o.at, text: (o) => ago(o.at, now()) },
     { key: "why", head: "why", width: 180, grow: true, text: (o) => o.why || "no reason given" },
     { key: "expires", head: "ends", width: 150, value: (o) => o.expires, text: (o) => (o.expires === null ? "no end" : moment(o.expires)) },
   ];
-  const table = new Table({ id: "orders", label: "Orders", columns, key: (o) => o.id, empty: "No orders." });
-  const change = element("button", { type: "button", onclick: open }, "Change orders…");
-  const node = element("section", { id: "orders-section", "aria-labelledby": "orders-title" }, element("div", { class: "title" }, element("h3", { id: "orders-title" }, "Orders"), table.nothing, element("span", { class: "spacer" }), change), table.node);
+  const table = new Table({ id: "orders", label: "Commands", columns, key: (o) => o.id, empty: "No commands." });
+  const change = element("button", { type: "button", onclick: open }, "Change commands…");
+  const node = element("section", { id: "orders-section", "aria-labelledby": "orders-title" }, element("div", { class: "title" }, element("h3", { id: "orders-title" }, "Commands"), table.nothing, element("span", { class: "spacer" }), change), table.node);
   const update = () => { change.hidden = inKafka() || !state.hello?.actions.includes("orders/put"); node.hidden = !state.orders.length && change.hidden; table.node.hidden = !state.orders.length; table.show(state.orders); };
   return { node, update, close: () => table.close() };
 };

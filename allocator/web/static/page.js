@@ -70,13 +70,13 @@ const load = async () => {
 
 const showLink = () => {
   const problems = state.overview?.clusters.filter((each) => each.why) ?? [];
-  const words = !state.connected ? (state.lost ? "no connection: this page may be outdated" : "connecting") : problems.length ? "connected, but a cluster does not answer" : "live";
+  const words = !state.connected ? (state.lost ? "no connection: this page may be outdated" : "connecting") : problems.length ? "connected, but a cluster does not respond" : "live";
   say(get("link"), words);
   get("link").className = `badge ${!state.connected ? (state.lost ? "bad" : "quiet busy") : problems.length ? "busy" : "good"}`;
   document.body.classList.toggle("old-zookeeper", !!state.overview && !knownNow(source()));
   document.body.classList.toggle("old-kafka", !!state.overview && !knownNow("kafka") && (!state.connected || state.overview.clusters.some((each) => each.cluster === "kafka")));
-  const lines = problems.map((each) => `${CLUSTERS[each.cluster] ?? each.cluster} does not answer since ${moment(each.away_since)}: ${each.why.replace(/\.+$/, "")}. ${MEANS[each.cluster] ?? "What is shown is old"}${each.as_of ? `; the last answer was at ${moment(each.as_of)}` : ""}.`);
-  if (!state.connected && state.lost) lines.unshift(`The server of this page does not answer since ${moment(state.lost)}. Everything below is as of ${moment(state.heard ?? state.lost)}.`);
+  const lines = problems.map((each) => `${CLUSTERS[each.cluster] ?? each.cluster} has not responded since ${moment(each.away_since)}: ${each.why.replace(/\.+$/, "")}. ${MEANS[each.cluster] ?? "What is shown is old"}${each.as_of ? `; the last response was at ${moment(each.as_of)}` : ""}.`);
+  if (!state.connected && state.lost) lines.unshift(`The server of this page has not responded since ${moment(state.lost)}. Everything below is as of ${moment(state.heard ?? state.lost)}.`);
   const wrong = get("wrong");
   wrong.hidden = !lines.length;
   if (wrong.dataset.words !== lines.join("\n")) { wrong.dataset.words = lines.join("\n"); wrong.replaceChildren(...lines.map((line) => element("p", {}, line))); }

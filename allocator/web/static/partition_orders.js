@@ -1,4 +1,4 @@
-// The dialog of orders about records: orders in force for some partitions, their withdrawal, and a preview of a new order.
+// The dialog for operator commands about records: lists, withdraws, previews and adds the commands of some partitions.
 
 import { answers, ask, choice, credentials, field, openDialog, part } from "./ask.js";
 import { sum } from "./act.js";
@@ -27,17 +27,17 @@ const argumentsOf = (cells) => {
   return Object.fromEntries([...topics].map(([topic, numbers]) => [topic, ranges(numbers)]));
 };
 
-// The effect of an order, in a sentence
+// Returns the effect of a command in a sentence
 export const effect = (kind, rows, offset) => {
   const some = plural(rows.length, "partition"), lag = rows.reduce((total, row) => (total === null || row.lag === null ? null : total + row.lag), 0);
   const waiting = lag === null ? "an unknown number" : number(lag);
   const unowned = rows.filter((row) => row.owner_name === null).length;
-  const alone = unowned ? ` ${unowned === rows.length ? "No partition has an owner" : `${plural(unowned, "partition")} without an owner`}: it counts once a member owns it.` : "";
-  if (kind === "pause") return `Handlers get no records of ${some}, of which ${waiting} are waiting now. The lag grows until you take it back.${alone}`;
-  if (kind === "quarantine") return `The records of ${some} go to the dead-letter topic of the handler, beginning with ${waiting} that are waiting now. A member without such a topic refuses, and the order says so.${alone}`;
+  const alone = unowned ? ` ${unowned === rows.length ? "No partition has an owner" : `${plural(unowned, "partition")} without an owner`}: the command takes effect when a member owns it.` : "";
+  if (kind === "pause") return `Handlers get no records of ${some}, of which ${waiting} are waiting now. The lag grows until you withdraw the command.${alone}`;
+  if (kind === "quarantine") return `The records of ${some} go to the dead-letter topic of the handler, beginning with ${waiting} that are waiting now. A member without such a topic refuses, and the command shows that.${alone}`;
   if (kind === "seek") return `${sum(rows.map((row) => ({ from: row.committed, to: row.to ?? row.committed })))}${alone}`;
   const { committed, log_end: end, topic, partition } = rows[0];
-  const when = committed !== null && offset < committed ? "It is committed already, so the order changes nothing." : end !== null && offset >= end ? "It is not written yet." : committed === null ? "" : `${plural(offset - committed, "record")} before it are read as usual.`;
+  const when = committed !== null && offset < committed ? "It is committed already, so the command changes nothing." : end !== null && offset >= end ? "It is not written yet." : committed === null ? "" : `${plural(offset - committed, "record")} before it are read as usual.`;
   return `The handler is not called with record ${whole(offset)} of ${topic}:${partition}, which counts as done. ${when}${alone}`;
 };
 
@@ -46,11 +46,11 @@ const ROWS = [
   { key: "owner", head: "owner", width: 140, grow: true, text: (r) => r.owner_name ?? "no owner" },
   { key: "committed", head: "committed", width: 104, numeric: true, value: (r) => r.committed, text: (r) => (r.committed === null ? "none" : whole(r.committed)) },
   { key: "end", head: "log end", width: 90, numeric: true, value: (r) => r.log_end, text: (r) => whole(r.log_end) },
-  { key: "to", head: "goes on at", width: 95, numeric: true, value: (r) => r.to, text: (r) => (r.to === null ? "as now" : whole(r.to)) },
+  { key: "to", head: "continues at", width: 95, numeric: true, value: (r) => r.to, text: (r) => (r.to === null ? "as now" : whole(r.to)) },
 ];
 
 let refresh = null;
-// Called by the table of partitions when orders may have changed
+// Called by the table of partitions when commands may have changed
 export const ordersChanged = () => refresh?.();
 
 export const openPartitionOrders = (cells) => {
@@ -63,16 +63,16 @@ export const openPartitionOrders = (cells) => {
   const mine = (order) => argumentsOf(cells.filter((cell) => ordersOn(cell.topic, cell.number).includes(order)));
   const takeBack = (order) => {
     if (order.state === "done") return null;
-    if (!(order.kind in ENDS)) return button(`Take back ${order.kind}`, "", async () => { await ask(name, "orders/remove", { ids: [order.id] }); return "Taken back."; });
+    if (!(order.kind in ENDS)) return button(`Withdraw ${order.kind}`, "", async () => { await ask(name, "orders/remove", { ids: [order.id] }); return "Withdrawn."; });
     const partitions = mine(order), body = { kind: order.kind, arguments: { partitions, ...(order.kind === "skip" ? { offset: order.arguments.offset } : {}) } };
-    const says = `${called(partitions)}: ${ENDS[order.kind]}${called(order.arguments.partitions) === called(partitions) ? "" : " The order stays for its other partitions."}`;
-    return twice(`Take back ${order.kind}`, `Yes, take back ${order.kind}`, () => says, async () => { await ask(name, "orders/withdraw", body); return "Taken back."; });
+    const says = `${called(partitions)}: ${ENDS[order.kind]}${called(order.arguments.partitions) === called(partitions) ? "" : " The command stays for its other partitions."}`;
+    return twice(`Withdraw ${order.kind}`, `Yes, withdraw ${order.kind}`, () => says, async () => { await ask(name, "orders/withdraw", body); return "Withdrawn."; });
   };
   // the result of a seek names the former positions, so another seek can undo it
   const backTo = (order) => order.results.flatMap((result) => {
     const was = / from (\d+)$/.exec(result.what)?.[1], partitions = Object.fromEntries(Object.entries(result.partitions).filter(([topic]) => topic in about));
     if (was === undefined || !Object.keys(partitions).length) return [];
-    return [twice(`Seek ${called(partitions)} back to ${was}`, "Yes, seek back", () => `${called(partitions)}: ${result.what}. Its owner goes on at ${was} again.`, async () => { await ask(name, "orders/put", { kind: "seek", arguments: { partitions, to: was }, why: `back from ${order.text}` }); return "The order is given."; })];
+    return [twice(`Seek ${called(partitions)} back to ${was}`, "Yes, seek back", () => `${called(partitions)}: ${result.what}. Its owner will continue at ${was}.`, async () => { await ask(name, "orders/put", { kind: "seek", arguments: { partitions, to: was }, why: `back from ${order.text}` }); return "Command added."; })];
   });
   let drawn = null;
   const draw = () => {
@@ -82,12 +82,12 @@ export const openPartitionOrders = (cells) => {
     drawn = key;
     standing.replaceChildren(...(all.length ? all.map((order) => element("div", { class: "row" },
       element("span", {}, element("b", {}, order.kind), ` ${words(order)}, by ${order.who} ${ago(order.at, now())}${order.why ? `: ${order.why}` : ""} (${order.state}${order.state_why ? `: ${order.state_why}` : ""})`),
-      takeBack(order), ...backTo(order))) : [element("p", { class: "muted" }, "No order about them.")]));
+      takeBack(order), ...backTo(order))) : [element("p", { class: "muted" }, "No command about them.")]));
     if (held) (standing.querySelector("button") ?? kind).focus();
   };
   refresh = draw; draw();
 
-  // -- a new order -----------------------------------------------------------------------------------------------
+  // -- a new command----------------------------------------------------------------------------------------------
   const kind = choice("record-order", Object.entries(KINDS).map(([key, says]) => [key, `${key}: ${says}`]));
   const which = element("input", { name: "record-partitions", value: called(about), spellcheck: "false" });
   const offset = element("input", { type: "number", name: "record-offset", min: "0", step: "1", value: "" });
@@ -95,11 +95,11 @@ export const openPartitionOrders = (cells) => {
   const when = element("input", { type: "datetime-local", step: "1", name: "record-when" });
   const why = element("input", { name: "record-why", maxlength: "1000" }), hours = element("input", { name: "record-hours", type: "number", min: "0", step: "any", placeholder: "no end" });
   const fields = element("div"), shown = element("div");
-  const table = new Table({ id: "record-plan", label: "What the order is about", columns: ROWS, key: (r) => `${r.topic}:${r.partition}`, empty: "No partition." });
-  let looked = null, creates = null; // the topic of the orders, if the order creates it
+  const table = new Table({ id: "record-plan", label: "Partitions of the command", columns: ROWS, key: (r) => `${r.topic}:${r.partition}`, empty: "No partition." });
+  let looked = null, creates = null; // the command topic, if this command would create it
   const forget = () => { looked = null; shown.replaceChildren(); };
   const pick = () => {
-    const seeks = kind.value === "seek" ? [field("Go on at", place), ...(place.value === "time" ? [field(`Date and time, local time (${Intl.DateTimeFormat().resolvedOptions().timeZone})`, when)] : place.value === "offset" ? [field("Offset", offset)] : [])] : [];
+    const seeks = kind.value === "seek" ? [field("Continue at", place), ...(place.value === "time" ? [field(`Date and time, local time (${Intl.DateTimeFormat().resolvedOptions().timeZone})`, when)] : place.value === "offset" ? [field("Offset", offset)] : [])] : [];
     fields.replaceChildren(...(kind.value === "skip" ? [field("Offset of the record", offset)] : seeks));
     forget();
   };
@@ -122,16 +122,16 @@ export const openPartitionOrders = (cells) => {
     creates = seen.creates;
     shown.replaceChildren(table.node);
     table.show(seen.partitions);
-    return `${effect(asked.kind, seen.partitions, asked.arguments.offset)}${seen.order.state === "pending" ? ` It does not count yet: ${seen.order.state_why}.` : ""} ${creates ? ` It creates the topic ${creates}, in which the orders of this group are kept.` : ""} Nothing was changed.`;
+    return `${effect(asked.kind, seen.partitions, asked.arguments.offset)}${seen.order.state === "pending" ? ` It has no effect yet: ${seen.order.state_why}.` : ""} ${creates ? ` It creates the topic ${creates}, which stores the commands of this group.` : ""} Nothing was changed.`;
   };
   const says = () => {
     const asked = order();
-    if (looked !== JSON.stringify(asked)) throw new Error("look at what exactly this order does first");
-    return `The order ${asked.kind} of ${words(asked)}: ${KINDS[asked.kind]}. ${hours.value ? `It ends after ${hours.value} h.` : asked.kind === "seek" ? "It is carried out once." : "It holds until it is taken back."}${creates ? ` It creates the topic ${creates}.` : ""}`;
+    if (looked !== JSON.stringify(asked)) throw new Error("first show what exactly this command does");
+    return `The command ${asked.kind} of ${words(asked)}: ${KINDS[asked.kind]}. ${hours.value ? `It ends after ${hours.value} h.` : asked.kind === "seek" ? "It is executed once." : "It stays in force until it is withdrawn."}${creates ? ` It creates the topic ${creates}.` : ""}`;
   };
-  const give = twice("Give the order", () => `Yes, ${kind.value}`, says, async () => { const done = await ask(name, "orders/put", full()); forget(); return `Order ${done.order} is given${done.state_why ? `, but ${done.state}: ${done.state_why}` : ""}. The table of partitions shows it.`; });
-  openDialog(`Orders about ${title}`, [
+  const give = twice("Add the command", () => `Yes, ${kind.value}`, says, async () => { const done = await ask(name, "orders/put", full()); forget(); return `Command ${done.order} is added${done.state_why ? `, but ${done.state}: ${done.state_why}` : ""}. The table of partitions shows it.`; });
+  openDialog(`Commands about ${title}`, [
     credentials(), answer, part("In force", standing),
-    part("New order", field("Order", kind), field("Partitions", which), fields, field("Why", why), field("Hours", hours, "without a number it holds until it is taken back"), button("Show what it does", "", look), shown, give),
-  ], { close: () => { refresh = null; table.close(); }, after: `tbody button[aria-label="Orders about ${CSS.escape(title)}"]` });
+    part("New command", field("Command", kind), field("Partitions", which), fields, field("Why", why), field("Hours", hours, "without a number it stays in force until it is withdrawn"), button("Show what it does", "", look), shown, give),
+  ], { close: () => { refresh = null; table.close(); }, after: `tbody button[aria-label="Commands about ${CSS.escape(title)}"]` });
 };

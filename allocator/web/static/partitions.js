@@ -22,16 +22,16 @@ const COLUMNS = [
   { key: "commit", head: "last commit", width: 108, numeric: true, value: (r) => r.committed_at, text: (r) => (r.committed_at === null ? "none seen" : ago(r.committed_at, now())), hint: "when the committed offset was seen to change last" },
   { key: "fence", head: "fence", width: 130, numeric: true, value: (r) => r.fence, text: (r) => (r.fence === null ? "unknown" : `${r.fence_exact ? "" : "at most "}${whole(r.fence)}`), hint: "the fencing token of the owner: a sink refuses writes with a smaller one" },
 ];
-// the orders about the partition, and a button to change them; visible in narrow windows too
+// the operator commands about the partition, and a button to change them; visible in narrow windows too
 const standing = (row) => ordersOn(row.topic, row.number).filter(inForce);
 const ORDERS = {
-  key: "orders", head: "orders", width: 140, beside: true, value: (r) => standing(r).length || null, text: (r) => `${standing(r).map((each) => `${short(each)} ${each.state}`).join(", ")}${offers("orders/put") ? " Orders…" : ""}`,
+  key: "orders", head: "commands", width: 140, beside: true, value: (r) => standing(r).length || null, text: (r) => `${standing(r).map((each) => `${short(each)} ${each.state}`).join(", ")}${offers("orders/put") ? " Commands…" : ""}`,
   cell: (r) => [
     ...standing(r).map((each) => badge(short(each), KIND[each.state] === "bad" ? "bad" : "busy")),
-    offers("orders/put") ? element("button", { type: "button", class: "quiet", "aria-label": `Orders about ${r.topic}:${r.number}`, onclick: () => openPartitionOrders([r.cell]) }, "Orders…") : null,
+    offers("orders/put") ? element("button", { type: "button", class: "quiet", "aria-label": `Commands about ${r.topic}:${r.number}`, onclick: () => openPartitionOrders([r.cell]) }, "Commands…") : null,
   ].filter(Boolean),
 };
-const SHOW = [["", "all"], ["lagging", "with lag"], ["unowned", "without an owner"], ["moving", "moving"], ["moved", "moved last"], ["unknown", "lag unknown"], ["retired", "not subscribed"], ["ordered", "with orders"]];
+const SHOW = [["", "all"], ["lagging", "with lag"], ["unowned", "without an owner"], ["moving", "moving"], ["moved", "moved last"], ["unknown", "lag unknown"], ["retired", "not subscribed"], ["ordered", "with commands"]];
 const KEPT = {
   lagging: (r) => r.lag > 0, unowned: (r) => r.cell.unowned, moving: (r) => r.cell.to !== null, moved: (r) => r.cell.moved,
   unknown: (r) => r.lag === null && !r.cell.retired, retired: (r) => r.cell.retired, ordered: (r) => standing(r).length > 0,
@@ -54,7 +54,7 @@ export const partitionTable = (route, query, chosen, label, id = "partitions") =
     table.show(rows.filter((r) => (!show || KEPT[show]?.(r)) && (!q || matches(`${r.topic}:${r.number} ${r.owner === null ? "" : nameOf(r.owner)}`, q))));
     table.count(count, rows.length, "partitions");
     about.hidden = !offers("orders/put") || !table.rows.length;
-    say(about, `Orders about ${table.rows.length === 1 ? "this partition" : `these ${plural(table.rows.length, "partition")}`}…`);
+    say(about, `Commands about ${table.rows.length === 1 ? "this partition" : `these ${plural(table.rows.length, "partition")}`}…`);
     ordersChanged();
   };
   return { node: element("div", { "data-from": "kafka" }, filters, table.node), update, close: () => table.close() };

@@ -1,4 +1,4 @@
-// The moves after a hypothetical change: suppositions, orders, and the plan as a picture. The leader's code computes it.
+// The moves after hypothetical changes and commands, and the plan as a picture. The leader's code computes the plan.
 
 import { answers, ask, choice, credentials, field, offers } from "./ask.js";
 import { element } from "./dom.js";
@@ -17,9 +17,9 @@ export const moved = (plan) => {
   const { move_s: each, failed_s: failed, duration_s: whole_s } = plan.standstill;
   return `${plural(plan.moves.length, "partition")} would move; each stands still for about ${span(each)} and its handler${failed === null ? "" : `, those of failed members for up to ${span(failed)} more`}${whole_s > each ? `; the last one has moved after about ${span(whole_s)}` : ""}.`;
 };
-// the states of orders that cannot be kept, or not yet
-export const said = (plan) => plan.orders.filter((each) => !["kept", "done", "given"].includes(each.state)).map((each) => `Order ${each.kind} ${argumentsOf(each)} is ${each.state}${each.state_why ? `: ${each.state_why}` : ""}.`);
-// the suppositions and orders of a plan as the body of the request
+// the states of commands that have no effect, or none yet
+export const said = (plan) => plan.orders.filter((each) => !["kept", "done", "given"].includes(each.state)).map((each) => `Command ${each.kind} ${argumentsOf(each)} is ${each.state}${each.state_why ? `: ${each.state_why}` : ""}.`);
+// Returns the hypothetical changes and commands of a plan as the body of the request
 export const request = (items) => {
   const body = {};
   for (const item of items) {
@@ -38,7 +38,7 @@ const SAYS = {
   remove: (text) => `${text} leaves`, fail: (text) => `${text} crashes`, fail_rack: (text) => `all members of rack ${text} crash`, weight: (text) => `weight ${text}`, rack: (text) => `rack ${text}`,
   partitions: (text) => `partitions ${text}`, function: (text) => `allocator function ${text}`,
 };
-const says = (item) => (item.order ? `order ${item.order.kind} ${argumentsOf(item.order)}` : SAYS[item.what](item.text));
+const says = (item) => (item.order ? `command ${item.order.kind} ${argumentsOf(item.order)}` : SAYS[item.what](item.text));
 const valid = (items) => Array.isArray(items) && items.every((item) => item && (item.order ? typeof item.order.kind === "string" && typeof item.order.arguments === "object" : item.what in SAYS && typeof item.text === "string"));
 const remembered = (text) => { try { const found = JSON.parse(text ?? "[]"); return valid(found) ? found : []; } catch { return []; } };
 
@@ -64,9 +64,9 @@ export const plan = (route, query) => {
   const members = new Table({ id: "planned-members", label: "Load of the members before and after", columns: MEMBERS, key: (m) => m.id, sort: "member", empty: "No members." });
   const moves = new Table({ id: "planned-moves", label: "Partitions that would move", columns: MOVES, key: (m) => `${m.topic}:${m.partition}`, sort: "partition", empty: "No partition would move." });
   const result = element("div", { class: "body", id: "plan-result", hidden: true },
-    section("The plan", numbers, states), section("Load before and after", loads, members.node), section("Who would give what to whom", picture), section("Moves", moves.node));
+    section("The plan", numbers, states), section("Load before and after", loads, members.node), section("Moves between members", picture), section("Moves", moves.node));
 
-  // -- suppositions ----------------------------------------------------------------------------------------------
+  // -- hypothetical changes---------------------------------------------------------------------------------------------
   const text = (name, hint) => element("input", { name, placeholder: hint, spellcheck: "false" });
   const build = (group) => {
     form = orderForm(group);
@@ -89,7 +89,7 @@ export const plan = (route, query) => {
     };
     const what = element("select", { name: "plan-what" },
       element("optgroup", { label: "Suppose that" }, ...Object.entries(SUPPOSE).map(([key, [words]]) => element("option", { value: key }, words))),
-      element("optgroup", { label: "Orders" }, ...form.kinds.map(([kind, words]) => element("option", { value: `order:${kind}` }, `${kind}: ${words}`))));
+      element("optgroup", { label: "Commands" }, ...form.kinds.map(([kind, words]) => element("option", { value: `order:${kind}` }, `${kind}: ${words}`))));
     const ordered = () => (what.value.startsWith("order:") ? what.value.slice(6) : null);
     const pick = () => details.replaceChildren(...(ordered() ? form.fields(ordered()) : SUPPOSE[what.value][2]()));
     what.addEventListener("change", pick); pick();
@@ -115,10 +115,10 @@ export const plan = (route, query) => {
     draw();
     return `${moved(found)} Nothing was changed.`;
   });
-  const give = twice("Apply: give these orders", "Yes, give these orders", () => {
-    if (shown?.body !== JSON.stringify(request(items))) throw new Error("look at the plan of exactly these orders first");
-    return `${plural(items.length, "order")} would be given: ${items.map(says).join("; ")}. ${moved(shown.found)} They hold until they are taken back.`;
-  }, async () => { const done = await ask(route.group, "plan", { ...request(items), apply: true, why: why.value }); shown = { ...shown, found: done }; draw(); return `Given: ${done.applied.join(", ")}. The summary of the group shows their state.`; });
+  const give = twice("Apply: add these commands", "Yes, add these commands", () => {
+    if (shown?.body !== JSON.stringify(request(items))) throw new Error("first show the plan of exactly these commands");
+    return `${plural(items.length, "command")} would be added: ${items.map(says).join("; ")}. ${moved(shown.found)} They stay in force until they are withdrawn.`;
+  }, async () => { const done = await ask(route.group, "plan", { ...request(items), apply: true, why: why.value }); shown = { ...shown, found: done }; draw(); return `Added: ${done.applied.join(", ")}. The summary of the group shows their state.`; });
   const apply = element("div", { hidden: true }, field("Why", why), give);
   const draw = () => {
     const { found } = shown, of = (key) => unevenness(found.members.filter((each) => key === "partitions_before" || key === "lag_before" ? each.change !== "joins" : each.change !== "leaves" && each.change !== "fails").map((each) => each[key]));

@@ -50,10 +50,10 @@ const pretty = (part) => {
 };
 
 const told = (found) => {
-  const lines = [`${plural(found.records.length, "record")}; ${whole(found.scanned)} looked at${found.stopped ? `, until the limit of ${found.stopped}` : ""}, at ${clock(Date.now() / 1000)}.`];
+  const lines = [`${plural(found.records.length, "record")}; ${whole(found.scanned)} searched${found.stopped ? `, until the limit of ${found.stopped}` : ""}, at ${clock(Date.now() / 1000)}.`];
   if (found.by_partitioner) lines.push(`The key was searched in partition ${found.windows[0].partition}, where Kafka's default partitioner puts it.`);
   const range = (first, next) => `${whole(first)} to ${whole(next - 1)}`;
-  for (const each of found.windows.slice(0, WINDOWS)) lines.push(`${found.topic}:${each.partition}: ${each.next > each.first ? `offsets ${range(each.first, each.next)}` : "nothing"} looked at; ${each.end > each.begin ? `the log has ${range(each.begin, each.end)}` : "the log is empty"}.`);
+  for (const each of found.windows.slice(0, WINDOWS)) lines.push(`${found.topic}:${each.partition}: ${each.next > each.first ? `offsets ${range(each.first, each.next)}` : "nothing"} searched; ${each.end > each.begin ? `the log has ${range(each.begin, each.end)}` : "the log is empty"}.`);
   if (found.windows.length > WINDOWS) lines.push(`And ${plural(found.windows.length - WINDOWS, "more partition")}.`);
   return lines.join("\n");
 };
@@ -93,7 +93,7 @@ export const records = (route, query) => {
       const step = (part) => () => { const next = { ...q, partition: String(window.partition), ...part }; load(next); };
       older.onclick = step({ from: "offset", offset: String(window.first), before: q.limit, limit: "0" });
       newer.onclick = step({ from: "offset", offset: String(window.next), before: "" });
-    } catch (error) { say.textContent = error instanceof TypeError ? "The server does not answer." : error.message; }
+    } catch (error) { say.textContent = error instanceof TypeError ? "The server does not respond." : error.message; }
   };
   const show = (event) => {
     event?.preventDefault();
@@ -108,7 +108,7 @@ export const records = (route, query) => {
       const save = element("a", { href: url, download: `${topic.value}.jsonl` });
       save.click(); setTimeout(() => URL.revokeObjectURL(url), 60_000);
       say.textContent = `Saved as ${topic.value}.jsonl.`;
-    } catch (error) { say.textContent = error instanceof TypeError ? "The server does not answer." : error.message; }
+    } catch (error) { say.textContent = error instanceof TypeError ? "The server does not respond." : error.message; }
   };
   const form = element("form", { class: "filters" },
     field("Topic", topic), picks, field("Partition", input("partition", { type: "number", min: "0", placeholder: "all" })),

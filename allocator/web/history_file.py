@@ -304,8 +304,8 @@ class _Entries(NamedTuple):
 async def keep(watcher: Watcher, archive: HistoryFile) -> None:
     """Writes the watcher's history until cancelled.
 
-    If the file cannot be written, the watcher gets a problem, and the next write repeats the entries. If an entry
-    itself cannot be stored, all entries of that write are left out, and an error is logged.
+    If the file cannot be written, adds a problem to the watcher, and repeats the entries in the next write. If one
+    entry cannot be stored, drops all entries of that write and logs an error.
     """
     began = time.time()
     written: dict[str, _Written] = {}

@@ -78,6 +78,8 @@ class Session:
     directory: Path
     places: dict[str, str]
     """What the page calls a server -> where the test has it."""
+    programs: Path = Path(sys.executable).parent
+    """The directory of `python` and `allocator`."""
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
     printed: str = ""
     """By the last block that ended."""
@@ -145,8 +147,8 @@ class Session:
         program = self.directory / f".{block.line}.{block.language}"
         in_shell = block.language != "python"
         program.write_text(code + ("wait\n" if in_shell and block.verb == "keep" else ""))
-        command = ["bash", "-eu", program.name] if in_shell else [sys.executable, program.name]
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        command = ["bash", "-eu", program.name] if in_shell else [str(self.programs / "python"), program.name]
+        path = f"{self.programs}{os.pathsep}{os.environ.get('PATH', '')}"
         environ = {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1", "PYTHONPATH": "."}
         environ["XDG_STATE_HOME"] = str(self.directory / ".state")  # files of the user stay as they are
         environ.update(self.variables)

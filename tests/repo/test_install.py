@@ -12,10 +12,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from blocks import Session, blocks
 from packaging.requirements import Requirement
 from repository import PACKAGE, ROOT, sources
 
 import allocator
+from allocator.testing import LocalCluster
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -115,6 +117,17 @@ def test_a_bare_installation_works(environment: Path, tmp_path: Path) -> None:
     run(environment / "python", "-c", "from allocator import Consumer, GroupedConsumer", cwd=tmp_path)
     assert run(environment / "allocator", "group", "--help", cwd=tmp_path)
     run(environment / "pip", "check", cwd=tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.servers
+@pytest.mark.timeout(900)
+def test_the_tutorial_works_with_a_bare_installation(environment: Path, tmp_path: Path) -> None:
+    with LocalCluster() as cluster:
+        places = {"localhost:9092": cluster.bootstrap, "localhost:2181": cluster.zookeeper}
+        with Session(tmp_path, places, environment) as session:
+            for block in blocks(ROOT / "docs" / "tutorial.md"):
+                session.take(block)
 
 
 @pytest.mark.long

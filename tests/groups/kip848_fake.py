@@ -1,8 +1,7 @@
-"""A scripted coordinator of the KIP-848 protocol with one real member, and a participant that records its calls."""
+"""A scripted coordinator of the KIP-848 protocol with one member."""
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -10,18 +9,13 @@ from typing import Any
 import fake_broker
 from fake_broker import HANG_UP, MODERN, SILENT, FakeBroker
 from kafka.protocol.admin import DescribeConfigsRequest, DescribeConfigsResponse
-from run_group import RunGroup
 
-from allocator.core.client.client import KafkaClient
-from allocator.protocols.kip848.group import Kip848Group
 from allocator.protocols.kip848.messages import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
     IdPartition,
     IdPartitions,
 )
-from allocator.protocols.kip848.settings import Kip848Settings
-from allocator.testing import wait_until_async
 
 HEARTBEAT, CONFIGS = 68, 32
 fake_broker.REQUESTS[HEARTBEAT] = ConsumerGroupHeartbeatRequest
@@ -39,17 +33,17 @@ def ids(*numbers: int, topic: str = "t") -> IdPartitions:
 
 
 class Kip848Broker(FakeBroker):
-    """`given` is what the member is to have; it hears of it as from a real one: when joining, when it says everything,
-    and when it changed. `codes` are those of the next answers, HANG_UP and SILENT among them; `lost` answers are
-    worked out and never sent. `session_s` None: nobody may ask for it."""
+    """`target` is the member's assignment. As from a real broker, the member gets it when it joins, when it reports
+    everything, and when the target changed. `codes` are those of the next responses, HANG_UP and SILENT among them;
+    the next `lost` responses are computed and never sent. `session_s` None: no client may read it."""
 
     def __init__(self, newest: int = 1) -> None:
         versions = {**MODERN, 8: (2, 9), 9: (1, 9), HEARTBEAT: (0, newest), CONFIGS: (1, 4)}
         super().__init__({HEARTBEAT: self.heartbeat, CONFIGS: self.configs}, versions=versions)
         self.topics = {"t": [1] * 4}
         self.ids: dict[str, uuid.UUID] = {}
-        self.given = ids(0, 1, 2)
-        self.told: IdPartitions | None = None
+        self.target = ids(0, 1, 2)
+        self.sent: IdPartitions | None = None
         self.epoch = 0
         self.interval_s = 0.02
         self.session_s: float | None = 30.0
@@ -63,9 +57,9 @@ class Kip848Broker(FakeBroker):
         return [request for request in self.seen if request.API_KEY == HEARTBEAT]
 
     def topic_metadata(self, name: str) -> Any:
-        answer = super().topic_metadata(name)
-        answer.topic_id = self.ids.get(name, topic_id(name))
-        return answer
+        metadata = super().topic_metadata(name)
+        metadata.topic_id = self.ids.get(name, topic_id(name))
+        return metadata
 
     def configs(self, request: Any) -> Any:
         result = DescribeConfigsResponse.DescribeConfigsResult
@@ -83,10 +77,10 @@ class Kip848Broker(FakeBroker):
                     documentation=None,
                 )
             ]
-        answer = result(
+        resource = result(
             error_code=0 if configs else 30, error_message="", resource_type=32, resource_name="g", configs=configs
         )
-        return DescribeConfigsResponse(throttle_time_ms=0, results=[answer], version=request.API_VERSION)
+        return DescribeConfigsResponse(throttle_time_ms=0, results=[resource], version=request.API_VERSION)
 
     async def heartbeat(self, request: Any) -> Any:
         code = self.codes.pop(0) if self.codes else 0
@@ -94,28 +88,28 @@ class Kip848Broker(FakeBroker):
             return code
         assignment = None
         if request.member_epoch < 0:
-            self.told = None
+            self.sent = None
         elif code == 0:
             joins, full = request.member_epoch == 0, request.rebalance_timeout_ms != -1
             if joins:
                 self.epoch += 1
-            if joins or self.given != self.told or (full and self.repeats):
-                assignment = self.given
-                self.told = self.given
+            if joins or self.target != self.sent or (full and self.repeats):
+                assignment = self.target
+                self.sent = self.target
             if self.lost:
                 self.lost -= 1
                 self.when_lost()
                 return HANG_UP
-        return self.answer(request, code, assignment)
+        return self.response(request, code, assignment)
 
-    def answer(self, request: Any, code: int, assignment: IdPartitions | None) -> Any:
+    def response(self, request: Any, code: int, assignment: IdPartitions | None) -> Any:
         response = ConsumerGroupHeartbeatResponse
-        given = None
+        assigned = None
         if assignment is not None:
             by_topic: dict[uuid.UUID, list[int]] = {}
             for each in assignment:
                 by_topic.setdefault(each.topic_id, []).append(each.partition)
-            given = response.Assignment(
+            assigned = response.Assignment(
                 topic_partitions=[
                     response.Assignment.TopicPartitions(topic_id=topic, partitions=parts)
                     for topic, parts in by_topic.items()
@@ -128,82 +122,13 @@ class Kip848Broker(FakeBroker):
             member_id=request.member_id,
             member_epoch=0 if code else max(self.epoch, 0) if request.member_epoch >= 0 else request.member_epoch,
             heartbeat_interval_ms=int(self.interval_s * 1000),
-            assignment=given,
+            assignment=assigned,
             version=request.API_VERSION,
         )
 
 
 def owned(request: Any) -> IdPartitions | None:
-    """What a heartbeat says of it; None: nothing."""
+    """The partitions that a heartbeat lists as owned, or None."""
     if request.topic_partitions is None:
         return None
     return frozenset(IdPartition(t.topic_id, n) for t in request.topic_partitions for n in t.partitions)
-
-
-class Recorder:
-    """Records its calls; `block` names the call that waits for `go`, `unnamed` partitions that it cannot start yet."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, Any]] = []
-        self.proofs: list[bool] = []
-        self.errors: list[BaseException] = []
-        self.subscription = frozenset({"t"})
-        self.held: IdPartitions = frozenset()
-        self.unnamed: IdPartitions = frozenset()
-        self.block = ""
-        self.go = asyncio.Event()
-
-    def topics(self) -> frozenset[str]:
-        return self.subscription
-
-    async def take(self, given: IdPartitions) -> bool:
-        new = given - self.held - self.unnamed
-        if new:
-            self.held |= new
-            self.calls.append(("take", new))
-            await self._wait("take")
-        return not given & self.unnamed
-
-    async def release(self, taken: IdPartitions) -> None:
-        self.calls.append(("release", taken))
-        await self._wait("release")
-        self.held -= taken
-
-    async def lost(self, why: str) -> None:
-        self.calls.append(("lost", self.held))
-        self.held = frozenset()
-
-    def acknowledged(self, started: float, session_timeout_s: float, *, revoking: bool) -> None:
-        self.proofs.append(revoking)
-
-    def failed(self, error: BaseException) -> None:
-        self.errors.append(error)
-
-    async def _wait(self, call: str) -> None:
-        if call == self.block:
-            await self.go.wait()
-
-    @property
-    def names(self) -> list[str]:
-        return [name for name, _ in self.calls]
-
-
-class Member(RunGroup):
-    """A member of the KIP-848 protocol."""
-
-    recorder: Recorder
-    group: Kip848Group
-
-    def __init__(self, broker: Kip848Broker, *, wait: bool = True, **settings: Any) -> None:
-        self.broker = broker
-        recorder, client = Recorder(), KafkaClient(broker.address)
-        group = Kip848Group(client, "g", recorder, Kip848Settings(**{**FAST, **settings}))
-        super().__init__(client, recorder, group, wait)
-
-    async def beaten(self, times: int = 2) -> None:
-        """Waits for this many more heartbeats."""
-        goal = len(self.broker.beats) + times
-        await wait_until_async(lambda: len(self.broker.beats) >= goal, 30, "heartbeats", interval_s=0.002)
-
-    async def until(self, condition: Any, what: str) -> None:
-        await wait_until_async(condition, 30, lambda: f"{what}: {self.recorder.calls}", interval_s=0.002)

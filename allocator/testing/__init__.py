@@ -1,10 +1,10 @@
-"""Real ZooKeeper and Kafka servers for tests, also of other projects.
+"""Real ZooKeeper and Kafka servers for the tests of this and other projects.
 
 A test can stop, kill, pause and resume the nodes of a cluster, and make connections fail with proxies. A pytest plugin
 offers fixtures; helpers fill topics and wait for conditions. The package needs Python and access to Maven Central, but
 no Docker, root or system packages. It writes only to its cache directory and to temporary directories.
 
-Names are loaded on first use, because every pytest run with this package installed imports the plugin.
+Modules are imported when a name is first used, because every pytest run with this package installed imports the plugin.
 """
 
 from __future__ import annotations

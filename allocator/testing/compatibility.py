@@ -1,10 +1,10 @@
 """`--compatibility=FILE` writes a table of features and versions of servers from the results of this test run.
 
-A test counts for the versions of Kafka in its parameters (a test of a move between versions counts for both), or for
-ZooKeeper's if it has the parameter `zookeeper_version`. Its row is
-`@pytest.mark.feature("name")`, of the test or its module (`pytestmark`), else its file. `feature("name", "4.1.1")`
-gives the versions of a test without such a parameter. Rows are in the order of the tests. The table is between two
-comment lines of FILE; the rest of FILE is kept. A missing file is created.
+A test's columns are the versions of Kafka in its parameters, or of ZooKeeper if it has the parameter
+`zookeeper_version`. `@pytest.mark.feature("name", "4.1.1")` names the versions of a test without such a parameter. A
+test's row is the name in the mark `feature` of the test or its module (`pytestmark`), else its file. Rows are in the
+order of the tests. The table is between two comment lines of FILE. The rest of FILE is unchanged; a missing file is
+created.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
 
 
 def versions_of(item: pytest.Item) -> tuple[str, ...]:
-    """Returns the columns of a test: its version of ZooKeeper, else its versions of Kafka."""
+    """Returns the columns of a test: its ZooKeeper version if it has one, else its Kafka versions."""
     callspec = getattr(item, "callspec", None)
     params = callspec.params if callspec is not None else {}
     if params.get("zookeeper_version") in ZOOKEEPER:
@@ -42,7 +42,7 @@ def versions_of(item: pytest.Item) -> tuple[str, ...]:
 
 
 class CompatibilityTable:
-    """A pytest plugin of one run.
+    """A pytest plugin that collects the table of one run.
 
     With pytest-xdist the tests run in other processes, so each report carries the cells of its test.
     """
@@ -79,12 +79,12 @@ class CompatibilityTable:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         if hasattr(session.config, "workerinput"):
             return  # a worker of xdist runs only some of the tests
-        # an interrupted or empty run would omit rows
+        # the table of an interrupted or empty run would lack rows
         if exitstatus in COMPLETE and self._outcomes:
             self._write(self._table())
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        done = f"written to {self._path}" if self._outcomes else "not written: no test of this run has a version"
+        done = f"written to {self._path}" if self._outcomes else "not written: no test in this run names a version"
         terminalreporter.write_line(f"compatibility table {done}")
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -123,6 +123,6 @@ class CompatibilityTable:
         _, end, after = rest.partition(END)
         if not begin or not end:
             raise pytest.UsageError(
-                f"{self._path} has no lines {BEGIN!r} and {END!r}; add them where the table belongs"
+                f"{self._path} has no lines {BEGIN!r} and {END!r}; add both lines where the table should be"
             )
         write_file(self._path, f"{before}{BEGIN}\n\n{table}\n\n{END}{after}")

@@ -1,8 +1,8 @@
-"""The same clusters with each server in a container, for machines with a Docker engine but no Java.
+"""Clusters that run each server in a container, for machines with a Docker engine but no Java.
 
 The images contain only the programs. Settings, ports and data are those of `LocalCluster`, mounted at the same path.
-The containers use the host's network, which needs an engine on Linux: brokers before 0.9 have one listener, and so one
-address for clients and brokers. testcontainers' reaper removes the containers when the test process ends.
+The containers use the host's network, because a broker before 0.9 has only one address for clients and other brokers.
+This requires a Docker engine on Linux. The reaper of testcontainers removes the containers when the test process ends.
 """
 
 from __future__ import annotations
@@ -111,13 +111,13 @@ class ContainerNode(Node):
         container = container.with_volume_mapping(str(self.directory), str(self.directory), "rw")
         for name, value in self._environment.items():
             container = container.with_env(name, value)
-        # as this user, so that its files can be removed; without the entry point, which would write other settings
+        # as this user, so that the test can remove the files; without the entry point, which overwrites settings
         container = container.with_kwargs(network_mode="host", user=f"{os.getuid()}:{os.getgid()}", entrypoint=[])
         container.start()
         self._container = container
 
     def wait_process(self, timeout_s: float) -> tuple[bool, int | None]:
-        time.sleep(timeout_s)  # each check is a request to the engine
+        time.sleep(timeout_s)  # pause: each check is a request to the engine
         state = self._state()
         return bool(state.get("Running")), state.get("ExitCode")
 

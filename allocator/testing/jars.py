@@ -1,7 +1,7 @@
 """The jar cache: one directory for each server version, shared by all processes of a user.
 
-Guarantee: a directory returned by `jar_directory` has exactly the pinned jars (`pins`), each with its SHA-256. If two
-processes call it at once, one downloads and the other waits for the lock.
+Guarantee: a directory that `jar_directory` returns contains exactly the pinned jars (`pins`), each with its SHA-256. If
+two processes call it at the same time, one downloads and the other waits for the lock.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def fetch_jars(versions: Sequence[str] = (), zookeeper: str = USUAL_ZOOKEEPER) -
 def jar_directory(jars: JarSet) -> Path:
     """Returns the directory of `jars`. Downloads them if the directory is missing or a file differs from its pin.
 
-    Raises JarsUnavailable. Compares checksums once in each process. Waits without limit for another process that
+    Raises JarsUnavailable. A process compares the checksums only once. Waits without limit for another process that
     downloads the same jars.
     """
     directory = cache_directory() / jars.name
@@ -77,7 +77,7 @@ def jar_directory(jars: JarSet) -> Path:
 def _fill(jars: JarSet, wanted: Sequence[Jar], directory: Path) -> None:
     """Downloads into a temporary directory and renames it, so that no process sees an incomplete directory.
 
-    After an error, the complete files stay there for the next call.
+    After an error, the complete files stay in the temporary directory for the next call.
     """
     registry = find_registry()
     stage = directory.with_name(f".{directory.name}.part")

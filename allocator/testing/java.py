@@ -18,7 +18,8 @@ OLDEST, NEWEST = 11, 21
 
 @dataclass(frozen=True)
 class Java:
-    """A working `java`. `major` is its feature release, `source` its place, `build` an id of its build."""
+    """A working `java`. `major` is its feature release, `source` says where it was found, `build` identifies its
+    build."""
 
     executable: str
     major: int
@@ -31,7 +32,7 @@ class Java:
 
 
 def find_java(oldest: int = OLDEST) -> Java:
-    """Returns the first usable Java. Raises JavaNotFound with the reason against each candidate."""
+    """Returns the first usable Java. Raises JavaNotFound, which says why each candidate is unusable."""
     refused = []
     for source, executable in _candidates():
         if executable is None:
@@ -52,7 +53,7 @@ def find_java(oldest: int = OLDEST) -> Java:
 def java_environment() -> dict[str, str]:
     """Returns this process's environment with a UTF-8 locale.
 
-    In another locale Java cannot open paths with characters that the locale lacks.
+    In another locale Java cannot open a path that has characters outside the locale's encoding.
     """
     chosen = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_CTYPE", "LANG"))), "")
     utf8 = re.search(r"\.utf-?8\b", chosen, re.IGNORECASE)

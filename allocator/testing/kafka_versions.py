@@ -1,12 +1,12 @@
-"""Runs a test with the same traffic on several versions of Kafka, and compares the outcomes.
+"""Runs a test with the same records on several versions of Kafka, and compares the outcomes.
 
     @pytest.mark.kafka_versions("0.8.2.2", "3.9.1")
     def test_totals(versioned_cluster, replay, outcome):
         topics = replay("traffic.jsonl")
         outcome.same(my_service(versioned_cluster.bootstrap, topics["orders"]))
 
-The test runs once for each version, in the order of the mark. `outcome.same` stores the outcome of the first version,
-and fails with a diff on a version with another outcome.
+The test runs once for each version, in the order of the mark. `outcome.same` stores the outcome of the first version.
+On the other versions it fails with a diff if the outcome differs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Traffic = Union[str, Path, Recording]
 
 
 def versions_from(values: Sequence[object], where: str) -> tuple[str, ...]:
-    """Returns the versions of a mark or an option. Raises pytest.UsageError, which names `where`."""
+    """Returns the versions in a mark or an option. Raises pytest.UsageError with `where` in its message."""
     known = f"known: {', '.join(KAFKA)}"
     if not values:
         raise pytest.UsageError(f"{where} has no version of Kafka; {known}")
@@ -42,7 +42,7 @@ def versions_from(values: Sequence[object], where: str) -> tuple[str, ...]:
         if not isinstance(value, str):
             raise pytest.UsageError(f"{where}: {value!r} is not a string such as '3.9.1'; {known}")
         if value not in KAFKA:
-            raise pytest.UsageError(f"{where}: Kafka {value!r} cannot be started here; {known}")
+            raise pytest.UsageError(f"{where}: Kafka {value!r} cannot be started by allocator.testing; {known}")
     if len(set(values)) < len(values):
         raise pytest.UsageError(f"{where} names a version twice: {', '.join(map(str, values))}")
     return tuple(map(str, values))
@@ -60,7 +60,7 @@ def parametrize(metafunc: pytest.Metafunc, instead: Optional[Sequence[str]]) -> 
             )
         return
     if mark.kwargs:
-        raise pytest.UsageError(f"{test.nodeid}: @pytest.mark.{MARK} takes only versions, not {', '.join(mark.kwargs)}")
+        raise pytest.UsageError(f"{test.nodeid}: @pytest.mark.{MARK} takes versions only, not {', '.join(mark.kwargs)}")
     versions = versions_from(mark.args, f"{test.nodeid}: @pytest.mark.{MARK}")
     if not takes:
         raise pytest.UsageError(
@@ -83,9 +83,9 @@ class Replay:
         """Creates each topic with its number of partitions, and produces its records in order, with the same keys,
         partitions, timestamps (from 0.10 on) and headers (from 0.11 on).
 
-        `traffic`: a `Recording` or a file; a relative path is relative to the test. `rename`: use fresh names for the
-        topics; False keeps their names, for services with fixed names, and the topics may not exist yet.
-        Raises ConfigError for a file that is not a recording, ClusterError for an existing topic.
+        `traffic`: a `Recording` or a file; a relative path is relative to the test's directory. `rename`: gives the
+        topics new, unique names. With False, for services with fixed names, keeps the names; then no such topic may
+        exist. Raises ConfigError for a file that is not a recording, ClusterError for an existing topic.
         """
         recording = traffic if isinstance(traffic, Recording) else Recording.load(self._recordings / traffic)
         names = {topic: self._unique_name() if rename else topic for topic in recording.partitions}
@@ -106,18 +106,18 @@ class Replay:
         for name in self.made:
             with contextlib.suppress(
                 ClusterError
-            ):  # 0.8.1 cannot delete topics, and a broken cluster must not hide the error of the test
+            ):  # 0.8.1 cannot delete topics, and a failing deletion must not hide the test's error
                 self._cluster.delete_topic(name, timeout_s=0)
 
 
 class Outcomes:
-    """The outcome of each marked test on each version, in this session."""
+    """Stores the outcome of each marked test on each version, for this session."""
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[str, Any]] = {}
 
     def add(self, test: str, version: str, done: Any) -> tuple[str, Any]:
-        """Stores an outcome. Returns the first version with a known outcome, and that outcome."""
+        """Stores an outcome. Returns the first version that has an outcome, and that outcome."""
         of_test = self._seen.setdefault(test, {})
         of_test[version] = done
         return next(iter(of_test.items()))
@@ -130,18 +130,18 @@ class Outcome:
         self._outcomes, self._test, self._version, self._first = outcomes, test, version, first
 
     def same(self, done: Any) -> None:
-        """Fails the test, with a diff, if `done` differs from the first version of the mark.
+        """Fails the test, with a diff, if `done` differs from the outcome on the first version of the mark.
 
-        `done`: any value of JSON types (others by their repr). A list is compared item by item in its order, a mapping
-        key by key, and types count: `"5"` is not `5`. An iterator counts as the list of its items. Sort values without
-        an order, such as records of different partitions, first. Call it once. If the first version has no outcome,
-        because the test failed or did not run there, the test is skipped.
+        `done`: any value of JSON types; other types are compared by their repr. Lists are compared item by item,
+        mappings key by key, and types count: `"5"` is not `5`. An iterator is compared as a list. First sort values
+        whose order may vary, such as records of different partitions. Call it once per test. If the test failed or did
+        not run on the first version, skips the test.
         """
         done = _listed(done)
         now = _typed(done), list(_lines(done))
         first, before = self._outcomes.add(self._test, self._version, now)
         if first != self._first:
-            pytest.skip(f"nothing to compare with: on Kafka {self._first} this test failed or was not run")
+            pytest.skip(f"there is no outcome to compare with: on Kafka {self._first} this test failed or was not run")
         if now[0] == before[0]:
             return
         old, new = before[1], now[1]
@@ -155,7 +155,7 @@ class Outcome:
 
 
 def _listed(value: Any) -> Any:
-    """Returns `value` with iterables as lists, except texts and mappings, so that iterators can be compared."""
+    """Returns `value` with each iterable except strings and mappings converted to a list."""
     if isinstance(value, Mapping):
         return {key: _listed(each) for key, each in value.items()}
     if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
@@ -164,7 +164,7 @@ def _listed(value: Any) -> Any:
 
 
 def _typed(value: Any) -> Any:
-    """Converts the result of `_listed` so that only values of the same type are equal."""
+    """Converts a result of `_listed` so that values of different types are unequal."""
     if isinstance(value, dict):
         return {repr(key): _typed(value[key]) for key in sorted(value, key=repr)}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The files and the command line of a small server on 127.0.0.1."""
+"""Writes the files and returns the command line of a small server on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _QUICK_JVM = (
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
     "-XX:-UsePerfData",
-    # the jars have the pinned checksums, and verifying their classes takes a fifth of a start's CPU
+    # skip the verification of classes, a fifth of a start's CPU: the jars' checksums were compared already
     "-XX:+UnlockDiagnosticVMOptions",
     "-XX:-BytecodeVerificationRemote",
     "-Xshare:auto",
@@ -41,7 +41,7 @@ def command(java: Java, jars: str, kind: str, place: Path, heap: str, options: S
 
 
 def filled(settings: Mapping[str, object], **known: object) -> dict[str, object]:
-    """Returns the settings with each `{name}` in a value replaced by `known[name]`."""
+    """Returns the settings, with `{name}` in a value replaced by `known[name]`."""
     done: dict[str, object] = {}
     for key, value in settings.items():
         text = str(value)
@@ -52,7 +52,7 @@ def filled(settings: Mapping[str, object], **known: object) -> dict[str, object]
 
 
 def zookeeper_files(place: Path, number: int, settings: Mapping[str, object]) -> Callable[[], None]:
-    """Returns a function that writes the files of a ZooKeeper node, for each of its starts."""
+    """Returns a function that writes the files of a ZooKeeper node. The node calls it before each start."""
 
     def write() -> None:
         _common(place)
@@ -63,7 +63,7 @@ def zookeeper_files(place: Path, number: int, settings: Mapping[str, object]) ->
 
 
 def kafka_files(place: Path, number: int, settings: Mapping[str, object], zookeeper: str) -> Callable[[], None]:
-    """Returns a function that writes the files of a broker; before a restart it also deletes its znodes."""
+    """Returns a function that writes the files of a broker. Before a restart it also deletes the broker's znodes."""
 
     def write() -> None:
         again = (place / "server.properties").exists()
@@ -92,7 +92,7 @@ def kraft_files(
 def format_data(java: Java, jars: str, options: Sequence[str], place: Path) -> None:
     """Formats the data directory with Kafka's tool. Raises ServerStartFailed with its output.
 
-    `options`: for the class archive of the server, because the tool uses some of its classes.
+    `options`: the Java options for the server's class archive, which has some of the tool's classes too.
     """
     tool = [java.executable, "-Xmx128m", *_QUICK_JVM, *options, "-cp", jars, "kafka.tools.StorageTool", "format"]
     tool += ["-t", CLUSTER_ID, "-c", str(place / "server.properties")]
@@ -109,7 +109,7 @@ def _common(place: Path) -> None:
 
 
 def _forget(zookeeper: str, number: int) -> None:
-    """Deletes the znodes of a killed broker, on which a restart fails before its session has expired."""
+    """Deletes the znodes of a killed broker. Until its session expires, the broker could not start otherwise."""
     from kazoo.exceptions import NoNodeError
 
     with contextlib.suppress(ClusterError), zookeeper_client(zookeeper, 5.0) as zk:
@@ -133,7 +133,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def log4j_settings(file: Path) -> str:
-    """Returns log settings: INFO and above to `file`, with thread and time."""
+    """Returns log4j settings that write INFO and above to `file`, with thread and time."""
     return properties(
         {
             "log4j.rootLogger": "INFO, file",
@@ -148,7 +148,7 @@ def log4j_settings(file: Path) -> str:
 def zookeeper_settings(
     directory: Path, port: int, quorum: Mapping[int, tuple[int, int]], tick_ms: int
 ) -> dict[str, object]:
-    """Returns zoo.cfg. `quorum`: node -> (peer port, election port); a single node runs standalone."""
+    """Returns the settings of zoo.cfg. `quorum`: node -> (peer port, election port). A single node runs standalone."""
     settings: dict[str, object] = {
         "dataDir": directory / "data",
         "clientPort": port,
@@ -174,7 +174,7 @@ def zookeeper_settings(
 def broker_settings(
     release: Release, number: int, directory: Path, port: int, brokers: int, zookeeper: str
 ) -> dict[str, object]:
-    """Returns the settings of a broker, for KRaft without those of `kraft_settings`."""
+    """Returns the settings of a broker. With KRaft, `kraft_settings` returns the rest."""
     replicas = min(3, brokers)
     settings: dict[str, object] = {
         "log.dirs": directory / "data",
@@ -194,7 +194,7 @@ def broker_settings(
         "controlled.shutdown.retry.backoff.ms": 500,
     }
     if release.number >= (0, 9):
-        settings["group.min.session.timeout.ms"] = 1000  # tests would wait for the default of 6 s
+        settings["group.min.session.timeout.ms"] = 1000  # with the default of 6 s, tests would take longer
     if release.number >= (0, 10):
         settings["group.initial.rebalance.delay.ms"] = 0
     if release.number >= (0, 11):
@@ -246,7 +246,7 @@ def kraft_settings(
 
 
 def with_controller(given: Mapping[str, object], settings: Mapping[str, object]) -> dict[str, object]:
-    """Returns the user's settings, with the controller listener from `settings` in their listeners."""
+    """Returns the user's settings. Adds the controller listener of `settings` to their listeners."""
     mine = [each for each in str(settings.get("listeners", "")).split(",") if each.startswith("CONTROLLER:")]
     if "listeners" not in given or not mine or "CONTROLLER:" in str(given["listeners"]):
         return dict(given)

@@ -19,10 +19,10 @@ _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 
 class ServerProcess:
-    """A process of `command`, which a supervisor kills at the latest when this process ends, in any way.
+    """Runs `command` in a process. A supervisor kills it at the latest when this process ends, even by SIGKILL.
 
-    `log`: file for its standard output and error. `remove`: a directory that is deleted if this process ends without
-    `close`.
+    `log`: file for its standard output and error. `remove`: a directory that the supervisor deletes if this process
+    ends without `close`.
     """
 
     def __init__(self, command: Sequence[str], log: Path, remove: Path | None = None) -> None:
@@ -81,10 +81,11 @@ class ServerProcess:
         try:
             os.write(pipe.fileno(), line.encode() + b"\n")
         except BrokenPipeError:
-            self._ended = True  # the supervisor was killed; the server cannot be reached any more
+            self._ended = True  # something killed the supervisor, so no signal can be sent to the server
 
     def _listen(self, enough: Callable[[], bool], timeout_s: float) -> bool:
-        """Reads the supervisor's lines until `enough()`, its end, or `timeout_s` seconds."""
+        """Reads the supervisor's lines until `enough()` is true, the supervisor ends, or `timeout_s` seconds have
+        passed."""
         deadline = time.monotonic() + timeout_s
         while True:
             with self._lock:
@@ -116,8 +117,8 @@ class ServerProcess:
 class Node:
     """A broker or a ZooKeeper node. `id` is Kafka's broker id (0, 1, ...) or ZooKeeper's myid (1, 2, ...).
 
-    `port` and `more_ports`, the `{port2}` to `{port4}` of its settings, stay the same over restarts. `proxy` is the
-    proxy for clients in a cluster with `proxied=True`, else None. All methods block; from a coroutine call them with
+    A restart keeps `port` and `more_ports`, which are the `{port2}` to `{port4}` of its settings. `proxy` is the proxy
+    for clients in a cluster with `proxied=True`, else None. All methods block; from a coroutine call them with
     `asyncio.to_thread`.
     """
 
@@ -162,7 +163,7 @@ class Node:
 
     @property
     def alive(self) -> bool:
-        """Whether the process exists, paused or not."""
+        """Whether the process runs or is paused."""
         return self.pid is not None
 
     def start(self, timeout_s: float = 60.0) -> None:
@@ -188,7 +189,7 @@ class Node:
         """Waits until the server responds. Raises ServerStartFailed like `start`."""
         deadline = time.monotonic() + timeout_s
         while not self._ready():
-            # returns early if the process ends
+            # a pause that ends early if the process ends
             running, code = self.wait_process(0.02)
             if not running:
                 raise self._failure(f"ended with code {code} while it started")

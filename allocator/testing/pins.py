@@ -1,8 +1,8 @@
-"""The lock files: the jars of each server version, with sizes and SHA-256.
+"""Reads the lock files: the jars of each server version, with sizes and SHA-256.
 
 The first line of `pinned/NAME.txt` repeats the roots and exclusions of the `JarSet`. Each other line is one jar:
-`SHA-256  bytes  group:artifact:version[:classifier]`. After a change of `versions.py`, write the files again with
-`python -m bench.pin_jars` from the repository.
+`SHA-256  bytes  group:artifact:version[:classifier]`. After a change of `versions.py`, run `python -m bench.pin_jars`
+in the repository to write the files again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Jar:
 
 
 def pinned(jars: JarSet) -> list[Jar]:
-    """Returns the jars of the lock file. Raises JarsUnavailable if it is missing or has other roots."""
+    """Returns the jars of the lock file. Raises JarsUnavailable if it is missing or its roots differ."""
     path = DIRECTORY / f"{jars.name}.txt"
     try:
         first, *lines = path.read_text().splitlines()
@@ -54,7 +54,8 @@ def pinned(jars: JarSet) -> list[Jar]:
 
 
 def differences(wanted: Iterable[Jar], directory: Path) -> list[str]:
-    """Returns the differences between a directory and its pins, a phrase for each file."""
+    """Returns a phrase for each file of a directory that differs from the pins, is missing, or does not belong
+    there."""
     expected = {jar.name: jar.sha256 for jar in wanted}
     found = {path.name: sha256(path) for path in directory.glob("*.jar")}
     return [

@@ -1,12 +1,12 @@
 """pytest fixtures of real servers, after `pip install 'zk-partition-allocator[testing]'`.
 
-Servers start when the first test needs them, and all tests of a session share them. If a test broke a server, it is
-repaired before the next test. Each test has its own chroot, topics and group with fresh names.
+Servers start when the first test needs them, and all tests of a session share them. The plugin repairs a server that a
+test broke before the next test. Each test has its own chroot, topics and group with unique names.
 
     def test_it(kafka_cluster, topic_factory, zk_chroot, group): ...
 
-A test marked `kafka_versions("0.8.2.2", "3.9.1")` runs on each of these, with the same traffic (docs/testing.md).
-Heavy imports happen when a fixture is used.
+A test marked `kafka_versions("0.8.2.2", "3.9.1")` runs on each of these, with the same records (docs/testing.md). A
+fixture imports its modules when a test uses it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 class ClusterFactory:
     """`factory(kafka="0.8.2.2", brokers=3)` returns a running cluster, the same one for the same arguments.
 
-    The arguments are those of `LocalCluster`; the default of `zookeeper_version` is that of the session. `running`: the
+    It takes the arguments of `LocalCluster`; the session sets the default of `zookeeper_version`. `running` has the
     clusters of this session.
     """
 
     def __init__(self, backend: str, zookeeper_version: str) -> None:
         self._backend = backend
         self._zookeeper_version = zookeeper_version
-        # of pytest-xdist: the same in all workers of a run
+        # pytest-xdist sets the same value in all workers of a run
         self._session = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid4().hex
         self._clusters: dict[str, Any] = {}
 
@@ -53,7 +53,7 @@ class ClusterFactory:
         return list(self._clusters.values())
 
     def heal(self) -> None:
-        """Repairs each cluster. If that fails, restarts the cluster without its data, and warns.
+        """Repairs each cluster. If that fails, warns and restarts the cluster without its data.
 
         If the restart fails too, the cluster stays stopped, so that only the tests that use it fail.
         """
@@ -67,7 +67,7 @@ class ClusterFactory:
                     cluster.start()
                 except Exception as failure:  # noqa: BLE001 - other tests need not fail
                     del self._clusters[key]
-                    warnings.warn(f"{cluster!r} does not restart: {failure}", stacklevel=2)
+                    warnings.warn(f"{cluster!r} did not restart: {failure}", stacklevel=2)
 
     def close(self) -> None:
         while self._clusters:
@@ -97,7 +97,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--allocator-backend",
         choices=("local", "containers"),
         default="local",
-        help="backend of the servers: local Java processes (default), or testcontainers",
+        help="how to run the servers: as local Java processes (default) or in containers",
     )
     group.addoption(
         "--kafka-versions",
@@ -156,7 +156,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Repairs shared servers that an earlier test has killed, before a test that may use them."""
+    """Repairs the shared servers that an earlier test killed, before a test that may use them."""
     factory = item.config.stash.get(_FACTORY, None)
     if factory is not None and "cluster_factory" in getattr(item, "fixturenames", ()):
         factory.heal()
@@ -164,7 +164,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def zookeeper_version(request: pytest.FixtureRequest) -> str:
-    """ZooKeeper's version in `cluster_factory`: `--zookeeper-version`, or a parameter with `indirect=True`."""
+    """ZooKeeper's version in `cluster_factory`: from `--zookeeper-version`, or from a parameter with
+    `indirect=True`."""
     from .versions import USUAL_ZOOKEEPER
 
     chosen = getattr(request, "param", None) or request.config.getoption("--zookeeper-version")
@@ -173,7 +174,7 @@ def zookeeper_version(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def cluster_factory(pytestconfig: pytest.Config, zookeeper_version: str) -> Iterator[ClusterFactory]:
-    """Shared clusters by their arguments: `cluster_factory(kafka="0.8.2.2", brokers=3)`."""
+    """Returns the shared cluster for the arguments: `cluster_factory(kafka="0.8.2.2", brokers=3)`."""
     factory = ClusterFactory(pytestconfig.getoption("--allocator-backend"), zookeeper_version)
     pytestconfig.stash[_FACTORY] = factory
     yield factory
@@ -196,7 +197,7 @@ def zookeeper(cluster_factory: ClusterFactory) -> LocalCluster:
 
 @pytest.fixture
 def unique_name(request: pytest.FixtureRequest) -> Callable[[], str]:
-    """A function that returns unique names with the name of the test, valid for topics, groups and znodes."""
+    """A function that returns unique names for topics, groups and znodes. They contain the name of the test."""
     stem = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name).strip("-")[:40]
     return lambda: f"{stem}-{uuid4().hex[:8]}"
 
@@ -225,7 +226,8 @@ def group(unique_name: Callable[[], str]) -> str:
 def topic_factory(request: pytest.FixtureRequest, unique_name: Callable[[], str]) -> Iterator[Callable[..., str]]:
     """`topic_factory(partitions=1, replication=1, config=None, cluster=None)` -> the name of a new topic.
 
-    On `kafka_cluster` unless another cluster is given; deleted after the test if the version can delete topics.
+    Creates the topic on `kafka_cluster` unless another cluster is given. Deletes it after the test if the Kafka version
+    can delete topics.
     """
     from .errors import TestingError
 
@@ -245,7 +247,7 @@ def topic_factory(request: pytest.FixtureRequest, unique_name: Callable[[], str]
 
     yield create
     for where, name in made:
-        # the cluster may be broken, or unable to delete; the name is unique anyway
+        # the cluster may be broken or unable to delete topics; a leftover harms no test, because names are unique
         with contextlib.suppress(TestingError):
             where.delete_topic(name, timeout_s=0)
 
@@ -259,7 +261,7 @@ def kafka_version(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def versioned_cluster(kafka_version: str, cluster_factory: ClusterFactory) -> LocalCluster:
-    """A shared cluster of that version, one broker and one ZooKeeper node."""
+    """A shared cluster of the current version, with one broker and one ZooKeeper node."""
     cluster: LocalCluster = cluster_factory(kafka=kafka_version)
     return cluster
 
@@ -285,7 +287,7 @@ def _outcomes() -> Outcomes:
 
 @pytest.fixture
 def outcome(_outcomes: Outcomes, kafka_version: str, request: pytest.FixtureRequest) -> Outcome:
-    """`outcome.same(value)` fails the test with a diff if the value differs from that of the first version."""
+    """`outcome.same(value)` fails the test with a diff if the value differs from the value on the first version."""
     from .kafka_versions import Outcome
 
     item = request.node

@@ -1,8 +1,8 @@
-"""Ports on 127.0.0.1 that stay leased to a server while it is down.
+"""Leases ports on 127.0.0.1 to servers, and keeps the lease while a server is down.
 
 A server that restarts needs its port again. Outgoing connections use ports of the kernel's ephemeral range, so these
-ports are below it. A lock file for each port keeps other test processes away; the kernel releases the lock when its
-process ends.
+ports are below it. A lock file for each port keeps other test processes from using it; the kernel releases the
+lock when its process ends.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class PortLease:
-    """Leased ports, which no other test process gets until `release`."""
+    """Holds leased ports. No other test process gets them until `release`."""
 
     def __init__(self) -> None:
         self._held: dict[int, int] = {}
 
     def take(self, wanted: int | None = None) -> int:
-        """Leases one more port, `wanted` if given. Raises ClusterError if it, or every port, is in use."""
+        """Leases one more port, `wanted` if given. Raises ClusterError if that port, or every port, is in use."""
         directory = _directory()
         for port in random.sample(range(_FIRST, _LAST), 500) if wanted is None else [wanted]:
             descriptor = os.open(directory / str(port), _LOCK, 0o600)
@@ -55,7 +55,7 @@ class PortLease:
 def _directory() -> Path:
     """Returns the directory of this user's lock files.
 
-    Raises ClusterError if another user created it: its name is predictable.
+    Raises ClusterError if another user created it, which is possible because its name is predictable.
     """
     directory = Path(tempfile.gettempdir()) / f"allocator-ports-{os.getuid()}"
     directory.mkdir(mode=0o700, exist_ok=True)

@@ -18,7 +18,7 @@ _NO_VERSION = 0x7FFF
 
 @dataclass(frozen=True)
 class PartitionState:
-    """The state of a partition; `leader` None: unknown."""
+    """The state of a partition. `leader` is None if it is unknown."""
 
     leader: int | None
     replicas: tuple[int, ...]
@@ -42,8 +42,8 @@ def metadata(port: int, timeout_s: float = 5.0, host: str = _HOST) -> Metadata |
 def api_versions(port: int, timeout_s: float = 5.0, host: str = _HOST) -> dict[int, tuple[int, int]] | None:
     """Returns API key -> (oldest, newest) version; None without a response.
 
-    0.8 closes the connection. 0.9 sends no response, so this takes all of `timeout_s`; it also loses other requests
-    that reach the same network thread at the same time.
+    0.8 closes the connection. 0.9 does not respond, so this takes all of `timeout_s`. A 0.9 broker also loses other
+    requests that reach the same network thread at the same time.
     """
     response = _request(host, port, _API_VERSIONS, b"", timeout_s)
     if response is None or response.int16() != 0:
@@ -92,7 +92,7 @@ class Connection:
         if not expect_response:
             return None
         (size,) = struct.unpack(">i", self._exactly(4))
-        return Reader(self._exactly(size)[4:])  # the correlation id is skipped, because requests never overlap
+        return Reader(self._exactly(size)[4:])  # skip the correlation id: requests never overlap
 
     def close(self) -> None:
         self._socket.close()
@@ -152,7 +152,7 @@ def _decode(reader: Reader) -> Metadata:
         node = reader.int32()
         found.brokers[node] = (reader.text(), reader.int32())
     for _ in range(reader.int32()):
-        reader.int16()  # the topic's error, which its partitions show too
+        reader.int16()  # skip the topic's error: its partitions have it too
         partitions = found.topics.setdefault(reader.text(), {})
         for _ in range(reader.int32()):
             reader.int16()

@@ -1,4 +1,4 @@
-"""Produces records on any version of Kafka, with any compression and record format of the brokers.
+"""Produces records on any version of Kafka, with any compression and record format that the brokers support.
 
 Uses versions 0, 2 and 3 of the Produce API (protocol guide), one for each record format, and 7 for zstd. It detects the
 brokers' versions by an ApiVersions request, to which 0.8 and 0.9 do not respond.
@@ -20,13 +20,13 @@ __all__ = ["Produced", "ProducedRecord", "produce"]
 
 Value = Optional[bytes]
 Produced = Union[bytes, ProducedRecord, tuple[Value, Value], tuple[Value, Value, Optional[int]]]
-"""A value; or (key, value); or (key, value, partition); or a ProducedRecord."""
+"""A record to produce: a value, (key, value), (key, value, partition), or a ProducedRecord."""
 
 _PRODUCE = 0
-_API_VERSION = {0: 0, 1: 2, 2: 3}  # record format -> version
+_API_VERSION = {0: 0, 1: 2, 2: 3}  # record format -> version of the Produce API
 _DETECT_S = 3.0
-# Timeout until a resend: a 0.9 broker loses requests that arrive together with an unknown request, such as ApiVersions
-# of a newer client. Lower: a slow broker gets records twice
+# Seconds until a resend: a 0.9 broker loses requests that arrive together with an unknown request, such as ApiVersions
+# of a newer client. Higher: a longer wait after such a loss; lower: a slow broker gets records twice
 _RESPONSE_S = 20.0
 _ZSTD_API_VERSION = 7  # KIP-110: older versions refuse zstd
 _FLUSH_BYTES = 4 << 20
@@ -48,13 +48,14 @@ def produce(
 ) -> dict[int, int]:
     """Appends the records. Returns partition -> number of acknowledged records; raises if not all are acknowledged.
 
-    A record without a partition goes to the partition of its key's hash (as in Java's and kafka-python's producers);
-    without a key, to the partitions in turn. The order within a partition is kept. A record may be duplicated if a
-    broker crashes, or does not respond for 20 s, because unacknowledged records are sent again. compression: gzip,
-    snappy, lz4 (0.8.2 and newer) or zstd (2.1 and newer). magic: the record format, by default the newest of the
-    brokers. batch_records, batch_bytes: limits of one batch. timeout_s: seconds for each flush of some megabytes.
-    version: of Kafka; by default it is detected, which takes seconds with 0.9. Raises ClusterError with the partition
-    that was refused, and why, or not acknowledged in time.
+    A record without a partition goes to the partition of its key's hash, as with Java's and kafka-python's producers;
+    records without a key go to the partitions in turn. The order within a partition is kept. A record may be duplicated
+    if a broker crashes, or does not respond for 20 s, because unacknowledged records are sent again.
+
+    `compression`: gzip, snappy, lz4 (0.8.2 and newer) or zstd (2.1 and newer). `magic`: the record format, by default
+    the newest that the brokers support. `batch_records`, `batch_bytes`: limits of one batch. `timeout_s`: seconds for
+    each flush of some megabytes. `version`: the Kafka version; by default it is detected, which takes seconds with 0.9.
+    Raises ClusterError, which names the partition that a broker refused or did not acknowledge in time.
     """
     if compression not in CODECS:
         raise ClusterError(f"unknown compression {compression!r}; known: {', '.join(str(name) for name in CODECS)}")
@@ -130,7 +131,7 @@ def _api_of(version: str) -> int:
 
 
 class _Link:
-    """The connections to the leaders of one topic. Refreshes the leaders after a failure."""
+    """The connections to the leaders of one topic. After a failure, looks up the leaders again."""
 
     def __init__(self, bootstrap: str, topic: str, timeout_s: float) -> None:
         self._bootstrap, self._topic, self._timeout_s = bootstrap, topic, timeout_s
@@ -153,7 +154,7 @@ class _Link:
                     return 0  # 0.8 or 0.9
                 if patience_s > self._timeout_s:
                     break
-                patience_s *= 2  # a slow broker is not an old broker
+                patience_s *= 2  # the broker may be slow rather than old
         raise ClusterError(f"no broker of {self._bootstrap} can be reached; check that they run")
 
     def partitions(self) -> list[int]:
@@ -162,7 +163,7 @@ class _Link:
             self._refresh()
             if self._topic in self._known.topics:
                 return sorted(self._known.topics[self._topic])
-            self._pause(deadline, f"{self._bootstrap} knows no topic {self._topic!r}; create it first")
+            self._pause(deadline, f"{self._bootstrap} does not know the topic {self._topic!r}; create it first")
 
     def send(self, sets: Mapping[int, bytes], api: int, acks: int) -> None:
         """Sends the record sets until all are acknowledged. Raises ClusterError."""
@@ -193,7 +194,7 @@ class _Link:
                         raise ClusterError(f"broker {leader} refused {self._topic!r}:{partition} with error {code}")
             if not left:
                 return
-            self._pause(deadline, f"partitions {sorted(left)} of {self._topic!r} took no records: {why}")
+            self._pause(deadline, f"partitions {sorted(left)} of {self._topic!r} accepted no records: {why}")
             self._refresh()
 
     def _exchange(self, leader: int, sets: Mapping[int, bytes], api: int, acks: int) -> dict[int, int]:

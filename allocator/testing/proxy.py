@@ -1,6 +1,6 @@
-"""A TCP proxy that simulates network faults, which a test switches at run time.
+"""A TCP proxy that simulates network faults. A test switches them on and off at run time.
 
-It forwards connections of clients to one server of this machine. Like TCP, it never changes, reorders or loses bytes
+It forwards clients' connections to one server on this machine. Like TCP, it never changes, reorders or loses bytes
 within a connection that stays open.
 
     with FaultProxy(9092) as proxy:
@@ -52,9 +52,9 @@ class _Link:
     port: int
     server: asyncio.StreamWriter | None = None
     pid: int | None = None
-    """The process that opened the connection, if it has its own faults."""
+    """The process that opened the connection, if a fault is limited to that process."""
     kept: str | None = None
-    """The side that `half_open` left open. Its bytes are dropped."""
+    """The side that `half_open` left open. The proxy drops the bytes from it."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
 
@@ -65,8 +65,8 @@ class FaultProxy:
     milliseconds. The proxy has its own thread, so a busy event loop does not slow it down.
 
     `direction` is "to_server", "to_client" or "both". `client` limits a fault to present and future connections of the
-    process with that id; it needs /proc (Linux), and raises ClusterError elsewhere. General faults do not affect a
-    process with faults of its own.
+    process with that id; it needs /proc (Linux), and raises ClusterError elsewhere. A process with
+    its own faults is not affected by the others.
     """
 
     def __init__(self, server_port: int, *, port: int = 0) -> None:
@@ -133,35 +133,35 @@ class FaultProxy:
     # -- faults --------------------------------------------------------------------------------------------------
 
     def latency(self, seconds: float, *, direction: Direction = "both", client: int | None = None) -> None:
-        """Delays bytes that are sent from now on; 0 ends it."""
+        """Delays the bytes that are sent from now on. 0 removes the delay."""
         if not 0 <= seconds < float("inf"):
-            raise ClusterError(f"latency must be seconds, at least 0, not {seconds!r}")
+            raise ClusterError(f"latency must be at least 0 seconds, not {seconds!r}")
         self._set(direction, client, latency_s=seconds)
 
     def bandwidth(self, bytes_per_s: float | None, *, direction: Direction = "both", client: int | None = None) -> None:
-        """Limits the rate of each connection; None ends it."""
+        """Limits the rate of each connection. None removes the limit."""
         if bytes_per_s is not None and not bytes_per_s > 0:
-            raise ClusterError(f"bandwidth must be bytes a second, more than 0, or None, not {bytes_per_s!r}")
+            raise ClusterError(f"bandwidth must be bytes per second, more than 0, or None, not {bytes_per_s!r}")
         self._set(direction, client, bytes_per_s=bytes_per_s)
 
     def drop(self, *, direction: Direction = "both", client: int | None = None) -> None:
-        """Drops all traffic until `heal`, including the close of a connection.
+        """Holds back all traffic until `heal`, including the close of a connection.
 
         The kernel still accepts new connections, but they hang.
         """
         self._set(direction, client, dropped=True)
 
     def half_open(self, *, kept: Literal["client", "server"] = "client", client: int | None = None) -> None:
-        """Closes one side of each present connection, and leaves the `kept` side open without notice.
+        """Closes one side of each open connection. The `kept` side stays open and is not notified.
 
-        This simulates a power failure, or a firewall that drops a connection. New connections work.
+        This simulates a power failure, or a firewall that drops a connection. New connections are not affected.
         """
         if kept not in ("client", "server"):
             raise ClusterError(f"kept must be 'client' or 'server', not {kept!r}")
         self._run(lambda: self._half_open(kept, client))
 
     def reset(self, *, client: int | None = None) -> None:
-        """Sends RST to both sides of each present connection. New connections work."""
+        """Sends RST to both sides of each open connection. New connections are not affected."""
 
         def reset() -> None:
             for link in self._links_of(client):
@@ -258,7 +258,7 @@ class FaultProxy:
         try:
             await self._serve(link, reader)
         except (OSError, asyncio.CancelledError):
-            pass  # the server refused, or a side sent RST, or `_abort` ran: both sides get a RST
+            pass  # the server refused, one side sent RST, or `_abort` ran: the proxy sends RST to both sides
         finally:
             self._abort(link)
 
@@ -334,7 +334,7 @@ class FaultProxy:
 
 
 async def _all(*works: Any) -> None:
-    """Runs both to the end. The first failure cancels the other coroutine, and is raised."""
+    """Runs all coroutines to their end. The first failure cancels the others and is raised."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.gather(*tasks)

@@ -26,7 +26,7 @@ ORDERS = {
 
 
 def say(text: str) -> None:
-    with contextlib.suppress(OSError):  # the reader has ended; the loop notices it
+    with contextlib.suppress(OSError):  # the reader has ended; the main loop notices that
         os.write(1, text.encode() + b"\n")
 
 

@@ -1,4 +1,4 @@
-"""Creates, deletes and grows topics, in the fastest way of each version.
+"""Creates and deletes topics and adds partitions, in the fastest way for each version.
 
 From 0.8 to 3.9 it writes the znodes that Kafka's own tool writes (`/brokers/topics/<topic>` and
 `/config/topics/<topic>`, which the controller watches), without a Java process. With KRaft it sends admin requests.
@@ -23,7 +23,7 @@ def spread(partitions: range, replication: int, brokers: Sequence[int]) -> dict[
 
 
 class ZooKeeperTopics:
-    """Topic operations through znodes."""
+    """Changes topics by writing znodes."""
 
     def __init__(self, hosts: str) -> None:
         self._hosts = hosts
@@ -71,7 +71,7 @@ class ZooKeeperTopics:
 
 
 class KraftTopics:
-    """Topic operations through kafka-python's admin client."""
+    """Changes topics with kafka-python's admin client."""
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
@@ -109,7 +109,7 @@ class KraftTopics:
 
 
 Topics = Union[ZooKeeperTopics, KraftTopics]
-"""Topic operations that do not wait for the brokers."""
+"""Changes topics without waiting for the brokers."""
 
 
 @contextlib.contextmanager

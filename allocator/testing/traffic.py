@@ -1,13 +1,14 @@
-"""A recording of traffic: records of some topics in a file, which a test produces again.
+"""A recording: a file with records of some topics, which a test produces again.
 
-The file is text with one line of JSON for each record, so that changes can be reviewed; with the suffix ".gz" it is
+The file is text with one line of JSON for each record, so that a person can review changes. With the suffix ".gz" it is
 compressed. The first line is a header:
 
     {"format": 1, "partitions": {"orders": 4}}
     {"topic": "orders", "partition": 3, "timestamp": 1700000000000, "key": "c7", "value": "{...}", "headers": []}
 
-Keys and values that are not UTF-8 are written as {"base64": "..."}. Lines of a partition are in the order of its log;
-between partitions they are in the order of timestamps, if that does not break the first rule. The file is the only I/O.
+Keys and values that are not UTF-8 are written as {"base64": "..."}. Lines of one partition are in the order of its log.
+Lines of different partitions are in the order of their timestamps, as far as the first rule allows. The file is the
+only I/O.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ class Recording:
 
     @classmethod
     def of(cls, records: Iterable[Recorded], partitions: Mapping[str, int] | None = None) -> Recording:
-        """Returns a recording of records of any consumer, without transactions, gaps and offsets.
+        """Returns a recording of the records of any consumer. It does not keep transactions, gaps and offsets.
 
-        `partitions`: topic -> number of partitions, if the records do not show all.
+        `partitions`: topic -> number of partitions, needed if some partitions have no records.
         """
         logs: dict[tuple[str, int], list[tuple[int, Recorded]]] = {}
         for each in records:
@@ -78,7 +79,7 @@ class Recording:
             for offset, each in sorted(log, key=lambda pair: pair[0]):
                 latest = max(
                     latest, each.timestamp or -1
-                )  # timestamps may go back; the order of the log takes precedence
+                )  # timestamps may decrease within a log, whose order takes precedence
                 stream.append((latest, place, offset, each))
             streams.append(stream)
         merged = heapq.merge(*streams, key=lambda entry: entry[:3])
@@ -94,7 +95,7 @@ class Recording:
 
     @classmethod
     def load(cls, path: str | Path) -> Recording:
-        """Reads a file. Raises ConfigError with the file and the line."""
+        """Reads a file. Raises ConfigError, which names the file and the line."""
         path = Path(path)
         try:
             data = path.read_bytes()

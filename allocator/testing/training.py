@@ -1,4 +1,4 @@
-"""Creates class archives (`classes`): starts a server with the option that writes one, and stops it cleanly."""
+"""Creates class archives (`classes`): starts a server with the option that writes the archive, and stops it cleanly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .java import OLDEST, Java, find_java
 from .versions import USUAL_ZOOKEEPER, JarSet, kafka_release, zookeeper_jars
 
 log = logging.getLogger(__name__)
-# of one server: on a busy machine Java needs long to write its archive
+# time for one server to stop: on a busy machine Java takes long to write its archive
 _STOP_TIMEOUT_S = 120.0
 
 
@@ -39,8 +39,8 @@ def make_archives(kafka: str | None, session: str, zookeeper: str = USUAL_ZOOKEE
     except Timeout:
         return
     except (TestingError, OSError) as error:
-        # the machine may have been busy: the next session retries
-        log.warning("no class archive for Kafka %s: %s", kafka, error)
+        # not marked as failed: the machine may have been busy, and the next session retries
+        log.warning("could not create the class archive for Kafka %s: %s", kafka, error)
 
 
 def _make(kafka: str | None, zookeeper: str, java: Java, missing: Sequence[JarSet]) -> None:
@@ -60,12 +60,13 @@ def _make(kafka: str | None, zookeeper: str, java: Java, missing: Sequence[JarSe
             if into[jars.name].exists():
                 os.replace(into[jars.name], classes.archive(java, jars))
             else:
-                log.warning("%s created no class archive of %s", java.executable, jars.what)
+                log.warning("%s did not create the class archive of %s", java.executable, jars.what)
                 classes.failed(java, jars)
 
 
 class _Recorded(LocalCluster):
-    """A cluster whose servers write the archives `into`, by the name of the jars, when they are stopped."""
+    """A cluster whose servers write their class archive when they stop. `into`: name of the jars -> path of the
+    archive."""
 
     def __init__(self, kafka: str | None, zookeeper: str, into: Mapping[str, Path]) -> None:
         super().__init__(kafka, zookeeper_version=zookeeper)

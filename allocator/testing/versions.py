@@ -18,7 +18,7 @@ def _logging(slf4j: str) -> tuple[str, ...]:
 
 _LOGGING = _logging("1.7.36")
 _EXCLUDED = (
-    # reload4j replaces log4j 1; of two bindings slf4j would choose at random
+    # reload4j replaces log4j 1; with both, slf4j would choose one at random
     "log4j:log4j",
     "org.slf4j:slf4j-log4j12",
     "org.slf4j:slf4j-simple",
@@ -29,7 +29,7 @@ _EXCLUDED = (
     "com.sun.jmx:jmxri",
     "javax.jms:jms",
     "javax.mail:mail",
-    # tools that old ZooKeeper poms wrongly list as run-time dependencies
+    # build tools that old ZooKeeper poms wrongly list as run-time dependencies
     "junit:junit",
     "jline:jline",
 )
@@ -39,7 +39,7 @@ _EXCLUDED = (
 class JarSet:
     """A directory of jars in the cache: the root artifacts `group:artifact:version` and the excluded ones.
 
-    `pins` has the lock file of each.
+    `pins` reads the lock file of each.
     """
 
     name: str
@@ -49,7 +49,7 @@ class JarSet:
 
     @property
     def recipe(self) -> str:
-        """First line of the lock file, which names its roots."""
+        """First line of the lock file, which names the roots and the exclusions."""
         return "# " + " ".join((*self.roots, *(f"-{one}" for one in self.excluded)))
 
 
@@ -116,7 +116,7 @@ KAFKA_TOOLS: Mapping[str, JarSet] = MappingProxyType(
     {
         release.version: _tools(_TOOLS.get(release.version, release.version))
         for release in KAFKA.values()
-        if release.number >= (0, 10)  # older server jars contain them
+        if release.number >= (0, 10)  # the server jars of older versions contain these tools
     }
 )
 

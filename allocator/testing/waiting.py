@@ -23,9 +23,9 @@ def wait_until(
 ) -> T:
     """Calls `predicate` until it returns a true value, and returns the value.
 
-    `timeout_s`: seconds; 0 means one call. `what` completes the sentence "timed out waiting for ...": a text, or a
-    function that is called on failure. Raises WaitTimeout (also an AssertionError) with the last value. Exceptions of
-    the predicate are raised, so a predicate that may fail for a while must catch them.
+    `timeout_s`: seconds; 0 means one call. `what` completes the sentence "timed out waiting for ...": a string, or a
+    function that returns one and is called only on failure. Raises WaitTimeout (also an AssertionError) with the last
+    value. `predicate` must catch errors that may occur meanwhile, because each exception ends the wait.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -45,7 +45,7 @@ async def wait_until_async(
     *,
     interval_s: float = 0.02,
 ) -> T:
-    """`wait_until` for the event loop; a coroutine of `predicate` is cancelled at the deadline."""
+    """Like `wait_until`, for coroutines. `predicate` may be a coroutine function; it is cancelled at the deadline."""
     deadline = time.monotonic() + timeout_s
     value: object = _NOTHING
     while True:

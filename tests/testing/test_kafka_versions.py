@@ -124,7 +124,7 @@ def test_without_the_first_version_nothing_is_compared_and_the_test_says_so(tmp_
     source = '@pytest.mark.kafka_versions("0.8.2.2", "3.9.1")\ndef test_it(outcome): outcome.same(1)\n'
     said = run_inner(tmp_path, source, "-k", "3.9.1")
     assert "1 skipped, 1 deselected" in said
-    assert "nothing to compare with: on Kafka 0.8.2.2 this test failed or was not run" in said
+    assert "there is no outcome to compare with: on Kafka 0.8.2.2 this test failed or was not run" in said
 
 
 def test_other_parameters_are_compared_apart(tmp_path: Path) -> None:
@@ -139,11 +139,11 @@ def test_other_parameters_are_compared_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mark", "complaint"),
     [
-        ('kafka_versions("0.7")', "Kafka '0.7' cannot be started here; known: 0.8.1.1, 0.8.2.2"),
+        ('kafka_versions("0.7")', "Kafka '0.7' cannot be started by allocator.testing; known: 0.8.1.1, 0.8.2.2"),
         ("kafka_versions()", "has no version of Kafka; known: 0.8.1.1"),
         ("kafka_versions(3.9)", "3.9 is not a string such as '3.9.1'"),
         ('kafka_versions("3.9.1", "3.9.1")', "names a version twice: 3.9.1, 3.9.1"),
-        ('kafka_versions("3.9.1", only=True)', "takes only versions, not only"),
+        ('kafka_versions("3.9.1", only=True)', "takes versions only, not only"),
     ],
 )
 def test_a_bad_mark_is_an_error_that_names_the_test(tmp_path: Path, mark: str, complaint: str) -> None:
@@ -164,7 +164,7 @@ def test_the_command_line_replaces_the_versions(tmp_path: Path) -> None:
     source = '@pytest.mark.kafka_versions("0.8.2.2")\ndef test_it(kafka_version): assert kafka_version == "4.1.1"\n'
     assert "1 passed" in run_inner(tmp_path, source, "--kafka-versions=4.1.1")
     said = run_inner(tmp_path, source, "--kafka-versions=4.1.1,5.0")
-    assert "--kafka-versions: Kafka '5.0' cannot be started here" in said
+    assert "--kafka-versions: Kafka '5.0' cannot be started by allocator.testing" in said
 
 
 # -- recordings ----------------------------------------------------------------------------------------------------

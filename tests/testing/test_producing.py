@@ -116,7 +116,7 @@ def test_a_record_too_large_is_refused_with_its_partition(kafka_cluster, topic_f
 
 
 def test_a_missing_topic_is_named(kafka_cluster):
-    with pytest.raises(ClusterError, match="knows no topic 'missing'"):
+    with pytest.raises(ClusterError, match="does not know the topic 'missing'"):
         kafka_cluster.produce("missing", [b"x"], timeout_s=0.2)
 
 

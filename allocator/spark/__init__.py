@@ -1,8 +1,8 @@
 """A PySpark data source over topics and groups, and pipelines that use it.
 
-In: options (this library's names, or those of Spark's own Kafka connector), DataFrames. Out: DataFrames of records,
-records in topics, and committed offsets if an option enables commits. May touch: brokers and ZooKeeper, on the driver
-and in Python workers. It needs `zk-partition-allocator[spark]` and Java, but no jar.
+The options have this library's names or those of Spark's own Kafka connector. The source reads records into DataFrames,
+writes DataFrames to topics, and commits offsets if an option enables that. The driver and the Python workers connect to
+the brokers and to ZooKeeper. The package needs `zk-partition-allocator[spark]` and Java, but no jar.
 
     from allocator.spark import register
 

@@ -19,8 +19,8 @@ DIGITS = 38  # maximum precision of Spark's decimals
 
 @dataclass(frozen=True)
 class ColumnType:
-    """A column type. `convert` turns a value of fastavro into one that `pyarrow.array` and a Python UDF take; None: no
-    change."""
+    """A column type. `convert` turns a value of fastavro into a value for `pyarrow.array` and Python UDFs. None: no
+    conversion is needed."""
 
     spark: T.DataType
     convert: Convert = None
@@ -60,7 +60,7 @@ def _type(schema: Any, named: Mapping[str, Any], path: str, inside: tuple[str, .
     if logical == "decimal" and kind in ("bytes", "fixed"):
         precision, scale = int(schema["precision"]), int(schema.get("scale", 0))
         if precision > DIGITS:
-            raise ConfigError(f"{path} is a decimal of {precision} digits; Spark's have {DIGITS} at most")
+            raise ConfigError(f"{path} is a decimal of {precision} digits; Spark's decimals have {DIGITS} at most")
         return ColumnType(T.DecimalType(precision, scale), lambda found: _decimal(found, scale))
     plain = _PLAIN.get((kind, logical)) or _PLAIN.get((kind, None))
     if plain is None:

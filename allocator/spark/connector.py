@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-# connector or Java name -> this library's, where they differ by more than case, dots and underscores
+# the connector's or Java's name -> this library's name, if they differ by more than case, dots and underscores
 NAMES: Mapping[str, str] = {
     "kafka.bootstrap.servers": "brokers",
     "subscribe": "topics",
@@ -54,7 +54,7 @@ WITHOUT_EFFECT = (
     *map("kafka.{}".format, _CLIENT.split()),
 )
 
-# options that the connector refuses, too
+# options that Spark's connector also refuses -> the advice
 INSTEAD: Mapping[str, str] = {
     "kafka.auto.offset.reset": "starting_offsets sets the start",
     "kafka.enable.auto.commit": "commit = after_batch commits",

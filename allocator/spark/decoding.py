@@ -48,9 +48,9 @@ def decode_values(
     reads the subject once, so the columns of a running stream never change. Otherwise the column has JSON text, for
     records of Avro, Protobuf and JSON.
 
-    A row that cannot be decoded has null in `into` and the reason in `error`; its `column` stays, as a dead letter. A
-    null value has null in both. Each Python worker requests each schema once. A task waits `timeout_s` seconds for a
-    registry that does not respond, and then fails, so that Spark retries it.
+    A row that cannot be decoded has null in `into` and the reason in `error`; `column` still has its bytes, for a dead
+    letter. A null value has null in both. Each Python worker requests each schema once. A task waits `timeout_s`
+    seconds for a registry that does not respond, and then fails, so that Spark retries it.
 
     Raises ConfigError for wrong arguments and a subject that does not exist, RegistryFailed, MissingExtra.
     """
@@ -111,7 +111,7 @@ class _JsonText(RegistryDeserializer):
 
 @lru_cache(maxsize=16)
 def _deserializer(url: str, reader: Optional[str]) -> tuple[RegistryDeserializer, ColumnType]:
-    """Returns the deserializer that all tasks of a worker share, so that each schema is requested once."""
+    """Returns the deserializer that all tasks of a worker share, so that the worker requests each schema once."""
     if reader is None:
         return _JsonText(url), TEXT
     return RegistryDeserializer(url, reader_schema=reader), column_type(as_reader_schema(reader))

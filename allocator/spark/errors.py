@@ -15,7 +15,7 @@ from typing import Optional
 
 from allocator.errors import AllocatorError
 
-# an error of this library, up to an empty line or a line of Java's stack
+# matches an error of this library, up to an empty line or a line of Java's stack
 _OWN = re.compile(
     r"(?:^|: )(allocator[.\w]*)\.(\w+): (.*?)(?=\n\s*\n|\n\s*at |\nDriver stacktrace|\Z)", re.MULTILINE | re.DOTALL
 )
@@ -55,7 +55,7 @@ class WriteFailed(AllocatorError):
 
 
 class ArchiveFull(AllocatorError):
-    """The disk of an archive, or the one on which Spark sorts, has no space left."""
+    """The archive's disk, or the disk on which Spark sorts, has no space left."""
 
 
 class JavaMissing(AllocatorError):
@@ -74,7 +74,7 @@ def in_one_line() -> Iterator[None]:
     except AllocatorError as error:
         if HIDE not in os.environ:
             os.environ[HIDE] = "1"
-            # outside of pyspark's workers the process continues, and other errors must keep their stacks
+            # outside pyspark's workers the process continues, and later errors must show their stacks
             weakref.finalize(error, os.environ.pop, HIDE, None)
         raise
 

@@ -1,4 +1,4 @@
-"""Synchronous access to one cluster, for Spark's driver and Python workers."""
+"""Gives Spark's driver and Python workers synchronous access to one cluster."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The options of `format("allocator")`, under this library's names and those of Spark's own connector.
 
 Case, dots and underscores do not matter: `starting_offsets`, `startingOffsets` and `startingoffsets` are one option.
-All faults are reported together, before any request to a broker.
+One error reports all faults, before any request to a broker.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SECURITY = {f"security.{key}": key for key in KEYS if key != "ssl_context"}  # an SSL context cannot be written as text
+SECURITY = {f"security.{key}": key for key in KEYS if key != "ssl_context"}  # an option cannot contain an SSL context
 SECRETS = {"sasl_oauth_client_secret", "sasl_plain_password", "ssl_password"}
 
 READ, STREAM, WRITE = "read", "readStream", "write"
@@ -80,25 +80,25 @@ class Options:
 
     brokers: tuple[str, ...] = shared("brokers")
     topics: Optional[tuple[str, ...]] = setting(
-        Texts("topics, with commas between them", check_topic), None, "The topics to read."
+        Texts("topics, separated by commas", check_topic), None, "The topics to read."
     )
     topics_pattern: Optional[str] = setting(
         Text(check=check_pattern_syntax, what="a regular expression"),
         None,
-        "Instead of `topics`: all topics whose whole name matches the regular expression, including new topics.",
+        "Instead of `topics`: all topics whose whole name matches this regular expression, including new topics.",
     )
     assign: Optional[tuple[TopicPartition, ...]] = setting(
         _Parsed('JSON such as {"orders": [0, 1]}', partitions_of),
         None,
-        'Instead of `topics`: single partitions, `{"orders": [0, 1]}`.',
+        'Instead of `topics`: single partitions, such as `{"orders": [0, 1]}`.',
     )
     group: Optional[str] = shared("group", required=False)
     starting_offsets: Optional[StartOrEnd] = setting(
         _START,
         None,
         "`earliest`, `latest`, `committed`, `timestamp:<ms or ISO 8601>`, or JSON by partition. Default: `earliest` "
-        "for a batch, `latest` for a new stream; a checkpoint takes precedence. `committed` begins at the group's "
-        "offset, and at the earliest record of a partition without one.",
+        "for a batch, `latest` for a new stream; a checkpoint takes precedence. `committed` starts at the group's "
+        "committed offset, or at the earliest record of a partition that has none.",
     )
     starting_timestamps: Optional[StartOrEnd] = setting(
         _TIME, None, "Instead of `starting_offsets`: one time for all partitions, or JSON of times by partition."
@@ -112,76 +112,82 @@ class Options:
     timestamp_strategy: str = setting(
         Text(("error", "latest")),
         "error",
-        "For a time to begin at that is later than every record: `error`, or `latest`, the partition's end.",
+        "If the start time is later than every record: `error`, or `latest` to start at the partition's end.",
     )
     max_offsets_per_trigger: Optional[int] = setting(
         Whole(1, 2**62),
         None,
-        "Records of one micro-batch, shared in proportion to the lag of each partition. Higher: fewer, larger batches.",
+        "Maximum number of records in a micro-batch, divided in proportion to the partitions' lag. Higher: fewer, "
+        "larger batches; lower: less work is repeated after a crash.",
     )
     min_offsets_per_trigger: Optional[int] = setting(
         Whole(1, 2**62),
         None,
-        "Records for which a micro-batch waits, for `max_trigger_delay` at most. Higher: fewer, larger batches.",
+        "A micro-batch waits for this number of records, but at most for `max_trigger_delay`. Higher: fewer, larger "
+        "batches; lower: records are processed sooner.",
     )
     max_trigger_delay: float = setting(
         _DELAY,
         900.0,
-        "How long a micro-batch waits for `min_offsets_per_trigger` after the one before: seconds with a unit, `90s`, "
-        "`15m` or `1h`, and a number without one in milliseconds, as Spark's connector has it.",
+        "How long after the previous micro-batch the next one waits for `min_offsets_per_trigger`: a duration such as "
+        "`90s`, `15m` or `1h`, or milliseconds without a unit, as in Spark's connector.",
     )
     min_partitions: Optional[int] = setting(
         Whole(1, 1_000_000),
         None,
-        "Minimum number of tasks: large partitions are split by offsets. Higher: more tasks at once, each with its own "
-        "connection.",
+        "Minimum number of tasks: large partitions are split by offsets. Higher: more tasks run at the same time, each "
+        "with its own connections.",
     )
     max_partitions: Optional[int] = setting(
         Whole(1, 1_000_000),
         None,
-        "Maximum number of tasks: small partitions share one, and each row keeps its partition and offset. Lower: less "
-        "overhead, as a task costs about 0.1 s of a core. Default: two for each core, fewer for a batch of few records "
-        "(one for each 100), or one for each million records if that is more. That needs the number of cores: a "
-        "`local` master, `spark.default.parallelism`, or `spark.executor.instances` and `spark.executor.cores`, "
-        "without dynamic allocation. Otherwise the default is one for each partition. It excludes "
-        "`max_records_per_partition`.",
+        "Maximum number of tasks: small partitions share one, and each row keeps its partition and offset. Higher: "
+        "more tasks run at the same time; lower: less overhead, as a task costs about 0.1 s of a core. Default: two "
+        "tasks for each core, fewer for a small batch (one for each 100 records), or one for each million records if "
+        "that is more. The default needs the number of cores, from a `local` master, `spark.default.parallelism`, or "
+        "`spark.executor.instances` and `spark.executor.cores` without dynamic allocation; otherwise it is one task "
+        "for each partition. Cannot be combined with `max_records_per_partition`.",
     )
     max_records_per_partition: Optional[int] = setting(
-        Whole(1, 2**62), None, "Maximum number of offsets of one task. Lower: more, shorter tasks."
+        Whole(1, 2**62),
+        None,
+        "Maximum number of offsets in a task. Higher: fewer, longer tasks; lower: more, shorter tasks.",
     )
     commit: str = setting(
         Text(("never", "after_batch")),
         "never",
         "Streams only. `after_batch`: each finished micro-batch commits to the group, so that lag monitors and plain "
-        "consumers see its progress. `never` leaves the group alone.",
+        "consumers see its progress. `never` commits nothing.",
     )
     fail_on_data_loss: bool = setting(
-        Flag(), True, "True: lost offsets (retention, a topic created again) are an error. False: they are skipped."
+        Flag(),
+        True,
+        "True: offsets that the topic lost (retention, a recreated topic) are an error. False: they are skipped.",
     )
     include_headers: bool = setting(Flag(), False, "True adds the column `headers`.")
     isolation_level: str = shared("isolation_level")
-    rack: Optional[str] = shared("rack", text="For Spark: the rack of the executors.")
+    rack: Optional[str] = shared("rack", text="The rack of the executors, to fetch from replicas in it.")
     timeout_s: float = setting(
         Number(0, 86400, above=True),
         60.0,
-        "Seconds after which a task that reads nothing fails and names its partition. Higher: waits for longer outages "
+        "Seconds without a record after which a task fails and names its partition. Higher: tolerates longer outages "
         "of brokers; lower: Spark retries sooner.",
     )
     fetch_bytes: int = setting(
         Whole(1024, unit="bytes"),
         8 << 20,
-        "Bytes of one fetch, and roughly of one Arrow batch. Higher: more memory; lower: more round trips. Brokers "
-        "before 0.10.1 cannot send a larger record.",
+        "Size of a fetch in bytes, and roughly of an Arrow batch. Higher: more memory; lower: more round trips. "
+        "Brokers before 0.10.1 cannot send a larger record.",
     )
     zookeeper: Optional[str] = shared(
-        "zookeeper", text="A query that commits first looks there for members of the group."
+        "zookeeper", text="A query that commits first checks there that the group has no members."
     )
     zookeeper_root: str = shared("root")
     membership: str = setting(
         Text(("none", "zookeeper")),
         "none",
-        "Streams only. `zookeeper`: the query is a member of the group and reads the partitions that it is assigned, "
-        "beside other members; it always commits. `none` reads all partitions.",
+        "Streams only. `zookeeper`: the query is a member of the group beside others, reads the partitions that are "
+        "assigned to it, and always commits. `none`: it reads all partitions.",
     )
     weight: float = shared("weight")
     assignor: Optional[tuple[str, ...]] = shared("assignor")
@@ -217,7 +223,7 @@ class Options:
         return re.fullmatch(self.topics_pattern or "", tp.topic) is not None
 
 
-# option -> the uses to which it applies; other options apply to all
+# option -> the uses to which it applies; options that are not listed apply to all
 ONLY: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("topics", "topics_pattern", "assign", "starting_offsets", "starting_timestamps"), (READ, STREAM)),
     **dict.fromkeys(("ending_offsets", "ending_timestamps"), (READ,)),
@@ -239,9 +245,9 @@ _FIELDS = {f.name: f for f in dataclasses.fields(Options) if "setting" in f.meta
 
 
 def read_options(given: Mapping[str, str], use: str | None = None) -> Options:
-    """Parses and checks the options of a reader or writer. Raises ConfigError with every fault.
+    """Parses and checks the options of a reader or writer. Raises one ConfigError that lists all faults.
 
-    If `use` is READ, STREAM or WRITE, options that do not apply to it are faults too.
+    If `use` is READ, STREAM or WRITE, an option that does not apply to it is also a fault.
     """
     faults = Faults('format("allocator")')
     found: dict[str, str] = {}
@@ -283,7 +289,7 @@ _SHOWN = [*_FIELDS, *SECURITY, *connector.NAMES, *connector.WITHOUT_EFFECT]
 
 
 def own_name(name: str) -> str:
-    """Returns this library's name of an option, and an unknown name unchanged."""
+    """Returns this library's name of an option. Returns an unknown name unchanged."""
     return _BY_NAME.get(_normal(name), name)
 
 
@@ -292,7 +298,7 @@ def _option(name: str, faults: Faults) -> str | None:
     if normal in _BY_NAME:
         return _BY_NAME[normal]
     if normal == "checkpointlocation":
-        return None  # an option of Spark itself, which Spark also passes to sinks
+        return None  # Spark passes some of its own options to sinks
     if normal in _IGNORED:
         log.warning("option %s has no effect here", name)
         return None
@@ -314,7 +320,7 @@ def _value(name: str, text: str, declared: Setting, faults: Faults, option: str)
 
 
 def _java_security(found: Mapping[str, str], names: dict[str, str], faults: Faults) -> dict[str, str]:
-    """Translates settings of Java's clients to kafka-python's."""
+    """Translates settings of Java's clients to those of kafka-python."""
     translated = {}
     for option, text in found.items():
         if option in connector.JAVA:
@@ -359,8 +365,8 @@ def _check_member(options: Options, names: Mapping[str, str], fault: Any) -> Non
     if options.min_offsets_per_trigger is not None:
         fault(
             "min_offsets_per_trigger",
-            f"{names['min_offsets_per_trigger']} does not apply to members: partitions come and go between batches, "
-            "and a batch that waits would leave them unread; omit it",
+            f"{names['min_offsets_per_trigger']} does not apply to members: the group may move "
+            "partitions between batches, and nobody reads them while a batch waits; omit it",
         )
     values = {**vars(options), "pattern": options.topics_pattern}
     for found in joining(options).faults():

@@ -1,8 +1,8 @@
-"""Offsets of a read: ranges for tasks, starts and ends in options, positions in a checkpoint. Pure.
+"""Parses and computes offsets: ranges of tasks, starts and ends in options, positions in a checkpoint. No I/O.
 
-The checkpoint of a stream has the text of Spark's own connector, {"orders": {"0": 23}}: the next offset of each
+A stream's checkpoint has the format of Spark's own connector, {"orders": {"0": 23}}: the next offset of each
 partition. For a partition that is new to the stream, the key "@begin" has its first offset, so that a batch that is
-repeated after a crash reads exactly the same records; no topic can have that name. "@ids" has the id of each topic if
+repeated after a crash reads exactly the same records. No topic can have this name. "@ids" has the id of each topic if
 the brokers report it (Kafka 2.8 and newer): {"orders": "fc5b..."}.
 """
 
@@ -25,7 +25,7 @@ from allocator.types import TopicPartition
 EARLIEST = "earliest"
 LATEST = "latest"
 COMMITTED = "committed"
-# JSON names the beginning and the end by these offsets, like Spark's connector and ListOffsets
+# in JSON, these offsets stand for the start and the end, as in Spark's connector and ListOffsets
 ENDS = {-2: EARLIEST, -1: LATEST}
 ALLOWED = (
     'earliest, latest, committed, "timestamp:" and milliseconds since the epoch or an ISO 8601 time with its zone, or '
@@ -61,8 +61,8 @@ class Range(NamedTuple):
 def split(ranges: Iterable[Range], at_least: Optional[int] = None, at_most_each: Optional[int] = None) -> list[Range]:
     """Splits the ranges into at least `at_least` parts, none longer than `at_most_each` and none empty.
 
-    There are no more parts than offsets. The ranges with the largest parts are split further. Parts of one range are
-    consecutive and differ by one offset at most.
+    The result has no more parts than there are offsets. It splits the ranges with the largest parts further. The parts
+    of a range are consecutive, and their lengths differ by at most one offset.
     """
     full = [found for found in ranges if found.size > 0]
     parts = [1 if at_most_each is None else -(-found.size // at_most_each) for found in full]
@@ -102,8 +102,8 @@ def limit_ends(
 ) -> dict[TopicPartition, int]:
     """Returns `end`, lowered so that at most `most` offsets are between `start` and it.
 
-    Each partition gets a share in proportion to its offsets. At least one offset moves if any can, so a stream never
-    stands still under a small `most`.
+    Each partition gets a share in proportion to its offsets. The share of at least one partition is not empty, so that
+    a stream makes progress even if `most` is small.
     """
     sizes = {tp: max(0, end[tp] - start.get(tp, end[tp])) for tp in end}
     total = sum(sizes.values())
@@ -111,7 +111,7 @@ def limit_ends(
         return dict(end)
     shares = {tp: most * size // total for tp, size in sizes.items()}
     left = most - sum(shares.values())
-    # rounding down leaves some offsets over; they go to the partitions that lost the most by rounding
+    # the offsets that rounding down leaves go to the partitions that lost most by rounding
     by_rest = sorted(sizes, key=lambda tp: (-(most * sizes[tp] % total), tp))
     for tp in by_rest[:left]:
         shares[tp] += 1
@@ -234,7 +234,7 @@ def _number(topic: str, value: Any) -> int:
 
 
 class StreamOffsets(NamedTuple):
-    """Positions of a stream.
+    """The positions of a stream.
 
     `next` has the next offset to read. `begin` has the first offset of partitions that are new to the stream, or whose
     topic was recreated. `ids`: topic -> its id, if known.
@@ -245,7 +245,7 @@ class StreamOffsets(NamedTuple):
     ids: Mapping[str, str] = MappingProxyType({})
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the JSON form, always in the same order: Spark compares texts to detect new data."""
+        """Returns the JSON form. Its order never changes, because Spark compares the text to detect new data."""
         text: dict[str, Any] = _by_topic(self.next)
         if self.begin:
             text[BEGIN] = _by_topic(self.begin)
@@ -255,7 +255,7 @@ class StreamOffsets(NamedTuple):
 
     @classmethod
     def of_json(cls, given: Mapping[str, Any]) -> StreamOffsets:
-        """Parses the JSON form, also that of Spark's connector. Raises CheckpointMismatch for others."""
+        """Parses the JSON form, or that of Spark's connector. Raises CheckpointMismatch for any other."""
         topics = dict(given)
         begin, ids = topics.pop(BEGIN, {}), topics.pop(IDS, {})
         try:
@@ -272,8 +272,8 @@ class StreamOffsets(NamedTuple):
 def stream_lag(progress: Mapping[str, Any]) -> dict[TopicPartition, int]:
     """Returns the lag of a streaming query in records, by partition: `stream_lag(query.lastProgress)`.
 
-    The lag is from the end of the micro-batch to the end of the partition when the batch was planned. A partition of
-    two sources has the larger lag. Sources that report no end are left out.
+    The lag counts the records from the end of the micro-batch to the end of the partition when the batch was planned.
+    If two sources read a partition, the larger lag counts. Sources that report no end are left out.
     """
     lags: dict[TopicPartition, int] = {}
     for source in progress["sources"]:
@@ -282,7 +282,7 @@ def stream_lag(progress: Mapping[str, Any]) -> dict[TopicPartition, int]:
                 StreamOffsets.of_json(json.loads(source[name] or "null")).next for name in ("endOffset", "latestOffset")
             )
         except (CheckpointMismatch, KeyError, TypeError, ValueError):
-            continue  # another kind of source
+            continue  # a source of another format
         for tp, end in there.items():
             if tp in read:
                 lags[tp] = max(lags.get(tp, 0), end - read[tp])

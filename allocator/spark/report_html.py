@@ -1,6 +1,6 @@
-"""Builds pages of reports. A page is one file with its stylesheet inside, and loads nothing.
+"""Builds the HTML pages of reports. A page is one file that contains its stylesheet and loads nothing.
 
-Every text is escaped.
+All text is escaped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 class Markup(str):
-    """HTML that is not escaped again."""
+    """HTML text, which is not escaped again."""
 
     __slots__ = ()
 
@@ -36,13 +36,14 @@ def page(title: str, *sections: str) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{STYLE.read_text()}</style>\n</head>\n<body>\n<header><h1>allocator</h1>"
-        f"</header>\n<main>\n<h2>{escape(title)}</h2>\n" + "\n".join(sections) + "\n</main>\n</body>\n</html>\n"
+        f"<title>{escape(title)}</title>\n<style>\n{STYLE.read_text()}</style>\n</head>\n<body>\n<header><h1>allocator</h1></header>\n<main>\n<h2>{escape(title)}</h2>\n"
+        + "\n".join(sections)
+        + "\n</main>\n</body>\n</html>\n"
     )
 
 
 def section(title: str, *parts: str) -> Markup:
-    """Returns a card of a page. `parts` are HTML."""
+    """Returns a section of a page. `parts` are HTML."""
     return Markup(f"<section>\n<h3>{escape(title)}</h3>\n" + "\n".join(parts) + "\n</section>")
 
 
@@ -75,7 +76,7 @@ def grid(label: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> 
         "<tr>" + "".join(f"<td{_right(right)}>{_inner(cell)}</td>" for cell, right in zip(row, numeric)) + "</tr>"
         for row in rows
     )
-    # a table that is too wide scrolls on its own, also by keyboard
+    # a table that is too wide scrolls by itself, with the mouse or the keyboard
     return Markup(
         f'<div class="report" role="region" tabindex="0" aria-label="{escape(label)}"><table>'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"

@@ -25,9 +25,9 @@ COLUMNS = {
 }
 HEADERS = {"headers": "array<struct<key:string,value:binary>>"}
 
-# for records without a timestamp (before 0.10), as Java's NO_TIMESTAMP_TYPE
+# for records without a timestamp (before 0.10), like Java's NO_TIMESTAMP_TYPE
 NO_TIMESTAMP_TYPE = -1
-# the largest timestamp that Spark's microseconds can hold (year 294247); later ones become this one
+# the largest timestamp that Spark's microseconds can hold (year 294247); it replaces later ones
 LAST_MS = (2**63 - 1) // 1000
 
 
@@ -42,7 +42,7 @@ def schema_text(include_headers: bool) -> str:
 
 
 def check_schema(wanted: dict[str, str], include_headers: bool) -> None:
-    """Raises SchemaMismatch for an unknown column (name -> type), or one of another type."""
+    """Raises SchemaMismatch for a column that does not exist or has another type. `wanted`: name -> type."""
     known = columns(True)
     for name, kind in wanted.items():
         if name not in known:

@@ -25,7 +25,7 @@ VECTOR = "jdk.incubator.vector"
 def session(name: str, master: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
     """Returns the active or a new session, with `format("allocator")` registered.
 
-    Without `master` it takes the master of spark-submit or the configuration, otherwise all processors of this machine.
+    Without `master`, uses the master of spark-submit or of the configuration, else all processors of this machine.
     Raises `MissingExtra` without pyspark 4.2 or newer, `JavaMissing` without a suitable Java.
     """
     try:
@@ -55,7 +55,8 @@ def java_home() -> str:
     """Returns the home of a Java 17 or newer that can run Spark: JAVA_HOME, or the home of `java` on the PATH.
 
     Spark's launcher passes a module (jdk.incubator.vector) that small Java distributions lack. For these, this function
-    creates a home in the user's cache whose `java` drops that argument. Raises `JavaMissing` with all candidates.
+    creates a home in the user's cache whose `java` drops that argument. Raises `JavaMissing`, which lists all
+    candidates.
     """
     given, refused = os.environ.get("JAVA_HOME"), []
     for source, path in (("JAVA_HOME", f"{given}/bin" if given else ""), ("PATH", None)):
@@ -79,7 +80,7 @@ def java_home() -> str:
 
 
 def _run(*command: str) -> str:
-    """Returns the output; "" if the command fails."""
+    """Returns the output of a command, or "" if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Pickles objects for executors so that an executor without this package says what to install."""
+"""Pickles objects for executors so that the error of an executor without this package says what to install."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyspark import cloudpickle
 
 
 def rebuild(module: str, name: str, state: bytes) -> Any:
-    """Returns the pickled object, or raises ModuleNotFoundError. Spark ships this function as code."""
+    """Returns the pickled object, or raises ModuleNotFoundError. Spark sends the code of this function to executors."""
     import importlib
     import pickle
     import socket
@@ -19,7 +19,7 @@ def rebuild(module: str, name: str, state: bytes) -> Any:
         kind = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"{error}: executors run {sys.executable} (on {socket.gethostname()}), which lacks it. Install "
+            f"{error}: executors run {sys.executable} (on {socket.gethostname()}), which lacks this package. Install "
             "zk-partition-allocator[spark] in that Python, or ship an environment that has it and name its Python in "
             "spark.pyspark.python (docs/spark.md, On a cluster)"
         ) from None

@@ -1,4 +1,4 @@
-"""One topic for the pipelines: they read its ends once, and then read exactly up to them."""
+"""A topic that a pipeline reads: it gets the topic's ends once, and reads exactly up to them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Extent", "Range", "Topic"]
 
-# options that the ranges replace
+# options that the ranges of `frame` replace
 RANGED = ("group", "starting_offsets", "ending_offsets", "starting_timestamps", "ending_timestamps")
 # options that only `frame` may set
 CHOSEN = ("brokers", "topics", "include_headers")
@@ -131,7 +131,7 @@ class Topic:
 
     def _read(self) -> tuple[Options, bool]:
         given = {"brokers": self.brokers, "topics": self.name, **self.options}
-        # only pipelines read up to a group's offsets; a batch reads up to the latest
+        # only pipelines may end at a group's offsets, which a batch does not support
         ends = [name for name, text in given.items() if own_name(name) == "ending_offsets" and text == COMMITTED]
         to_committed = bool(ends) and "group" in map(own_name, given)
         if to_committed:

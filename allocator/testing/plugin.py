@@ -105,7 +105,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="versions for tests marked kafka_versions, instead of the mark's; the first is the reference",
     )
     group.addoption(
-        "--zookeeper-version", metavar="VERSION", help="version of ZooKeeper beside each Kafka, and of `zookeeper`"
+        "--zookeeper-version",
+        metavar="VERSION",
+        help="version of ZooKeeper in clusters with Kafka and in the fixture `zookeeper`",
     )
     group.addoption(
         "--compatibility", metavar="FILE", help="write a table of tested features and versions of servers into FILE"

@@ -314,7 +314,7 @@ def test_a_full_disk_is_reported_in_one_line_and_leaves_complete_commits(spark: 
             file.write(os.urandom(4096))
             file.flush()
     with pytest.raises(
-        ArchiveFull, match=r"no space left on device: .* MB free in .* Nothing of this commit is kept"
+        ArchiveFull, match=r"no space left on device: .* MB free in .* This commit's files were deleted"
     ) as caught:
         archive(Made([30_000]), small, spark=spark)
     assert "\n" not in str(caught.value)

@@ -215,7 +215,7 @@ def test_a_broker_that_is_away_is_waited_for_and_then_the_partition_is_named(
     next(batches)
     cluster.brokers[0].kill()
     with pytest.raises(
-        NothingRead, match=f"{topic}:1 cannot be read from offset .* to 2000: nothing came for 3 s"
+        NothingRead, match=f"{topic}:1 cannot be read from offset .* to 2000: no record arrived for 3 s"
     ) as caught:
         list(batches)
     assert caught.value.retriable

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from allocator.core.fetch.columns import Segment
 
-# the start of each record batch, first offset and length; and the position of the format version
+# each record batch starts with its first offset and its length; the byte at _MAGIC_AT is the format version
 _OFFSET_LENGTH: Final = struct.Struct(">qi")
 _MAGIC_AT: Final = 16
 
@@ -32,7 +32,7 @@ class Batch(Sequence[Record]):
     Iteration yields `Record`s and decodes one record batch of the wire at a time, when it is reached. `batch[i]` is a
     record; `batch[a:b]` and `batch.from_offset(n)` are batches that share the bytes. `to_arrow()`, `keys` and `values`
     return columns without an object for each record. Records, slices and columns keep the bytes alive that they need.
-    Threads may share a batch. `high_watermark` is that of the response, `leader_epoch` that of the last record (None
+    Threads may share a batch. `high_watermark` comes from the response, `leader_epoch` from the last record (None
     before Kafka 0.11).
 
     Deserializers are called for each record when it is reached, but not for null keys and values. If one raises, the
@@ -67,7 +67,7 @@ class Batch(Sequence[Record]):
         key_deserializer: Deserializer = None,
         value_deserializer: Deserializer = None,
     ) -> None:
-        """`found`: result of `decode.scan`. `start`: leave out records below this offset."""
+        """`found` is the result of `decode.scan`. Records below offset `start` are left out."""
         self.topic = topic
         self.partition = partition
         self.high_watermark = high_watermark
@@ -131,7 +131,7 @@ class Batch(Sequence[Record]):
 
     def __iter__(self) -> Iterator[Record]:
         records = self._found.records(self._first, self._end, self._start, self._stop)
-        # no Python frame for each record in the common case
+        # without deserializers, no Python code runs for each record
         return records if self._is_raw() else map(self._deserialized, records)
 
     @overload

@@ -54,7 +54,8 @@ class Failure(NamedTuple):
 class PartitionBuffer:
     """The next offset to fetch of one partition, and its fetched records before delivery.
 
-    Guarantee: records come out in the order of offsets, with each error at its place, and `budget` counts their bytes.
+    Guarantee: records leave the buffer in the order of offsets, each error after the records before it, and `budget`
+    counts their bytes.
     A seek, reset or reassignment creates a new buffer, so the response to a request for the old buffer is dropped.
     """
 

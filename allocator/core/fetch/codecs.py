@@ -1,6 +1,7 @@
 """Decompresses record batches in bounded memory.
 
-Guarantee: the output of any input, valid or not, has at most `output_limit(len(input))` bytes. A larger one raises.
+Guarantee: the output of any input, valid or not, has at most `output_limit(len(input))` bytes. Larger output raises
+`CodecError`.
 """
 
 from __future__ import annotations
@@ -91,10 +92,10 @@ def decompress(codec: int, data: bytes | memoryview, *, magic: int = 2, room: ty
 
 
 def _bounded(into: Callable[[Any, memoryview], int], data: bytes | memoryview, room: type[Room]) -> bytes:
-    """Decompresses into larger and larger buffers, up to the limit. Frames may state no size or a wrong size.
+    """Decompresses into larger and larger buffers, up to the limit, because frames may state no size or a wrong size.
 
-    If decompression fails after it has overwritten the guard at the end, the buffer was too small. Otherwise the data
-    is damaged.
+    The last bytes of the buffer are a guard. If decompression fails and has overwritten the guard, the buffer was too
+    small; otherwise the data is damaged.
     """
     limit = output_limit(len(data))
     size = min(max(4096, FIRST_GUESS * len(data)), limit)
@@ -116,8 +117,7 @@ def _bounded(into: Callable[[Any, memoryview], int], data: bytes | memoryview, r
 def _snappy(data: bytes | memoryview, room: type[Room]) -> bytes:
     """Decompresses both framings: a plain block (librdkafka), and xerial's chain of blocks (Java).
 
-    A producer may write blocks of one byte. So the time is linear in the number of blocks, and blocks are not
-    collected.
+    A producer may write blocks of one byte, so each block is processed in constant extra time and memory.
     """
     view = memoryview(data)
     limit = output_limit(len(view))

@@ -16,7 +16,7 @@ Headers = list[tuple[str, Optional[bytes]]]
 
 @dataclass(eq=False)
 class ColumnPart:
-    """The records of one record batch, as positions in a buffer instead of objects. A `record.Source`.
+    """The records of one record batch, as positions in a buffer instead of objects. Implements `record.Source`.
 
     `keys_at` and `values_at` have a start and an end in `buffer` for each record: those of record i are at [2*i] and
     [2*i+1]. A start of -1 is a null. `headers_at` has the index of each record with headers, and their position.

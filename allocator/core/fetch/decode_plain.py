@@ -274,7 +274,7 @@ class _Walk:
 
 
 def _part(data: bytes, segment: Segment) -> ColumnPart:
-    """Raises `ValueError`, `IndexError` or `struct.error` for data that does not decode."""
+    """Decodes one segment. Raises `ValueError`, `IndexError` or `struct.error` for corrupt data."""
     if segment.codec:
         buffer = decompress(segment.codec, data[segment.start : segment.end], magic=segment.magic)
         start, end = 0, len(buffer)
@@ -412,7 +412,7 @@ def _skip_headers(buffer: bytes, pos: int, end: int) -> int:
 # offset, length, crc, magic, attributes
 _HEADER: Final = struct.Struct(">qiIbB")
 _INT32: Final = struct.Struct(">i")
-# the same fields, in v1 the timestamp, and the length of the key
+# the fields of _HEADER, the timestamp (only in v1), and the length of the key
 _UP_TO_KEY: Final = {0: struct.Struct(">qiIbBi"), 1: struct.Struct(">qiIbBqi")}
 _MESSAGE_CRC_FROM: Final = 16
 _MIN_LENGTH: Final = {0: 14, 1: 22}

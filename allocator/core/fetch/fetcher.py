@@ -42,9 +42,8 @@ class Fetcher:
     Guarantees:
     - Batches of a partition are in the order of offsets, without a gap, from its position on. Records that were
       requested before a seek, a reset or a reassignment are dropped. A paused partition delivers nothing.
-    - Fetched and requested bytes stay within `prefetch_bytes`. One response may exceed it: a broker sends a record
-      batch
-      that is larger than the request whole, so that consumers can proceed (KIP-74).
+    - Fetched and requested bytes stay within `prefetch_bytes`. One response may exceed it: if a record batch is
+      larger than the request, the broker sends it whole, so that consumers can proceed (KIP-74).
     - Partitions do not delay each other. A partition that is paused, failing or not consumed keeps only its own share
       of `prefetch_bytes` when others need the bytes.
     - `take` raises an error of a partition after the records before it. Until the error is resolved, later calls raise

@@ -250,7 +250,7 @@ class FetchLoop:
     def _handle_parts(
         self, plan: PlannedFetch, parts: Iterator[tuple[TopicPartition, FetchedPartition]], version: int
     ) -> None:
-        """Takes the parts of a response. After `MAX_SCAN_BYTES`, other tasks run before the rest."""
+        """Handles the partitions of a response. After `MAX_SCAN_BYTES`, lets other tasks run before the rest."""
         scanned = 0
         for tp, part in parts:
             if tp not in plan.wanted:
@@ -268,7 +268,7 @@ class FetchLoop:
         self._handle_parts(*rest)
 
     def _handle_partition(self, plan: PlannedFetch, tp: TopicPartition, part: FetchedPartition, version: int) -> None:
-        """Applies the response about one partition, except that `_fetch_next` reports its records."""
+        """Applies the response about one partition, but leaves reporting its records to `_fetch_next`."""
         buffer, wanted = plan.buffers[tp], plan.wanted[tp]
         if not self._planner.is_current(buffer) or buffer.fetch_offset != wanted.offset or buffer.halted:
             # outdated: since the request, the partition was sought, reset, reassigned or halted, or its records dropped
@@ -330,7 +330,8 @@ class FetchLoop:
             self._positions.recreated(tp)
 
     def _fetch_next(self, plan: PlannedFetch) -> None:
-        """Sends the next request, then reports the records. So the broker works while the consumer handles them."""
+        """Sends the next request before it reports the records, so that the broker works while the consumer handles
+        them."""
         self._planner.ended(plan)
         following = self._planner.next_of(plan.broker, time.monotonic())
         if following is not None:

@@ -97,7 +97,7 @@ class Planner:
         self.leaderless: set[str] = set()
         """Topics with a partition to fetch whose leader is unknown."""
         self.short_of_bytes = False
-        """Whether the budget did not allow a request."""
+        """Whether the budget refused the last request that `next` planned."""
         self._buffers: dict[TopicPartition, PartitionBuffer] = {}
         self._brokers: dict[int, BrokerPartitions] = {}
         self._broker_of: dict[TopicPartition, int] = {}

@@ -44,7 +44,7 @@ class _Resetting(NamedTuple):
     position: int
     why: str
     recreated: bool
-    epoch: Optional[int]  # of the partition, after the reset was requested
+    epoch: Optional[int]  # the partition's epoch after the reset was requested
 
 
 class _Validating(NamedTuple):

@@ -251,6 +251,6 @@ class _Reading:
             why = str(error)
         return RangeUnread(
             f"{partition.topic}:{partition.partition} cannot be read from offset {at} to {self.left[partition][1]}: "
-            f"nothing came for {self.reader.patience_s:g} s ({why})",
+            f"no record arrived for {self.reader.patience_s:g} s ({why})",
             retriable=True,
         )

@@ -27,7 +27,7 @@ U = TypeVar("U")
 # seconds for one request. Higher: a hung broker is replaced later; lower: a slow broker gets the request twice
 PATIENCE_S = 10.0
 
-METADATA_BYTES = 4096  # Kafka's default
+METADATA_BYTES = 4096  # Kafka's default limit of a commit's metadata
 SHORTEST_RETENTION_S = 24 * 3600.0  # Kafka's default up to 1.1; from 2.0 on it is seven days
 
 HEARTBEATS = {HeartbeatRequest.API_KEY, 68}  # 68: ConsumerGroupHeartbeat (KIP-848)

@@ -56,10 +56,10 @@ class GroupOffsets:
     them after the generation has ended, and partitions that the member has released are not committed. Without it,
     commits carry no member. Kafka accepts these while it knows no members of the group.
 
-    `retention_s`: seconds that Kafka keeps the commits; None, and always on 0.8.2: the broker's setting.
+    `retention_s`: seconds that Kafka keeps the commits; None: the broker's setting, which 0.8.2 always uses.
     `in_zookeeper`: store offsets in ZooKeeper, as kiel and clients before 0.8.2 do, through any broker up to Kafka 3.
-    0.8.1 always does that, and drops the metadata. `coordinator`: share the one of a membership of the same group.
-    `timeout_s` bounds each call with its retries.
+    0.8.1 always stores them there, and drops the metadata. `coordinator`: the coordinator of a membership of the same
+    group, to share it. `timeout_s` bounds each call with its retries.
 
     Use it in the event loop of `client`, which the caller closes. `close` waits for the request of a cancelled commit.
     """
@@ -90,7 +90,8 @@ class GroupOffsets:
         self._backoff = Backoff(client.retry_backoff_s, BACKOFF_MAX_S)  # after failed commit requests
 
     async def find(self) -> int | None:
-        """Finds the coordinator again and returns its node id; None on 0.8.1, which has none. Raises NoOffsetsError."""
+        """Finds the coordinator again and returns its node id; None on 0.8.1, which has no coordinator. Raises
+        NoOffsetsError."""
         self.coordinator.forget()
         try:
             return await self.coordinator.find(time.monotonic() + self._timeout_s)
@@ -266,7 +267,7 @@ class GroupOffsets:
     def _enter(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> PendingCommit:
         """Adds a commit to the queue, which fixes its order; the caller then awaits `_finish`."""
         cluster = self._client.metadata.cluster_id
-        texts = {each.metadata for each in offsets.values()}  # usually the same text for all partitions
+        texts = {each.metadata for each in offsets.values()}  # usually one text for all partitions
         sent = {text: as_committed(text or "", cluster) for text in texts}
         call = PendingCommit({tp: OffsetAndMetadata(o, sent[text], epoch) for tp, (o, text, epoch) in offsets.items()})
         self._waiting.append(call)
@@ -289,7 +290,7 @@ class GroupOffsets:
             self._withdraw(call)
 
     def _withdraw(self, call: PendingCommit) -> None:
-        """Leaves this commit out of later requests."""
+        """Removes this commit from the queue, so that later requests leave it out."""
         if call in self._waiting:
             self._waiting.remove(call)
 
@@ -346,7 +347,7 @@ class GroupOffsets:
                     call.note([tp], error, final=call.missing[tp] > 1)
 
     async def _pause(self, deadline: float) -> None:
-        """Waits before the next request, longer after each failure in a row, at most until the deadline."""
+        """Pauses before the next request: longer after each failure in a row, but at most until the deadline."""
         await asyncio.sleep(max(0.0, min(self._backoff.next(), deadline - time.monotonic())))
 
     def _read(

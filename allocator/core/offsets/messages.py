@@ -34,7 +34,7 @@ class Identity(NamedTuple):
     instance_id: Optional[str] = None
     """Group instance id of a static member (KIP-345)."""
     by_epoch: bool = False
-    """`generation` is the member epoch of KIP-848."""
+    """Whether `generation` is the member epoch of KIP-848."""
 
 
 class Committer(Protocol):

@@ -29,11 +29,11 @@ class PendingCommit:
         for tp, value in offsets.items():
             _check(tp, value.offset)
         self.left: Offsets = dict(offsets)
-        self.unknown: dict[TopicPartition, int] = {}  # number of UNKNOWN_SERVER_ERRORs
-        self.missing: dict[TopicPartition, int] = {}  # number of metadata responses without the partition
+        self.unknown: dict[TopicPartition, int] = {}  # partition -> number of UNKNOWN_SERVER_ERRORs
+        self.missing: dict[TopicPartition, int] = {}  # partition -> number of metadata responses without it
         self.failed: dict[TopicPartition, BrokerError] = {}
         self.fenced = False  # the member no longer holds some of the partitions
-        self.last: dict[TopicPartition, AllocatorError] = {}  # the last error of a partition that is left
+        self.last: dict[TopicPartition, AllocatorError] = {}  # partition that is left -> its last error
 
     def note(
         self, partitions: Iterable[TopicPartition], exc: BrokerError, *, final: bool, fenced: bool = False

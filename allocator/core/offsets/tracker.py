@@ -10,8 +10,8 @@ from allocator.core.subscription.done import DoneSet, done_of, joined
 from allocator.core.subscription.loss import Committed, as_written, stamped, topic_of
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 
-# Stands for the offset after delivered records once another position was set. The user still works on these records,
-# but finishing them marks no offset as done
+# Replaces the offset after the delivered records if the partition is sought. The user still works on these records, but
+# finishing them marks no offset as done
 REPLACED = -1
 
 
@@ -62,7 +62,8 @@ class OffsetTracker:
         self._wake()
 
     def abandon(self) -> None:
-        """Called when the user will not request more. Delivered records stay undone, and nothing waits for them."""
+        """Called when the user will not request more. Delivered records never become done, so `finished` does not wait
+        for them."""
         self._handed.clear()
         self._wake()
 

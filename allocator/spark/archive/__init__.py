@@ -1,6 +1,6 @@
 """Archives topics as Parquet files, Delta tables or Iceberg tables, each record exactly once, and reads them.
 
-In: a topic, a directory. Out: files, a list of commits, a report. May touch: that directory.
+A run reads one topic, adds files and a commit to one directory, and returns a report.
 """
 
 from __future__ import annotations

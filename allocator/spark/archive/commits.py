@@ -1,12 +1,12 @@
-"""The commits of an archive of one topic. Each commit is atomic.
+"""Reads and writes the commits of one topic's archive. Each commit is atomic.
 
 Guarantee: a commit exists once its manifest has its final name. A hard link sets that name atomically, and fails if
 another run has used the number. A file that no manifest names is not part of the archive.
 
     topic=orders/
-      _commits/00000001.json    ranges of offsets, files, topic and cluster, and a checksum
-      _new-<random>/            files of a current run; the next run removes them after a crash
-      commit=00000001/          the same, renamed after its manifest was written; by the next run after a crash
+      _commits/00000001.json    ranges of offsets, files, topic and cluster, and a checksum _new-<random>/
+      files of a current run; after a crash, the next run removes them commit=00000001/          the same directory,
+      renamed when its manifest is written (after a crash, by the next run)
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Reach = Mapping[int, tuple[int, int]]
 
 
 class ArchiveCorrupt(AllocatorError):
-    """The directory of an archive differs from what its runs wrote."""
+    """The files in an archive's directory are not those that its runs wrote."""
 
 
 class ArchiveMismatch(AllocatorError):
@@ -50,7 +50,7 @@ class ArchiveBusy(AllocatorError):
 
 @dataclass(frozen=True)
 class DataFile:
-    """One Parquet file. `name` is within the commit's directory. Both offsets are inclusive."""
+    """One Parquet file. `name` is its path in the commit's directory. Both offsets are inclusive."""
 
     name: str
     partition: int
@@ -77,7 +77,7 @@ class Manifest:
     """Offsets that were deleted from the topic before they were archived, skipped with `allow_gaps`."""
     replaces: tuple[int, ...] = ()
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """The columns of its files: name -> type, in Spark's JSON notation."""
+    """The columns of the commit's files: name -> type, in Spark's JSON notation."""
 
     @property
     def directory(self) -> str:
@@ -95,13 +95,13 @@ class Manifest:
     def of_table(
         cls, number: int, topic: str, ids: tuple[str | None, str | None], ends: Mapping[int, int], columns: Any
     ) -> Manifest:
-        """Returns one manifest with the state of a table that stores the offsets itself. `ids`: the ids of cluster and
-        topic. `ends`: partition -> next offset."""
+        """Returns a manifest with the whole state of a table that stores its offsets itself. `ids`: the ids of the
+        cluster and the topic. `ends`: partition -> next offset."""
         ranges = {partition: (0, end) for partition, end in ends.items()}
         return cls(number, "append", topic, ids[0] or None, ids[1] or None, ranges, (), "", "", columns=columns)
 
     def to_bytes(self) -> bytes:
-        # round-trips through JSON first: it turns partition numbers into text keys, which sort differently
+        # a round trip through JSON turns partition numbers into string keys, which sort differently
         body = json.loads(json.dumps({"format": FORMAT, **asdict(self)}))
         return json.dumps({**body, "checksum": _checksum(body)}, indent=1).encode()
 
@@ -114,7 +114,7 @@ class Manifest:
             if stated != _checksum(body):
                 raise ValueError("its checksum does not match its content")
             if body.pop("format") != FORMAT:
-                raise ValueError("it was written by a newer version of allocator; use that")
+                raise ValueError("it was written by a newer version of allocator; use that version")
             for name in ("ranges", "gaps"):
                 body[name] = {int(partition): tuple(reach) for partition, reach in body[name].items()}
             body["files"] = tuple(DataFile(**entry) for entry in body["files"])
@@ -132,14 +132,15 @@ def _checksum(body: Mapping[str, Any]) -> str:
 
 
 class CommitLog:
-    """The commits under one directory. Reading changes nothing; writing needs `locked`."""
+    """The commits under one directory. Readers need no lock; a writer must hold `locked`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.manifests = directory / "_commits"
 
     def live(self) -> list[Manifest]:
-        """Returns the commits in effect, in order. Raises ArchiveCorrupt if they do not fit together."""
+        """Returns the commits that are in effect, in order. Raises ArchiveCorrupt if their ranges do not fit
+        together."""
         found = {manifest.number: manifest for manifest in self._all()}
         replaced = {number for manifest in found.values() for number in manifest.replaces}
         missing = set(range(1, max(found, default=0) + 1)) - found.keys() - replaced
@@ -203,7 +204,7 @@ class CommitLog:
             yield
 
     def commit(self, manifest: Manifest) -> None:
-        """Syncs the files, then writes the manifest, then renames the directory for readers without manifests.
+        """Syncs the files, writes the manifest, and then renames the directory, for readers that do not use manifests.
 
         After ArchiveBusy or ArchiveFull, no file of the commit remains.
         """
@@ -217,7 +218,7 @@ class CommitLog:
                     sync(directory)
             write_file(final, manifest.to_bytes(), fresh=True)
         except FileExistsError:
-            raise ArchiveBusy(f"{final} was written by another run meanwhile; nothing of this one was kept") from None
+            raise ArchiveBusy(f"{final} was written by another run meanwhile; this run's files were deleted") from None
         except OSError as error:
             if final.exists():
                 raise  # the commit exists, so keep its files
@@ -228,7 +229,7 @@ class CommitLog:
         self._settle(manifest)
 
     def _settle(self, manifest: Manifest) -> None:
-        """Renames and deletes directories by the manifest; may be repeated."""
+        """Renames and deletes directories as the manifest says. Repeating it is harmless."""
         staged, home = self.directory / manifest.staged, self.directory / manifest.directory
         if staged.is_dir() and not home.exists():
             os.rename(staged, home)
@@ -266,7 +267,7 @@ def disk_full(directory: Path, scratch: Optional[str] = None) -> ArchiveFull:
     if scratch is not None:
         places.append(f"{_free(Path(scratch))} in {scratch}, where Spark sorts (spark.local.dir)")
     return ArchiveFull(
-        f"no space left on device: {', '.join(places)}. Nothing of this commit is kept; earlier commits are complete. "
+        f"no space left on device: {', '.join(places)}. This commit's files were deleted; earlier ones are complete. "
         "Free space, or reduce --offsets-per-commit, and run again"
     )
 
@@ -288,7 +289,7 @@ def check_writable(directory: Path) -> None:
     if not os.access(there, os.W_OK | os.X_OK, effective_ids=effective):
         why = "is on a read-only file system" if os.statvfs(there).f_flag & os.ST_RDONLY else "may not be written"
         raise ConfigError(
-            f"{directory} cannot be written: {there} {why} by this user; name another directory, or change its rights"
+            f"{directory} cannot be written: {there} {why} by this user; name another directory, or change its mode"
         )
 
 
@@ -305,7 +306,7 @@ def _check_ranges(alive: list[Manifest], where: Path) -> None:
             if end != start:
                 raise ArchiveCorrupt(
                     f"{where}: partition {partition} is archived up to offset {end - 1}, and then from {start} on; the "
-                    "directory has manifests of two archives, or changed ones"
+                    "directory has manifests of two archives, or a manifest was changed"
                 )
 
 

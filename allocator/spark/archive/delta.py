@@ -1,4 +1,4 @@
-"""An archive as a Delta table: one entry of its log adds the files of a commit and sets the offsets.
+"""Stores an archive as a Delta table: one entry of its log adds the files of a commit and sets the offsets.
 
 Guarantee: rows and offsets are in the same log entry, so the table has both or neither. The offsets are application
 transactions of Delta's protocol (`txn`), which checkpoints keep:
@@ -7,8 +7,8 @@ transactions of Delta's protocol (`txn`), which checkpoints keep:
     allocator-archive/orders/partitions    the number of partitions that the archive knows
     allocator-archive/orders/7             the next offset of partition 7
 
-Each commit sets the first of them. Delta refuses an entry that sets an identifier which another writer has set since
-the table was read. So of two concurrent runs only one can commit. Source: the sections "Transaction Identifiers" and
+Each commit sets the first of them. Delta refuses an entry if another writer has set one of its identifiers since the
+table was read. So of two concurrent runs only one can commit. Source: the sections "Transaction Identifiers" and
 "Add File" of Delta's PROTOCOL.md.
 """
 
@@ -87,8 +87,8 @@ class DeltaStore(TableStore):
     def commit(self, manifest: Manifest) -> None:
         """Adds one entry to the log. Raises ArchiveBusy, ArchiveFull, ArchiveMismatch.
 
-        After an error the files stay: an entry may exist whose acknowledgement was lost. The table's VACUUM deletes
-        files that no entry names.
+        After an error the files stay, because the entry may exist although its acknowledgement was lost. The table's
+        VACUUM deletes files that no entry names.
         """
         try:
             self._prepare(manifest)
@@ -132,7 +132,7 @@ class DeltaStore(TableStore):
                 schema=self._columns,
                 partition_by=_PARTITIONED,
                 configuration=configuration,
-                raise_if_key_not_exists=False,  # these property names are not defined by Delta
+                raise_if_key_not_exists=False,  # Delta does not define these property names
             )
         except DeltaError as error:
             if deltalake.DeltaTable.is_deltatable(self.place):

@@ -1,4 +1,4 @@
-"""Writes the rows of one commit as Parquet files, by Spark itself or by its Python workers through pyarrow.
+"""Writes the rows of one commit as Parquet files, with Spark's own writer or with pyarrow in its Python workers.
 
 Spark's own writer needs a directory, and jars for an object store. The Python workers reach all file systems of
 pyarrow: local disks, S3, Google Cloud Storage, HDFS.
@@ -33,14 +33,14 @@ def is_url(place: str) -> bool:
 
 
 def local_url(path: Path) -> str:
-    """Returns a path for Spark, whose default file system may be another one. Hadoop does not decode characters such as
-    %."""
+    """Returns the path as a file: URL, because Spark's default file system may be another one. Hadoop does not decode
+    characters such as %."""
     return f"file://{path}"
 
 
 def _not_shared(directory: Path, what: str) -> ConfigError:
     return ConfigError(
-        f"{directory} is seen by the driver, but {what}. Nothing of this commit is kept. Mount one file system under "
+        f"{directory} is seen by the driver, but {what}. This commit's files were deleted. Mount one file system under "
         "this path on the driver and on all executors, or archive to an object store with --format delta or iceberg"
     )
 
@@ -80,7 +80,7 @@ def write_arrow(
 
 
 def arrow_schema(rows: DataFrame) -> pyarrow.Schema:
-    """Returns the columns of the files for `rows`: all may be null, and times are UTC."""
+    """Returns the Arrow schema of the files for `rows`. All columns are nullable, and times are in UTC."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(rows.schema.toNullable(), timezone="UTC")
@@ -121,7 +121,7 @@ def _write_task(
 def _runs(
     batches: Iterable[pyarrow.RecordBatch], schema: pyarrow.Schema, without: list[str]
 ) -> Iterator[tuple[int, Iterator[pyarrow.Table]]]:
-    """Yields the tables of each partition, without some columns. The caller reads each iterator to its end."""
+    """Yields each partition with its tables, without some columns. The caller must exhaust each iterator."""
 
     def pieces() -> Iterator[tuple[int, pyarrow.Table]]:
         from pyarrow import Table, compute
@@ -186,7 +186,7 @@ def _check(place: object, found: Iterable[DataFile], ranges: Mapping[int, tuple[
 def write_parquet(rows: DataFrame, staged: Path, ranges: Mapping[int, tuple[int, int]]) -> tuple[DataFile, ...]:
     """Writes Parquet files below `staged`, by partition, in the order of offsets.
 
-    Raises ArchiveCorrupt, ArchiveFull, and ConfigError if an executor writes to another directory of that name.
+    Raises ArchiveCorrupt, ArchiveFull, and ConfigError if an executor's path is not the driver's directory.
     """
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
@@ -219,7 +219,7 @@ def _measured(staged: Path) -> list[DataFile]:
     found = []
     for path in sorted(staged.glob("partition=*/*.parquet")):
         metadata = parquet.read_metadata(path)
-        # the column itself, not a nested field of that name
+        # the top-level column, not a nested field of that name
         at = [metadata.schema.column(number).path for number in range(metadata.num_columns)].index("offset")
         columns = [metadata.row_group(number).column(at).statistics for number in range(metadata.num_row_groups)]
         if not metadata.num_rows:

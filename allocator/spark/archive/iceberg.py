@@ -1,4 +1,4 @@
-"""An archive as an Iceberg table: one commit to the catalog adds the files and sets the offsets.
+"""Stores an archive as an Iceberg table: one commit to the catalog adds the files and sets the offsets.
 
 Guarantee: rows and offsets are in the same version of the table's metadata, so the table has both or neither. The
 offsets are properties of the table, which outlive the expiry of snapshots:
@@ -8,10 +8,10 @@ offsets are properties of the table, which outlive the expiry of snapshots:
     allocator.offsets                                         JSON: partition -> next offset
     allocator.columns                                         JSON: column -> type, in Spark's notation
 
-Each commit adds a snapshot, also one without files. The catalog accepts it only if the branch `main` has the snapshot
-that this run has read, so of two runs at once only one can commit. pyiceberg would repeat a refused commit on top of
-the other one, with these offsets, so the table forbids that (`commit.retry.num-retries`). Source: the sections "Table
-Metadata" and "Commit Conflict Resolution and Retry" of Iceberg's table spec.
+Each commit adds a snapshot, even if it has no files. The catalog accepts it only if the branch `main` still has the
+snapshot that this run has read, so of two concurrent runs only one can commit. By default pyiceberg would repeat a
+refused commit on top of the other one, with outdated offsets; the table forbids that (`commit.retry.num-retries`).
+Source: the sections "Table Metadata" and "Commit Conflict Resolution and Retry" of Iceberg's table spec.
 """
 
 from __future__ import annotations

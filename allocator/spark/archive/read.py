@@ -1,4 +1,4 @@
-"""`Archive` reads exactly the committed records, also after a crash of a run."""
+"""`Archive` reads exactly the committed records, even after a run has crashed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Archive:
     """The archive of one topic under `directory`. Raises ConfigError if there is none."""
 
     def __init__(self, directory: str | Path, topic: str | None = None) -> None:
-        root = Path(directory).absolute()  # Spark and its workers have other working directories
+        root = Path(directory).absolute()  # Spark and its workers have different working directories
         found = sorted(path.name[len("topic=") :] for path in root.glob("topic=*") if (path / "_commits").is_dir())
         if topic is None:
             if len(found) != 1:
@@ -50,7 +50,7 @@ class Archive:
     def frame(self, spark: SparkSession, reach: Mapping[int, tuple[int, int]] | None = None) -> DataFrame:
         """Returns the records, with the columns of Spark's Kafka connector and of the archive's transform.
 
-        If `reach` is given, only those offsets. Raises ArchiveCorrupt.
+        If `reach` is given, returns only those offsets. Raises ArchiveCorrupt.
         """
         from pyspark.sql import functions as F
 

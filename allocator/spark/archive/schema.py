@@ -1,8 +1,8 @@
-"""The columns of an archive: transforms add columns; a check keeps the schemas of all commits compatible.
+"""Adds columns to an archive by transforms, and checks that the schemas of all commits stay compatible.
 
 `decoder("json:id long, n double", "avro:orders.avsc")` is a transform for `archive`. It keeps the bytes, so that an
-archive can be audited and sent back, and adds `key_decoded` and `value_decoded`. These are null if the bytes do not
-match the schema, so a wrong schema loses nothing.
+archive can be audited and produced again, and adds `key_decoded` and `value_decoded`. These are null if the bytes do
+not match the schema, so a wrong schema loses nothing.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def decoder(key: str | None = None, value: str | None = None) -> Transform:
     """Returns a transform that adds `key_decoded` and `value_decoded`.
 
     Each argument is one of these: "string" (UTF-8); "json:" and a schema in Spark's DDL, "json:id long, tags
-    array<string>"; "avro:" and a file with the Avro schema of the writer; "confluent-avro:", the same after the five
-    bytes of a schema registry, whose id is ignored. Raises ConfigError for an invalid schema, MissingExtra for Avro
-    without fastavro.
+    array<string>"; "avro:" and a file with the Avro schema of the writer; "confluent-avro:" and such a file, for Avro
+    after the five bytes of a schema registry, whose schema id is ignored. Raises ConfigError for an invalid schema,
+    MissingExtra for Avro without fastavro.
     """
     makers = {column: _maker(column, spec) for column, spec in (("key", key), ("value", value)) if spec is not None}
 
@@ -48,8 +48,8 @@ def decoder(key: str | None = None, value: str | None = None) -> Transform:
 def transform_of(key: str | None, value: str | None, target: str | None) -> Transform | None:
     """Returns a transform: `decoder` of key and value, then the user's function or class `package.module:name`.
 
-    The function maps a DataFrame to a DataFrame; a class is instantiated. Modules in the current directory count.
-    Returns None without all three. Raises ConfigError.
+    The function takes and returns a DataFrame; a class is instantiated first. The module may be in the current
+    directory. Returns None if all three arguments are None. Raises ConfigError.
     """
     steps = [] if key is None and value is None else [decoder(key, value)]
     if target is not None:
@@ -91,7 +91,7 @@ def columns_of(rows: DataFrame) -> dict[str, Any]:
 
 
 def _merge(one: Any, other: Any) -> bool:
-    """Returns whether Spark can merge both types: structs may differ in fields, everything else must be equal."""
+    """Returns whether Spark can merge both types. Structs may have different fields; other types must be equal."""
     if isinstance(one, dict) and isinstance(other, dict) and one["type"] == other["type"]:
         if one["type"] == "struct":
             known = {field["name"].lower(): field["type"] for field in one["fields"]}
@@ -141,8 +141,8 @@ def _maker(column: str, spec: str) -> Callable[[], Column]:
 
             _check_ddl(column, schema)
             F, name = _functions(), "allocator_does_not_fit"
-            # adds a field for invalid values: without it, Spark decodes them to a struct of nulls, as if they were
-            # valid
+            # adds a field that marks invalid values: without it, Spark decodes them to a struct of nulls, like
+            # valid values
             wanted = StructType.fromDDL(schema).add(name, "string")
             found = F.from_json(F.col(column).cast("string"), wanted, {"columnNameOfCorruptRecord": name})
             return F.when(found[name].isNull(), found.dropFields(name))
@@ -184,7 +184,7 @@ def _avro(column: str, path: Path, skip: int) -> Callable[[], Column]:
         parsed = as_reader_schema(path.read_text())
         shape = column_type(parsed)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{column}: {path} is not an Avro schema that Spark has types for: {error}") from error
+        raise ConfigError(f"{column}: {path} is not an Avro schema whose types Spark has: {error}") from error
 
     def decode(data: Optional[bytearray]) -> Any:
         if data is None or len(data) < skip or (skip and data[0] != 0):

@@ -1,4 +1,4 @@
-"""The formats of an archive. A store commits files together with the offsets that they cover."""
+"""Opens the store of an archive's format. A store commits files together with the offsets that they cover."""
 
 from __future__ import annotations
 

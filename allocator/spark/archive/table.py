@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class TableStore:
-    """The table of one topic, at `place`. A commit of the table detects another writer, so it needs no lock."""
+    """The table of one topic, at `place`. It needs no lock, because a commit fails if another run has committed."""
 
     _staged = "data-"
     _with_partition = False

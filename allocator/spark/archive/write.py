@@ -1,12 +1,12 @@
 """Writes topics to an archive, each record exactly once: `archive`, `compact`.
 
-A run continues at the end of the archive, which its store knows, also after a crash of the last run. The driver and all
+A run continues at the end of the archive, which its store knows, even if the last run crashed. The driver and all
 executors must see the directory under the same path: on a disk, or on a mounted file system. Delta and Iceberg tables
 may be in an object store (`delta`, `iceberg`).
 
-The rest is about Parquet archives. Other readers (`spark.read.parquet(DIR)`, pandas, DuckDB) find the columns topic,
-commit and partition in directory names. They read exact data unless a run is active or was killed; `Archive` is always
-exact. A reader may miss files that `compact` replaces meanwhile, and must then read again.
+Other readers of a Parquet archive (`spark.read.parquet(DIR)`, pandas, DuckDB) take the columns topic, commit and
+partition from the directory names. They may see too many or too few records while a run is active or after it was
+killed; `Archive` never does. A reader that misses files because `compact` has replaced them must read again.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def archive(
 ) -> ArchiveReport:
     """Adds the missing records of `topic` to its archive under `directory`.
 
-    Guarantee: after any number of runs, also crashed ones, the archive has each record once. The first run begins at
-    the start in the topic's options, and stores it also for empty partitions. Later runs begin at the end of the
+    Guarantee: after any number of runs, even crashed ones, the archive has each record once. The first run starts at
+    the offsets in the topic's options, and stores them even for empty partitions. Later runs start at the end of the
     archive, and at the first record of new partitions.
 
     format: "parquet"; "delta" for a Delta table, with a directory or a URL such as s3://bucket/archive; "iceberg" for
@@ -125,8 +125,8 @@ def archive(
     report = ArchiveReport(topic.name, root, dry_run=dry_run)
 
     def plan() -> tuple[Extent, list[Manifest], Reach]:
-        """Sets the report's ranges and gaps. Returns the extent, the commits, and an empty range at the start of each
-        new partition."""
+        """Sets the report's ranges and gaps. Returns the extent, the commits, and an empty range for each new
+        partition."""
         alive = store.live()
         extent = topic.extent()  # read after the commits, so that it cannot be older than they are
         start, report.gaps = _start(alive, topic.name, extent, allow_gaps)
@@ -141,7 +141,7 @@ def archive(
         spark = spark or session("allocator archive")  # started before the lock is taken, because it takes seconds
     with store.locked():  # also completes the commit of a killed run
         if report.ranges or report.gaps or new:
-            extent, alive, new = plan()  # planned again, because another run may have added commits
+            extent, alive, new = plan()  # plans again, because another run may have added commits
         todo, gaps = report.ranges, report.gaps
         done, total = 0, report.offsets
         if progress is not None and todo:
@@ -189,14 +189,15 @@ def archive(
 
 
 def _start(alive: list[Manifest], topic: str, extent: Extent, allow_gaps: bool) -> tuple[dict[int, int], Reach]:
-    """Returns the start of each partition, and the deleted offsets before it. Raises ArchiveMismatch, DataLoss."""
+    """Returns the offset at which each partition starts, and the deleted offsets before it. Raises ArchiveMismatch,
+    DataLoss."""
     for manifest in alive[-1:]:
         if manifest.topic != topic:
             raise ArchiveMismatch(f"the directory holds an archive of topic {manifest.topic!r}, not of {topic!r}")
         if manifest.cluster and extent.cluster and manifest.cluster != extent.cluster:
             raise ArchiveMismatch(
-                f"the directory holds {topic!r} of cluster {manifest.cluster}; this one is {extent.cluster}: archive "
-                "it to another directory"
+                f"the directory holds {topic!r} of cluster {manifest.cluster}; the brokers belong to "
+                f"{extent.cluster}: archive it to another directory"
             )
         if manifest.topic_id and extent.topic_id and manifest.topic_id != extent.topic_id:
             raise ArchiveMismatch(f"{topic!r} was deleted and created again since: archive it to another directory")
@@ -219,8 +220,8 @@ def _start(alive: list[Manifest], topic: str, extent: Extent, allow_gaps: bool) 
         if at < first:
             if not allow_gaps:
                 raise DataLoss(
-                    f"{so_far} and begins at {first} now: {first - at} offsets were deleted unarchived; allow gaps to "
-                    "continue without them"
+                    f"{so_far} and begins at {first} now: {first - at} offsets were deleted before "
+                    "they were archived; allow gaps to continue without them"
                 )
             gaps[partition] = (at, first)
         start[partition] = max(at, first)
@@ -228,7 +229,8 @@ def _start(alive: list[Manifest], topic: str, extent: Extent, allow_gaps: bool) 
 
 
 def _deleted(topic: Topic, piece: Reach, files: tuple[DataFile, ...]) -> Reach:
-    """Returns offsets at the start of each range that the topic lost before the read, without `fail_on_data_loss`."""
+    """Returns the offsets at the start of each range that the topic lost before the read. Only without
+    `fail_on_data_loss` does the read continue after such a loss."""
     found: Reach = {}
     if not piece or topic.fail_on_data_loss:
         return found
@@ -260,7 +262,7 @@ def compact(
 ) -> ArchiveReport:
     """Merges neighbouring commits whose files have less than half of `file_size` bytes on average.
 
-    It is as safe against a crash as `archive`: it deletes the old files after it has written the new manifest.
+    A crash loses no record: `compact` deletes the old files only after it has written the new manifest.
     Raises ArchiveCorrupt, ArchiveBusy, ConfigError.
     """
     began = time.monotonic()

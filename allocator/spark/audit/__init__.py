@@ -1,6 +1,6 @@
 """Compares the records of two sides: topics, archives or tables.
 
-In: two sides. Out: a report of the records that differ. May touch: nothing; it reads.
+An audit returns a report of the records that differ. It changes nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compares two sides of records in Spark, by hashes, shuffles and sorts, which spill to disk.
+"""Compares the records of two sides in Spark, by hashes, shuffles and sorts, which spill to disk.
 
 `allocator.spark.audit` defines the kinds of differences. A record is identified by the XXH64 of its key, value, headers
 and timestamp, 64 bits each: two different fields have the same hash with a probability of 1 in 2^64.
@@ -23,8 +23,8 @@ HASHES = list(FIELDS.values())
 
 
 def prepare(frame: DataFrame, left: bool, by: str, ignore: Collection[str]) -> DataFrame:
-    """Returns the columns of one side: side, t(opic), unit (the scope of the order), p(artition), o(ffset), the
-    hashes."""
+    """Returns one side with the columns side, t (topic), unit (in which records are ordered), p (partition), o
+    (offset), and the hashes."""
     known = dict.fromkeys(frame.columns)
     millis = F.expr("unix_millis(timestamp)")
     values: dict[str, Column] = {
@@ -34,7 +34,7 @@ def prepare(frame: DataFrame, left: bool, by: str, ignore: Collection[str]) -> D
         "headers": F.expr("if(size(headers) > 0, transform(headers, h -> (h.key, h.value is null, h.value)), null)")
         if "headers" in known
         else F.lit(None),
-        # -1 means no timestamp; other negative ones are times before 1970
+        # -1 means no timestamp; other negative values are times before 1970
         "timestamp": F.when(millis != -1, millis),
     }
     hashes = [
@@ -71,8 +71,8 @@ class Comparison:
         by: str,
         ends: tuple[Mapping[int, int], Mapping[int, int]] | None = None,
     ) -> None:
-        """With `ends` (for each side: partition -> offset), drops rows at or after these offsets that have no
-        partner."""
+        """`ends`: for each side, partition -> offset. Rows at or after these offsets that have no partner are
+        dropped."""
         self._by = by
         self._kept: list[DataFrame] = []
         self._alone = self._altered = True
@@ -83,7 +83,8 @@ class Comparison:
                 arrived = F.col(side + "o") >= end[F.col(side + "p")]
                 pairs = pairs.where(~(F.col(other + "o").isNull() & F.coalesce(arrived, F.lit(False))))
         self.pairs = self._keep(pairs)
-        """One row for each pair, and for each row without a partner, with nulls for the other side."""
+        """One row for each pair of equal records. A record without a partner has a row with nulls for the other
+        side."""
 
     def __enter__(self) -> Comparison:
         return self
@@ -97,8 +98,8 @@ class Comparison:
         return frame
 
     def partitions(self) -> list[Any]:
-        """Returns for each side, t, p: records, first and last offset, an order-independent checksum, number of
-        differences."""
+        """Returns for each side, topic and partition: number of records, first and last offset, an order-independent
+        checksum, and number of differences."""
         sides = [
             F.struct(
                 F.lit(left).alias("side"),
@@ -130,7 +131,7 @@ class Comparison:
 
         Columns: kind, t, lp, lo, rp, ro, `fields` (the altered fields), `passed` (the offset that came too early).
         """
-        # by "offset", each record has a fixed place, so none can be reordered
+        # by "offset", a record's offset is fixed, so none can be reordered
         found = [self._reordered()] if self._by != "offset" else []
         if self._altered:
             found.append(self._altered_in_place())
@@ -148,7 +149,7 @@ class Comparison:
         return _shaped(changed.withColumn("kind", F.lit("altered")))
 
     def _reordered(self) -> DataFrame:
-        """Returns the pairs whose record was overtaken: a later record of the left precedes it on the right."""
+        """Returns the pairs of reordered records: a record that is later on the left comes before them on the right."""
         both = self._paired().where(F.col("unit").isNotNull())
         # in descending order of left offsets, the rows before a record follow it on the left. Records of a key in two
         # partitions have no order
@@ -180,7 +181,7 @@ class Comparison:
         rows = self._duplicates(rows)
         if self._by != "offset":
             timed, keyed, valued = (~_is_null(name) for name in ("ht", "hk", "hv"))
-            # without key and time, all records would be similar
+            # without these conditions, all records without key and time would count as similar
             rows = _resemble(rows, ["t", "unit", "hk", "hv"], keyed | valued, "altered")
             rows = _resemble(rows, ["t", "unit", "hk", "ht"], keyed | timed, "altered")
             scope = ["t", "unit"] if self._by == "partition" else ["t"]
@@ -210,7 +211,8 @@ class Comparison:
         return joined.withColumn("kind", F.when(again, "duplicated").otherwise(F.col("kind"))).drop("known")
 
     def _ends(self, rows: DataFrame) -> DataFrame:
-        """Classifies the rest: missing, truncated (no later record of the partition is found), or extra."""
+        """Classifies the other rows: missing, truncated (no later record of the partition is on the right), or
+        extra."""
         paired = self._paired().select("t", "lp", "lo")
         later = rows.where(F.col("side") & F.col("mo").isNotNull()).select("t", F.col("p").alias("lp"), "o")
         ends = paired.union(later).groupBy("t", F.col("lp").alias("p")).agg(F.max("lo").alias("end"))
@@ -221,7 +223,7 @@ class Comparison:
 
 
 def _pair(rows: DataFrame, by: str) -> DataFrame:
-    """Pairs equal rows of a unit: the first with the first, the second with the second."""
+    """Pairs equal rows of a unit in order: the first of one side with the first of the other, and so on."""
     alike = ["t", "unit", "o"] if by == "offset" else ["t", "unit", *HASHES]
     # one shuffle for the window and the grouping
     rows = rows.withColumn("f", F.xxhash64(*HASHES)).repartition(*(alike if by == "offset" else ["t", *HASHES]))

@@ -1,18 +1,19 @@
 """`audit(left, right)` compares the records of two sources and classifies every difference.
 
-Each difference is exactly one of these, with the left source as the truth:
+Each difference is exactly one of these. The left source is taken as correct.
 
-- missing: the right lacks a record of the left; truncated: the same, and the right has no later record of the partition
-  (a mirror that is behind, or a lost tail);
-- duplicated: the right has it once more than the left; extra: only the right has it;
-- moved: the right has it in another partition (`by="offset"`: or at another offset);
-- altered: a record of each side, equal except for `fields`. Pairs are searched in this order: same key and value; same
-  key and timestamp; same value and timestamp. Records with less in common are missing and extra;
-- reordered: the right has it after a record that follows it on the left.
+- missing: the right lacks a record of the left; truncated: also, the right has no later record of the partition (a
+  mirror that is behind, or a lost tail);
+- duplicated: the right has a record once more than the left; extra: only the right has the record;
+- moved: the right has the record in another partition (with `by="offset"`, or at another offset);
+- altered: a record of the left and one of the right that are equal except for `fields`. The audit looks first for the
+  same key and value, then the same key and timestamp, then the same value and timestamp. Records that have less in
+  common are missing and extra;
+- reordered: on the right, the record comes after a record that follows it on the left.
 
 `by` is the unit within which records are matched and ordered. "partition" is for equal numbers of partitions. "key" is
-for different numbers; records without a key then have no order. "offset" is for kept offsets, as in an archive: a
-different record at the same offset is altered.
+for different numbers; records without a key then have no order. "offset" is for sides with equal offsets, such as an
+archive: a different record at the same offset is altered.
 
 The audit is exact for every size: Spark bounds the memory, and sorts on disk if data does not fit.
 """
@@ -73,11 +74,11 @@ def audit(
 ) -> Report:
     """Compares two topics, archives or DataFrames with the columns of Spark's Kafka connector.
 
-    by: "partition", "key" or "offset", see the module. None chooses "offset" if one side is an archive, else
-    "partition" if both have the same partitions, else "key". ignore: fields ("timestamp", "headers", ...) that may
-    differ. rename: for DataFrames of many topics, name on the right -> name on the left; two single topics may have
-    different names. samples: listed differences of each kind and topic; the report counts all. spark: by default the
-    active session, or a new one.
+    `by`: "partition", "key" or "offset", as the module describes. None chooses "offset" if one side is an archive, else
+    "partition" if both have the same partitions, else "key". `ignore`: fields ("timestamp", "headers", ...) that may
+    differ. `rename`: for DataFrames of many topics, name on the right -> name on the left; two single topics may have
+    different names anyway. `samples`: number of differences to list for each kind and topic; the report counts all.
+    `spark`: by default the active session, or a new one.
 
     Records that arrive after the audit began are not compared. Of a topic and an archive, it compares only offsets that
     the archive covers and the topic still has; a note counts the others. Raises ConfigError, SchemaMismatch, and the

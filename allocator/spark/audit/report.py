@@ -14,10 +14,10 @@ from allocator.spark.report_html import badge, code, grid, item_list, page, para
 KINDS: Mapping[str, str] = {
     "missing": "on the left only",
     "truncated": "on the left only, after the last record of the partition on the right",
-    "duplicated": "once more on the right than on the left",
+    "duplicated": "one time more on the right than on the left",
     "extra": "on the right only",
     "altered": "on both sides, with different content",
-    "moved": "on both sides, at different places",
+    "moved": "on both sides, in different partitions or at different offsets",
     "reordered": "on both sides; a later one comes before it on the right",
 }
 
@@ -64,7 +64,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference. `partition` and `offset` are on the left, `other_...` on the right; None: not there."""
+    """One difference. `partition` and `offset` are on the left, `other_...` on the right; None: the side lacks it."""
 
     kind: str
     topic: str
@@ -73,7 +73,7 @@ class Difference:
     other_partition: Optional[int]
     other_offset: Optional[int]
     fields: tuple[str, ...] = ()
-    """The altered fields."""
+    """For "altered": the names of the fields that differ."""
     passed: Optional[int] = None
     """For "reordered": the first offset on the right of a record that should come after it."""
     left: Optional[Mapping[str, Any]] = None
@@ -118,7 +118,7 @@ class Report:
         return not self.counts
 
     def count(self, kind: str | None = None, topic: str | None = None) -> int:
-        """Returns the number of differences of a kind (None: all) in a topic (None: all)."""
+        """Returns the number of differences of a kind (None: of all kinds) in a topic (None: in all topics)."""
         return sum(
             number
             for (found, where, _, _), number in self.counts.items()
@@ -207,7 +207,7 @@ class Report:
             *samples,
             section(
                 "Partitions",
-                paragraph("A checksum is of all records of a partition, independent of their order."),
+                paragraph("A checksum covers all records of a partition and does not depend on their order."),
                 grid("Partitions", PARTITION_HEADS, self._rows()),
             ),
         )

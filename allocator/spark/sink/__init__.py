@@ -1,4 +1,4 @@
 """Writes rows to topics, at least once.
 
-In: rows with key, value, headers, topic and partition. Out: records. May touch: the topics by Produce.
+Each row becomes a record: its columns are key, value, headers, topic and partition.
 """

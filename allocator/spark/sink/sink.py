@@ -32,7 +32,8 @@ KINDS = {
     "partition": ("int",),
     "headers": (HEADERS["headers"],),
 }
-# Brokers with auto.create.topics.enable need a moment. Higher: a wrong name fails later; lower: a new topic may fail.
+# Seconds to wait until brokers have created the topic automatically. Higher: a wrong name fails later; lower: a new
+# topic may fail.
 CREATION_S: Final = 5.0
 NO_TOPIC: Final = "record {} of a task has no topic: its column is null, and the option is not set"
 NO_PARTITION: Final = "{} has no partition {}; null lets the key choose one"
@@ -45,7 +46,7 @@ class Written(WriterCommitMessage):  # type: ignore[misc]  # pyspark is not foll
 
 
 class TaskWriter(Shipped):
-    """Checks the columns and the topic on the driver, and writes in tasks. The base of both writers."""
+    """The base of both writers. Checks the columns and the topic on the driver, and writes the rows in tasks."""
 
     def __init__(self, options: Options, schema: Any) -> None:
         self.options = options
@@ -64,11 +65,11 @@ class TaskWriter(Shipped):
 
 
 class BatchWriter(TaskWriter, DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is not followed
-    """Serves `df.write.format("allocator").mode("append").save()`."""
+    """The writer of `df.write.format("allocator").mode("append").save()`."""
 
 
 class StreamWriter(TaskWriter, DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark is not followed
-    """Serves `df.writeStream.format("allocator")`. A repeated micro-batch is written again."""
+    """The writer of `df.writeStream.format("allocator")`. It writes a repeated micro-batch again."""
 
 
 def check_written(schema: Any, options: Options) -> None:
@@ -89,7 +90,7 @@ def check_written(schema: Any, options: Options) -> None:
 
 
 def check_topic(options: Options) -> None:
-    """Raises TopicNotFound or BrokersUnavailable before Spark starts tasks. Topics in a column are unknown yet."""
+    """Raises TopicNotFound or BrokersUnavailable before Spark starts tasks. Does not know topics in a column."""
 
     async def find(topic: str) -> None:
         async with Producer(await link.client(), timeout_s=min(CREATION_S, options.timeout_s)) as producer:

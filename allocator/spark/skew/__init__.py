@@ -1,6 +1,6 @@
 """Measures how evenly records are spread over partitions and keys, and how far timestamps are out of order.
 
-In: a topic. Out: a report, and loads for an allocator function. May touch: nothing; it reads.
+A measurement returns a report, which also has the loads for an allocator function. It changes nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`skew(topic)` measures the spread of work over partitions and keys, and the order of timestamps."""
+"""`skew(topic)` measures how evenly records are spread over partitions and keys, and how ordered timestamps are."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ def skew(
     (HyperLogLog, within 5 % in two of three cases). Spark bounds the memory: it counts all keys, and sorts each
     partition by offset, on disk if necessary.
 
-    hot: number of the busiest keys of each topic in the report. members: also report the balance of that many members,
-    by number of partitions and by measured load. Raises ConfigError, and the errors of reading the topic.
+    `hot`: number of busiest keys that the report lists for each topic. `members`: also report how evenly this number of
+    members would be loaded, by number of partitions and by measured load. Raises ConfigError, and the errors of reading
+    the topic.
     """
     if hot < 0:
         raise ConfigError(f"hot = {hot} must be 0 or more")

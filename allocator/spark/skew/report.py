@@ -80,10 +80,10 @@ class SkewReport:
     partitions: tuple[PartitionSkew, ...]
     hot: tuple[HotKey, ...]
     spread: Mapping[str, int]
-    """Topic -> number of keys in more than one partition, whose records have no order. The reason is that partitions
-    were added, or that producers partition differently."""
+    """Topic -> number of keys in more than one partition; the records of such a key have no order. Causes: partitions
+    were added, or producers use different partitioners."""
     counts: Mapping[str, int]
-    """Topic -> number of existing partitions, if known; `partitions` lacks those without a record."""
+    """Topic -> number of partitions, if known. `partitions` has only those with records."""
     members: Optional[int]
     seconds: float
 
@@ -103,8 +103,8 @@ class SkewReport:
         return sorted(set(range(self.count(topic))) - {found.partition for found in self.of(topic)})
 
     def imbalance(self, topic: str, what: str = "bytes") -> Optional[float]:
-        """Returns the largest partition by "records" or "bytes", relative to the mean (1.0: even). None without
-        records."""
+        """Returns the size of the largest partition relative to the mean (1.0: even), in "records" or "bytes". Returns
+        None without records."""
         sizes = [getattr(found, what) for found in self.of(topic)]
         return max(sizes) * self.count(topic) / sum(sizes) if sum(sizes) else None
 
@@ -116,9 +116,10 @@ class SkewReport:
         return {tp: round(load, 4) for tp, load in found.items()}
 
     def busiest_member(self) -> Optional[float]:
-        """Returns the load of the busiest of `members` equal members relative to the mean (1.0: even), with `sticky`.
+        """Returns the load of the busiest of `members` equal members relative to the mean (1.0: even), as `sticky`
+        assigns.
 
-        None if no record has a byte.
+        Returns None if all records are empty.
         """
         if self.members is None or not any(found.bytes for found in self.partitions):
             return None
@@ -271,7 +272,7 @@ def _topic(report: SkewReport, topic: str) -> str:
 
 
 def _gini(sizes: Sequence[int]) -> float:
-    """Returns the Gini coefficient: 0 if all sizes are equal, near 1 if one is the whole sum."""
+    """Returns the Gini coefficient: 0 if all sizes are equal, near 1 if one size is almost the whole sum."""
     count, total = len(sizes), sum(sizes)
     if not total:
         return 0.0

@@ -1,5 +1,5 @@
 """The PySpark data source: batches, streams, and a stream as a member of a group.
 
-In: options of `format("allocator")`. Out: rows, as Arrow batches; commits of the group, if an option names one. May
-touch: topics (it fetches), the committed offsets of that group, and its znodes if the stream is a member.
+It fetches topics as the options of `format("allocator")` say, and yields the records as Arrow batches. If an option
+names a group, it commits that group's offsets. If the stream is a member, it also writes the group's znodes.
 """

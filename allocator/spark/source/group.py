@@ -24,7 +24,7 @@ REMEDY = (
 
 
 async def refuse_members(client: KafkaClient, options: Options, *, in_zookeeper: bool = True) -> None:
-    """Raises GroupInUse if the group has live members, in Kafka's protocol or, with `zookeeper`, in ZooKeeper.
+    """Raises GroupInUse if the group has live members in Kafka or, if `zookeeper` is set, in ZooKeeper.
 
     Brokers before 0.9 know no members.
     """
@@ -48,8 +48,8 @@ async def commit(
 ) -> bool:
     """Commits the next offset of each partition. Returns False, with a warning, if a retry may succeed.
 
-    `ids` has the id of each topic. Raises GroupInUse if the group has members now, and CommitFailed if a retry cannot
-    succeed.
+    `ids` has the id of each topic. Raises GroupInUse if the group has members now. Raises CommitFailed if a retry
+    cannot succeed.
     """
     assert options.group is not None
     group = GroupOffsets(client, options.group, timeout_s=min(options.timeout_s, 30.0))
@@ -60,7 +60,7 @@ async def commit(
         await refuse_members(client, options, in_zookeeper=False)
         if not error.retriable:
             raise
-        log.warning("%s; the next micro-batch commits them", error)
+        log.warning("%s; the next micro-batch will commit these offsets", error)
         return False
     finally:
         await group.close()

@@ -7,7 +7,7 @@ Guarantee: a batch has a partition only while this query owns it. The query rele
 batches, after it has committed the offsets. A new partition starts at the group's committed offset, not at the
 checkpoint, because another member may have read further.
 
-When the session is lost, the tasks of the current batch cannot be stopped. They run to their end, but the query commits
+If the session is lost, the tasks of the current batch cannot be stopped. They run to their end, but the query commits
 no offset of a lost partition.
 """
 
@@ -53,7 +53,7 @@ class StreamMember:
         """Commits, releases revoked partitions, and returns the partitions of the next batch -> start.
 
         Call it between two batches, when all records before `done` are processed. `ids` has the id of each topic. The
-        start is None without a committed offset. Raises the error that ended the membership, BrokersUnavailable,
+        start is None if there is no committed offset. Raises the error that ended the membership, BrokersUnavailable,
         ZooKeeperUnavailable.
         """
         return self._call(self._runner.border(done, ids))
@@ -61,8 +61,8 @@ class StreamMember:
     def claim(self, wanted: Partitions) -> Begin:
         """Returns the owned partitions of `wanted` -> committed offset, to repeat a batch after a crash.
 
-        Waits until the session of the crashed process has ended. Another member owns the other partitions then, and
-        starts at the commit, which an unfinished batch has not moved.
+        Waits until the session of the crashed process has ended. Other members own the remaining partitions then. They
+        start at the committed offset, which the unfinished batch has not changed.
         """
         return self._call(self._runner.claim(wanted))
 
@@ -80,7 +80,7 @@ class StreamMember:
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            # a daemon does not keep the process alive after the query; session and ownership end with it
+            # a daemon thread does not keep the process alive; the session and the ownership end with the process
             self._thread = threading.Thread(target=_run_loop, args=(self._loop,), name="allocator-member", daemon=True)
             self._thread.start()
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -97,7 +97,7 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 @dataclass(eq=False)
 class _Tenure:
-    """One ownership of a partition, which may leave and come back while a response is awaited."""
+    """One ownership of a partition. The partition may leave and come back while a response is awaited."""
 
     leaving: bool = False
     """True once the partition is revoked. The next `border` releases it."""
@@ -185,7 +185,9 @@ class _MemberRunner(AssignmentListener):
         self._forget(partitions)
 
     async def lost(self, partitions: Partitions) -> None:
-        log.warning("%s: lost %d partitions; a batch that reads them is not committed", self._group, len(partitions))
+        log.warning(
+            "%s: lost %d partitions; the query does not commit a batch that reads them", self._group, len(partitions)
+        )
         self._forget(partitions)
         self._changed.set()
 

@@ -1,8 +1,8 @@
 """Plans a read: computes ranges of offsets from options, filters, the cluster and the group.
 
-Spark need not evaluate some filters. Filters on topic, partition and offset select ranges exactly. A lower bound on the
+Filters on topic, partition and offset select ranges exactly, so Spark need not evaluate them. A lower bound on the
 timestamp moves the start to the first record that is new enough; Spark evaluates it too, because later records may be
-older. An upper bound on the timestamp says nothing about offsets and is left to Spark.
+older. Only Spark evaluates an upper bound on the timestamp, because it does not limit the offsets.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 @dataclass(frozen=True)
 class PushedFilters:
-    """Conditions that select offsets; all must hold. None: no condition."""
+    """Conditions that select offsets. All of them must hold. None: no condition."""
 
     topics: Optional[frozenset[str]] = None
     partitions: Optional[frozenset[int]] = None
@@ -116,10 +116,10 @@ async def ends(client: KafkaClient, options: Options, tps: Collection[TopicParti
 async def resolve(client: KafkaClient, options: Options, place: StartOrEnd, known: Bounds, name: str) -> Offsets:
     """Returns the offset of `place` in each partition of `known`. It may lie outside the log.
 
-    `name` is the option, for errors; with END_NAME a time after every record means the end of the partition. `known`
-    gets newer ends if a commit or a time lies beyond them: records were written meanwhile. Raises ConfigError for a
-    partition without an entry in the JSON, and for a start time after every record unless `timestamp_strategy` is
-    "latest". Raises NoOffsetsError, BrokerError.
+    `name` is the option that errors name. With END_NAME, a time after every record means the end of the partition. If a
+    committed offset or a time is beyond the ends in `known`, because records were written meanwhile, updates these
+    ends. Raises ConfigError for a partition that the JSON does not name, and for a start time after every record unless
+    `timestamp_strategy` is "latest". Raises NoOffsetsError, BrokerError.
     """
     found: Offsets = {}
     times: dict[TopicPartition, int] = {}
@@ -179,19 +179,19 @@ async def _at_times(
     if late and options.timestamp_strategy == "error" and name != END_NAME:
         raise ConfigError(
             f"{name}: no record of {some(late)} is as new as {times[late[0]]} ms; set timestamp_strategy to latest to "
-            "take the end there"
+            "start at the end of such a partition"
         )
     return {tp: known[tp][1] if at is None else at.offset for tp, at in there.items()}
 
 
 def clip(options: Options, offsets: Mapping[TopicPartition, int], known: Bounds, name: str) -> Offsets:
-    """Returns `offsets`, moved into the logs. Raises DataLoss for an offset outside if `fail_on_data_loss` is set."""
+    """Returns `offsets`, moved into the logs. If `fail_on_data_loss` is set, raises DataLoss for an offset outside."""
     outside = {tp: at for tp, at in offsets.items() if not known[tp][0] <= at <= known[tp][1]}
     if outside and options.fail_on_data_loss:
         tp = min(outside)
         more = f" (and {len(outside) - 1} more partitions)" if len(outside) > 1 else ""
         if options.isolation_level == "read_committed":
-            more = f", as far as transactions have ended{more}"
+            more = f", without open transactions{more}"
         raise DataLoss(
             f"{name}: {tp.topic}:{tp.partition} is to be read from or to offset {outside[tp]}, and has {known[tp][0]} "
             f"to {known[tp][1]}{more}; name offsets that exist, or set fail_on_data_loss to false to use the nearest"
@@ -240,7 +240,7 @@ def some(tps: Collection[TopicPartition]) -> str:
 
 
 def push_filters(filters: Iterable[Any]) -> tuple[PushedFilters, list[Any]]:
-    """Translates pyspark's filters. Returns conditions on offsets, and the filters that Spark has to evaluate."""
+    """Translates pyspark's filters. Returns conditions on offsets, and the filters that Spark must evaluate."""
     pushed, rest = PushedFilters(), []
     for given in filters:
         attribute = given.__dict__.get("attribute", ())
@@ -276,7 +276,7 @@ def _after(pushed: PushedFilters, column: str, kind: str, given: Any) -> PushedF
     ):
         # round down: Spark's times are finer than Kafka's
         since = (value - _EPOCH) // timedelta(milliseconds=1)
-        # negative times have other meanings in ListOffsets, and 0 would skip the records before 1970
+        # in ListOffsets negative times have other meanings, and 0 would skip the records before 1970
         return pushed if since < 0 else replace(pushed, since_ms=max(since, pushed.since_ms or 0))
     return None
 

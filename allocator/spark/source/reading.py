@@ -20,10 +20,10 @@ from allocator.types import TopicPartition
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TASKS_A_CORE = 2  # so that a core with a short task can take another
-PACKED_RECORDS = 1_000_000  # read in about a second; a task costs about 0.1 s besides
-# Records of a task of a small batch; at 1 ms of work a record, this equals the cost of the task. Higher: the batch uses
-# fewer cores; lower: the tasks cost more than their work.
+TASKS_A_CORE = 2  # so that a core whose task is short can run a second one
+PACKED_RECORDS = 1_000_000  # a task reads them in about a second; its overhead is about 0.1 s
+# Records of a task in a small batch: with 1 ms of work for each record, the work equals the task's overhead. Higher:
+# the batch uses fewer cores; lower: the overhead exceeds the work.
 TASK_RECORDS = 100
 
 
@@ -43,7 +43,7 @@ def pieces(options: Options, ranges: Iterable[Range]) -> list[InputPartition]:
     parts = split(ranges, options.min_partitions, options.max_records_per_partition)
     most = options.max_partitions
     if most is None and options.cores is not None and options.max_records_per_partition is None:
-        # large tasks are not merged: their rest (such as a sort) must fit into memory, and a retry repeats it all
+        # does not merge large tasks: the work on one (such as a sort) must fit into memory, and a retry repeats it
         records = sum(part.size for part in parts)
         spread = min(TASKS_A_CORE * options.cores, math.ceil(records / TASK_RECORDS))
         most = max(spread, records // PACKED_RECORDS, options.min_partitions or 1)
@@ -56,9 +56,9 @@ def read_ranges(options: Options, wanted: Sequence[Range], schema: pa.Schema) ->
     """Yields all existing records of `wanted`, as batches with the columns of `schema`; each range in order.
 
     It reads all ranges at once. They must belong to different partitions. It skips offsets without a record
-    (compaction, markers, aborted records). Raises `DataLoss` for offsets outside the log, but only warns without
-    `fail_on_data_loss`. Raises `NothingRead` with the partition after `timeout_s` without a record, and errors of a
-    partition (`CorruptRecordError`, `TopicAuthorizationFailed`, ...).
+    (compaction, markers, aborted records). Raises `DataLoss` for offsets outside the log; without `fail_on_data_loss`,
+    logs a warning. Raises `NothingRead`, which names the partition, after `timeout_s` without a record. Raises errors
+    of a partition (`CorruptRecordError`, `TopicAuthorizationFailed`, ...).
     """
     with ClusterLink(options) as link:
         batches = _read(link, options, {each.tp: each for each in wanted})

@@ -26,7 +26,7 @@ try:
 except ImportError as error:
     raise MissingExtra(
         f"allocator.spark needs pyspark 4.2 or newer, which needs Python 3.10; this is pyspark {pyspark.__version__}. "
-        "With older ones Trigger.AvailableNow ends after one micro-batch, uncommitted"
+        "With older versions, Trigger.AvailableNow ends after one micro-batch and does not commit it"
     ) from error
 
 if TYPE_CHECKING:
@@ -38,21 +38,21 @@ __all__ = ["NAME", "AllocatorDataSource", "Piece", "register", "registered"]
 NAME = "allocator"
 _SESSIONS: WeakSet[SparkSession] = WeakSet()
 
-# off by default, and Spark refuses a source that pushes filters without it
+# the setting is off by default, and without it Spark refuses a source that pushes filters
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
 class AllocatorDataSource(DataSource):  # type: ignore[misc]  # pyspark is not followed
-    """The data source: `spark.dataSource.register(AllocatorDataSource)`, then `spark.read.format("allocator")`.
+    """The data source. `spark.dataSource.register(AllocatorDataSource)` enables `spark.read.format("allocator")`.
 
-    The columns are those of Spark's Kafka connector; `.schema(...)` may select some of them. All faults of the options
-    (see `Options`) are raised together, as a ConfigError within Spark's own error.
+    The columns are those of Spark's Kafka connector; `.schema(...)` may select some of them. If options are wrong (see
+    `Options`), Spark's error contains one ConfigError that lists all faults.
     """
 
     @in_one_line()
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        # raises ConfigError before any I/O; reader and writer check what depends on the use
+        # raises ConfigError before any I/O; the reader and the writer check the rest
         self._include_headers = read_options(self.options).include_headers
 
     _cores: Optional[int] = None
@@ -86,7 +86,7 @@ class AllocatorDataSource(DataSource):  # type: ignore[misc]  # pyspark is not f
         from allocator.spark.sink.sink import BatchWriter
 
         if overwrite:
-            raise ConfigError('mode("overwrite") is not possible with a topic; use mode("append")')
+            raise ConfigError('a topic does not support mode("overwrite"); use mode("append")')
         return BatchWriter(read_options(self.options, WRITE), schema)
 
     @in_one_line()
@@ -101,7 +101,7 @@ class _PushingDataSource(AllocatorDataSource):
     """An `AllocatorDataSource` with filter pushdown, for sessions that support it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # tasks get the source, too, and cannot import the class that `register` creates
+        # tasks get the source too, and cannot import the class that `register` creates
         return shipped(_PushingDataSource, {**self.__dict__, "_cores": self._cores})
 
     @in_one_line()
@@ -117,7 +117,7 @@ def columns_of(schema: Any, options: Options) -> pa.Schema:
 
 
 class BatchReader(Shipped, DataSourceReader):  # type: ignore[misc]  # pyspark is not followed
-    """Plans on the driver, reads in tasks."""
+    """Plans a batch on the driver, and reads it in tasks."""
 
     def __init__(self, options: Options, columns: pa.Schema) -> None:
         self.options = options
@@ -148,7 +148,7 @@ def register(spark: SparkSession) -> None:
     """Registers `format("allocator")` in a session, with filter pushdown."""
     spark.conf.set(PUSHDOWN, "true")
 
-    # Spark plans in another process, which cannot see the session, so the class carries the number
+    # Spark plans in another process, which cannot see the session, so the class has the number of cores
     class RegisteredDataSource(_PushingDataSource):
         _cores = cores_of(spark)
 
@@ -162,7 +162,7 @@ def registered(spark: SparkSession) -> bool:
 
 
 def cores_of(spark: SparkSession) -> int | None:
-    """Returns the number of cores for tasks of the session; None if it is unknown before they run."""
+    """Returns the number of cores on which the session runs tasks; None if it is not known in advance."""
     conf = spark.conf
     if str(conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true":
         return None
@@ -173,5 +173,5 @@ def cores_of(spark: SparkSession) -> int | None:
     if context.master.startswith("local") or conf.get("spark.default.parallelism", None):
         return int(context.defaultParallelism)
     executors, cores = (conf.get(f"spark.executor.{name}", None) for name in ("instances", "cores"))
-    # from the settings: executors start one by one, so their current number says little
+    # uses the settings, because the current number grows while executors start
     return int(executors) * int(cores) if executors and cores else None

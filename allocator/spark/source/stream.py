@@ -29,18 +29,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Higher: new partitions are found later; lower: more requests, because Spark polls up to 100 times a second.
+# Maximum age of metadata. Higher: new partitions are found later; lower: more requests, because Spark polls up to 100
+# times per second
 METADATA_S = 1.0
 
 Offsets = dict[TopicPartition, int]
 
 
 class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # not followed
-    """The stream on the driver. Only `read` runs in tasks.
+    """The reader of a stream. Its methods run on the driver, except `read`, which runs in tasks.
 
-    Guarantees: the offsets of a batch are in the checkpoint before it is read, so a repeated batch is the same. No
-    batch is larger than `max_offsets_per_trigger`. Partitions that are created while the query runs are read from their
-    first record. A commit covers only records of finished batches.
+    Guarantees: the checkpoint has the offsets of a batch before the batch is read, so a repeated batch has the same
+    records. No batch is larger than `max_offsets_per_trigger`. The stream reads a partition that is created while the
+    query runs from its first record. A commit covers only records of finished batches.
     """
 
     def __init__(self, options: Options, columns: pa.Schema) -> None:
@@ -143,7 +144,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         client, options = await self._client(), self.options
         known = await bounds(client, options, await find_partitions(client, options))
         offsets = await resolve(client, options, options.start or StartOrEnd(LATEST), known, "starting_offsets")
-        # the offset of a group with read_uncommitted may be inside an open transaction
+        # the committed offset of a group that reads uncommitted records may be inside an open transaction
         upto = await self._held_back(client, offsets, {tp: end for tp, (_, end) in known.items()})
         known = {tp: (first, upto[tp]) for tp, (first, _) in known.items()}
         ids = topic_ids(client, {tp.topic for tp in known})
@@ -159,7 +160,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         if self._member is not None:
             return await self._next_as_member(client, self._member, before, most)
         if options.commit == "after_batch" and before != self._initial_positions:
-            # commits the previous batch now: it is processed, but Spark calls `commit` only when a next batch exists
+            # commits the previous batch, which is processed: Spark calls `commit` only when there is another batch
             await self._commit(before)
         try:
             return await self._after(client, before, most)
@@ -184,7 +185,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         upto = await self._held_back(client, start, upto)
         self._check_reached(start, upto)
         if most is not None:
-            # reads recreated partitions to their end, because a limit would give most of the batch to busy partitions
+            # reads recreated partitions to their end: with a limit, busy partitions would get most of the batch
             recreated = {tp: end for tp, end in upto.items() if end < start[tp]}
             upto = {**limit_ends(start, upto, most), **recreated}
         # keep the offsets of a deleted topic: if it is created again with fewer records, that is data loss
@@ -201,7 +202,8 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         upto = await self._ends(client, before, list(owned))
         ids = topic_ids(client, {tp.topic for tp in owned})
         again = self._created_again(before, ids)
-        # only partitions that start at this query's position; another start is the commit of a member in the new topic
+        # only partitions that start at this query's position: any other start was committed by a member in the new
+        # topic
         former = [tp for tp, at in owned.items() if tp.topic in again and at == before.next.get(tp)]
         new = [tp for tp, at in owned.items() if at is None]
         known = await bounds(client, options, new)
@@ -223,8 +225,8 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         foreign = sorted({tp.topic for tp in start if not options.wants(tp)})
         if foreign:
             raise CheckpointMismatch(
-                f"the checkpoint belongs to a query that read {', '.join(foreign)}, which this query does not; give "
-                "this query its own checkpointLocation"
+                f"the checkpoint belongs to a query that read {', '.join(foreign)}, which this query does not read; "
+                "give this query its own checkpointLocation"
             )
         try:
             tps = await find_partitions(client, options, METADATA_S)
@@ -242,7 +244,8 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return tps
 
     async def _ends(self, client: KafkaClient, before: StreamOffsets, tps: Collection[TopicPartition]) -> Offsets:
-        """Returns the current ends. If there are new records, then refreshes the topic ids, so that these are newer."""
+        """Returns the current ends. If there are new records, refreshes the topic ids afterwards, so that they are
+        newer."""
         self._latest = upto = await ends(client, self.options, tps)
         if any(before.next.get(tp) != end for tp, end in upto.items()):
             await client.refresh({tp.topic for tp in tps})
@@ -270,8 +273,8 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
     async def _held_back(self, client: KafkaClient, start: Mapping[TopicPartition, int], upto: Offsets) -> Offsets:
         """Returns `upto`, but `start` for partitions whose end is lower only because of an open transaction.
 
-        These lost no records: a checkpoint or group of read_uncommitted can be ahead of the end that read_committed
-        sees.
+        These partitions lost no records: positions from read_uncommitted can be ahead of the end that read_committed
+        has.
         """
         short = [tp for tp, end in upto.items() if end < start[tp]]
         if not short or self.options.isolation_level != "read_committed":
@@ -299,7 +302,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
             owned = self._member.claim(frozenset(planned))
             left_out = set(planned) - owned.keys()
             if left_out:
-                log.warning("other members own %s now, and continue from the commit", some(left_out))
+                log.warning("other members own %s now, and continue at the committed offset", some(left_out))
             done = {tp: max(begin[tp], owned[tp] or 0) for tp in planned if tp in owned}
             return [_range(tp, at, end) for tp, at in done.items() if end.next[tp] > at]
         missing = [tp for tp in end.next if tp not in begin]

@@ -100,7 +100,7 @@ def _inner(value: object) -> str:
 def readable(data: bytes, most: int) -> str:
     """Returns bytes of a record as one line of about `most` characters: UTF-8, with escapes for other bytes.
 
-    A truncated line ends with the size of the whole.
+    A truncated line ends with the size of all bytes.
     """
     # a character has at most four bytes, so no shown character is cut off here
     text = data[: 4 * most].decode("utf-8", "backslashreplace")

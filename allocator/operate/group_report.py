@@ -19,7 +19,7 @@ from allocator.types import NO_PARTITIONS, OffsetAndMetadata, Partitions, TopicP
 
 @dataclass(frozen=True)
 class Coordinated:
-    """What Kafka's coordinator reports about a group of Kafka's own protocols."""
+    """The coordinator's report about a group that uses Kafka's own protocols."""
 
     state: str
     """The state, as the coordinator names it: "Stable", "PreparingRebalance", ..."""

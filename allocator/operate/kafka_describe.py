@@ -1,4 +1,4 @@
-"""Reads the brokers of a cluster, their settings, the replicas, and the groups of Kafka's own protocols.
+"""Reads the brokers of a cluster, their settings, the replicas, and groups that use Kafka's own protocols.
 
 Protocol: Metadata (replicas in sync), ApiVersions, DescribeConfigs (from 0.11 on), DescribeGroups (from 0.9 on),
 ConsumerGroupDescribe (KIP-848 groups).

@@ -42,9 +42,9 @@ class HeartbeatTimer:
     def expect_rebalance(self) -> None:
         """Shortens the interval of the next heartbeats. Called after a rebalance.
 
-        Rebalances come in series: members start and stop one after the other, and a cooperative member rejoins after it
-        has released the moving partitions. With growing intervals, the member notices the next rebalance within about
-        the time that has passed since the last one.
+        Rebalances often follow each other: members start and stop one after the other, and a cooperative member rejoins
+        after it has released the moving partitions. With growing intervals, the member notices the next rebalance
+        within about the time that has passed since the last one.
         """
         self._soon_s = min(SOON_S, self.interval_s)
         self._due = self.clock() + self._soon_s
@@ -116,7 +116,7 @@ class HeartbeatLoop:
         self.poke()
 
     async def run(self) -> None:
-        """Runs until cancelled."""
+        """Sends heartbeats until cancelled."""
         self._changed = asyncio.Event()
         timer = self.timer
         while True:

@@ -186,7 +186,7 @@ class KafkaGroup:
         raise NotImplementedError
 
     async def _take_part(self) -> None:
-        """Runs until the phase is `CLOSED`."""
+        """Takes part in the group until the phase is `CLOSED`."""
         raise NotImplementedError
 
     async def _cannot_go_on(self, error: Exception) -> None:
@@ -287,7 +287,7 @@ class KafkaGroup:
 
 
 def passes(error: AllocatorError) -> bool:
-    """Returns whether the error is temporary: it ends by itself, so the member retries and need not report it."""
+    """Returns whether the error is temporary. The member retries after such an error and need not report it."""
     return error.retriable and isinstance(error, BrokerError)
 
 

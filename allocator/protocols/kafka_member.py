@@ -55,7 +55,7 @@ class KafkaMember(GroupMembership):
     # -- start and close ------------------------------------------------------------------------------------------
 
     async def connect(self) -> None:
-        """Does nothing: the caller connects the client."""
+        """Does nothing, because the caller connects the client."""
 
     async def join(self) -> None:
         """Becomes a member and waits for the first assignment, at most `connect_timeout_s`.
@@ -77,7 +77,7 @@ class KafkaMember(GroupMembership):
                     if failure is None:
                         raise BrokersUnavailable(f"{where} has no coordinator after {self._connect_timeout_s:g} s")
                     missing = failure.code == ErrorCode.COORDINATOR_NOT_AVAILABLE
-                    hint = "; is the offsets topic available?" if missing else ""
+                    hint = "; check that its offsets topic is available" if missing else ""
                     raise BrokersUnavailable(
                         f"{where} could not be joined within {self._connect_timeout_s:g} s; last: {failure}{hint}"
                     )

@@ -1,7 +1,7 @@
 """Decodes the operator commands of a group from a compacted topic, and encodes changes. No I/O.
 
-A group of Kafka's own protocols has no znode. Its commands are in the topic `<group>.orders`, with one partition and
-`cleanup.policy=compact`:
+A group that uses Kafka's own protocols has no znode. Its commands are in the topic `<group>.orders`, with one partition
+and `cleanup.policy=compact`:
 
     key                          value
     o-5f3a9c21                   the command as in the znode, and the format: {"format": 1, "id": "o-5f3a9c21", ...}
@@ -60,8 +60,8 @@ class OrderRecords:
     def change(self, after: Orders) -> list[Entry]:
         """Returns the records that change the stored commands to `after`, which has no new results.
 
-        They also withdraw the records without effect, oldest first. Otherwise a replaced command would take effect
-        again when its replacement is withdrawn. Raises ConfigError if the commands take too many bytes.
+        These also withdraw the records that have no effect, oldest first. Otherwise a replaced command would take
+        effect again when its replacement is withdrawn. Raises ConfigError if the commands take too many bytes.
         """
         before, readable = self._decoded()
         kept = {order.id.encode() for order in after.entries}
@@ -81,7 +81,7 @@ class OrderRecords:
         readable, budget = set[bytes](), InflateBudget()
         by_subject: dict[str, Order] = {}
         results: defaultdict[str, list[OrderResult]] = defaultdict(list)
-        for key in sorted(self._last, key=lambda each: bool(RESULT_KEY.match(each))):  # orders before results
+        for key in sorted(self._last, key=lambda each: bool(RESULT_KEY.match(each))):  # commands before results
             kind: Any = OrderResult if RESULT_KEY.match(key) else Order
             try:
                 entry = decode_entry(kind, key.decode(), self._last[key], budget)

@@ -1,4 +1,4 @@
-"""Reads, writes and follows the operator commands of a group of Kafka's own protocols, in a compacted topic.
+"""Reads, writes and follows the operator commands of a group that uses Kafka's own protocols, in a compacted topic.
 
 Guarantee: processes that have read the same records see the same commands, also after compaction. A member follows the
 topic `<group>.orders` from its beginning, with a consumer without a group. Other records in the topic never stop a
@@ -215,7 +215,8 @@ class OrderTopic:
         topic = self.topic
         if topic is None:
             raise OrderRefused(
-                f"a group of Kafka's own protocols has its operator commands in a topic, and {self.group + '.orders'!r}"
+                "a group that uses Kafka's own protocols stores its operator commands in a topic, and "
+                f"{self.group + '.orders'!r}"
                 ' is not a valid topic name; use membership="zookeeper"'
             )
         if client.broker_version < OLDEST:

@@ -16,7 +16,7 @@ class GroupReaction(enum.Enum):
     """The reactions that only members of groups have."""
 
     REJOIN = "still a member: join again, and keep the partitions if the assignor allows it"
-    LOST = "the group went on without this member: the partitions are lost; join again under the same member id"
+    LOST = "the group continued without this member: the partitions are lost; join again under the same member id"
     RESET = "no longer a member: the partitions are lost; forget the member id and join as a new member"
     NEW_EPOCH = "still a member, under another epoch (KIP-848): retry after the next heartbeat, which has the epoch"
     TAKE_ID = "join again at once under the member id of the response (KIP-394)"

@@ -118,7 +118,7 @@ def _missing(before: Observation, after: Observation, report: GroupReport) -> It
 
 def _retention(seen: Observation, report: GroupReport) -> Iterator[Finding]:
     minutes = seen.settings.get("offsets.retention.minutes")
-    # from 2.1 on, the offsets of a group of Kafka's own protocols do not expire while it has members (KIP-211)
+    # from 2.1 on, the offsets of a group that uses Kafka's own protocols do not expire while it has members (KIP-211)
     by_kafka = seen.kafka is not None and bool(seen.kafka.members) and seen.version >= (2, 1)
     if minutes is None or by_kafka or not set(report.logs.committed) - set(seen.old_offsets):
         return

@@ -1,7 +1,7 @@
 """Kafka's classic group protocol: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
 
 In: a connected `KafkaClient` and assignors. Out: calls to an `AssignmentListener`; the identity that commits carry.
-Effects: the group on its coordinator; no records and no offsets.
+Changes the group on its coordinator, but no records and no offsets.
 
 Start with `membership` and `settings`. `group` is the state machine, `slow_requests` sends JoinGroup and SyncGroup, and
 `messages` builds the other requests. `plan` computes the leader's assignment, without I/O. `consumer_protocol` encodes

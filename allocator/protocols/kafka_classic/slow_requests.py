@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 class SlowRequests:
     """Sends JoinGroup and SyncGroup, one at a time, over a connection of their own.
 
-    A coordinator may delay the responses for the whole rebalance timeout, so a silent connection proves nothing. The
-    other connection shows whether the coordinator is alive and still coordinates the group. Heartbeats use that
-    connection. While there is no generation to send heartbeats for (`heartbeats_go` returns False), this class sends
-    small requests instead. As soon as another broker coordinates the group, the request is cancelled.
+    A coordinator may delay the responses for the whole rebalance timeout, so a silent connection does not mean that it
+    has failed. Heartbeats on another connection show whether the coordinator is alive and still coordinates the group.
+    While there is no generation to send heartbeats for (`heartbeats_go` returns False), this class sends small requests
+    instead. As soon as another broker coordinates the group, it cancels the delayed request.
     """
 
     client: KafkaClient
@@ -110,7 +110,7 @@ class SlowRequests:
                 task.cancel()
             await asyncio.wait({sending, watch})
             if pending and node is not None:
-                self.client.hang_up(node, JoinGroupRequest)  # otherwise the next request waits for this response
+                self.client.hang_up(node, JoinGroupRequest)  # otherwise the next request would wait for this response
             for task in (sending, watch):
                 if not task.cancelled():
                     task.exception()  # marks it as retrieved, because the interruption takes precedence

@@ -132,7 +132,7 @@ class Kip848Group(KafkaGroup):
         self._participant = participant
         self._session_s: float | None = None  # the session timeout of the group; None while unknown
         self._session_read_at = float("-inf")
-        self._reported: MemberState | None = None  # what the coordinator has acknowledged; None: report everything
+        self._reported: MemberState | None = None  # the state that the coordinator has acknowledged; None: report all
         self._assigned: IdPartitions | None = None  # the newest assignment; None before the first one of a membership
         self._reached: IdPartitions | None = None  # the last assignment that the member reached
         self._owned = NONE
@@ -186,7 +186,8 @@ class Kip848Group(KafkaGroup):
                 pass
 
     async def _reconcile(self, assigned: IdPartitions) -> None:
-        """Takes one step towards `assigned`: releases the partitions that are not in it, or else takes the new ones."""
+        """Takes one step towards `assigned`: releases the partitions that are not in it, or else starts the new
+        ones."""
         if self._owned - assigned:
             self.move(Kip848Phase.RECONCILING, f"{len(self._owned - assigned)} partitions to release")
             await self._release(self._owned - assigned)

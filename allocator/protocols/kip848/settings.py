@@ -14,8 +14,9 @@ class Kip848Settings(GroupSettings):
     The session timeout and the heartbeat interval are settings of the group on the broker
     (`consumer.session.timeout.ms` and `consumer.heartbeat.interval.ms`).
 
-    The member matches the pattern, not the broker: Kafka 4.1 assigns nothing to a member whose expression matches only
-    topics that the group already had. With Python's syntax, the same pattern also works with all other memberships.
+    The member itself matches topics with the pattern. If the broker did, Kafka 4.1 would assign nothing to a member
+    whose pattern matches only topics that the group already had. Patterns in Python's syntax also work with all other
+    memberships.
     """
 
     server_assignor: str | None = None  # "uniform" or "range", if the broker has it; None: the broker's default

@@ -1,7 +1,7 @@
 """Groups shared with members of older libraries during an upgrade: kiel 0.9.3, Kafka 0.8, pykafka.
 
 In: a ZooKeeper session, partition counts. Out: calls to an `AssignmentListener`.
-Effects: the znodes of those libraries, in their layout.
+Reads and writes the znodes of those libraries, in their layout.
 
 `owners` is the base of all layouts: one ephemeral znode for each owned partition. `kiel` and `old_consumer` are the
 layouts.

@@ -102,8 +102,8 @@ class KielMembership(Membership if TYPE_CHECKING else object):  # type: ignore[m
         self._old = _KielMember(zk, group, listener, topics, settings, offsets, self._continue, measures)
         self._current: Membership = self._old
         self._newest: Membership = self._old
-        """The membership that gets the user's settings: that of the new layout from the moment when it begins to
-        join."""
+        """The membership that gets the user's settings: the old one, and from the start of the join the one in the new
+        layout."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._current, name)
@@ -167,7 +167,7 @@ class _KielMember(OwnersMembership):
         await self._begin_session()
         for path in (self._paths.members, self._paths.partitions, self._paths.ours, self._paths.owners):
             await self._zk.ensure_path(path)
-        # a new name for each session: the znode of the last session may still exist
+        # each session has a new name, because the znode of the last session may still exist
         self.member_id = f"{re.sub('[^!-.0-~]', '-', self._settings.name)}-{uuid.uuid4().hex[:8]}"
         # marks the member as a member of this library; created first
         mark = f"{self._paths.ours}/{self.member_id}"
@@ -341,7 +341,7 @@ class _KielMember(OwnersMembership):
         except AllocatorError as error:
             log.warning("%s: copying the offsets failed, retrying: %s", self._group, error)
             await self._opening.delete()
-            await asyncio.sleep(RETRY_S)  # releases the turn meanwhile: another member may be able to reach Kafka
+            await asyncio.sleep(RETRY_S)  # meanwhile another member may copy them, if it can reach Kafka
 
     def _state_changed(self, state: SessionState) -> None:
         if not self._moved:

@@ -8,7 +8,7 @@ own ones when the former owners have released them. Guarantee: a partition has a
 this covers all clients (see `owners`). In a rebalance, members of other clients stop all partitions; members of this
 library stop only those that move.
 
-There are two incompatible dialects, and a group uses one of them:
+The clients have two incompatible dialects. All members of a group use the same one:
 
 - `ConsumersMembership`: Kafka's own client of 0.8.1 to 2.0, and compatible clients;
 - `PykafkaMembership`: pykafka's BalancedConsumer. It writes its topic in another form, names claims after the leader of

@@ -5,7 +5,7 @@ has at most one owner at any instant. Only one member can create the znode, and 
 deletes the znode after it has drained the partition and committed. The guarantee does not cover members that create no
 such znodes.
 
-Each partition that moves costs one create and one delete, a few hundred in one transaction.
+Each partition that moves costs one create and one delete. A transaction has a few hundred of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 AT_ONCE = 200  # claims in one transaction. Higher: other clients of ZooKeeper wait longer; lower: more round trips
 RETRY_S = 0.1
-GATHER_S = 0.05  # seconds in which several changes of claims become one
+GATHER_S = 0.05  # seconds within which several changes of claims cause one reaction
 
 
 @dataclass(frozen=True)

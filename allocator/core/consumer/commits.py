@@ -261,8 +261,9 @@ class Commits:
         membership = self.membership
         if not membership.may_act():
             error = CommitFailed(
-                f"{self.offsets.group}: offsets of {len(offsets)} partitions are not committed: it is not confirmed "
-                "that this member still owns them; they are committed once it is, or read again by the next owner"
+                f"{self.offsets.group}: offsets of {len(offsets)} partitions are not committed: the lease is not "
+                "valid, so another member may own them now. Retry: once the lease is renewed, the commit succeeds; if "
+                "another member is the owner, it reads their records again"
             )
             error.retriable = True
             raise error

@@ -206,26 +206,26 @@ class ConsumerBase:
     async def getbatch(self, timeout_s: float | None = None) -> Batch | None:
         """Returns the next batch of one partition, or None after `timeout_s` seconds (None: no limit, 0: no wait).
 
-        The call marks the batch before it as done.
+        The call marks the previous batch as done.
         """
         return await self._readable().batch(timeout_s)
 
     async def getone(self, timeout_s: float | None = None) -> Record | None:
-        """Returns the next record, or None after `timeout_s` seconds. The call marks the record before it as done."""
+        """Returns the next record, or None after `timeout_s` seconds. The call marks the previous record as done."""
         return await self._readable().one(timeout_s)
 
     async def getmany(
         self, timeout_s: float | None = None, max_records: int | None = None
     ) -> dict[TopicPartition, list[Record]]:
         """Returns records by partition: waits up to `timeout_s` seconds for the first, then adds records that have
-        arrived. The call marks the records before it as done."""
+        arrived. The call marks the previous records as done."""
         return await self._readable().many(timeout_s, max_records)
 
     def _readable(self) -> Reading:
         if self._engine.load.source == "handler_s" and self._engine.processor is None:
             raise ConfigError(
-                'follow_load = "handler_s": the time of a handler is known where the library calls it; use '
-                '`process`, or follow_load "records", "bytes" or "reported"'
+                'follow_load = "handler_s" measures handlers, which only `process` calls; use `process`, or set '
+                'follow_load to "records", "bytes" or "reported"'
             )
         return self._begun()
 
@@ -352,8 +352,8 @@ class ConsumerBase:
         chosen = as_partitions(partitions) or tuple(sorted(self.assignment()))
         if not chosen:
             raise NotOwned(
-                f"{self.group}: no partition is assigned to this member; to seek what the group assigns, "
-                "use a listener's on_partitions_assigned"
+                f"{self.group}: no partition is assigned to this member; to seek partitions that the "
+                "group assigns, use a listener's on_partitions_assigned"
             )
         self._engine.must_own(chosen)
         return chosen
@@ -420,9 +420,9 @@ class ConsumerBase:
     def assign(self, partitions: Iterable[PartitionLike]) -> None:
         """Assigns these partitions and no others; only with membership "fixed".
 
-        They are assigned when the call returns, so `seek` may follow; before `start`, when `start` returns. Partitions
-        that are no longer assigned can be committed until their delivered records are done. Without partitions it works
-        like `unsubscribe`.
+        They are assigned when the call returns, so `seek` may follow. If it is called before `start`, they are assigned
+        when `start` returns. Partitions that are no longer assigned can be committed until their delivered records are
+        done. Without partitions it works like `unsubscribe`.
 
         Raises IllegalState if topics are subscribed or a group assigns, ConfigError for a partition that its topic does
         not have. An error changes nothing.
@@ -451,7 +451,8 @@ class ConsumerBase:
         return None if found is None else set(found)
 
     async def beginning_offsets(self, partitions: Iterable[PartitionLike]) -> dict[TopicPartition, int]:
-        """Returns the offset of the oldest record of each partition. The member need not own them. Positions stay.
+        """Returns the offset of the oldest record of each partition. The member need not own them. Positions do not
+        change.
 
         Raises TopicNotFound, and BrokerError if a leader does not respond within 30 s.
         """
@@ -461,7 +462,7 @@ class ConsumerBase:
         """Returns the offset after the last record of each partition. With the isolation level "read_committed" it
         returns the last stable offset: the first offset of a transaction that is still open, or the end.
 
-        The member need not own the partitions. Positions stay. Raises as `beginning_offsets`.
+        The member need not own the partitions. Positions do not change. Raises the same errors as `beginning_offsets`.
         """
         return await self._ends(partitions, LATEST)
 
@@ -471,10 +472,10 @@ class ConsumerBase:
         """Returns for each partition the first record at or after a time, in milliseconds since the epoch; None if
         there is none.
 
-        The member need not own the partitions. Positions stay. Brokers before 0.10.1 know only the times of log
-        segments: the offset is then the start of a segment at or before that record, with timestamp -1.
+        The member need not own the partitions. Positions do not change. Brokers before 0.10.1 know only the times of
+        log segments: the offset is then the start of a segment at or before that record, with timestamp -1.
 
-        Raises ConfigError (a ValueError) for a time below 0, otherwise as `beginning_offsets`.
+        Raises ConfigError (a ValueError) for a time below 0, and the same errors as `beginning_offsets`.
         """
         at = {as_partition(partition): time for partition, time in timestamps.items()}
         for (topic, number), time in at.items():

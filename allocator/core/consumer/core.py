@@ -139,7 +139,7 @@ class ConsumerCore:
         more records marks none as done."""
         self.started = False
         self.closing = False
-        """Whether `close` was called. An offset that cannot be committed now is never committed."""
+        """Whether `close` was called. If so, an offset that cannot be committed now will never be committed."""
         self._exits = contextlib.AsyncExitStack()
         self._tasks = BackgroundTasks(self._broke)
 
@@ -217,7 +217,8 @@ class ConsumerCore:
         self.losses.append(loss)
 
     def _broke(self, error: BaseException) -> None:
-        """Passes an unexpected error of an internal task to the reader, which would wait forever otherwise."""
+        """Passes an unexpected error of an internal task to the reader, because the reader would wait forever
+        otherwise."""
         log.error("%s: the consumer is broken", self.group, exc_info=error)
         self.fetcher.broke(error)
 

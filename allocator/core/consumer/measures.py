@@ -1,4 +1,4 @@
-"""The lag of a group, for assignors that balance work, and metrics under the names of Kafka's own clients."""
+"""Measures a group's lag, for assignors that balance work, and names metrics like Kafka's own clients."""
 
 from __future__ import annotations
 

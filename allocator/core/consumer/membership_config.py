@@ -1,6 +1,6 @@
 """The settings with which a consumer joins: a class for each membership, and the settings that all of them share.
 
-A class checks its settings and creates the membership. Users pass an object of it, or its name.
+Each class checks its settings and creates the membership. Users pass an object of the class, or its name.
 """
 
 from __future__ import annotations
@@ -103,11 +103,11 @@ class Connections(NamedTuple):
 
 @dataclass(frozen=True)
 class MembershipOptions:
-    """The settings of one membership. Raises a ConfigError that lists every invalid value."""
+    """The settings of one membership. The constructor raises a ConfigError that lists every invalid value."""
 
     name: ClassVar[MembershipName]
     storages: ClassVar[tuple[OffsetStorage, ...]] = ("kafka",)
-    """The allowed storages of the group's offsets, the default first, which other clients of such a group use."""
+    """The allowed storages of the group's offsets. The first is the default, which the group's other clients use."""
 
     def __post_init__(self) -> None:
         faults = keyword_faults(vars(self))
@@ -330,7 +330,7 @@ class MembershipConfig:
         """Finds contradictions between settings, for Python, the daemon's file and Spark's options."""
         chosen = tuple(name for name in ("topics", "pattern", "partitions") if getattr(self, name))
         if len(chosen) > 1:
-            yield Fault(chosen, "they exclude each other; give one of them")
+            yield Fault(chosen, "they exclude each other; set one of them")
         if self.group is None and self.membership != "fixed":
             yield Fault(("group", "membership"), 'only membership="fixed" can do without')
         if self.offsets is not None and self.offsets not in self.options.storages:
@@ -372,7 +372,7 @@ def membership_from(name: MembershipName, settings: Mapping[str, Any]) -> Member
 
 
 def _holders(name: str) -> str:
-    """Returns a hint which memberships have the argument `name`; "" if none has it."""
+    """Returns a hint that names the memberships with the argument `name`; "" if none has it."""
     kinds = [kind.__name__ for kind in map(options_of, known_memberships()) if name in kind.__dataclass_fields__]
     if not kinds:
         return ""

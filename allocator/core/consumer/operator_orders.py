@@ -105,9 +105,9 @@ class OperatorOrders:
                 for partition in order.partitions:
                     skipped[partition].add(order.arguments["offset"])
         for words in [each for id, each in in_effect.items() if id not in self._in_effect]:
-            log.warning("%s: an order takes effect: %s", self._core.group, words)
+            log.warning("%s: an operator command takes effect: %s", self._core.group, words)
         for words in [each for id, each in self._in_effect.items() if id not in in_effect]:
-            log.warning("%s: an order is no longer in effect here: %s", self._core.group, words)
+            log.warning("%s: an operator command is no longer in effect here: %s", self._core.group, words)
         self._in_effect = in_effect
         self._core.state.hold_back(frozenset(paused | self._held_back))
         self._core.fetcher.wake()
@@ -123,7 +123,7 @@ class OperatorOrders:
             "skip": "this member reads its records itself, or in batches; use seek",
             "quarantine": "this member has no dead-letter topic for its records; use pause",
         }[order.kind]
-        log.error("%s: the order %s (%s) cannot be carried out: %s", self._core.group, str(order), order.id, why)
+        log.error("%s: command %s (%s) cannot be carried out: %s", self._core.group, str(order), order.id, why)
         self._core.start_task(self._report(order, ours, f"not kept: {why}"), "order")
 
     def _seek_all(self, order: Order, partitions: Partitions) -> None:
@@ -168,7 +168,7 @@ class OperatorOrders:
         if core.sink is not None and not await self._seek_sink(core.sink, partition, offset):
             return None
         what = f"sought to {offset}" + ("" if before is None else f" from {before.offset}")
-        log.warning("%s: %s:%d: %s by order of %s", core.group, *partition, what, order.who)
+        log.warning("%s: %s:%d: %s by the command of %s", core.group, *partition, what, order.who)
         return offset, what
 
     async def _seek_sink(self, sink: SinkOffsets, partition: TopicPartition, offset: int) -> bool:
@@ -203,5 +203,5 @@ class OperatorOrders:
                 await self._store.add_result(order.id, result)
                 return
             except AllocatorError as error:
-                log.warning("%s: the result of order %s is not written yet: %s", self._core.group, order.id, error)
+                log.warning("%s: the result of command %s is not written yet: %s", self._core.group, order.id, error)
                 await asyncio.sleep(RETRY_S)

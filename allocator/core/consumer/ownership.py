@@ -107,7 +107,7 @@ class Ownership:
             self._measures.partitions_assigned += len(partitions)
             if self._began is not None:
                 self._began()
-            # before the listener is called, because it may wait for positions
+            # before the call of the listener, which may wait for positions
             self._starts.begin(self._tenures(partitions), self._tasks)
             self._opening += 1
             self._fetcher.wake()
@@ -140,7 +140,7 @@ class Ownership:
         self._fetcher.wake()
 
     def records_lost(self, loss: RecordsLost) -> None:
-        """Notes lost records. No record is delivered before the listener has returned."""
+        """Notes the loss and calls the listener. Delivers no record before the listener has returned."""
         self._measures.resets += 1
         self._measures.records_lost += loss.count
         if loss.recreated or loss.resumed_at < loss.position:

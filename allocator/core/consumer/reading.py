@@ -26,7 +26,7 @@ class Reading:
     """
 
     def __init__(self, engine: ConsumerCore, deserializers: tuple[Deserializer, Deserializer] = (None, None)) -> None:
-        """Stores its arguments. `deserializers` are the one for keys and the one for values."""
+        """Stores its arguments. `deserializers` are those for keys and for values."""
         self._engine = engine
         # the deserializers that must load something, such as schemas, before the consumer calls them
         self._loaders = [
@@ -83,7 +83,7 @@ class Reading:
     def put_back(self, partition: TopicPartition) -> None:
         """Drops the rest of the current batch if it is of this partition, so that its records are fetched again."""
         if self._rest is not None and (self._rest.topic, self._rest.partition) == partition:
-            # otherwise the fetcher would continue after the batch, and skip the rest
+            # otherwise the fetcher would continue after the batch and skip the rest
             self._keep(None)
             self._engine.state.fetch_again(partition)
 
@@ -140,7 +140,7 @@ class Reading:
         return found
 
     async def _take_also(self, found: Collection[Any]) -> Batch | None:
-        """Returns the next batch without waiting. If records are `found` already, the next call raises an error."""
+        """Returns the next batch without waiting. If records are already `found`, leaves an error for the next call."""
         try:
             return await self._take(0)
         except Exception as error:
@@ -261,7 +261,7 @@ class Reading:
         Returns a context manager for the request. Raises RuntimeError while another task reads.
         """
         if self._busy:
-            raise RuntimeError("two tasks read from one consumer; records would be taken as done before they are")
+            raise RuntimeError("two tasks read from one consumer; records would count as done before they are handled")
         self._is_read()
         self._engine.progress.finish()
         self._engine.membership.polled()

@@ -1,4 +1,4 @@
-"""The interface of a sink: a database of the user's that stores the offsets of a group."""
+"""The interface of a sink: the user's database that stores the offsets of a group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SinkClaim(NamedTuple):
 class SinkOffset(NamedTuple):
     """The next offset of a partition, and the leader epoch of the record before it (-1 if unknown).
 
-    By the epoch, the consumer detects a truncation of the log (KIP-320).
+    The epoch lets the consumer detect a truncation of the log (KIP-320).
     """
 
     offset: int

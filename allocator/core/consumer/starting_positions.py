@@ -145,5 +145,5 @@ class StartingPositions:
             self._fetcher.fail(partition, error)
 
     def _missing(self, tenures: list[TopicPartitionState]) -> Partitions:
-        """Returns the partitions without a position, of the tenures that have not ended."""
+        """Returns the partitions that have no position and whose tenures have not ended."""
         return frozenset(t.partition for t in tenures if t.phase is not Phase.ENDED and t.is_missing_position())

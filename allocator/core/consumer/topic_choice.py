@@ -98,7 +98,7 @@ class TopicChoice:
         config.check()
         if config.chosen and self.config.partitions:
             raise OutOfTurn(
-                "partitions are assigned by hand, and topics can't be subscribed beside them; unsubscribe() first"
+                "topics cannot be subscribed while partitions are assigned by hand; call unsubscribe() first"
             )
         self.config, self.ever_made = config, self.ever_made or config.chosen
         if pattern is not None:
@@ -117,10 +117,12 @@ class TopicChoice:
         if self.config.membership != "fixed":
             raise OutOfTurn(
                 f"the group assigns the partitions with membership={self.config.membership!r}; to assign them by "
-                'hand, make the consumer with membership="fixed"'
+                'hand, create the consumer with membership="fixed"'
             )
         if self.config.topics or self.config.pattern:
-            raise OutOfTurn("topics are subscribed, and partitions can't be assigned beside them; unsubscribe() first")
+            raise OutOfTurn(
+                "partitions cannot be assigned by hand while topics are subscribed; call unsubscribe() first"
+            )
         config = dataclasses.replace(self.config, partitions=partitions)
         config.check()
         gained = self._membership.assign(partitions)

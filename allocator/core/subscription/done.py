@@ -1,4 +1,4 @@
-"""The records that are done beyond a committed offset, in the metadata of the commit. Pure."""
+"""Encodes the records that are done beyond a committed offset, for the metadata of the commit. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Lost records, the text that members add to the metadata of commits, and errors that are also kafka-python's.
+"""Describes lost records, encodes the text that members add to commits, and defines errors that are also
+kafka-python's.
 
 The text has the id of the topic, so a later member detects that a topic was deleted and created again.
 """

@@ -1,4 +1,4 @@
-"""The topics that a member subscribes to, by name and by pattern.
+"""Selects the topics that a member subscribes to, by name and by pattern.
 
 A member matches its own pattern with Python's `re` (`TopicSelection`). The leader of a ZooKeeper group matches the
 patterns of other members with RE2 (`topic_pattern`; https://github.com/google/re2/wiki/Syntax), like brokers in

@@ -111,7 +111,7 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         return partition not in self._held_back
 
     def hold_back(self, partitions: frozenset[TopicPartition]) -> None:
-        """Stops the delivery of these partitions, assigned or not, by order of an operator.
+        """Stops the delivery of these partitions, assigned or not, because an operator command pauses them.
 
         Replaces the earlier set. The user's pauses stay.
         """
@@ -129,7 +129,9 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         position = OffsetAndMetadata(offset, "", -1) if isinstance(offset, int) else offset
         if position.offset < 0:
             name = f"{partition.topic}:{partition.partition}"
-            raise ConfigError(f"{name}: offset {position.offset} is below 0; to go to an end of the log, reset it")
+            raise ConfigError(
+                f"{name}: offset {position.offset} is below 0; to seek to an end of the log, reset the position"
+            )
         self._of(partition).seek(position)
 
     def fetch_again(self, partition: TopicPartition) -> None:
@@ -148,7 +150,7 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         """
         state = self._of(partition)
         if state.position is None:
-            raise OutOfTurn(f"{partition.topic}:{partition.partition} has no position to move on from; seek it first")
+            raise OutOfTurn(f"{partition.topic}:{partition.partition} has no position yet; seek it first")
         state.position = OffsetAndMetadata(offset, "", leader_epoch)
 
     def leader_epoch(self, partition: TopicPartition, offset: int) -> int:

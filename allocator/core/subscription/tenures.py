@@ -1,4 +1,4 @@
-"""The record of ownership: which partitions this member owns, and which of them drain.
+"""Records which partitions this member owns, and which of them drain.
 
 Guarantee: a partition has at most one tenure at a time, and a tenure that has ended never begins again. Only the
 membership changes the record.
@@ -26,7 +26,7 @@ class Phase(enum.Enum):
 class Tenure:
     """One ownership of one partition. A partition that comes back gets a new tenure.
 
-    Code that waits keeps the tenure, and checks its `phase` before it continues.
+    Code that awaits something keeps the tenure, and checks its `phase` before it continues.
     """
 
     __slots__ = ("fence", "partition", "phase")
@@ -58,7 +58,7 @@ class Tenures(Generic[T]):
         """Called with the tenures that have just ended."""
 
     def next_epoch(self) -> int:
-        """Returns a new epoch. No two partitions get the same."""
+        """Returns a new epoch. No two partitions get the same epoch."""
         return next(self._epochs)
 
     @property
@@ -103,7 +103,7 @@ class Tenures(Generic[T]):
         """Ends these drained tenures. Ignores tenures that have ended. Raises OutOfTurn for an active tenure."""
         ending = [tenure for tenure in tenures if tenure.phase is not Phase.ENDED]
         if any(tenure.phase is Phase.ACTIVE for tenure in ending):
-            raise OutOfTurn("an active partition drains before it is released")
+            raise OutOfTurn("an active partition must drain before it is released")
         self._end(ending)
 
     def lose(self) -> Partitions:

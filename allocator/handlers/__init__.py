@@ -2,8 +2,8 @@
 
 `processor` reads batches and commits. `admission` limits the records of one partition in memory, and `window` tracks
 which of them are done. `partition_worker` orders and retries their calls, `lanes` calls the handler, and `policy`
-decides what follows a failed call. `retry_topics` writes records to retry topics, and `due` holds them back until they
-are due.
+decides what follows a failed call. `retry_topics` writes records to retry topics, and `due` holds them back until
+their time.
 """
 
 from __future__ import annotations

@@ -26,11 +26,11 @@ from allocator.types import TopicPartition
 
 log = logging.getLogger(__name__)
 
-# Waiting batches at which a partition is paused. Higher: more memory; lower: the handler may wait for a fetch.
+# Number of waiting batches at which a partition pauses. Higher: more memory; lower: the handler may wait for a fetch.
 QUEUE_BATCHES = 2
-# If a commit's metadata has fewer characters than this for done records, admission ignores its limit.
+# If a commit's metadata has fewer characters than this for done records, admission does not keep to that limit.
 LEAST_CHARACTERS = 100
-# Admitted records between two checks of the encoded size.
+# Number of admitted records between two checks of the encoded size. Higher: less CPU; lower: a more exact limit.
 CHECK_EVERY = 256
 # Seconds between two checks while the metadata is nearly full. Higher: records wait longer; lower: more CPU, because
 # a check encodes the whole window.
@@ -53,7 +53,7 @@ class InHandBytes:
 
 @dataclass
 class Work:
-    """State that the workers of all partitions share. Only the event loop uses it."""
+    """The state that the workers of all partitions share. Only the event loop uses it."""
 
     consumer: ConsumerBase
     handling: Handling
@@ -65,7 +65,7 @@ class Work:
     broken: Callable[[BaseException], None]
     """Called with an error that ends the processing."""
     done_characters: Callable[[], int]
-    """Returns how many characters of a commit's metadata may list done records beyond the offset."""
+    """Returns the number of characters in a commit's metadata that may list done records beyond the offset."""
     retry_plan: RetryPlan | None = None
 
 
@@ -100,12 +100,12 @@ class Admission:
         self.committed: tuple[int, DoneSet | None] = (start, known)
         """The last committed progress, as `progress` returns it."""
         self.closed = False
-        """True while calls of an earlier worker run, and after `close`: no record is admitted."""
+        """If True, no record is admitted: calls of an earlier worker still run, or `close` was called."""
         self._work = work
         self._hand_on = hand_on
         self._in_call = in_call
         self._in_hand = 0
-        """Records that are admitted and not done."""
+        """Number of records that are admitted and not done."""
         self._window = Window(start, known)
         self._verified = known is None
         self._queue: deque[Union[Batch, int]] = deque()
@@ -116,14 +116,15 @@ class Admission:
         self._opened: _Opened | None = None
         """The batch that is being admitted."""
         self._narrow: asyncio.TimerHandle | None = None
-        """Timer of the next check; set while no record is admitted because the list of done records is nearly full."""
+        """Timer of the next check, while the list of done records is nearly full and therefore no record is
+        admitted."""
         self._final: tuple[int, DoneSet | None] | None = None
         """The progress after `replace` or `free`; later calls do not change it."""
         self._unchecked = 0
-        """Records admitted since the last check; while `_narrow` is set, records finished since then."""
+        """Number of records admitted since the last check or, while `_narrow` is set, finished since then."""
         delay_s = None if work.retry_plan is None else work.retry_plan.delays_s.get(partition.topic)
         self._gate = None if delay_s is None else DueGate(partition, delay_s, self.fill, work.measures)
-        """Holds records of a retry topic back until they are due; None for other topics."""
+        """Holds back records of a retry topic until they are due; None for other topics."""
 
     @property
     def position(self) -> int:
@@ -197,13 +198,13 @@ class Admission:
             self._narrow.cancel()
 
     def replace(self, offset: int) -> None:
-        """Sets the progress to `offset`, whatever is done, because a later worker continues there."""
+        """Sets the progress to `offset`, even if other records are done, because a later worker continues there."""
         self._final = offset, None
 
     def free(self) -> None:
         """Drops the admitted records that no call will finish.
 
-        Otherwise they would stay in memory, and would count in the limit of all partitions.
+        Otherwise they would stay in memory, and would count towards the limit of all partitions.
         """
         self._final = self.progress()
         self._work.budget.change(-self._window.counted)
@@ -252,13 +253,13 @@ class Admission:
         return None
 
     def _count(self) -> None:
-        """Reports a change of the window's bytes to the shared budget, which may then admit records elsewhere."""
+        """Reports a change of the window's bytes to the shared budget. Other partitions may then admit records."""
         change = self._window.nbytes - self._window.counted
         self._window.counted += change
         self._work.budget.change(change)
 
     def _affords(self) -> bool:
-        """Returns whether the limit of bytes allows another batch."""
+        """Returns whether the limit on bytes allows another batch."""
         budget = self._work.budget
         if budget.used >= budget.limit:
             self._window.relieve(self._in_call())
@@ -270,7 +271,7 @@ class Admission:
         return True
 
     def _verify(self, batch: Batch) -> None:
-        """Forgets the done records of an earlier process if this is another log.
+        """Drops the done records of an earlier process if they belong to another log.
 
         The topic may have been created again, truncated or compacted since.
         """
@@ -305,7 +306,7 @@ class Admission:
                 self._unchecked = 0
                 if self._share_used(limit) > 0.75:
                     self._work.measures.windows_narrowed += 1
-                    text = "%s:%d: no record from offset %d on is handled until more records from %d on are done"
+                    text = "%s:%d: records from offset %d on wait until more records from %d on are done"
                     log.info(text, *self.partition, self._window.end, self.position)
                     self._narrow = asyncio.get_running_loop().call_later(NARROW_CHECK_S, self._widen)
                     return 0
@@ -313,12 +314,12 @@ class Admission:
         return capacity
 
     def _share_used(self, limit: int) -> float:
-        """Returns the share of `limit` characters that the encoded done records take."""
+        """Returns the fraction of `limit` characters that the encoded done records fill."""
         done = self._window.done_set()[1]
         return 0.0 if done is None else len(done.encoded(2 * limit)[0]) / limit
 
     def _widen(self) -> None:
-        """Admits records again once the encoded done records take at most half of the limit."""
+        """Admits records again once the encoded done records fill at most half of the limit."""
         changed, self._unchecked = self._unchecked, 0
         if changed and self._share_used(self._work.done_characters()) <= 0.5:
             self._narrow = None
@@ -344,7 +345,7 @@ class Admission:
             self._count()
 
     def _without_known(self, units: Sequence[Unit]) -> list[Unit]:
-        """Returns the units whose records no earlier process has done."""
+        """Returns the units without those whose records an earlier process has handled."""
         known = self._window.known
         undone = []
         assert known is not None

@@ -31,24 +31,26 @@ class Consumer(ConsumerBase):
     Topics and partitions are accepted one by one or in any collection. A partition may be another client's
     TopicPartition or a plain tuple (topic, number), an offset an int or a tuple (offset, metadata).
 
-    You may also subscribe to topics later, with `subscribe`. Reading before that raises IllegalState.
+    You may also subscribe to topics later, with `subscribe`. Reading before raises IllegalState.
 
     The consumer raises an error of one partition, such as OffsetOutOfRange or CorruptRecordError, after the records
-    before it, and again at each call (at most every 0.1 s) until its cause is gone or you seek. Calls in between read
+    before it. Later calls raise it again, at most every 0.1 s, until its cause ends or you seek. Calls in between read
     the other partitions.
 
-    A partition moves only after the reader has finished its batch. So a slow handler delays the rebalance of the
-    partition of that batch, and of no other.
+    A partition moves only after the reader has finished the batch of that partition. So a slow reader delays the move
+    of one partition, and of no other.
 
-    docs/reference/settings.md lists the settings with their defaults and ranges. These arguments are for Python alone:
+    docs/reference/settings.md lists the settings with their defaults and ranges. Only Python code can pass these
+    arguments:
 
     membership             the group protocol: an object with its own settings (`ZooKeeper`, `Kafka`, `Fixed`, `Kiel`,
                            `OldConsumers`, `Pykafka`), or its name, which uses the defaults
-    zookeeper              the ensemble of a ZooKeeper membership that names none: `zookeeper="z1:2181"` alone means
-                           `membership=ZooKeeper("z1:2181")`. Other memberships ignore it
+    zookeeper              the ensemble for a ZooKeeper membership that names no ensemble: `zookeeper="z1:2181"` alone
+                           means `membership=ZooKeeper("z1:2181")`. Other memberships ignore it
     assignor               a name, "package.module:function", a callable, or several of them in order of preference
-    key_deserializer       a function from the bytes of a key to the key; it is not called for None
-    value_deserializer     the same for values. `allocator.schemas.RegistryDeserializer` uses a schema registry
+    key_deserializer       a function that converts the bytes of a key; it is not called for None value_deserializer
+    a function that converts the bytes of a value. `allocator.schemas.RegistryDeserializer` uses a
+                           schema registry
     listener               is notified of assigned and revoked partitions: a `RebalanceListener`, or any object with
                            `on_partitions_assigned` and `on_partitions_revoked`, such as those of other clients. If it
                            has `on_records_lost`, it is also notified of records that the log no longer has

@@ -11,12 +11,13 @@ from allocator.core.telemetry import Measures
 from allocator.handlers.retry_topics import due_ms
 from allocator.types import TopicPartition
 
-# Seconds between two reads of the wall clock, which an administrator may set.
+# Seconds between two reads of the wall clock, which an administrator may change. Higher: a change is noticed later;
+# lower: more wake-ups.
 RECHECK_S = 30.0
 
 
 class DueGate:
-    """Passes the records of one partition on in order, each no earlier than its due time.
+    """Passes on the records of one partition in order, each no earlier than its due time.
 
     Even if the sender's clock was wrong, the gate holds a record back for at most the delay of its topic after it first
     saw the record. A waiting record counts as not delivered: if the partition moves, the new owner reads the record

@@ -1,4 +1,4 @@
-"""Decides and does what follows a failed call: a retry, a retry topic, a dead letter, a skip, or the end."""
+"""Reacts to a failed call: retries it, writes the record to a retry topic or as a dead letter, skips it, or stops."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Failures:
         """Returns the seconds until the next attempt of the lane's first record; None: no further attempt."""
         if not isinstance(error, Quarantined):
             self._measures.handler_failures += 1
-        # in a retry topic a record gets one attempt, so that it does not delay the records behind it
+        # in a retry topic a record has one attempt, so that it does not delay the records after it
         delayed = self._retry_topics is not None and lane.worker.partition.topic in self._retry_topics.plan.topics
         if delayed or self._action(error) is not Action.RETRY:
             return None
@@ -61,7 +61,7 @@ class Failures:
         if isinstance(error, HandlerMisuse):
             return Action.STOP
         action = self._policy.action(error)
-        # by default, an exception such as SystemExit ends the process and says nothing about the record
+        # by default, an exception such as SystemExit ends the process and does not concern the record
         return Action.STOP if action is None and not isinstance(error, Exception) else action
 
     async def give_up(self, lane: Lane, error: BaseException) -> bool:
@@ -93,7 +93,7 @@ class Failures:
                     worker, offset, "the record was not written", lambda: retries.send(argument, error, lane.attempts)
                 )
             except BrokerError as refused:
-                # the added headers made the record too large, and a restart would not help
+                # otherwise the added headers made the record too large, and a restart would not help
                 if refused.code not in TOO_LARGE:
                     raise
                 log.error("%s: %s", worker.name, refused, extra=where)

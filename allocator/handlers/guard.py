@@ -1,4 +1,4 @@
-"""Keeps records from the handler that an operator quarantined or skipped."""
+"""Keeps the records that an operator quarantined or skipped from the handler."""
 
 from __future__ import annotations
 

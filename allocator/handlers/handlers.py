@@ -1,4 +1,4 @@
-"""Finds the user's handler by its name, and wraps it: tracing, prepared arguments."""
+"""Finds the user's handler by its name, and wraps it to trace calls and to prepare arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class HandlerMisuse(ConfigError):
 
 @dataclass(frozen=True)
 class Handler:
-    """A function and how to call it.
+    """The user's function, and the way to call it.
 
     A coroutine function (`async def`, or tornado's `@gen.coroutine`) runs on the loop. Any other function runs in a
     thread. There it may block without delaying the loop or the lease.
@@ -43,7 +43,7 @@ class Handler:
                 result.close()
             raise HandlerMisuse(
                 f"handler {self.name!r} is a plain function that returned an awaitable, so nothing was done; "
-                "write it with `async def`, or let it return nothing"
+                "write it with `async def`, or return nothing"
             )
 
 
@@ -67,7 +67,7 @@ class _Preparing:
 
 
 def preparing(function: Callable[[Any], Any], prepare: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns a function that calls `function`, plain or a coroutine function, with `prepare(argument)`."""
+    """Returns a function that calls `function`, which is plain or a coroutine function, with `prepare(argument)`."""
     if not is_coroutine(function):
         return _Preparing(function, prepare)
 

@@ -1,4 +1,4 @@
-"""Turns the settings of `HANDLING`, from keywords or a file, into the form that a `Processor` uses."""
+"""Converts the settings of `HANDLING`, from keywords or a file, into the form that a `Processor` uses."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Handling:
     drain_timeout_s: float = HANDLING_DEFAULT["drain_timeout_s"]
     commit_interval_s: float = HANDLING_DEFAULT["commit_interval_s"]
     in_hand_records: int = 2000
-    """Limit of unfinished records of one partition; not a setting. Higher: more keys are handled at once, and more
-    memory is used; lower: a key with many records in a row delays others."""
+    """Maximum number of unfinished records of one partition; not a setting. Higher: more keys are handled at the same
+    time, and more memory is used; lower: a key with many consecutive records delays other keys."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str = "") -> Handling:
-        """Creates it from checked values of all settings by name. Error classes may be names.
+        """Creates it from the checked values of all settings. `values`: name of the setting -> value.
 
-        Raises ConfigError for an error class that does not exist or is in two lists. Its text starts with `where`.
+        Raises ConfigError, whose text starts with `where`, if an error class does not exist or is in two lists.
         """
         return cls(
             retries=Retries(*(values[name] for name in _RETRIES)),
@@ -68,7 +68,7 @@ class Handling:
 def contradictions(
     values: Mapping[str, Any], membership: str, *, sink: bool, by_batch: bool = False
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yields the names of settings that contradict each other or the consumer's settings, and why."""
+    """Yields the names of settings that contradict each other or the consumer's settings, with the reason."""
     topic = values["dead_letter_topic"]
     if values["dead_letter_on"] is not None and topic is None:
         yield ("dead_letter_on", "dead_letter_topic"), "dead letters need a topic"
@@ -103,7 +103,7 @@ def given_in_python(
     found = contradictions(values, joining.membership, sink=core.sink is not None)
     faults += (f"{' with '.join(names)}: {why}" for names, why in found)
     if delays is not None and not (joining.topics or joining.pattern):
-        faults.append("retry_topics: the consumer must subscribe to topics; chosen partitions are not enough")
+        faults.append("retry_topics: the consumer must subscribe to topics; it reads single partitions")
     if faults:
         raise ConfigError("; ".join(faults))
     name = getattr(function, "__qualname__", type(function).__qualname__)

@@ -18,13 +18,13 @@ from allocator.handlers.subprocesses import Children
 from allocator.handlers.window import Unit
 from allocator.types import TopicPartition
 
-# Seconds that one lane, or a coroutine handler that never waits, runs before others continue. Higher: fewer thread
+# Seconds that one lane, or a coroutine handler that never waits, may run before others continue. Higher: fewer thread
 # switches; lower: commits, stops, other keys and other partitions wait less.
 SLICE_S = 0.1
-# If calls take less than this on average, one thread job runs the calls of several lanes, which saves thread switches.
+# If calls take fewer seconds on average, one thread job runs the calls of several lanes, which saves thread switches.
 SHORT_CALL_S = 0.001
-SHORT_SLICE_S = 0.005  # maximum seconds of a job with several lanes
-RECORDS_A_HOP = 64  # maximum records of a job with several lanes
+SHORT_SLICE_S = 0.005  # maximum duration of a job with several lanes, in seconds
+RECORDS_A_HOP = 64  # maximum number of records in a job with several lanes
 
 
 class LaneOwner(Protocol):
@@ -51,7 +51,7 @@ class LaneOwner(Protocol):
 
 
 class Lane:
-    """Records that are handled one after the other: those of a partition, of one key in it, or a single record."""
+    """Records that are handled one after the other: all of a partition, those of one key in it, or a single record."""
 
     __slots__ = (
         "attempts",
@@ -83,11 +83,11 @@ class Lane:
         self.timer: asyncio.TimerHandle | None = None
         """Timer of the next attempt."""
         self.task: asyncio.Task[None] | None = None
-        """Task that runs a coroutine handler for this lane now."""
+        """The task that currently runs a coroutine handler for this lane."""
         self.call: concurrent.futures.Future[Any] | None = None
         """The latest turn of this lane in a thread."""
         self.turn: Sequence[Unit] = ()
-        """The units that this turn calls the handler for."""
+        """The units for which this turn calls the handler."""
 
     def in_call(self) -> Sequence[Unit]:
         """Returns the units whose call may run now."""
@@ -177,7 +177,7 @@ class Lanes:
     # -- turns -------------------------------------------------------------------------------------------------------
 
     def _next(self) -> Lane | None:
-        """Starts and returns the next ready lane; None if there is none or the lease is in doubt."""
+        """Starts and returns the next ready lane; None if no lane is ready or the lease may have ended."""
         while self._ready:
             if not self._may_act():
                 if not self._waits_for_lease:
@@ -247,8 +247,8 @@ class Lanes:
                     raise
                 return _cancelled_from_within()
             except KeyboardInterrupt:
-                raise  # Ctrl-C interrupts whatever code the loop runs; the handler did not fail
-            # catch every class: if an error ended this task, the lane would be stuck
+                raise  # Ctrl-C interrupts any code that the loop runs; the handler did not fail
+            # catches every class: if an error ended this task, the lane would be stuck
             except BaseException as error:  # noqa: BLE001 - the user's; the policy decides what follows
                 return error
             unit.argument = None
@@ -259,14 +259,14 @@ class Lanes:
             if self._orders is not orders:
                 break  # the new commands may pause this partition
             if self._ready and clock() >= ends:
-                break  # otherwise a key that always has records would block the waiting lanes for ever
+                break  # otherwise a key that always has records would block the waiting lanes forever
         return None
 
     def _pass_is_long(self) -> bool:
         """Returns whether calls have kept the loop busy for `SLICE_S`, so that other tasks must run.
 
-        The time starts at the first call in an iteration of the loop. So the time that calls spend waiting does not
-        count, even if they end in the same iteration.
+        The time counts from the first call in an iteration of the loop. So it does not include the time that calls
+        wait, even if they end in the same iteration.
         """
         now = time.monotonic()
         if self._renewal is None:
@@ -340,7 +340,7 @@ class Lanes:
                 except asyncio.CancelledError:
                     error = _cancelled_from_within()
                     break
-                # catch every class: if an error ended this turn, its lanes would be stuck
+                # catches every class: if an error ended this turn, its lanes would be stuck
                 except BaseException as raised:  # noqa: BLE001 - the user's; the policy decides what follows
                     error = raised
                     break

@@ -13,7 +13,7 @@ from allocator.producer import DeliveryFailed, Producer
 from allocator.types import Record
 
 TIMEOUT_S = 30.0
-BATCH_BYTES = 16 << 10  # higher: fewer requests; lower: batches fit topics with a small max.message.bytes
+BATCH_BYTES = 16 << 10  # Higher: fewer requests; lower: batches also fit topics with a small max.message.bytes
 
 
 Headers = Sequence[tuple[str, Optional[bytes]]]
@@ -49,8 +49,8 @@ class LateProducer:
         except AllocatorError as failure:
             first, refusal = copies[0][0], failure.error if isinstance(failure, DeliveryFailed) else failure
             raise BrokerError(
-                f"topic {topic!r} did not take {first.topic}:{first.partition} offset {first.offset}: "
-                f"{failure}; check that the topic exists, its max.message.bytes and this client's rights",
+                f"topic {topic!r} did not accept {first.topic}:{first.partition} offset {first.offset}: "
+                f"{failure}; check that the topic exists, its max.message.bytes and this client's permissions",
                 code=getattr(refusal, "code", None),
                 retriable=True,
             ) from failure

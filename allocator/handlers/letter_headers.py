@@ -15,17 +15,17 @@ from allocator.core.text import plain, text_of, utf8
 from allocator.types import Record, TopicPartition
 
 PREFIX = "allocator."
-# prefixes of Spring Kafka's DeadLetterPublishingRecoverer and of Kafka Connect, which other tools read
+# other tools read the prefixes of Spring Kafka's DeadLetterPublishingRecoverer and of Kafka Connect
 SPRING = "kafka_dlt-"
 CONNECT = "__connect.errors."
 REDRIVES = "allocator.redrives"  # counts how often the record was written back to its topic
 FIRST_TIMESTAMP = "allocator.first_timestamp"  # timestamp of a redriven record before its first redrive, in ms
-ERROR_BYTES = 1000  # limit of the error's text; a longer text could make a large record too large for the topic
+ERROR_BYTES = 1000  # maximum bytes of the error's text; a longer text could make a large record too large for the topic
 STACK_BYTES = 4000
 
 
 class Origin(NamedTuple):
-    """Contents of the headers of a dead letter. A missing header is None, a missing text ""."""
+    """The contents of a dead letter's headers. A missing header is None; a missing text is ""."""
 
     partition: Optional[TopicPartition]
     offset: Optional[int]
@@ -37,15 +37,15 @@ class Origin(NamedTuple):
     stack: str
     attempts: Optional[int]
     redrives: int
-    """How often the record was written back to its topic before."""
+    """Number of times that the record was written back to its topic before."""
 
 
 def headers_of(record: Record, group: str, error: BaseException, attempts: int) -> list[tuple[str, Optional[bytes]]]:
     """Returns the headers of a dead letter.
 
-    First the record's own headers, then `allocator.topic`, `.partition`, `.offset`, `.timestamp`, `.group`, `.error`
-    and `.attempts` as text, then the same and the stack under Spring Kafka's names, with its binary numbers. Headers of
-    an earlier dead letter are left out, except those of redrives.
+    They are the record's own headers, then `allocator.topic`, `.partition`, `.offset`, `.timestamp`, `.group`, `.error`
+    and `.attempts` as text, and then the same values and the stack under Spring Kafka's names, with binary numbers. The
+    headers of an earlier dead letter are left out, except those of redrives.
     """
     kind = f"{type(error).__module__}.{type(error).__qualname__}"
     text = text_of(error)

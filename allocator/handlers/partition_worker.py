@@ -53,15 +53,15 @@ class PartitionWorker:
         """Lanes whose first record has failed and waits for its next attempt."""
         self._letters: set[asyncio.Task[None]] = set()
         self.cut_off = False
-        """True once calls were cut off."""
+        """True once running calls were cut off."""
         self._given_up = False
         self._overdue: asyncio.TimerHandle | None = None
-        """While the worker drains: timer of the cut-off, then of the next warning."""
+        """While the worker drains: the timer of the cut-off, and then of the next warning."""
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._beginning: asyncio.Task[None] | None = None
         if after is not None:
-            # two calls at once would break the order, even if another member owned the partition in between
+            # two concurrent calls would break the order, even if another member owned the partition in between
             self.admission.closed = True
             self._beginning = asyncio.get_running_loop().create_task(self._begin(after), name=f"after {self.name}")
 
@@ -123,11 +123,11 @@ class PartitionWorker:
         self.admission.fill()
 
     def _offsets(self, units: Sequence[Unit]) -> int:
-        """Returns the number of records in these units. For batches, counts offsets without transaction markers."""
+        """Returns the number of records in these units. In batches, it does not count transaction markers."""
         return sum(unit.span.end - unit.span.start for unit in units) if self._work.by_batch else len(units)
 
     def _failed(self, lane: Lane, error: BaseException) -> None:
-        """Starts another attempt, or gives the record up."""
+        """Schedules another attempt, or ends the attempts for the record."""
         loop = asyncio.get_running_loop()
         if not lane.attempts:
             lane.since = loop.time()
@@ -171,7 +171,7 @@ class PartitionWorker:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Starts no further call, and drops queued records. Running calls may end."""
+        """Starts no further call, and drops queued records. Running calls continue."""
         self.stopping = True
         self.stopped.set()
         self.admission.close()
@@ -193,7 +193,7 @@ class PartitionWorker:
 
     def _cut_off(self, after_s: float) -> None:
         log.warning(
-            "%s: the handler has not returned within %g s at offset %s; the partition moves once it has",
+            "%s: the handler has not returned within %g s at offset %s; the partition moves when it has returned",
             self.name,
             after_s,
             ", ".join(map(str, self.in_call())),

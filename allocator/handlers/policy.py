@@ -16,7 +16,7 @@ from allocator.handlers.settings import HANDLING_DEFAULT
 
 
 class Action(enum.Enum):
-    """What to do with a record whose call failed."""
+    """The action for a record whose call failed."""
 
     RETRY = "retry_on"
     DEAD_LETTER = "dead_letter_on"
@@ -36,13 +36,14 @@ class Retries:
     def delay_s(self, failures: int, since_s: float = 0.0) -> float | None:
         """Returns the seconds until the next attempt; None: no further attempt.
 
-        `failures`: failed attempts so far; `since_s`: seconds since the first failure. The delay doubles with each
-        failure up to the maximum, and is shortened at random by up to half, so that members do not retry in step.
+        `failures`: number of failed attempts so far. `since_s`: seconds since the first failure. The delay doubles with
+        each failure up to the maximum. It is shortened at random by up to half, so that members do not retry at the
+        same time.
         """
         left_s = math.inf if self.limit_s is None else self.limit_s - since_s
         if failures > self.count or left_s <= 0:
             return None
-        # the last attempt is at the time limit
+        # makes the last attempt at the time limit
         return min(left_s, Backoff(self.backoff_s, self.backoff_max_s, jitter=(0.5, 1.0)).nth(failures))
 
 
@@ -53,8 +54,8 @@ Errors = Iterable[Union[type[BaseException], str]]
 class ErrorPolicy:
     """Chooses the action for an error by its nearest class that one of the lists names.
 
-    A record whose error no list names becomes a dead letter at once. Without a dead-letter topic it stops the
-    processing. SystemExit and other classes outside Exception stop it too, unless a list names them.
+    If no list names the error, the record becomes a dead letter at once. Without a dead-letter topic, the processing
+    stops. SystemExit and other classes outside Exception also stop it, unless a list names them.
     """
 
     actions: Mapping[type[BaseException], Action] = field(default_factory=lambda: {Exception: Action.RETRY})
@@ -63,8 +64,8 @@ class ErrorPolicy:
     def of(cls, where: str = "", **lists: Errors | None) -> ErrorPolicy:
         """Creates it from `retry_on`, `dead_letter_on`, `skip_on` and `stop_on`: classes or their names.
 
-        Raises ConfigError for a class in two lists, and for a value that is no error class. Its text names the setting
-        after `where`.
+        Raises ConfigError for a class in two lists, and for a value that is not an error class. Its text starts with
+        `where` and the name of the setting.
         """
         actions: dict[type[BaseException], Action] = {}
         for action in Action:
@@ -95,9 +96,9 @@ def _error_class(given: type[BaseException] | str, setting: str) -> type[BaseExc
         if "." not in given and ":" not in given:
             error = getattr(builtins, given, None)
             if error is None:
-                raise ConfigError(f"{what} is not an error of Python; write 'package.module.Error'")
+                raise ConfigError(f"{what} is not a built-in error class; write 'package.module.Error'")
         else:
             error = find(given if ":" in given else ":".join(given.rpartition(".")[::2]), what, here=True)
     if not (isinstance(error, type) and issubclass(error, BaseException)):
-        raise ConfigError(f"{what} is not a class of errors")
+        raise ConfigError(f"{what} is not an error class")
     return error

@@ -1,6 +1,6 @@
-"""Runs a handler over the records of a consumer, and commits the done ones.
+"""Calls a handler for the records of a consumer, and commits the records that are done.
 
-Guarantees, if the handler raises whenever it fails:
+Guarantees, if the handler raises an exception whenever it fails:
 
 - With ordering "partition", records of a partition are handled one after the other, in the order of the log. With
   "key", records of one key in a partition are handled one after the other, and different keys concurrently. With
@@ -9,9 +9,9 @@ Guarantees, if the handler raises whenever it fails:
   setting skips it. A record may be handled twice (after a crash, or if a call is cut off); none is skipped.
 - A revoked partition gets no further call. It is released once its running calls have ended and the finished records
   are committed; other partitions do not wait for it. After `drain_timeout_s` the processor cancels coroutines and kills
-  processes. A call in a thread, or a coroutine that swallows its cancellation, keeps its partition until it ends. A
-  lost partition is dropped without a commit.
-- `stop` takes at most `drain_timeout_s`, and a moment for the calls that it cuts off.
+  processes. A call in a thread, or a coroutine that ignores its cancellation, keeps its partition until it ends. A lost
+  partition is dropped without a commit.
+- `stop` takes at most `drain_timeout_s`, and `HEED_S` for the calls that it cuts off.
 - Memory is bounded: a partition with `QUEUE_BATCHES` waiting batches is paused, `in_hand_records` bounds the unfinished
   records of a partition, and `in_hand_bytes` the batches of all partitions.
 """
@@ -45,16 +45,16 @@ from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 
-# Seconds that revoked partitions wait for each other. Higher: fewer commits and claims; lower: each moves sooner.
+# Seconds that revoked partitions wait for each other. Higher: fewer commits and claims; lower: partitions move sooner.
 TOGETHER_S = 0.5
 # Seconds that a stopping processor waits for cancelled calls, and for the consumer to close while a call still runs.
-# Higher: more calls end in good order; lower: the process ends sooner.
+# Higher: more calls end regularly; lower: the process ends sooner.
 HEED_S = 1.0
 FEED_BACKOFF_S = 0.5  # pause after a retriable error of reading
 
 
 class Processor:
-    """Runs a handler over the records of a consumer until `stop` is called or an error ends it.
+    """Calls a handler for the records of a consumer, until `stop` is called or an error ends it.
 
     `dead_letters` and `retry_topics` replace the topics that `handling` names on the consumer's cluster. The
     constructor does no I/O.
@@ -103,7 +103,7 @@ class Processor:
             worker.retired = True
 
     async def commit_restart(self, partition: TopicPartition, offset: int) -> None:
-        """Commits `offset`, or the progress since the restart there. Raises AllocatorError."""
+        """Commits `offset`, or the progress since the restart at `offset`. Raises AllocatorError."""
         async with self._core.commits.turn:
             worker = self._workers.get(partition)
             if worker is None or worker.retired:
@@ -117,16 +117,16 @@ class Processor:
     ) -> None:
         """Handles the records of `consumer`, until `stop` is called or an error ends it.
 
-        Nothing else may read from this consumer or commit meanwhile. If it is not started, this starts it, calls
-        `started`, and closes it at the end, with `restart` as in `Consumer.close`. A consumer that was started before
-        keeps its partitions, and continues at the first record that is not done.
+        Nothing else may read from this consumer or commit meanwhile. If the consumer is not started, this method starts
+        it, calls `started`, and at the end closes it, with `restart` as in `Consumer.close`. A consumer that was
+        already started keeps its partitions, and continues at the first record that is not done.
 
         Before it returns or raises, it drains and commits. Raises HandlerFailed if a record can be neither handled nor
         stored elsewhere, any error that ended the consumer, HandlerCutOff if calls did not end within
         `drain_timeout_s`, and RuntimeError if another processor runs.
 
-        If a call still runs afterwards (`stuck`), its partition does not move before the call ends. A consumer to close
-        is closed then.
+        If a call still runs afterwards (`stuck`), its partition does not move before the call ends. A consumer that
+        this method started is closed after that.
         """
         self._stop = asyncio.Event()
         if self._stopping:
@@ -203,7 +203,7 @@ class Processor:
             self._stop.set()
 
     def resume_points(self) -> dict[TopicPartition, Committed]:
-        """Returns for each owned partition that was read: the offset to continue at, and the done records beyond it."""
+        """Returns, for each owned partition that was read, the offset to continue at and the done records beyond it."""
         return {worker.partition: _point(worker) for worker in self._workers.values() if not worker.retired}
 
     def reached(self, partition: TopicPartition) -> Committed | None:
@@ -217,12 +217,13 @@ class Processor:
     def stuck(self) -> Partitions:
         """Partitions with a call that still runs although the processor no longer waits for it.
 
-        Such a call is in a thread, for which the interpreter waits at exit, or swallows its cancellation.
+        Such a call runs in a thread, for which the interpreter waits at exit, or ignores its cancellation.
         """
         return frozenset(partition for partition, worker in self._workers.items() if worker.stuck)
 
     async def until_ended(self, partition: TopicPartition | None = None) -> None:
-        """Waits until no call runs, including calls that outlasted `run`; with `partition`, only its calls."""
+        """Waits until no call runs, including calls that outlasted `run`. If `partition` is given, waits only for its
+        calls."""
         await _ended([worker for at, worker in self._workers.items() if partition in (None, at)], None)
 
     # -- rebalances ----------------------------------------------------------------------------------------------
@@ -242,7 +243,8 @@ class Processor:
     async def on_partitions_revoked(self, partitions: Partitions) -> None:
         """Drains these partitions, and commits those that are ready.
 
-        Waits for all of them for a moment, then only for the first. `working` returns those that are not ready.
+        Waits for all of them for at most `TOGETHER_S`, then only until the first is ready. `working` returns those that
+        are not ready.
         """
         workers = self._workers_of(partitions)
         # if this is cancelled (the session is lost), `on_partitions_lost` still finds the workers
@@ -258,7 +260,7 @@ class Processor:
             await self._commit_last(workers)
         except AllocatorError as error:
             log.warning("%d revoked partitions: other members handle records again: %s", len(workers), error)
-        # catch every error: a stopped worker that is not retired would block the partition when it returns
+        # catches every error: a stopped worker that is not retired would block the partition when the partition returns
         except Exception:
             log.exception("committing %d revoked partitions failed", len(workers))
         for worker in workers:
@@ -267,11 +269,12 @@ class Processor:
     async def on_partitions_lost(self, partitions: Partitions) -> None:
         workers = self._workers_of(partitions)
         for worker in workers:
-            worker.retired = True  # first of all: a commit in preparation must not include these partitions
+            worker.retired = True  # before anything else: a commit in preparation must not include these partitions
         await asyncio.gather(*(worker.abandon(self._handling.drain_timeout_s) for worker in workers))
 
     def set_back(self, partition: TopicPartition, offset: int) -> None:
-        """Handles records again from `offset` on. Called by the consumer when the log was replaced or cut there."""
+        """Handles records again from `offset` on. Called by the consumer when the log was replaced or truncated
+        there."""
         worker = self._workers.get(partition)
         if worker is not None and not worker.retired:
             worker.admission.restart(offset)
@@ -439,7 +442,7 @@ class Processor:
 
 
 def _point(worker: PartitionWorker, progress: tuple[int, DoneSet | None] | None = None) -> Committed:
-    """Returns the given progress of a worker, by default the current one, as an offset to commit."""
+    """Returns a worker's progress, by default its current progress, as an offset to commit."""
     offset, done = progress or worker.admission.progress()
     point = Committed(offset, "", -1)
     point.done = done

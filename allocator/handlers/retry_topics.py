@@ -1,10 +1,10 @@
-"""Writes records to retry topics: a record waits there after its retries in memory, without delaying others.
+"""Writes records to retry topics. After its retries in memory, a record waits there without delaying other records.
 
 A group has one retry topic for each delay, such as `<group>.retry-10m`, for all topics that it reads. Its members also
-subscribe to its retry topics. A record goes from its topic to the first retry topic, from there to the next, and from
-the last to the dead-letter topic. It gets one attempt in each retry topic.
+subscribe to its retry topics. A record moves from its topic to the first retry topic, from there to the next, and from
+the last retry topic to the dead-letter topic. It has one attempt in each retry topic.
 
-Headers of a record there: those of a dead letter (`letter_headers.py`), `allocator.retries` (the number of retry topics
+A record there has the headers of a dead letter (`letter_headers.py`), `allocator.retries` (the number of retry topics
 that the record has been in) and `allocator.due` (milliseconds since the epoch, by the clock of the sender).
 """
 
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 RETRIES = PREFIX + "retries"
 DUE = PREFIX + "due"
 REPLICATION = 3
-RETENTION_MS = 7 * 86_400_000  # least retention of a created topic
+RETENTION_MS = 7 * 86_400_000  # minimum retention of a created topic
 HEADER_BYTES = 16 << 10  # added to the largest max.message.bytes of the group's topics, for the headers of a retry
 TIME_TYPES = {b"CreateTime": 0, b"LogAppendTime": 1}
 
@@ -63,8 +63,8 @@ class RetryPlan:
     def after(self, record: Record) -> str | None:
         """Returns the retry topic for a failed record; None: the record becomes a dead letter.
 
-        A record with more retries than its topic explains comes from the retry topic of another group, which this group
-        reads as a normal topic. It becomes a dead letter; otherwise two such groups would send it back and forth
+        If a record has more retries than its topic explains, this group reads another group's retry topic as a normal
+        topic. The record becomes a dead letter, because otherwise two such groups would send it back and forth
         forever.
         """
         step = self.topics.index(record.topic) + 1 if record.topic in self.delays_s else 0
@@ -128,7 +128,7 @@ class RetryTopics:
     async def send(self, record: Record, error: BaseException, attempts: int) -> None:
         """Writes a record to its next retry topic, and returns once it is acknowledged.
 
-        `attempts`: those in the current topic.
+        `attempts`: number of attempts in the current topic.
 
         Raises BrokerError if the topic does not accept the record.
         """
@@ -150,7 +150,8 @@ class RetryTopics:
     # -- before the start --------------------------------------------------------------------------------------------
 
     async def prepare(self) -> None:
-        """Checks the retry topics, and creates missing ones. Raises ConfigError if they cannot keep waiting records."""
+        """Checks the retry topics, and creates missing ones. Raises ConfigError for a topic that would delete waiting
+        records."""
         client, producer = await self._sender.open()
         if producer.magic < 2:
             raise ConfigError("brokers before 0.11 have no record headers, which retry topics need; unset retry_topics")
@@ -207,11 +208,11 @@ class RetryTopics:
 
 
 async def _room_for_headers(client: KafkaClient, topics: Iterable[str]) -> dict[str, str]:
-    """Returns the max.message.bytes with which a topic accepts the records of `topics` plus the headers of a retry."""
+    """Returns the max.message.bytes that a topic needs for the records of `topics` plus the headers of a retry."""
     try:
         found = await describe_configs(client, "topic", topics, ["max.message.bytes"])
     except BrokerError as error:
-        log.warning("the retry topics get the max.message.bytes of the brokers: %s", error)
+        log.warning("the retry topics use the brokers' max.message.bytes: %s", error)
         return {}
     largest = max(int(each.get("max.message.bytes", 0)) for each in found.values())
     return {"max.message.bytes": str(largest + HEADER_BYTES)} if largest else {}

@@ -1,4 +1,4 @@
-"""Declares the settings of `Consumer.process` and of the daemon's handler, each once: kind, default and text."""
+"""Declares the kind, the default and the text of each setting of `Consumer.process` and of the daemon's handler."""
 
 from __future__ import annotations
 
@@ -37,39 +37,40 @@ HANDLING: Final[Mapping[str, Setting]] = {
     "ordering": Setting(
         Text(get_args(Ordering)),
         "partition",
-        "Which records are handled one after the other: those of a `partition`, those of a `key` in a partition, or "
+        "The records that are handled one after the other: those of a `partition`, those of a `key` in a partition, or "
         "`none`. With `key`, records without a key have no order.",
     ),
     "concurrency": Setting(
         Whole(1, 1024),
         8,
-        "Limit of handler calls at the same time: partitions with ordering `partition`, else records. Higher: more "
-        "threads or open calls; 1: one record at a time.",
+        "Maximum number of concurrent handler calls: partitions with ordering `partition`, otherwise records. Higher: "
+        "more threads or open calls; lower: records wait longer; 1: one record at a time.",
     ),
     "workers": Setting(
         Text(get_args(Workers)),
         "threads",
-        "Where a plain handler runs. `processes`: in `concurrency` processes, for handlers that keep a CPU busy; the "
-        "handler must be a function of a module. Coroutines always run on the loop.",
+        "Runs a plain handler in `threads`, or in `concurrency` `processes`, for handlers that keep a CPU busy; then "
+        "the handler must be a function of a module. Coroutines always run on the loop.",
     ),
     "in_hand_bytes": Setting(
         Whole(1, 2**40, unit="bytes"),
         67_108_864,
-        "Limit of the bytes of all batches with unfinished records. A partition without unfinished records may always "
+        "Maximum bytes of all batches with unfinished records. A partition without unfinished records may always "
         "start one batch. Higher: more memory; lower: fewer records are handled at once.",
     ),
     "retries": Setting(
         Whole(0, 1_000_000),
         5,
-        "Further attempts after the first one fails. 0: none.",
+        "Number of further attempts after a failed call. Higher: survives longer outages; lower: a failing record "
+        "delays others less; 0: none.",
     ),
     "retry_backoff_s": Setting(
         Number(0, 86400),
         0.5,
-        "Seconds before the first retry, doubled for each further one up to the maximum, and shortened at random by up "
-        "to half, so that members do not retry in step.",
+        "Seconds before the first retry. The delay doubles for each further retry up to the maximum, and is "
+        "shortened at random by up to half, so that members do not retry at the same time.",
     ),
-    "retry_backoff_max_s": Setting(Number(0, 86400), 30.0, "Longest delay before a retry, in seconds."),
+    "retry_backoff_max_s": Setting(Number(0, 86400), 30.0, "Maximum seconds before a retry."),
     "retry_limit_s": Setting(
         _SECONDS,
         None,
@@ -78,15 +79,15 @@ HANDLING: Final[Mapping[str, Setting]] = {
     "retry_on": Setting(
         _ERRORS,
         None,
-        "Error classes after which a record is tried again, such as `ValueError` or `package.module.Error`. None: all. "
-        "If several lists name a class of an error, the nearest class decides.",
+        "Error classes after which a record is handled again, such as `ValueError` or `package.module.Error`. None: "
+        "all. If several lists name a class of an error, the nearest class decides.",
     ),
     "dead_letter_on": Setting(
         _ERRORS,
         None,
         "Error classes after which a record becomes a dead letter at once. Needs `dead_letter_topic`.",
     ),
-    "skip_on": Setting(_ERRORS, None, "Error classes after which a record is skipped, with a line in the log."),
+    "skip_on": Setting(_ERRORS, None, "Error classes after which a record is skipped and logged."),
     "stop_on": Setting(
         _ERRORS,
         None,
@@ -96,23 +97,24 @@ HANDLING: Final[Mapping[str, Setting]] = {
         Texts('a list of delays such as "30s", "10m", "1h", "1d"', check=parse_delay),
         None,
         "Delays of retry topics. A record whose `retries` are used up waits in the topic `<group>.retry-<delay>` for "
-        "one more attempt, then in the topic of the next delay, and then becomes a dead letter. Needs "
-        "`dead_letter_topic`.",
+        "one more attempt, and then in the topic of the next delay. After the last topic it becomes a dead letter. "
+        "Needs `dead_letter_topic`.",
     ),
     "create_retry_topics": Setting(
-        Flag(), False, "Creates missing retry topics at the start. false: a missing retry topic is an error."
+        Flag(), False, "true: missing retry topics are created at the start. false: a missing retry topic is an error."
     ),
     "dead_letter_topic": Setting(
         Text(check=check_topic, what="a topic"),
         None,
-        "Topic for records that cannot be handled. Not set: the processing stops at such a record, and skips none.",
+        "The topic for records that cannot be handled. Not set: the processing stops at such a record instead.",
     ),
     "drain_timeout_s": Setting(
         Number(0, 86400),
         30.0,
-        "Seconds that running calls may take when a partition is revoked or the processing stops; then coroutines are "
-        "cancelled and processes killed. A call in a thread keeps its partition until it ends. Higher: other members "
-        "wait longer for the partition; lower: more calls are cut off, and the next owner handles their records again.",
+        "Seconds that running calls may take when a partition is revoked or the processing stops. After that, "
+        "coroutines are cancelled and processes killed. A call in a thread keeps its partition until it ends. "
+        "Higher: other members wait longer for the partition; lower: more calls are cut off, and the next owner "
+        "handles their records again.",
     ),
     "commit_interval_s": Setting(_SECONDS, DEFAULT["auto_commit_interval_s"], "Seconds between commits."),
 }

@@ -18,7 +18,7 @@ _SPAWN = multiprocessing.get_context("spawn")  # a fork of a process with thread
 
 
 class Children:
-    """One process for each thread that calls the handler, started at the thread's first call.
+    """Runs one process for each thread that calls the handler. It starts the process at the thread's first call.
 
     A call sends a record through a pipe and waits for the result. If the process dies, the call fails, and the next
     call starts another process.
@@ -47,7 +47,7 @@ class Children:
             raise error
 
     def kill(self, lane: Any) -> bool:
-        """Kills the process that works on this lane, so that its call fails. Returns False if there is none."""
+        """Kills the process that handles a record of this lane, so that its call fails. Returns False if none does."""
         child = self._at_work.get(lane)
         if child is not None:
             child.kill()

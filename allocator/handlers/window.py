@@ -10,12 +10,12 @@ from typing import Any
 
 from allocator.core.subscription import DoneSet
 
-# Number of spans from which neighbouring done spans are joined.
+# With this number of spans or more, neighbouring done spans are joined. Higher: more memory; lower: more CPU.
 JOIN_SPANS = 32
 
 
 def fingerprint(record: Any) -> int:
-    """Returns a checksum that tells a record from one with the same offset in another log. It is never 0."""
+    """Returns a checksum that distinguishes a record from one at the same offset of another log. It is never 0."""
     text = f"{record.timestamp} {record.serialized_key_size} {record.serialized_value_size}".encode()
     mark = zlib.crc32(text)
     for part in (record.key, record.value):
@@ -69,7 +69,7 @@ class Window:
         self._epoch = -1
         self._spans: deque[Span] = deque()
         self.nbytes = self.counted = 0
-        """Bytes of the batches with admitted records: the current value, and the value last added to the budget."""
+        """Bytes of the batches with admitted records: the current value, and the value last reported to the budget."""
 
     @property
     def width(self) -> int:
@@ -133,7 +133,8 @@ class Window:
             self._join()
 
     def _join(self) -> None:
-        """Joins neighbouring done spans, so that one record that is never done does not fill the memory."""
+        """Joins neighbouring done spans, so that a record that is never done does not make the window grow without
+        limit."""
         joined: deque[Span] = deque()
         for span in self._spans:
             if joined and _done(joined[-1]) and _done(span):
@@ -145,7 +146,7 @@ class Window:
     def relieve(self, busy: Collection[Unit]) -> None:
         """Copies the remaining records of almost finished batches, so that the bytes of these batches are freed.
 
-        Batches with a unit in `busy`, whose calls run, stay as they are.
+        Does not change batches with a unit in `busy`, whose calls run.
         """
         for span in self._spans:
             left = [unit for unit in span.units[span.at :] if unit.argument is not None]

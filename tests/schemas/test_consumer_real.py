@@ -54,7 +54,7 @@ async def test_a_consumer_waits_for_the_registry_and_passes_what_cannot_be_decod
             record = await consumer.getone(60)
             assert record is not None
             assert record.value == {"id": 1, "to": ""}
-            with pytest.raises(DeserializationError, match=f"{topic}:0.*no id of a schema"):
+            with pytest.raises(DeserializationError, match=f"{topic}:0.*no schema id"):
                 await consumer.getone(60)
             record = await consumer.getone(60)
             assert record is not None

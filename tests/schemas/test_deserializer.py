@@ -87,8 +87,8 @@ async def test_a_record_that_cannot_be_decoded_is_a_value_error(monkeypatch: pyt
         with pytest.raises(ValueError, match=r"schema 1 is not loaded; .*load\(\[1\]\)"):
             made(framed(1, b""))
         wrong = {
-            b"plain text": "no id of a schema",
-            b"\0\0": "no id of a schema",
+            b"plain text": "no schema id",
+            b"\0\0": "no schema id",
             framed(1, b"\x02"): "schema 1: not of this schema",
             framed(1, avro(V1, {"id": 1, "text": "a"}) + b"\0"): "schema 1: bytes are left",
             framed(2, b"{}"): "schema 2: the record is of json, and the reader schema is of avro",

@@ -161,7 +161,7 @@ async def test_a_frame_gets_columns_of_values_and_of_errors(spark: SparkSession)
         errors = [row.decode_error for row in found]
         assert errors[0] is None
         assert errors[2] is None
-        assert "no id of a schema" in errors[1]
+        assert "no schema id" in errors[1]
         assert "does not fit" in errors[3]
         assert "the record is of json" in errors[4]
         assert found[1].value == b"text", "the bytes stay"

@@ -242,7 +242,7 @@ async def _call(callback: Callable[[Any], Any], argument: Any, about: str) -> No
         if work is not None:
             await ends(work)
             if work.cancelled():
-                raise RuntimeError("it was cancelled from within")
+                raise RuntimeError("it cancelled itself")
             work.result()
     except Exception:
         log.exception("%s of the listener failed for %s", getattr(callback, "__qualname__", callback), about)

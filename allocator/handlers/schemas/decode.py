@@ -1,7 +1,7 @@
-"""Decodes keys, values and headers to JSON, and masks them. Pure: the caller supplies the schemas.
+"""Decodes keys, values and headers to JSON, and masks them. No I/O: the caller supplies the schemas.
 
-A decoder never fails. If bytes do not have the wanted format, it uses the first of JSON, text and hex that fits, and
-adds a note. No note quotes the bytes, because they may be masked.
+A decoder never fails. If the bytes are not in the given format, it uses the first of JSON, text and hex that fits, and
+adds a note. A note never quotes the bytes, because they may be masked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ALLOWED = (
 )
 
 Schemas = Mapping[int, Union[Schema, str]]
-"""Id in the registry -> the schema, or why it is missing."""
+"""Id in the registry -> the schema, or the reason why it is missing."""
 NO_SCHEMAS: Schemas = {}
 
 
@@ -91,7 +91,7 @@ class Decoder:
     def check_search(self) -> None:
         """Raises ConfigError if keys are masked: a search would show whether a guessed key exists."""
         if self.masks.cover("key"):
-            raise ConfigError("keys have masked fields, so records are not searched by key; search by offset or time")
+            raise ConfigError("keys have masked fields, so records cannot be searched by key; search by offset or time")
 
     def schema_ids(self, record: Record) -> set[int]:
         """Returns the registry ids of the schemas that `decode` needs for a record."""
@@ -151,7 +151,7 @@ def _reader(text: str) -> Optional[_Reader]:
 
 def _unframed(data: bytes) -> bytes:
     if schema_id(data) is None:
-        raise ValueError("no id of a schema")
+        raise ValueError("no schema id")
     return data[HEADER:]
 
 

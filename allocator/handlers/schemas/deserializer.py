@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 BACKOFF_S = 0.5
 BACKOFF_MAX_S = 15.0
 REFUSED_S = 30.0  # seconds until a schema that the registry does not have is requested again
-MAX_REFUSED = 1000  # ids. Higher: more memory; lower: more requests for bytes that only resemble the wire format
+MAX_REFUSED = 1000  # number of ids. Higher: more memory; lower: more requests for bytes that resemble the format
 
 
 class RegistryDeserializer:
@@ -57,7 +57,7 @@ class RegistryDeserializer:
         """Decodes one key or value. Raises ValueError for invalid bytes, or if their schema is not loaded."""
         number = schema_id(data)
         if number is None:
-            raise ValueError("no id of a schema: the bytes do not begin with a zero and four bytes")
+            raise ValueError("no schema id: the bytes do not begin with a zero and four bytes")
         decode = self._decoders.get(number)
         if decode is not None:
             try:

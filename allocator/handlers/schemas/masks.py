@@ -1,7 +1,7 @@
-"""Hides the values of fields by their paths. Pure.
+"""Hides the values of fields by their paths. No I/O.
 
-If a mask cannot be applied, more is hidden, not less: a key, value or header that is not a JSON object or array (text,
-other bytes, an unknown schema) is masked as a whole.
+If a mask cannot be applied, it hides more, not less: it masks a key, value or header that is not a JSON object or array
+(text, other bytes, an unknown schema) as a whole.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from allocator.core.settings import MASK
 from allocator.errors import ConfigError
 
 PARTS = ("key", "value", "headers")
-MAX_VALUES = 200_000  # checked values of one record. Higher: slower; lower: more records are hidden as a whole
-MAX_DEPTH = 100  # checked levels of one record. Higher: nearer to Python's recursion limit; lower: more is hidden
+MAX_VALUES = 200_000  # maximum checked in a record. Higher: slower; lower: more records are hidden as a whole
+MAX_DEPTH = 100  # maximum levels checked. Higher: closer to Python's recursion limit; lower: more values are hidden
 _DEEP = ""
 """A step through any number of levels."""
 _ANY = "*"
@@ -46,7 +46,7 @@ def _parsed(text: str) -> tuple[str, Steps]:
         found = _STEP.match(rest, at)
         if found is None:
             raise ConfigError(
-                f"mask {text!r} is not a path: {rest[at:]!r} is no step; "
+                f"mask {text!r} is not a path: {rest[at:]!r} is not a step; "
                 "steps are .name, ..name (at any depth), .*, [*] and ['a name']"
             )
         dots, *names = found.groups()
@@ -58,7 +58,7 @@ def _parsed(text: str) -> tuple[str, Steps]:
 
 
 class Masks:
-    """The masks of a server or a command. Field names match in upper or lower case."""
+    """The masks of a server or a command. The case of field names does not matter."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         """Parses the masks. Raises ConfigError for an invalid one."""
@@ -112,7 +112,7 @@ class _TooMuch(Exception):
 
 
 def _masked(value: Any, paths: tuple[Steps, ...], left: Iterator[int], depth: int = 0) -> Any:
-    """Masks one value. Takes an element of `left` for each checked value, and raises _TooMuch at its end."""
+    """Masks one value. Consumes an element of `left` for each checked value, and raises _TooMuch when none is left."""
     if next(left, None) is None:
         raise _TooMuch
     if depth > MAX_DEPTH:
@@ -138,7 +138,8 @@ def _below(paths: tuple[Steps, ...], name: str) -> tuple[Steps, ...]:
 
 
 def _after(steps: Steps, name: str) -> list[Steps]:
-    """Returns the rests of a path below the field `name`; an empty one masks the field."""
+    """Returns what remains of a path below the field `name`, once for each way to match. An empty path masks the
+    field."""
     if steps[0] == _DEEP:
         return [steps, *_after(steps[1:], name)]
     return [steps[1:]] if steps[0] in (_ANY, name) else []

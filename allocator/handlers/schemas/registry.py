@@ -58,7 +58,7 @@ class Registry:
         self._schemas: dict[int, Schema] = {}
 
     async def load(self, ids: Collection[int]) -> dict[int, Union[Schema, str]]:
-        """Returns the schema of each id, or why it is missing. Raises MissingExtra."""
+        """Returns the schema of each id, or the reason why it is missing. Raises MissingExtra."""
         found: dict[int, Union[Schema, str]] = {}
         for number in sorted(ids):
             try:
@@ -67,7 +67,7 @@ class Registry:
                 log.info("schema %d: %s", number, error)
                 found[number] = f"schema {number} is not known: {error}"
                 if error.retriable:
-                    break  # an unreachable registry costs one timeout, not one for each id
+                    break  # with an unreachable registry, waits for one timeout, not for one for each id
         return found
 
     async def schema(self, number: int) -> Schema:
@@ -117,7 +117,7 @@ class Registry:
         if kind == "PROTOBUF":
             files = [(path, await self._compiled(int(other["id"]))) for path, other in await self._references(response)]
             return protobuf_schema([*files, (f"schema-{number}.proto", await self._compiled(number))], name)
-        raise ConfigError(f"{name} has the type {shown(kind)}; AVRO, PROTOBUF and JSON are known")
+        raise ConfigError(f"{name} has the type {shown(kind)}; only AVRO, PROTOBUF and JSON are supported")
 
     async def _references(self, response: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         """Returns (name, response) of each schema that a schema refers to, after the references of that schema."""

@@ -1,4 +1,4 @@
-"""Decodes records by schemas of Avro, Protobuf and JSON, from files and from a schema registry.
+"""Decodes records by Avro, Protobuf and JSON schemas, from files and from a schema registry.
 
 Confluent's wire format (https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/) has a
 zero byte, the id of the schema in four bytes, for Protobuf the indexes of the message type, and then the record.
@@ -95,7 +95,7 @@ def json_schema() -> Schema:
 def read_json(data: bytes) -> Any:
     """Parses JSON.
 
-    Raises ValueError, also for JSON that would be shown differently: NaN and infinities, numbers too large for a float,
+    Raises ValueError, even for JSON that could not be shown unchanged: NaN, infinities, numbers too large for a float,
     and objects that repeat a field name.
     """
     return json.loads(data.decode(), parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_unique)
@@ -112,7 +112,7 @@ def _finite(text: str) -> float:
 
 def _unique(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(fields)
-    return found if len(found) == len(fields) else _refuse("an object with two fields of one name")
+    return found if len(found) == len(fields) else _refuse("an object has two fields of the same name")
 
 
 # -- Avro --------------------------------------------------------------------------------------------------------------
@@ -127,7 +127,8 @@ def _fastavro() -> Any:
 
 
 def parsed_avro(schema: Any, named: dict[str, Any], name: str) -> Any:
-    """Returns a schema as fastavro needs it. `named`: as for `avro_schema`. Raises ConfigError and MissingExtra."""
+    """Returns a schema in the form that fastavro needs. `named`: see `avro_schema`. Raises ConfigError and
+    MissingExtra."""
     fastavro = _fastavro()
     try:
         return fastavro.parse_schema(schema, named_schemas=named)
@@ -303,7 +304,8 @@ def _add(google: Any, pool: Any, files: Mapping[str, Any], path: str, under: tup
 
 
 def _indexes(data: bytes) -> tuple[list[int], bytes]:
-    """Returns the indexes of a message type in its file, and the bytes after them. A single zero is the first type."""
+    """Returns the indexes of a message type in its file, and the bytes after them. A single zero means the first
+    type."""
     found: list[int] = []
     try:
         count, at = varint(data, 0)

@@ -1,7 +1,7 @@
-"""Stores effects in the user's database exactly once: the offset of a record is in the transaction of its effects.
+"""Stores effects in the user's database exactly once, each record's offset in the same transaction as its effects.
 
-A sink writes the effects of batches and records through a function of the user's, and one row for each partition. It
-uses sqlite3 or SQLAlchemy (the extra `sql`), and threads for blocking calls. It does not use Kafka or ZooKeeper.
+The user's function writes the effects of a batch or record; the sink adds one row for each partition. It uses sqlite3
+or SQLAlchemy (the extra `sql`), and threads for blocking calls. It does not use Kafka or ZooKeeper.
 """
 
 from allocator.core.consumer import OffsetSink, SinkClaim, SinkOffset

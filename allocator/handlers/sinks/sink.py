@@ -2,14 +2,14 @@
 
 Guarantee: the effects of each record are in the database exactly once, if all effects go through `write` in the order
 of the log, and if the owners of partitions are exclusive as docs/guarantees.md describes. A transaction contains the
-effects and the offset after them, so both are stored or neither is. Only the owner that the row names may write, so a
-process that was frozen for a minute cannot.
+effects and the offset after them, so both are stored or neither is. Only the owner that the row names may write. So a
+process that lost its partitions while it was frozen writes nothing.
 
 An owner registers before it reads its first record, and its fencing token decides. A row with a lower token belongs to
 a former owner. A row with a higher token, or with the same token of another owner, belongs to a later owner, or the
-tokens have restarted (an ensemble came back without its data; Kafka forgot the group). Then the owner asks its group
-once more. If the group confirms the claim after the row was read, no later owner can exist, and the owner replaces
-exactly that row.
+tokens have restarted (an ensemble came back without its data; Kafka forgot the group). In that case the owner checks
+its claim with the group again. If the group confirms the claim after the row was read, no later owner can exist, and
+the owner replaces exactly that row.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ REWIND = """UPDATE {table} SET next_offset = :next_offset, leader_epoch = NULL, 
 
 
 class _Owned(NamedTuple):
-    """This process's registration for a partition."""
+    """The registration of this process as the owner of a partition."""
 
     fence: int
     owner: str
@@ -86,9 +86,7 @@ class TransactionalSink(Generic[Connection]):
 
     def __init__(self, table: str) -> None:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?", table):
-            raise ConfigError(
-                f"table {table!r} is not a name; write letters, digits and _, perhaps after a schema and ."
-            )
+            raise ConfigError(f"table {table!r} is not a name; write TABLE or SCHEMA.TABLE with letters, digits and _")
         self.table = table
         self._group: str | None = None
         self._owned: dict[TopicPartition, _Owned] = {}
@@ -107,7 +105,7 @@ class TransactionalSink(Generic[Connection]):
         raise NotImplementedError
 
     def _in_transaction(self, connection: Connection) -> bool:
-        """Returns False after the user's function has ended the transaction."""
+        """Returns whether the transaction is open. False: the user's function has ended it."""
         raise NotImplementedError
 
     def _errors(self) -> tuple[type[Exception], ...]:
@@ -125,11 +123,11 @@ class TransactionalSink(Generic[Connection]):
 
         `unit` is a batch or a record, as the consumer delivered it. After an error you may write the same unit again:
         records that an earlier attempt has stored are left out, so `effects` gets the rest of the batch, or is not
-        called. Returns whether it was called. `effects` must not commit or roll back.
+        called. Returns whether `effects` was called; it must not commit or roll back.
 
-        Raises `Fenced` if the partition has had another owner since: nothing of this unit is stored, and the new owner
+        Raises `Fenced` if the partition has had another owner since. Nothing of this unit is stored then; the new owner
         stores it. Raises `AlreadyStored` for a unit out of order. Errors of the database and of `effects` are raised
-        unchanged. Then nothing is stored, unless the response to the commit was lost.
+        unchanged. After such an error nothing is stored, unless the response to the commit was lost.
         """
         partition, start, end = _extent(unit)
         owned = self._owned.get(partition)
@@ -144,7 +142,7 @@ class TransactionalSink(Generic[Connection]):
                     raise AlreadyStored(partition, start, stored)
                 if stored >= end:
                     return False
-                assert isinstance(unit, Batch)  # a record is stored as a whole
+                assert isinstance(unit, Batch)  # a record cannot be stored in parts
                 left = unit.from_offset(stored)
             effects(connection, left)
             if not self._in_transaction(connection):
@@ -278,7 +276,7 @@ class TransactionalSink(Generic[Connection]):
         self._tried.pop(partition, None)
 
     def _stored(self, connection: Connection, key: Parameters, owned: _Owned) -> int:
-        """Returns the next offset, -1 if nothing is stored. Raises `Fenced` if the row belongs to another owner."""
+        """Returns the next offset; -1 if none is stored. Raises `Fenced` if the row belongs to another owner."""
         row = self._run(connection, SELECT, key).fetchone()
         partition = TopicPartition(key["topic"], key["part"])
         if row is None:

@@ -17,8 +17,8 @@ class SqlSink(TransactionalSink["sqlalchemy.Connection"]):
     """Stores offsets and effects in one PostgreSQL database.
 
     `engine` is a SQLAlchemy Engine, or a URL such as "postgresql+psycopg://user@host/shop". `effects` gets a SQLAlchemy
-    Connection. If a process hangs inside a transaction, PostgreSQL ends its session after `idle_timeout_s` seconds;
-    otherwise its locked rows would block the next owner. None: as the server is configured.
+    Connection. If a process hangs inside a transaction, PostgreSQL ends its session after `idle_timeout_s` seconds,
+    because its locked rows would block the next owner. None: the server's setting.
 
     Raises `MissingExtra` without SQLAlchemy, and ConfigError for another database.
     """
@@ -63,7 +63,7 @@ class SqlSink(TransactionalSink["sqlalchemy.Connection"]):
         """Raises ConfigError if each statement is its own transaction, so that effects cannot be rolled back.
 
         It checks with the server, because an engine, its URL and its pool can each set the mode. With autocommit, a
-        setting for one transaction is gone in the next statement.
+        setting for one transaction no longer applies to the next statement.
         """
         with self._transaction() as connection:
             self._execute(connection, "SELECT set_config('allocator.transaction', 'open', true)", {})

@@ -13,9 +13,9 @@ from allocator.handlers.sinks.sink import Parameters, TransactionalSink
 class SqliteSink(TransactionalSink[sqlite3.Connection]):
     """Stores offsets and effects in one SQLite file, for members on one machine.
 
-    `effects` gets a `sqlite3.Connection`. SQLite allows one writing transaction for all processes together. A process
-    waits for it for `busy_timeout_s` seconds. Then `write` raises sqlite3.OperationalError, and you may write the unit
-    again.
+    `effects` gets a `sqlite3.Connection`. SQLite allows only one writing transaction at a time, in all processes
+    together. If a process has waited `busy_timeout_s` seconds for another's transaction, `write` raises
+    sqlite3.OperationalError, and you may write the unit again.
     """
 
     def __init__(self, path: str, *, table: str = "allocator_offsets", busy_timeout_s: float = 30.0) -> None:

@@ -91,7 +91,7 @@ __all__ = [
     "__version__",
 ]
 
-if not TYPE_CHECKING:  # a type checker would accept every name
+if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every name
     __getattr__ = lazy_names(
         __name__,
         {

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Beside", "Config", "Daemon", "check", "configure_logs", "load", "run", "try_servers"]
 
-if not TYPE_CHECKING:  # a type checker would accept every name
+if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every name
     __getattr__ = lazy_names(
         __name__,
         {

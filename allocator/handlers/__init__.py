@@ -36,7 +36,7 @@ __all__ = [
     "restored",
 ]
 
-if not TYPE_CHECKING:  # a type checker would accept every name
+if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every name
     __getattr__ = lazy_names(
         __name__,
         {

@@ -274,5 +274,5 @@ class PartitionWorker:
             self._work.lanes.forget(self)
 
     def where(self, offset: int) -> dict[str, Any]:
-        """Returns the place of an offset as extra fields of a log line."""
+        """Returns the topic, the partition and this offset as extra fields of a log line."""
         return {"topic": self.partition.topic, "partition": self.partition.partition, "offset": offset}

@@ -60,7 +60,7 @@ __all__ = [
     "wait_until_async",
 ]
 
-if not TYPE_CHECKING:  # a type checker would accept every name
+if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every name
     __getattr__ = lazy_names(
         __name__,
         {

@@ -29,7 +29,7 @@ __all__ = [
 
 _WITHOUT_THE_EXTRA = {"WatchedGroup", "Watcher", "terminal"}  # for `allocator top`
 
-if not TYPE_CHECKING:  # a type checker would accept every name
+if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every name
     _names = lazy_names(
         __name__,
         {

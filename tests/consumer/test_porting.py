@@ -239,7 +239,7 @@ async def test_by_hand_and_by_subscription_exclude_each_other(service: ByHand) -
         consumer.assign([service.one])
         assert consumer.assignment() == {service.one}
     for_group = service.consumer(membership="zookeeper")
-    with pytest.raises(IllegalStateError, match=r'^the group assigns.*make the consumer with membership="fixed"'):
+    with pytest.raises(IllegalStateError, match=r'^the group assigns.*create the consumer with membership="fixed"'):
         for_group.assign([service.zero])
     with pytest.raises(ConfigError, match="subscribe needs topics or a pattern"):
         for_group.subscribe()

@@ -50,7 +50,7 @@ def test_the_reference_comes_out_of_the_code(site: Path) -> None:
     settings = (site / "reference/settings.html").read_text()
     assert "<code>prefetch_bytes</code>" in settings
     assert "<code>dead_letter_topic</code>" in settings
-    assert "Topic for records that cannot be handled" in settings
+    assert "The topic for records that cannot be handled" in settings
     commands = (site / "reference/cli.html").read_text()
     assert "allocator group offsets reset" in commands
     assert "no dead-letter topic" in commands

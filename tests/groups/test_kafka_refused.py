@@ -161,7 +161,7 @@ async def test_a_group_is_joined_once_the_offsets_topic_can_be_made(
     )
     await asyncio.to_thread(cluster.create_topic, topic, 2)
     hasty = ClassicMember(cluster.bootstrap, group, [topic], connect_timeout_s=2.0)
-    with pytest.raises(BrokersUnavailable, match="is the offsets topic available") as failure:
+    with pytest.raises(BrokersUnavailable, match="check that its offsets topic is available") as failure:
         await hasty.__aenter__()
     assert failure.value.retriable
     await hasty.client.close()

@@ -66,7 +66,7 @@ def test_headers_and_topics_are_columns_too(
         ("'a' key", {"topic": "t"}, "append", "there is no column 'value'"),
         ("'a' value, 'b' colour", {"topic": "t"}, "append", "column 'colour' is not one of"),
         ("'a' value", {}, "append", "the topic is missing"),
-        ("'a' value", {"topic": "t"}, "overwrite", "is not possible with a topic"),
+        ("'a' value", {"topic": "t"}, "overwrite", "a topic does not support mode"),
         ("'a' value", {"topic": "t", "starting_offsets": "earliest"}, "append", "does not apply to write"),
     ],
 )

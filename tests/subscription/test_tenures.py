@@ -60,7 +60,7 @@ class Records(RuleBasedStateMachine):
         """Of any tenures that ever were: some have ended, and their partition has another one by now."""
         chosen = data.draw(st.lists(st.sampled_from(list(self.phases)), max_size=4)) if self.phases else []
         if any(self.phases[tenure] is Phase.ACTIVE for tenure in chosen):
-            with pytest.raises(IllegalState, match="drains before"):
+            with pytest.raises(IllegalState, match="must drain before"):
                 self.tenures.release(chosen)
             return
         self.tenures.release(dict.fromkeys(chosen))

@@ -303,7 +303,7 @@ def test_credentials_of_the_mirror_are_sent_and_never_shown(maven, monkeypatch):
 
 def test_a_repository_that_wants_credentials_says_how_to_give_them(maven):
     maven.rule(lambda request: request.say(401))
-    assert "~/.netrc" in refused("401 Unauthorized: the repository needs credentials")
+    assert "~/.netrc" in refused("401 Unauthorized: the repository requires credentials")
 
 
 def test_a_file_of_authorities_that_does_not_exist_is_named(maven, monkeypatch):

@@ -342,5 +342,5 @@ def test_a_run_without_versions_leaves_the_table_alone(tmp_path: Path) -> None:
     table.write_text("mine")
     source = '@pytest.mark.kafka_versions("3.9.1")\ndef test_it(kafka_version): pass\n'
     said = run_inner(tmp_path, source, f"--compatibility={table}")
-    assert "add them where the table belongs" in said
+    assert "add both lines where the table should be" in said
     assert table.read_text() == "mine"

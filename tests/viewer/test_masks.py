@@ -135,5 +135,5 @@ def test_bytes_are_not_offered_where_masks_hide_fields() -> None:
             Decoder(value=format, masks=masks)
         Decoder(key=format, masks=masks)
     Decoder(masks=masks).check_search()
-    with pytest.raises(ConfigError, match="not searched by key"):
+    with pytest.raises(ConfigError, match="cannot be searched by key"):
         Decoder(masks=Masks(["key.id"])).check_search()

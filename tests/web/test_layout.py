@@ -203,7 +203,7 @@ async def test_a_panel_without_content_is_one_line(browser: Any, width: int) -> 
 
         def look() -> None:
             page.open(f"{url}/#/group/solo", width, 844)
-            page.sees("#orders-section", "No orders.")
+            page.sees("#orders-section", "No commands.")
             page.sees("#view", "Only one member.")
             for panel in ("#orders-section", "#findings", "section[aria-labelledby=s-load-by-member]"):
                 ((top, bottom),) = heights(page, panel)

@@ -73,7 +73,7 @@ class ConsumerGroupConfig:
     zookeeper: str | None = DEFAULT["zookeeper"]
     """"host:port,host:port/chroot", for membership "zookeeper"."""
     assignor: Assignors = ("range", "roundrobin")
-    """Assignors in order of preference. The group uses the first one that all members offer."""
+    """Assignors in order of preference. The group uses the first assignor that all members offer."""
     heartbeat_interval_s: float = DEFAULT["heartbeat_interval_s"]
     """At most half of the session timeout, better a third. Only for membership "kafka": with ZooKeeper, a member proves
     its session every quarter of the session timeout."""

@@ -85,8 +85,8 @@ class Consumer(ConsumerBase):
 
         A coroutine function runs on the loop, any other function in a thread. If the function returns, the record is
         done; if it raises, the record has failed. A commit stores exactly the done records: its offset is the lowest
-        one that is not done, and its metadata lists the done records beyond it. So a restart or another member repeats
-        only the others. During the call nothing else may read from this consumer or commit, and
+        offset that is not done, and its metadata lists the done records beyond it. So a restart or another member
+        repeats only the others. During the call nothing else may read from this consumer or commit, and
         `auto_commit_interval_s` has no effect.
 
             async with Consumer("orders", brokers="b1:9092", group="billing", zookeeper="z1:2181") as consumer:

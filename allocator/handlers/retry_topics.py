@@ -4,8 +4,9 @@ A group has one retry topic for each delay, such as `<group>.retry-10m`, for all
 subscribe to its retry topics. A record moves from its topic to the first retry topic, from there to the next, and from
 the last retry topic to the dead-letter topic. It has one attempt in each retry topic.
 
-A record there has the headers of a dead letter (`letter_headers.py`), `allocator.retries` (the number of retry topics
-that the record has been in) and `allocator.due` (milliseconds since the epoch, by the clock of the sender).
+A record there has the headers of a dead letter (`letter_headers.py`) and two more. `allocator.retries` is the number of
+retry topics that the record has been in. `allocator.due` is its due time, in milliseconds since the epoch, by the clock
+of the sender.
 """
 
 from __future__ import annotations

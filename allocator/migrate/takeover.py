@@ -305,8 +305,8 @@ async def find_replaced(
 ) -> dict[TopicPartition, Replaced]:
     """Returns the partitions of `logs` whose topic was recreated or truncated.
 
-    `ids` are the current ids of the old topics. `intact` says whether the new topic is the one that was mirrored to;
-    None or absent: unknown.
+    `ids` are the current ids of the old topics. `intact`: whether the new topic is still the topic that the mirror
+    wrote to; None or absent: unknown.
 
     It compares the topic's id with the map's, the end of the log, the leader epoch of the position, and the last
     mirrored records on both clusters: a broker that lost the end of its log may continue under the same epoch. It

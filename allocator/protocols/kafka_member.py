@@ -61,8 +61,9 @@ class KafkaMember(GroupMembership):
         """Becomes a member and waits for the first assignment, at most `connect_timeout_s`.
 
         Returns without an assignment if the rebalance takes longer. Raises `BrokersUnavailable` if no coordinator was
-        found in time, `ConfigError` if the brokers or the group do not support the settings, `InstanceIdInUse` while
-        another process has the instance id, and `BrokerError` if the coordinator refuses the member.
+        found in time. Raises `ConfigError` if the brokers or the group do not support the settings. Raises
+        `InstanceIdInUse` while another process has the instance id, and `BrokerError` if the coordinator refuses the
+        member.
         """
         if self._task is not None:
             raise RuntimeError("join() was called already")

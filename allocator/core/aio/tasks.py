@@ -115,7 +115,7 @@ class TaskGroup(BackgroundTasks):
     failures are logged.
 
     Main is a task of its own, because on Python 3.9 and 3.10 a task cannot distinguish a cancellation by its group from
-    one that comes from outside at the same time.
+    a cancellation from outside at the same time.
     """
 
     def __init__(self) -> None:

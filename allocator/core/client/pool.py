@@ -324,7 +324,7 @@ class ConnectionPool:
             connection = self._connections.get(key)
             if self._delay(key) > 0 or (connection is not None and connection.throttled_until > time.monotonic()):
                 continue
-            # an idle connection comes before one that has to be opened
+            # prefers an idle connection to a connection that must be opened first
             busy = 0.5 if connection is None or not connection.connected else float(connection.in_flight)
             if busy < fewest:
                 best, fewest = key, busy

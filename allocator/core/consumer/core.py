@@ -313,8 +313,8 @@ class ConsumerCore:
         return True
 
     async def commit_sought(self, partition: TopicPartition, offset: int) -> None:
-        """Commits the offset of `sought`, or a later one that is done since. With a sink, commits nothing, because the
-        sink has the offset. Raises AllocatorError."""
+        """Commits the offset of `sought`, or a later offset that is done since. With a sink, commits nothing, because
+        the sink has the offset. Raises AllocatorError."""
         if self.sink is not None:
             return
         if self.processor is not None:

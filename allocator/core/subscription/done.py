@@ -28,7 +28,7 @@ class DoneSet:
     """Offsets at or above `base` that are done, while the record at `base` is not.
 
     The set belongs to one log. It counts only if the record at `base` still has the fingerprint `mark`, and only for
-    records up to leader epoch `epoch`. A record of a later epoch has replaced one that was done.
+    records up to leader epoch `epoch`. A record of a later epoch has replaced a done record.
     """
 
     base: int

@@ -179,7 +179,7 @@ class TopicPartitionState(Tenure):
         return self.fetch_state is FetchState.AWAIT_VALIDATION
 
     def maybe_validate_position(self, current_leader_epoch: int | None) -> bool:
-        """Starts a validation if the leader is newer than the one that the position was compared with.
+        """Starts a validation if the leader is newer than the leader whose log was compared with the position.
 
         Returns whether it started one. Without a position, or if an epoch is unknown, there is nothing to compare.
         """

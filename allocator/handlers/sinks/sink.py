@@ -1,9 +1,9 @@
 """The base of all sinks: one row for each partition of a group, with the next offset and the owner that may write.
 
-Guarantee: the effects of each record are in the database exactly once, if all effects go through `write` in the order
-of the log, and if the owners of partitions are exclusive as docs/guarantees.md describes. A transaction contains the
-effects and the offset after them, so both are stored or neither is. Only the owner that the row names may write. So a
-process that lost its partitions while it was frozen writes nothing.
+Guarantee: the effects of each record are in the database exactly once. Two conditions apply: all effects go through
+`write`, in the order of the log, and the owners of partitions are exclusive, as docs/guarantees.md describes. A
+transaction contains the effects and the offset after them, so both are stored or neither is. Only the owner that the
+row names may write. So a process that lost its partitions while it was frozen writes nothing.
 
 An owner registers before it reads its first record, and its fencing token decides. A row with a lower token belongs to
 a former owner. A row with a higher token, or with the same token of another owner, belongs to a later owner, or the
@@ -177,7 +177,7 @@ class TransactionalSink(Generic[Connection]):
         claims: Mapping[TopicPartition, SinkClaim],
         confirm: Callable[[], Awaitable[bool]],
     ) -> dict[TopicPartition, SinkOffset]:
-        """Registers `owner` for these partitions, and returns the next offsets of those that have one.
+        """Registers `owner` for these partitions. Returns the next offset of each partition that has an offset.
 
         The consumer calls it before it reads. `confirm` returns whether the claims were still valid after its call.
         Raises `SinkError`, and ConfigError if the sink already serves another group.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from allocator.web import Watcher
 
 WORST = 10  # maximum number of partitions shown, those with the most lag
-LINES = 3  # maximum lines of findings, orders and moves, each
+LINES = 3  # maximum lines of findings, commands and moves, each
 NAME = 24  # `_table` makes names shorter than this only after it has dropped all `lesser` columns
 GAP = 2  # spaces between columns
 FRAME_S = 0.5
@@ -51,7 +51,7 @@ class NothingKnown(AllocatorError):
 @click.option("--interval", default=2.0, type=Seconds(0.2, 3600), help="Seconds between polls of Kafka.")
 @with_clusters
 def top(name: Optional[str], once: bool, interval: float, access: Access, as_json: bool) -> None:
-    """Show groups, members, lag, rates, moves and orders in force, live; with the details of GROUP.
+    """Show groups, members, lag, rates, moves and commands in force, live; with the details of GROUP.
 
     With --brokers alone, GROUP may use one of Kafka's own protocols.
 
@@ -288,7 +288,7 @@ def _load(group: Seen) -> list[Text]:
 
 
 def _orders(group: Seen, room: int) -> list[Text]:
-    """Returns the orders in force, newest first, and the number of done or expired orders."""
+    """Returns the commands in force, newest first, and the number of done or expired commands."""
     state = group.report.state
     every = list(reversed(order_reports(state.orders, state.document, state.members, wall_ms())))
     kept = [each for each in every if each.state not in ("done", "expired")]

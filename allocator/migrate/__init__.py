@@ -1,8 +1,9 @@
 """Migrates from an old cluster to a new one: mirrors topics, copies offsets, cuts groups over.
 
 In: an old cluster, a new one, their groups, a plan. Out: mirrored topics, a map from old offsets to new ones, copied
-offsets, groups that read the new cluster. May touch: the new cluster, the offsets of the groups in the plan, and the
-files that it names. On the old cluster it writes only offsets: those of its own group, of a rollback or of a copy.
+offsets, groups that read the new cluster. It writes the new cluster, the offsets of the groups in the plan, and the
+files that the plan names. On the old cluster it writes only offsets: those of its own group, of a rollback or of a
+copy.
 """
 
 from __future__ import annotations

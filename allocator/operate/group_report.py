@@ -244,7 +244,7 @@ class GroupReport:
 
     @cached_property
     def orders(self) -> list[OrderReport]:
-        """The orders of operators, oldest first."""
+        """The operator commands, oldest first."""
         return order_reports(self.state.orders, self.state.document, self.state.members, self.state.read_ms)
 
     @cached_property

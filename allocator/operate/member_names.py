@@ -1,4 +1,4 @@
-"""Resolves the names that operators use for members in orders. Pure."""
+"""Resolves the names that operators use for members in commands. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from allocator.errors import ConfigError, OrderRefused
 Members = Mapping[str, MemberInfo]
 
 MEMBER_ARGUMENTS = frozenset({"member", "old", "new", "place"})
-"""The arguments of orders that name members."""
+"""The arguments of commands that name members."""
 
 
 def lasting_name(group: str, members: Members, text: str, *, must_live: bool = True) -> str:
-    """Returns the name to write into an order. Where possible, it stays valid when the process gets a new session.
+    """Returns the name to write into a command. Where possible, it stays valid when the process gets a new session.
 
     Raises OrderRefused if `text` names no live member (with `must_live`), or several.
     """
@@ -40,7 +40,7 @@ def lasting_name(group: str, members: Members, text: str, *, must_live: bool = T
 
 
 def with_lasting_names(group: str, members: Members, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of an order with names from `lasting_name`.
+    """Returns the arguments of a command with names from `lasting_name`.
 
     Raises OrderRefused for an unknown member or rack, and ConfigError if a member would replace itself.
     """
@@ -62,5 +62,5 @@ def with_lasting_names(group: str, members: Members, arguments: Mapping[str, Any
 
 
 def names_of(member: str, info: MemberInfo) -> Iterable[str]:
-    """Returns every name that an order may have for this member."""
+    """Returns every name that a command may have for this member."""
     return filter(None, (member, info.name, info.instance_id, member_name(member, info, session=False)))

@@ -1,4 +1,4 @@
-"""The orders of a group with their states. Pure."""
+"""The commands of a group with their states. Pure."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ ORDER_STATES = ("pending", "given", "waiting", "kept", "done", "not kept", "expi
 
 
 class OrderReport(NamedTuple):
-    """One order with its state."""
+    """One command with its state."""
 
     order: Order
     state: str
-    """"pending": members of older versions do not know the kind of order. "given": the leader has not read it yet, or
+    """"pending": members of older versions do not know the kind of command. "given": the leader has not read it yet, or
     members execute it without the leader. "waiting": the group does not comply yet. "kept": the group complies. "done":
     nothing is left to do. "not kept": the group cannot comply, and continues without it. "expired"."""
     why: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the fields of the order with "text", "state" and "state_why". Times are milliseconds since the
-        epoch; "expires" is null if the order never expires."""
+        """Returns the fields of the command with "text", "state" and "state_why". Times are milliseconds since the
+        epoch; "expires" is null if the command never expires."""
         return {**self.order.to_json(), "text": str(self.order), "state": self.state, "state_why": plain(self.why)}
 
 
 def order_reports(
     orders: Orders, document: Optional[AssignmentDocument], members: Mapping[str, MemberInfo], now_ms: int
 ) -> list[OrderReport]:
-    """Returns every order, oldest first. `members` are in join order, so the first one leads."""
+    """Returns every command, oldest first. `members` are in join order, so the first one leads."""
     noted = {} if document is None else document.orders
     leader = next(iter(members.values()), None)
     return [OrderReport(order, *_state(order, noted, leader, now_ms)) for order in orders.entries]
@@ -50,6 +50,6 @@ def _state(order: Order, noted: Mapping[str, Any], leader: Optional[MemberInfo],
         return "waiting", "the group has no member"
     if KINDS[order.kind].acts == "leader" and order.kind not in leader.orders:
         return "pending", "the version of the leader does not know this kind of order"
-    if order.results:  # an owner reported why it cannot execute the order
+    if order.results:  # an owner reported why it cannot execute the command
         return "not kept", "; ".join(sorted({result.what for result in order.results}))
     return "given", ""

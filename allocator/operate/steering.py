@@ -1,4 +1,4 @@
-"""Gives and withdraws the orders of a group in ZooKeeper or in Kafka, and plans their effect."""
+"""Gives and withdraws the commands of a group in ZooKeeper or in Kafka, and plans their effect."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MEASURED = 5  # measured round trips to ZooKeeper; the plan uses the median
 
 
 class Rehearsal:
-    """Collects the orders that would be written. Writes none."""
+    """Collects the commands that would be written. Writes none."""
 
     def __init__(self, orders: OrderKeeper) -> None:
         self.given: list[Order] = []
@@ -46,15 +46,15 @@ class Rehearsal:
 
 
 class Steered(NamedTuple):
-    """The orders of a group, and where its members read them."""
+    """The commands of a group, and where its members read them."""
 
     orders: OrdersFromOutside
     state: Optional[GroupState]
     """None if neither ZooKeeper nor Kafka's coordinator knows the group."""
     zk: Optional[ZooKeeperClient]
-    """None if the members are in Kafka, and the orders in a topic."""
+    """None if the members are in Kafka, and the commands in a topic."""
     creates: Optional[str]
-    """The topic that the first order would create; None if it exists or is not needed."""
+    """The topic that the first command would create; None if it exists or is not needed."""
     rehearsal: Rehearsal
 
 
@@ -68,11 +68,11 @@ async def steered(
     rehearse: bool = False,
     by_leader: bool = False,
 ) -> AsyncIterator[Steered]:
-    """Yields the orders of a group: in ZooKeeper, or in a topic if only Kafka has members.
+    """Yields the commands of a group: in ZooKeeper, or in a topic if only Kafka has members.
 
-    `create`: the first order creates the topic. `rehearse`: collects orders and writes none. `by_leader`: the orders
-    are about members and moves, which only the leader of a group in ZooKeeper follows. Raises OrderRefused if the group
-    cannot follow such orders.
+    `create`: the first command creates the topic. `rehearse`: collects commands and writes none. `by_leader`: the
+    commands are about members and moves, which only the leader of a group in ZooKeeper follows. Raises OrderRefused if
+    the group cannot follow such commands.
     """
     if by_leader and clusters.zookeeper is None:
         raise OrderRefused(NOT_FOUND)
@@ -105,7 +105,7 @@ async def steered(
 
 
 async def give(clusters: Clusters, name: str, act: Act, who: Optional[str] = None, **options: bool) -> Any:
-    """Calls `act` with the orders of the group, and returns its result. `options` are those of `steered`."""
+    """Calls `act` with the commands of the group, and returns its result. `options` are those of `steered`."""
     async with steered(clusters, name, who, **options) as found:
         return await act(found.orders)
 
@@ -156,7 +156,7 @@ def _number(text: str, option: str) -> float:
 
 
 async def planned(clusters: Clusters, name: str, changes: Iterable[Change], acts: Iterable[Act]) -> GroupPlan:
-    """Returns the plan of a group with these changes and orders. Writes nothing."""
+    """Returns the plan of a group with these changes and commands. Writes nothing."""
     async with steered(clusters, name, rehearse=True, by_leader=True) as found:
         state, zk, given = found.state, found.zk, found.rehearsal.given
         if state is None or zk is None:

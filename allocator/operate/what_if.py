@@ -1,4 +1,4 @@
-"""Plans the moves of a group after a change of members, weights, racks, the function, partition counts, or orders.
+"""Plans the moves of a group after a change of members, weights, racks, the function, partition counts, or commands.
 
 Guarantee: the group does what the plan says, unless something else changes first. `preview` decides as the leader does,
 from the current document. One exception: the id of a new member is not known in advance. If a function breaks ties by
@@ -106,7 +106,7 @@ class Scenario:
         return replace(self, counts={**self.counts, topic: count})
 
     def ordering(self, order: Order) -> Scenario:
-        """Adds an order."""
+        """Adds a command."""
         return replace(self, orders=self.orders.put(order, self.state.read_ms))
 
     def _without(self, gone: set[str], failed: bool) -> Scenario:
@@ -155,7 +155,7 @@ class GroupPlan:
     moves: tuple[PlannedMove, ...]
     members: tuple[PlannedMember, ...]
     orders: tuple[OrderReport, ...]
-    """The orders in force, with their states after the last move."""
+    """The commands in force, with their states after the last move."""
     budget: Budget
     names: Mapping[str, str] = field(repr=False)
     round_trip_s: float = 0.0

@@ -1,7 +1,7 @@
 """Operator commands that the members and the leader of a group obey.
 
-In: the orders of operators, from a znode or a topic. Out: constraints on assignments, and the states of orders. May
-touch: the znode of the orders (`order_store`); the rest is pure.
+`order_store` reads and writes the commands in a znode. Everything else does no I/O: it turns the commands into
+constraints on assignments, and computes their states.
 """
 
 from __future__ import annotations

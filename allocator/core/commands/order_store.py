@@ -1,6 +1,6 @@
-"""Reads and writes the orders of a group in ZooKeeper, for the leader, members, commands and the page.
+"""Reads and writes the operator commands of a group in ZooKeeper, for the leader, the members, the CLI and the page.
 
-All orders of a group are in one znode, so one watch reports every change. A write replaces all of them by
+All commands of a group are in one znode, so one watch reports every change. A write replaces all of them by
 compare-and-set: two operators who write at the same time both succeed, one after the other.
 """
 
@@ -19,9 +19,9 @@ WRITE_S = 10.0
 
 
 class OrderStore:
-    """Reads and writes the orders of one group.
+    """Reads and writes the commands of one group.
 
-    A `watch` is called once, when the orders may have changed; `Watched(store.read, changed)` renews it.
+    A `watch` is called once, when the commands may have changed; `Watched(store.read, changed)` renews it.
     """
 
     def __init__(self, zk: ZooKeeperClient, paths: Paths) -> None:
@@ -29,19 +29,19 @@ class OrderStore:
         self.paths = paths
 
     async def read(self, watch: Optional[Watch] = None) -> Orders:
-        """Returns the current orders, or no orders if the znode does not exist. Raises InvalidZnode."""
+        """Returns the current commands, or no commands if the znode does not exist. Raises InvalidZnode."""
         return (await self._read(watch))[0]
 
     async def put(self, order: Order, now_ms: int) -> Orders:
-        """Writes one order, which replaces an earlier one with the same subject. Returns all orders.
+        """Writes one command, which replaces an earlier one with the same subject. Returns all commands.
 
-        Raises ConfigError for too many orders, InvalidZnode if the znode is not readable, and NoZnode if the group does
-        not exist.
+        Raises ConfigError for too many commands, InvalidZnode if the znode is not readable, and NoZnode if the group
+        does not exist.
         """
         return await self._change(lambda orders: orders.put(order, now_ms))
 
     async def remove(self, ids: Collection[str], now_ms: int) -> tuple[Order, ...]:
-        """Removes orders and returns the removed ones. If one id does not exist, raises NoSuchOrder and
+        """Removes commands and returns the removed ones. If one id does not exist, raises NoSuchOrder and
         removes none."""
         removed: list[Order] = []
 
@@ -57,7 +57,7 @@ class OrderStore:
         return tuple(removed)
 
     async def add_result(self, order_id: str, result: OrderResult) -> Orders:
-        """Adds a member's result to an order that is carried out once. Does nothing if the order was removed."""
+        """Adds a member's result to a command that is carried out once. Does nothing if the command was removed."""
 
         def change(orders: Orders) -> Orders:
             order = orders.find(order_id)

@@ -1,4 +1,4 @@
-"""The orders of an operator: the content of the znode `<root>/<group>/orders`, and its changes. Pure.
+"""Defines the operator commands, and encodes the znode `<root>/<group>/orders` that stores them. No I/O.
 
 The znode is persistent, plain JSON, and replaced by compare-and-set (`order_store`):
 
@@ -8,16 +8,16 @@ The znode is persistent, plain JSON, and replaced by compare-and-set (`order_sto
 
 `when` and `expires` are milliseconds since the epoch, by the clock of the process that wrote them; `expires` may be
 null. `arguments` depend on the kind (`KINDS`). A partition argument is written as in all znodes: {"orders": "0-3,7"}.
-`results` is for kinds that are carried out once for each partition: {"when": ms, "by": "<member id>",
-"partitions": {"orders": "0"}, "what": "sought to 42"}. Such an order is done when its results name all its partitions.
+Kinds that are carried out once for each partition have `results`: {"when": ms, "by": "<member id>",
+"partitions": {"orders": "0"}, "what": "sought to 42"}. Such a command is done when its results name all its partitions.
 
 An order of an unknown kind, or with wrong arguments, stays in the znode and has no effect; `Order.fault` names the
-fault. The first write after a day removes expired and done orders.
+fault. The first write after a day removes expired and done commands.
 
-To add a kind, add an `OrderKind` to `_KINDS`. Its checks refuse wrong arguments before they are written. Its name goes
-into the znode of each member (`MemberInfo.orders`), so that members of older versions can be named. Then carry it out:
-in the leader if the leader honours the kind, or in the members if the owners honour it (read the orders with one watch,
-`OrderStore.read`, and call `OrderStore.add_result` if the kind is carried out once).
+To add a kind, add an `OrderKind` to `_KINDS`. Its checks refuse wrong arguments before they are written. Each member
+writes the name of the kind to its znode (`MemberInfo.orders`), so that members of older versions can be named. Then
+carry out the kind in the leader, or in the owners of its partitions. Owners read the commands with one watch
+(`OrderStore.read`), and call `OrderStore.add_result` if the kind is carried out once.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from allocator.core.znodes.documents import InflateBudget, from_ranges, to_range
 LONGEST_TEXT = 1_000  # characters of a reason or a name
 MAX_NAMES = 2_000  # members in one list
 MAX_COUNT = 1_000_000
-KEPT_MS = 86_400_000  # a day: how long an expired or done order stays visible
+KEPT_MS = 86_400_000  # a day: how long an expired or done command stays visible
 
 ORDER_ID = re.compile(r"o-[0-9a-f]{8,32}\Z")
 POSITION = re.compile(r"(earliest|latest|(timestamp:)?[0-9]{1,18})\Z")
@@ -117,15 +117,15 @@ position_argument = _argument(
 
 @dataclass(frozen=True)
 class OrderKind:
-    """One kind of order."""
+    """One kind of command."""
 
     name: str
     summary: str
-    """The effect of the order on the group, as the predicate of a sentence that starts with "the order"."""
+    """The effect of the command on the group, as the predicate of a sentence that starts with "the order"."""
     arguments: Mapping[str, Check] = field(default_factory=dict)
     subject: Optional[tuple[str, ...]] = None
-    """A new order replaces an earlier order of this kind with equal values of these arguments. (): a group has at most
-    one order of this kind. None: all arguments count."""
+    """A new command replaces an earlier command of this kind with equal values of these arguments. (): a group has at
+    most one order of this kind. None: all arguments count."""
     acts: Literal["leader", "owner"] = "leader"
     """The actor that carries out an order of this kind: the leader, or each member that owns some of its partitions."""
     once: bool = False
@@ -221,7 +221,7 @@ KINDS: Mapping[str, OrderKind] = {kind.name: kind for kind in _KINDS}
 
 @dataclass(frozen=True)
 class OrderResult:
-    """The result of an order that is carried out once, for some of its partitions, by one member."""
+    """The result of a command that is carried out once, for some of its partitions, by one member."""
 
     when: int
     """Milliseconds since the epoch."""
@@ -248,7 +248,7 @@ class OrderResult:
 
 @dataclass(frozen=True)
 class Order:
-    """One order. The module's docstring describes `arguments`."""
+    """One command. The module's docstring describes `arguments`."""
 
     id: str
     kind: str
@@ -272,7 +272,7 @@ class Order:
         why: str = "",
         expires: Optional[int] = None,
     ) -> Order:
-        """Creates an order with a new id. Raises ConfigError for arguments that every member would refuse."""
+        """Creates a command with a new id. Raises ConfigError for arguments that every member would refuse."""
         if kind not in KINDS:
             raise ConfigError(f"there is no order {shown(kind)}; known: {', '.join(sorted(KINDS))}")
         if expires is not None and expires <= now_ms:
@@ -287,7 +287,7 @@ class Order:
 
     @cached_property
     def fault(self) -> Optional[str]:
-        """The reason why members of this version cannot carry out the order; None for a valid order."""
+        """The reason why members of this version cannot carry out the command; None for a valid command."""
         kind = KINDS.get(self.kind)
         if kind is None:
             return f"this version knows no order {shown(self.kind)}"
@@ -303,25 +303,25 @@ class Order:
 
     @cached_property
     def partitions(self) -> Partitions:
-        """The partitions that the order names; none for a kind about members, or for an order with a fault."""
+        """The partitions that the command names; none for a kind about members, or for a command with a fault."""
         ranges = self.arguments.get("partitions")
         return NO_PARTITIONS if ranges is None or self.fault is not None else from_ranges(ranges)
 
     @property
     def subject(self) -> str:
-        """The kind and the identifying arguments. A new order replaces an earlier one with an equal subject."""
+        """The kind and the identifying arguments. A new command replaces an earlier one with an equal subject."""
         kind = KINDS.get(self.kind)
         names = self.arguments if kind is None or kind.subject is None else kind.subject
         return json.dumps([self.kind, {name: self.arguments.get(name) for name in names}], sort_keys=True)
 
     @cached_property
     def left(self) -> Partitions:
-        """The partitions that have no result yet, for an order that is carried out once."""
+        """The partitions that have no result yet, for a command that is carried out once."""
         return self.partitions.difference(*(result.partitions for result in self.results))
 
     @property
     def done(self) -> bool:
-        """Whether the order is carried out once for each partition, and every partition has a result."""
+        """Whether the command is carried out once for each partition, and every partition has a result."""
         return self.fault is None and KINDS[self.kind].once and not self.left
 
     def expired(self, now_ms: int) -> bool:
@@ -329,7 +329,7 @@ class Order:
         return self.expires is not None and self.expires <= now_ms
 
     def __str__(self) -> str:
-        """Returns the order in a few words: "pin orders:0-3 to rack a"."""
+        """Returns the command in a few words: "pin orders:0-3 to rack a"."""
         if self.fault is not None:
             return plain(self.kind)
         names = [f"{topic}:{ranges}" for topic, ranges in self.arguments.get("partitions", {}).items()]
@@ -360,7 +360,7 @@ class Order:
             results=tuple(OrderResult._of(path, each, budget) for each in results),
         )
         if order.fault is None and "partitions" in arguments:
-            budget.take(path, arguments["partitions"])  # counts the partitions of all orders together
+            budget.take(path, arguments["partitions"])  # counts the partitions of all commands together
         return order
 
     def _over(self, now_ms: int) -> bool:
@@ -371,16 +371,16 @@ class Order:
 
 @dataclass(frozen=True)
 class Orders:
-    """All orders of a group, the oldest first. Immutable: methods such as `put` return a new object."""
+    """All commands of a group, the oldest first. Immutable: methods such as `put` return a new object."""
 
     MAX_ENTRIES: ClassVar = 1_000
-    MAX_RESULTS: ClassVar = 1_000  # results of one order
+    MAX_RESULTS: ClassVar = 1_000  # results of one command
     MAX_BYTES: ClassVar = 500_000  # bytes of the znode; ZooKeeper's own limit is 1 MiB by default
 
     entries: tuple[Order, ...] = ()
 
     def in_force(self, now_ms: int, kinds: Collection[str] = ()) -> tuple[Order, ...]:
-        """Returns the orders of these kinds (none: of all kinds) that are in effect at `now_ms` and have no fault."""
+        """Returns the commands of these kinds (none: of all kinds) that are in effect at `now_ms` and have no fault."""
         return tuple(
             order
             for order in self.entries
@@ -388,20 +388,20 @@ class Orders:
         )
 
     def next_expiry(self, now_ms: int) -> Optional[int]:
-        """Returns when the next order expires, in milliseconds since the epoch; None if none expires."""
+        """Returns when the next command expires, in milliseconds since the epoch; None if none expires."""
         return min((o.expires for o in self.entries if o.expires is not None and o.expires > now_ms), default=None)
 
     def find(self, order_id: str) -> Optional[Order]:
         return next((order for order in self.entries if order.id == order_id), None)
 
     def lacking(self, group: str, missing: Iterable[str]) -> NoSuchOrder:
-        """Returns the error for ids that these orders do not contain."""
+        """Returns the error for ids that these commands do not contain."""
         there = ", ".join(order.id for order in self.entries) or "none"
         return NoSuchOrder(f"group {group!r} has no order {', '.join(sorted(missing))}; there are {there}")
 
     def put(self, order: Order, now_ms: int) -> Orders:
-        """Returns the orders with this one added; it replaces those with its subject. Raises ConfigError for
-        too many orders."""
+        """Returns the commands with this one added; it replaces those with its subject. Raises ConfigError for
+        too many commands."""
         kept = tuple(
             each
             for each in self.entries
@@ -415,7 +415,7 @@ class Orders:
         return Orders(tuple(order for order in self.entries if order.id not in ids and not order._over(now_ms)))
 
     def with_result(self, order_id: str, result: OrderResult) -> Orders:
-        """Returns the orders with one more result for that order; unchanged if the order does not exist."""
+        """Returns the commands with one more result for that command; unchanged if the command does not exist."""
         return Orders(
             tuple(
                 replace(order, results=(*order.results, result))
@@ -426,7 +426,7 @@ class Orders:
         )
 
     def encode(self) -> bytes:
-        """Encodes all orders. Raises ConfigError if they do not fit into a znode."""
+        """Encodes all commands. Raises ConfigError if they do not fit into a znode."""
         data = encode_object({"orders": [order.to_json() for order in self.entries]})
         if len(data) > self.MAX_BYTES:
             raise ConfigError(
@@ -437,7 +437,7 @@ class Orders:
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> Orders:
-        """Decodes orders. An order with wrong arguments is kept (`Order.fault`). Raises InvalidZnode."""
+        """Decodes commands. A command with wrong arguments is kept (`Order.fault`). Raises InvalidZnode."""
         if not data:
             return cls()  # the znode was created and not written yet
         listed = check_list(path, "orders", _decoded(path, data).get("orders"))
@@ -451,26 +451,26 @@ class Orders:
 
 
 class OrderKeeper(Protocol):
-    """Stores the orders of one group, in a znode or in a topic."""
+    """Stores the commands of one group, in a znode or in a topic."""
 
     async def read(self) -> Orders: ...
 
     async def put(self, order: Order, now_ms: int) -> object:
-        """Writes one order; it replaces an earlier one with the same subject."""
+        """Writes one command; it replaces an earlier one with the same subject."""
 
     async def remove(self, ids: Collection[str], now_ms: int) -> tuple[Order, ...]:
-        """Removes orders and returns the removed ones. If one id does not exist, raises NoSuchOrder and
+        """Removes commands and returns the removed ones. If one id does not exist, raises NoSuchOrder and
         removes none."""
 
     async def add_result(self, order_id: str, result: OrderResult) -> object:
-        """Adds a member's result to an order that is carried out once. Does nothing if the order was removed."""
+        """Adds a member's result to a command that is carried out once. Does nothing if the command was removed."""
 
 
 Entry = TypeVar("Entry", Order, OrderResult)
 
 
 def encode_entry(entry: Union[Order, OrderResult]) -> bytes:
-    """Encodes a result, or an order without its results, for a store that keeps orders and results separately."""
+    """Encodes a result, or a command without its results, for a store that keeps commands and results separately."""
     return encode_object({name: value for name, value in entry.to_json().items() if name != "results"})
 
 

@@ -1,4 +1,4 @@
-"""The operators' orders about records: paused partitions, skipped records, partitions in quarantine."""
+"""The operator commands about records: paused partitions, skipped records, partitions in quarantine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 
 @dataclass(frozen=True)
 class RecordOrders:
-    """The orders in effect. A new object replaces this one when an operator gives or withdraws an order."""
+    """The commands in effect. A new object replaces this one when an operator gives or withdraws a command."""
 
     paused: Partitions = NO_PARTITIONS
     quarantined: Mapping[TopicPartition, str] = field(default_factory=dict)

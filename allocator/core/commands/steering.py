@@ -1,9 +1,9 @@
-"""Decides which of the leader's orders are in effect, their constraints and their states. Pure functions.
+"""Decides which of the leader's commands are in effect, their constraints and their states. Pure functions.
 
-An order takes effect once every live member knows its kind. Until then it is `pending`, and its state names the members
-of older versions. An order that is in effect stays so when such a member joins later.
+A command takes effect once every live member knows its kind. Until then it is `pending`, and its state names the
+members of older versions. A command that is in effect stays so when such a member joins later.
 
-An order names a member in one of these ways:
+A command names a member in one of these ways:
 
 - the id of the member
 - the client id
@@ -12,7 +12,7 @@ An order names a member in one of these ways:
 - that name without the number: billing@web1:4242
 - the number alone: #12
 
-With the client id, or the name without the number, the order also applies after the process has joined again in a new
+With the client id, or the name without the number, the command also applies after the process has joined again in a new
 session. With the instance id it also applies to the process that replaces this one.
 """
 
@@ -45,7 +45,7 @@ class Budget:
 
     @classmethod
     def of(cls, orders: Iterable[Order]) -> Budget:
-        """Returns the limits of the order `budget`; no limits if there is none."""
+        """Returns the limits of the command `budget`; no limits if there is none."""
         return next((cls(**order.arguments) for order in orders if order.kind == "budget"), cls())
 
 
@@ -62,9 +62,9 @@ def members_named(text: str, members: Infos) -> list[str]:
 def counting(
     orders: Iterable[Order], members: Infos, before: Mapping[str, OrderState]
 ) -> tuple[list[Order], dict[str, OrderState]]:
-    """Returns (the orders in effect, the states of the others).
+    """Returns (the commands in effect, the states of the others).
 
-    `orders`: the unexpired orders of the kinds that the leader honours. `before`: the states in the current document.
+    `orders`: the unexpired commands of the kinds that the leader honours. `before`: the states in the current document.
     """
     count, pending = [], {}
     for order in orders:
@@ -80,17 +80,17 @@ def counting(
 
 @dataclass(frozen=True)
 class OrdersInForce:
-    """The orders that the leader honours at one moment."""
+    """The commands that the leader honours at one moment."""
 
     known: Orders
     counting: list[Order]
-    """The orders in effect."""
+    """The commands in effect."""
     pending: dict[str, OrderState]
-    """The states of the other orders: some member's version does not know their kind."""
+    """The states of the other commands: some member's version does not know their kind."""
 
     @classmethod
     def of(cls, known: Orders, members: Infos, before: Mapping[str, OrderState], now_ms: int) -> OrdersInForce:
-        """Selects the orders in effect. `before`: the states in the current document."""
+        """Selects the commands in effect. `before`: the states in the current document."""
         return cls(known, *counting(known.in_force(now_ms, LEADERS_KINDS), members, before))
 
     @property
@@ -109,7 +109,7 @@ class OrdersInForce:
     def states(
         self, members: Infos, document: AssignmentDocument, goal: Mapping[str, Partitions], moving: str = ""
     ) -> dict[str, OrderState]:
-        """Returns the state of each order, by id.
+        """Returns the state of each command, by id.
 
         `document`: the current assignment. `goal`: the assignment that the leader aims at. `moving`: which moves a
         budget delays.
@@ -135,7 +135,7 @@ class OrdersInForce:
 
 
 def canaries_of(order: Order, members: Infos) -> list[str]:
-    """Returns the live members that a canary order limits."""
+    """Returns the live members that a canary command limits."""
     promoted = {member for text in order.arguments["promoted"] for member in members_named(text, members)}
     known = set(order.arguments["known"])
     return [
@@ -153,7 +153,7 @@ def members_at(place: Mapping[str, str], members: Infos) -> frozenset[str]:
 
 
 def constraints_of(orders: Iterable[Order], members: Infos, absent: Collection[str] = ()) -> Constraints:
-    """Returns the constraints that these orders put on an assignment to these members.
+    """Returns the constraints that these commands put on an assignment to these members.
 
     `absent`: the members without a session. They keep their partitions but get no more, since these would wait for
     their return.
@@ -194,7 +194,7 @@ def constraints_of(orders: Iterable[Order], members: Infos, absent: Collection[s
     )
 
 
-# -- results of orders -----------------------------------------------------------------------------------------------
+# -- results of commands -----------------------------------------------------------------------------------------------
 
 
 class _Outcome:

@@ -2,7 +2,7 @@
 
 In: a ZooKeeper session or a Kafka client, partition counts (`PartitionCountSource`), assignors.
 Out: calls to an `AssignmentListener`: assigned, revoked, lost, suspended, resumed; and `may_act`, the lease.
-May touch: the znodes of the group, or the group on its coordinator; no record and no offset.
+It changes the znodes of the group, or the group on its coordinator, but no record and no offset.
 
 `membership` defines the interface `Membership`. Two implementations are here:
 

@@ -4,7 +4,7 @@
     <root>/<group>/claims/<id>     ephemeral             zlib(JSON): what that member holds, the revision it has seen
     <root>/<group>/assignment      persistent            zlib(JSON): which member may hold what; by compare-and-set
     <root>/<group>/shards/<name>   persistent            pieces of an assignment that is too large for one znode
-    <root>/<group>/orders          persistent            JSON: the orders of operators (`orders`); by compare-and-set
+    <root>/<group>/orders          persistent            JSON: the operator commands (`orders`); by compare-and-set
     <root>/<group>/left/<id>       persistent, empty     that member does not come back; the leader deletes it
     <root>/<group>/loads/<id>      ephemeral             zlib(JSON): the load of that member's partitions
 
@@ -117,7 +117,7 @@ class MemberInfo:
     session_timeout_s: float | None = None
     """Seconds of silence after which ZooKeeper declares the member dead."""
     orders: tuple[str, ...] = ()
-    """The kinds of orders that the member knows; none if its version has no orders."""
+    """The kinds of commands that the member knows; none if its version has no commands."""
     instance_id: str | None = None
     """The member's name, which stays the same over restarts; None if its partitions are not reserved."""
     restart_grace_s: float = 0.0
@@ -241,7 +241,7 @@ class Waiting:
 
 
 class OrderState(NamedTuple):
-    """The state of an order, written by the leader."""
+    """The state of a command, written by the leader."""
 
     state: str
     """"pending": members of older versions do not know its kind. "waiting": the group does not comply yet. "kept": the
@@ -268,12 +268,12 @@ class AssignmentDocument:
     waiting: Mapping[str, Waiting] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
     left_out: Partitions = NO_PARTITIONS
-    """Partitions that the allocator function or an order leaves without an owner. Only the leader and observers read
+    """Partitions that the allocator function or a command leaves without an owner. Only the leader and observers read
     this field, `orders`, `moved`, `load_history` and `seats`."""
     orders: Mapping[str, OrderState] = field(default_factory=dict)
-    """The states of the orders that the leader knows, by id."""
+    """The states of the commands that the leader knows, by id."""
     moved: tuple[tuple[int, int], ...] = ()
-    """(milliseconds since the epoch, partitions taken from live owners), for the last minute. Kept only while an order
+    """(milliseconds since the epoch, partitions taken from live owners), for the last minute. Kept only while a command
     sets a budget."""
     load_history: LoadHistory = field(default_factory=LoadHistory)
     """The moves for load."""

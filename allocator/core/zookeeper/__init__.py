@@ -1,7 +1,7 @@
 """ZooKeeper on the running asyncio loop, through kazoo.
 
-In: addresses, a session timeout, znode paths. Out: awaitables, session states, and errors of `allocator.errors`.
-May touch: kazoo and its threads. It does not know groups.
+It turns addresses, a session timeout and znode paths into awaitables, session states, and errors of `allocator.errors`.
+It runs kazoo and its threads, and does not know groups.
 """
 
 from __future__ import annotations

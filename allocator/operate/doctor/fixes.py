@@ -16,7 +16,7 @@ from allocator.core.zookeeper import NoZnode, Op, ZooKeeperClient, ZooKeeperErro
 from allocator.errors import NoSuchOrder
 from allocator.operate.doctor.finding import Fix
 
-CLOCK_MS = 600_000  # orders expire by the leader's clock. Higher: tolerates a larger difference of clocks
+CLOCK_MS = 600_000  # commands expire by the leader's clock. Higher: tolerates a larger difference of clocks
 YOUNG_MS = 3_600_000  # a member that joins creates the znodes of its group just before its own znode
 
 
@@ -34,7 +34,7 @@ async def apply(
 
 
 def is_long_expired(order: Order, now_ms: int) -> bool:
-    """Returns whether the order has expired even if clocks differ by `CLOCK_MS`."""
+    """Returns whether the command has expired even if clocks differ by `CLOCK_MS`."""
     return order.expired(now_ms - CLOCK_MS)
 
 
@@ -52,7 +52,8 @@ async def _withdraw(zk: ZooKeeperClient, paths: Paths, ids: Collection[str], now
 
 
 async def leftover_groups(zk: ZooKeeperClient, root: str, names: Collection[str], now_ms: int) -> tuple[str, ...]:
-    """Returns the groups of `names` that consist of empty znodes: they never had an assignment, and have no orders."""
+    """Returns the groups of `names` that consist of empty znodes: they never had an assignment, and have no
+    commands."""
     found = await asyncio.gather(*(_skeleton(zk, Paths(root, name), now_ms) for name in names))
     return tuple(name for name, znodes in zip(names, found) if znodes)
 

@@ -416,7 +416,7 @@ def _shares(seen: Observation) -> Iterator[Finding]:
 
 
 def _is_steered(seen: Observation) -> bool:
-    """Returns whether orders influence how many partitions a member owns."""
+    """Returns whether commands influence how many partitions a member owns."""
     orders = () if seen.report is None else seen.report.orders
     return any(each.order.kind != "budget" and each.state in ("kept", "waiting") for each in orders)
 

@@ -1,4 +1,4 @@
-"""Findings about the orders of a group. Pure."""
+"""Findings about the commands of a group. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from allocator.operate.doctor.fixes import is_long_expired
 from allocator.operate.group_report import GroupReport
 from allocator.operate.order_report import OrderReport
 
-OLD_MS = 7 * 86_400_000  # operators forget orders without an expiry
+OLD_MS = 7 * 86_400_000  # operators forget commands without an expiry
 OLD_FREEZE_MS = 86_400_000  # new members get no partitions during a freeze
 
 
 def order_findings(report: GroupReport) -> Iterator[Finding]:
-    """Yields orders that are not kept, unknown to some members, old, done or expired."""
+    """Yields commands that are not kept, unknown to some members, old, done or expired."""
     group, now_ms = report.state.group, report.state.read_ms
     in_force = [each for each in report.orders if each.state not in ("done", "expired", "not kept", "pending")]
     for each in report.orders:

@@ -1,7 +1,7 @@
 """Exclusive ownership through ZooKeeper: at most one member owns a partition at any instant.
 
 In: a `ZooKeeper` session, partition counts and assignors. Out: calls to an `AssignmentListener`; `may_act`, the lease.
-May touch: the znodes below `<root>/<group>`; no record and no offset.
+It writes the znodes below `<root>/<group>`, but no record and no offset.
 
 Start reading at `membership`, the code that each member runs. The oldest member also runs `leader`: it takes a
 snapshot of the group (`group_znodes`), decides (`decider`, `decision`), and writes the assignment. `plan` decides, as a

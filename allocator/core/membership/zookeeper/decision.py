@@ -1,6 +1,6 @@
 """Decides which member gets which partitions. The leader and `allocator group plan` call it.
 
-In: the members, the partition counts, the current document, the orders in effect, and the allocator functions. Out: a
+In: the members, the partition counts, the current document, the commands in effect, and the allocator functions. Out: a
 `GroupDecision`. Nothing is written.
 """
 

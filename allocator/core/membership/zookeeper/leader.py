@@ -190,7 +190,7 @@ class Leader:
         return self._imbalance.lasting(await self._decider.is_uneven(group), now)
 
     def _pause_s(self, group: Snapshot, document: AssignmentDocument) -> float | None:
-        """Returns the seconds until an order expires, a budget allows more moves, a reservation ends, or the load is
+        """Returns the seconds until a command expires, a budget allows more moves, a reservation ends, or the load is
         checked; None if none of these will happen."""
         moments = [group.orders.known.next_expiry(group.now_ms)]
         if self._decider.later and group.orders.budget.per_minute is not None:

@@ -58,7 +58,7 @@ from allocator.core.zookeeper.ephemeral import EphemeralZnodes
 
 log = logging.getLogger(__name__)
 
-ORDERS_AGAIN_S = 60.0  # how long a member waits before it reads unreadable orders again
+ORDERS_AGAIN_S = 60.0  # how long a member waits before it reads unreadable commands again
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class ZooKeeperMembership(SessionMembership):
     - `load`: returns the load of partitions, for the functions that use it.
     - `measured`: returns the load of the partitions that this member owns. The member reports it to the group.
     - `followed`: called with each assignment once this member owns as much of it as it can for now.
-    - `ordered`: called with the operators' orders at first, when they change, and when an order expires.
+    - `ordered`: called with the operator commands at first, when they change, and when a command expires.
     - `expected`: called with (partitions, free) before this member gets the partitions. With `free`, no other member
       holds them, and none can get them unless this member's claim fails. So their committed offsets may be read.
       `assigned` follows if the claim succeeds; otherwise the call has no effect.
@@ -225,10 +225,10 @@ class ZooKeeperMembership(SessionMembership):
         self._claim = Claim(0)
         await self._znodes.create({paths.claim(self.member_id): self._claim.encode()})
 
-    # -- orders --------------------------------------------------------------------------------------------------
+    # -- commands --------------------------------------------------------------------------------------------------
 
     async def _obey(self, ordered: Callable[[Orders, OrderKeeper], None]) -> None:
-        """Passes the orders to the listener whenever their znode changes. One watch covers all orders."""
+        """Passes the commands to the listener whenever their znode changes. One watch covers all commands."""
         store, changed = OrderStore(self._zk, self._store.paths), asyncio.Event()
         orders = Watched(store.read, changed.set)
         wait_s: float | None = 0.0

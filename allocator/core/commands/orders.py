@@ -125,7 +125,7 @@ class OrderKind:
     arguments: Mapping[str, Check] = field(default_factory=dict)
     subject: Optional[tuple[str, ...]] = None
     """A new command replaces an earlier command of this kind with equal values of these arguments. (): a group has at
-    most one order of this kind. None: all arguments count."""
+    most one command of this kind. None: all arguments count."""
     acts: Literal["leader", "owner"] = "leader"
     """The actor that carries out an order of this kind: the leader, or each member that owns some of its partitions."""
     once: bool = False

@@ -38,7 +38,7 @@ except ImportError as error:
 OnBytes = Callable[[int], None]
 
 _CONNECT_S, _READ_S = 15.0, 60.0
-_ATTEMPTS = 4  # maximum of consecutive attempts that receive nothing
+_ATTEMPTS = 4  # maximum number of consecutive attempts that receive nothing
 _PAUSE_S = 0.5  # pause before the first retry; doubles with each retry
 _LONGEST_PAUSE_S = 30.0
 _CHUNK = 1 << 16
@@ -193,7 +193,7 @@ class _Download:
                 reason: Exception = error
             except _Later as later:
                 reason = later
-            except OSError as error:  # other errors of requests, and a missing file of REQUESTS_CA_BUNDLE
+            except OSError as error:  # any other error of the library requests, or a missing file in REQUESTS_CA_BUNDLE
                 raise self._unavailable(error) from error
             else:
                 continue

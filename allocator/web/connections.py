@@ -39,7 +39,7 @@ class Limits:
     pause_s: float = 1.0  # the server accepts nothing for this time if no descriptor is free
     header_bytes: int = 65_536
     body_bytes: int = 65_536
-    viewers: int = 64  # maximum of open event streams; each uses memory and a connection
+    viewers: int = 64  # maximum number of open event streams; each uses memory and a connection
 
 
 class Server(httpserver.HTTPServer):

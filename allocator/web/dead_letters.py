@@ -30,7 +30,7 @@ from allocator.web.requests import (
     confirmed,
 )
 
-LISTED = 500  # maximum of letters in one response. Higher: a slower page
+LISTED = 500  # maximum number of letters in one response. Higher: a slower page
 # longest read of a topic, in seconds. Higher: larger topics can be listed; lower: a browser gets the error sooner
 PATIENCE_S = 60.0
 LETTER_TOPIC_NAME = re.compile(r"dead|dlq|dlt", re.IGNORECASE)

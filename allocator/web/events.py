@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 KEPT = 1000
-LONGEST = 500  # maximum of characters of one argument in the audit log
-FIELDS = 20  # maximum of arguments
+LONGEST = 500  # maximum number of characters of one argument in the audit log
+FIELDS = 20  # maximum number of arguments
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,9 @@ TIDY_S = 600.0
 FINE_S = 2 * 3600.0  # of points older than this, the file keeps one for each COARSE_S
 COARSE_S = 60.0
 SHRINK_TO = 0.9  # size after `tidy`, relative to the limit
-SHOWN = 100  # maximum of stored rebalances on the page
-POINTS = 1000  # maximum of points in one response
-REBALANCES = 1000  # maximum of rebalances in one response
+SHOWN = 100  # maximum number of stored rebalances on the page
+POINTS = 1000  # maximum number of points in one response
+REBALANCES = 1000  # maximum number of rebalances in one response
 RESPONSE_BYTES = 1_000_000  # maximum size of the rebalances in one response
 SCHEMA = """
 CREATE TABLE points (grp TEXT, at REAL, lag INTEGER, lag_s REAL, produced REAL, consumed REAL, commits REAL,
@@ -277,7 +277,7 @@ class _Written(NamedTuple):
 
 
 def _fresh(name: str, group: WatchedGroup, before: _Written, entries: _Entries) -> _Written:
-    """Adds the group's new entries to `entries`. Returns what the file has after they are written."""
+    """Adds the group's new entries to `entries`. Returns the entries that the file has after the write."""
     entries.points.extend((name, point) for point in group.series.points if point.at > before.point)
     versions = {}
     for rebalance in group.history.rebalances:

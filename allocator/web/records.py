@@ -1,4 +1,4 @@
-"""Decides which users may read records on the page. The viewer reads and decodes them."""
+"""Decides which users may read records on the page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from allocator.viewer import Viewer
 from allocator.web.guard import Guard, User
 
 AT_ONCE = 4  # concurrent reads. Higher: more memory and connections to the brokers; lower: more reads are refused
-TEXT = 20_000  # maximum of characters of a key or value on the page; a download has all of them
+TEXT = 20_000  # maximum number of characters of a key or value on the page; a download has all of them
 
 
 @dataclass(frozen=True)

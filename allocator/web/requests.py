@@ -20,11 +20,11 @@ from allocator.types import IsolationLevel
 from allocator.viewer import Position, Query, parse_key
 from allocator.web.responses import LetterName, described
 
-NOTE = 500  # maximum of characters of a note
+NOTE = 500  # maximum number of characters of a note
 HOURS = 24 * 365
-MOST = 200  # maximum of hypothetical changes and of commands in one plan
-LETTERS = 1000  # maximum of letters that one request settles; their names must fit into the body
-RECORDS = 1000  # maximum of records in one response
+MOST = 200  # maximum number of hypothetical changes and of commands in one plan
+LETTERS = 1000  # maximum number of letters that one request settles; their names must fit into the body
+RECORDS = 1000  # maximum number of records in one response
 
 T = TypeVar("T", bound=Struct)
 Time = Annotated[float, Meta(ge=0, le=1e11)]

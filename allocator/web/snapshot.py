@@ -15,7 +15,7 @@ from allocator.web.watch import WatchedGroup, Watcher
 
 FINDINGS = 100  # maximum sent for a group
 EVENTS = 200  # maximum sent for a group
-SUBSCRIBED = 20  # maximum of topics sent for a member
+SUBSCRIBED = 20  # maximum number of topics sent for a member
 
 
 def overview(watcher: Watcher, read_only: bool) -> dict[str, Any]:

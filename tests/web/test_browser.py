@@ -680,7 +680,7 @@ async def test_a_change_is_asked_for_twice_and_needs_the_token(browser: Any, zk_
             assert page.focused() == "Yes, pause g"
             press("Yes, pause g")
             page.sees("dialog .answer", "its members will leave")
-            page.sees("#phase", "paused, going on: 1")
+            page.sees("#phase", "paused, still running: 1")
             press("Resume")
             press("Yes, resume g")
             page.sees("#phase", "stable")

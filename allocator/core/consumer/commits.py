@@ -124,7 +124,7 @@ class Commits:
         """The offsets of the group. Raises IllegalState without a group."""
         if self._offsets is None:
             raise IllegalState(
-                "this consumer has no group, so nothing is committed and nothing can be; give it a `group`, or keep "
+                "this consumer has no group, so it cannot commit; give it a `group`, or keep "
                 "the offsets yourself and `seek`"
             )
         return self._offsets

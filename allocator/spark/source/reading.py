@@ -39,7 +39,7 @@ class Piece(InputPartition):  # type: ignore[misc]  # pyspark is not followed
 
 
 def pieces(options: Options, ranges: Iterable[Range]) -> list[InputPartition]:
-    """Returns the tasks for `ranges`: splits large ranges and packs small ones, by the options."""
+    """Returns the tasks for `ranges`: splits large ranges and packs small ones, as the options demand."""
     parts = split(ranges, options.min_partitions, options.max_records_per_partition)
     most = options.max_partitions
     if most is None and options.cores is not None and options.max_records_per_partition is None:

@@ -86,7 +86,7 @@ export const openActions = (group) => {
     field("To confirm, enter the name of the other group", again),
     button("Copy offsets", "danger", async () => { const done = await ask(name, "offsets/copy", { to: other.value.trim(), confirm: again.value }); show(done.partitions, copied); return `${plural(done.partitions.length, "offset")} committed for ${done.group}.`; }));
 
-  // -- commands---------------------------------------------------------------------------------------------------
+  // -- commands ---------------------------------------------------------------------------------------------------
   const form = orderForm(group), reason = element("input", { name: "order-why", maxlength: "1000" }), hours = element("input", { name: "order-hours", type: "number", min: "0", step: "any", placeholder: "no end" });
   const order = choice("order-kind", form.kinds.map(([kind, says]) => [kind, `${kind}: ${says}`])), details = element("div"), standing = element("div");
   const pick = () => details.replaceChildren(...form.fields(order.value));

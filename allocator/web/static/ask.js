@@ -5,7 +5,7 @@ import { inKafka, state } from "./state.js";
 
 let token = "";
 
-// what only the leader of a group in ZooKeeper does
+// changes that only the leader of a group in ZooKeeper executes
 const OF_LEADERS = ["rebalance", "pause", "resume", "plan"];
 export const offers = (what) => state.hello?.actions.includes(what) === true && !(inKafka() && OF_LEADERS.includes(what));
 
@@ -61,7 +61,7 @@ export const answers = () => {
   return { node, tell, fail, button, twice };
 };
 
-// Shows a dialog; `close` is called once it is closed. The focus returns to the former element, or to `after`
+// Shows a dialog, and calls `close` when it is closed. The focus returns to the former element, or to `after`
 const dialog = document.getElementById("dialog");
 export const openDialog = (title, children, { close = null, after = "#act" } = {}) => {
   const before = document.activeElement;

@@ -9,7 +9,7 @@ const nice = (top) => {
   return [1, 1.5, 2, 3, 4, 6, 8, 10].map((each) => each * power).find((each) => each >= top);
 };
 
-// One chart; `lines` is [{key, label, kind}], kind being "a" or "b"
+// One chart. `lines` is [{key, label, kind}]; `kind` is "a" or "b"
 export class Chart {
   constructor(title, lines, unit = "", words = null) {
     this.title = title; this.lines = lines; this.points = []; this.events = [];
@@ -84,8 +84,8 @@ export class Chart {
   }
 }
 
-// Rebalances along time: as wide as each took, as high as the root of the share that it moved, so that small moves show.
-// `events` are marks above them: {at, kind, text}.
+// Rebalances over time. The width is the duration; the height is the square root of the fraction of partitions that moved, so
+// that small moves are visible. `events` are marks above them: {at, kind, text}.
 export const timeline = (box, rebalances, since, now, href, events = []) => {
   const width = Math.max(240, box.clientWidth), height = 78, bottom = 16, top = 14;
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });

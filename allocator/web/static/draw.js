@@ -1,7 +1,7 @@
-// Partitions as cells of a canvas, coloured by owner, lag or age. Colour is never alone: each member also has a texture, and where
-// there is room a tag; the text under the grids says of the chosen cell what the picture says.
+// Draws partitions as cells of a canvas, coloured by owner, lag or age. Colour is never the only sign: each member also has a
+// texture and, if there is space, a tag. The text under the grids describes the chosen cell.
 
-// Okabe and Ito's colours, which colour-blind people tell apart
+// Okabe and Ito's colours, which colour-blind people can distinguish
 const HUES = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442"];
 const TEXTURES = 5;
 const SHADES = [0, -0.35, 0.45]; // towards black or white
@@ -17,7 +17,7 @@ const luminance = (hex, by) => {
   return 0.21 * part(1) ** 2.2 + 0.72 * part(3) ** 2.2 + 0.07 * part(5) ** 2.2;
 };
 
-// A member keeps its look while it exists, even if other members join or leave
+// A member keeps its colour and texture while it exists, even if other members join or leave
 export class Looks {
   constructor() { this.slots = new Map(); }
   keep(ids) {
@@ -63,7 +63,7 @@ export const paint = (c, x, y, size, look, height = size) => {
   c.restore();
 };
 
-// The largest cells with which all partitions are visible
+// Returns the size of the largest cells with which all partitions are visible
 export const sizeFor = (cells, width) => {
   const wide = Math.sqrt((width * 560) / Math.max(1, cells) / 1.25);
   return wide >= 26 ? { width: wide >= 36 ? 36 : 28, height: wide >= 36 ? 36 : 28, gap: 2 } : { width: Math.max(5, Math.floor(wide)), height: Math.max(7, Math.floor(wide * 1.25)), gap: 1 };
@@ -73,19 +73,19 @@ const css = (name) => getComputedStyle(document.documentElement).getPropertyValu
 export const colours = () => ({ ink: css("--ink"), bad: css("--bad"), hatch: css("--hatch"), card: css("--card"), focus: css("--focus") });
 const alike = (a, b) => a.owner === b.owner && a.to === b.to && a.moved === b.moved && a.unowned === b.unowned && a.heat === b.heat;
 
-// Steps of a scale of lag or age, light to dark for every kind of colour blindness; unknown is hatched
+// The steps of a scale of lag or age, from light to dark so that colour-blind people can read it; unknown is hatched
 const HEAT = ["#d7e8f5", "#9ecae1", "#4f9bca", "#e6a157", "#c8571b", "#7d1f0b"];
 export const heatLook = (step, tag = "") => (step === null ? { fill: "#b9c0c8", texture: 1, ink: "#000", tag } : { fill: HEAT[step], texture: 0, ink: step === 2 || step === 3 || step < 2 ? "#000" : "#fff", tag });
 const lookOf = (cell, looks) => (cell.owner === null ? null : cell.heat === undefined ? looks.of(cell.owner) : heatLook(cell.heat, cell.tag));
 
-// One topic: `cells` is [{number, owner, to, from, moved, unowned}], owner and to being member ids or null
+// One topic. `cells` is [{number, owner, to, from, moved, unowned}]; `owner` and `to` are member ids or null
 export class Grid {
   constructor(canvas) { this.canvas = canvas; this.cells = []; this.columns = 1; }
   draw(cells, size, looks, { only = null, cursor = null } = {}) {
     this.cells = cells;
     this.size = size;
     const width = this.canvas.parentElement.clientWidth;
-    // small cells touch, so that neighbours with one owner form one area
+    // small cells touch each other, so that neighbours with the same owner form one area
     const x = (this.x = size.width + (size.gap > 1 ? size.gap : 0)), y = (this.y = size.height + size.gap);
     this.columns = Math.max(1, Math.floor((width + 1) / x));
     const rows = Math.ceil(cells.length / this.columns), ratio = window.devicePixelRatio || 1;
@@ -115,7 +115,7 @@ export class Grid {
   }
 }
 
-// One cell, or several alike side by side
+// One cell, or several equal cells side by side
 export const piece = (c, x, y, width, height, cell, looks, ink, label = "") => {
   const look = lookOf(cell, looks);
   if (look) {

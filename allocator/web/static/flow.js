@@ -5,7 +5,7 @@ import { plural } from "./format.js";
 
 const NOBODY = "no owner";
 
-// The largest ends keep their names; the others become one. moves: [{from, to, partitions}], null for no owner
+// The largest ends keep their names; the others are combined. moves: [{from, to, partitions}]; null means no owner
 const named = (moves, end, most) => {
   const sums = new Map();
   for (const move of moves) sums.set(move[end] ?? NOBODY, (sums.get(move[end] ?? NOBODY) ?? 0) + move.partitions);
@@ -39,7 +39,7 @@ export const layout = (moves, { most = 24, least = 15, gap = 6, scale = 360 } = 
   const ends = { from: column("from"), to: column("to") };
   const at = (end, name) => ends[end].find((node) => node.name === name);
   const place = new Map(ends.to.map((node, index) => [node.name, index]));
-  // bands leave an end in the order in which they arrive, so that few of them cross
+  // bands leave an end in the order of their other ends, so that few of them cross
   for (const node of ends.from) {
     for (const band of bands.filter((each) => each.from === node.name).sort((a, b) => place.get(a.to) - place.get(b.to))) {
       const to = at("to", band.to), part = (end) => (band.partitions / end.partitions) * end.height;
@@ -52,7 +52,7 @@ export const layout = (moves, { most = 24, least = 15, gap = 6, scale = 360 } = 
   return { height: Math.max(bottom(ends.from), bottom(ends.to)), left: ends.from, right: ends.to, bands };
 };
 
-// `look(name)` gives {fill} or null for no member
+// `look(name)` returns {fill}, or null for a name that is not a member
 export const flow = (moves, width, look) => {
   const narrow = width < 560, found = layout(moves, { most: narrow ? 12 : 24 });
   const box = narrow ? 8 : 12, words = Math.min(260, width * (narrow ? 0.34 : 0.28)), x0 = words, x1 = width - words;

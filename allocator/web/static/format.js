@@ -24,7 +24,7 @@ export const span = (s) => {
   if (s < 129600) return `${(s / 3600).toFixed(1).replace(/\.0$/, "")} h`;
   return `${Math.round(s / 86400)} days`;
 };
-// an age of which only a lower bound may be known
+// an age, or its lower bound if only that is known
 export const age = (s, least) => (missing(s) && !missing(least) && least > 0 ? `over ${span(least)}` : span(s));
 export const ago = (at, now) => (missing(at) ? UNKNOWN : now - at < 1 ? "now" : `${span(Math.floor(now - at))} ago`);
 

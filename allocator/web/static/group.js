@@ -1,4 +1,4 @@
-// One group: the head that all its views share, and the summary.
+// One group: the header that all its views share, and the summary.
 
 import { offers } from "./ask.js";
 import { Chart, MARKS, timeline } from "./charts.js";
@@ -30,7 +30,7 @@ export const groupHead = (route, act) => {
     if (!state.group) return;
     const group = state.group, current = knownNow(source());
     // without that cluster the current phase is unknown
-    const words = group.paused ? `paused${group.members.length ? `, going on: ${group.members.length}` : ""}` : group.phase;
+    const words = group.paused ? `paused${group.members.length ? `, still running: ${group.members.length}` : ""}` : group.phase;
     const shown = phaseBadge(group, current);
     shown.textContent = current || !state.connected ? words : `${words} when ${inKafka() ? "Kafka" : "ZooKeeper"} last responded`;
     if (phase.textContent !== shown.textContent || phase.firstChild?.className !== shown.className) phase.replaceChildren(shown);
@@ -85,7 +85,7 @@ export const summary = (route, query, act) => {
   for (const part of [found, ordered, load]) part.node.dataset.from = "zookeeper"; // grey while the cluster does not respond
   const strip = element("div", { id: "timeline" }), none = element("p", { class: "muted" }), legend = element("p", { class: "legend" }, ...LEGEND), all = link(to("rebalances"), "All rebalances");
   const drawings = element("div", { id: "charts", class: "charts", "data-from": "kafka" }, ...charts.map((chart) => chart.figure)), unmeasured = element("p", { class: "muted" }, "No measurement yet.");
-  // the last hour is live; longer times come from the file of the history
+  // the stream has the last hour; longer periods come from the history file
   let range = RANGES.find(([hours]) => String(hours) === route.query.hours)?.[0] ?? 1, past = null;
   const buttons = element("div", { class: "range inline", role: "group", "aria-label": "Time" }, ...RANGES.map(([hours, words]) => {
     const node = element("button", { type: "button", "aria-pressed": String(hours === range), "data-hours": hours }, words);

@@ -1,12 +1,12 @@
-// The load of the members as bars, its imbalance as max/mean, and the used part of the budget of moves. A group that
-// follows load has one more figure: what its members report.
+// The load of the members as bars, its imbalance as max/mean, and the used part of the budget of moves. For a group that
+// follows load, also the load that its members report.
 
 import { element, svg } from "./dom.js";
 import { number, plural, UNKNOWN, whole } from "./format.js";
 import { choice, field, figures, panel } from "./parts.js";
 import { inKafka, now, state } from "./state.js";
 
-// The busiest member as a multiple of the mean; null for unknown. Pure
+// Returns the load of the busiest member as a multiple of the mean; null if unknown. Pure
 export const unevenness = (loads) => {
   if (!loads.length || loads.some((load) => load === null || load === undefined)) return null;
   const total = loads.reduce((sum, load) => sum + load, 0);
@@ -15,8 +15,8 @@ export const unevenness = (loads) => {
 export const ratio = (value) => (value === null ? "unknown" : value.toFixed(2));
 
 const HEIGHT = 110, FLOOR = 14, WIDEST = 60;
-// rows: [{name, now, then}], `then` undefined without a second moment; null for unknown. A bar for each member, the highest
-// first. `known`: the mean, if it is not that of the rows
+// Draws a bar for each member, the highest first. rows: [{name, now, then}]; `then` is undefined without a second time, null
+// means unknown. `known`: the mean, if it is not the mean of the rows
 export const bars = (rows, width, words, unit, known) => {
   const both = rows.some((row) => row.then !== undefined), of = (row) => Math.max(row.now ?? 0, row.then ?? 0);
   const order = [...rows].sort((a, b) => of(b) - of(a)), most = Math.max(0, ...order.map(of)) || 1, step = Math.min(WIDEST, width / Math.max(1, order.length));
@@ -39,7 +39,7 @@ export const bars = (rows, width, words, unit, known) => {
 
 const LOADS = [["partitions", "partitions"], ["lag", "lag"], ["reported", "reported load"]];
 const UNITS = { records: "records/s", bytes: "bytes/s", handler_s: "s of the handler/s", reported: "of the reported load" };
-// What a member reports per unit of weight, as max/mean counts it; null for unknown. Pure
+// Returns the load that a member reports per unit of weight, as max/mean uses it; null if unknown. Pure
 export const reported = (loads) => (member) => { const load = loads.members[member.id] ?? null; return load === null ? null : load / member.weight; };
 export const loadOfMembers = (route, query) => {
   const numbers = element("div"), alone = element("p", { class: "muted" }, "Only one member."), picture = element("div", { class: "load" });

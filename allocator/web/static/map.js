@@ -9,7 +9,7 @@ import { ageOf, called, lagOf, looks, state } from "./state.js";
 const SCALES = { owner: null, lag: LAG_STEPS, age: AGE_STEPS };
 const HINT = "Point at a partition, or use the arrow keys.";
 
-// `topics` says which topics of the group are shown
+// `topics` selects the topics of the group to show
 export const map = (topics, query) => {
   let grids = [], names = "", cursor = null;
   const box = element("div", { id: "grids", tabindex: "0", role: "application", "aria-label": "Partitions by topic. Arrow keys choose one, page up and page down change the topic. The text below describes it." });

@@ -21,7 +21,7 @@ const HISTORY = [
   { key: "with", head: "from and to", width: 200, grow: true, text: (r) => r.with },
   { key: "why", head: "why", width: 200, grow: true, text: (r) => r.why },
 ];
-// what one member got and lost in each rebalance that the page knows
+// the partitions that a member got and lost in each rebalance that the page knows
 const shares = (name) => state.rebalances.map((each) => {
   const gains = each.between.filter((one) => one.to === name), losses = each.between.filter((one) => one.from === name);
   const total = (moves) => moves.reduce((count, one) => count + one.partitions, 0);

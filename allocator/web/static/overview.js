@@ -9,7 +9,7 @@ import { now, state } from "./state.js";
 import { Table } from "./table.js";
 
 const weight = (group) => 1e6 * group.findings.critical + 1e3 * group.findings.warning + group.findings.info;
-const last = (group) => (group.last_rebalance === null ? "none seen" : group.last_rebalance.ended === null ? "goes on" : `${ago(group.last_rebalance.began, now())}${group.last_rebalance.took_s === null ? "" : ` (${span(group.last_rebalance.took_s)})`}`);
+const last = (group) => (group.last_rebalance === null ? "none seen" : group.last_rebalance.ended === null ? "in progress" : `${ago(group.last_rebalance.began, now())}${group.last_rebalance.took_s === null ? "" : ` (${span(group.last_rebalance.took_s)})`}`);
 
 const COLUMNS = [
   { key: "group", head: "group", width: 110, grow: true, text: (g) => g.group, cell: (g) => link(build({ view: "summary", group: g.group }), g.group) },

@@ -60,13 +60,13 @@ const load = async () => {
   try {
     const answer = await fetch(`api/groups/${encodeURIComponent(group)}/offsets`);
     if (answer.ok && group === state.route.group) { state.offsets = await answer.json(); view?.update("offsets"); }
-  } catch { /* the stream says that the server is away */ } finally {
+  } catch { /* the stream reports that the server does not respond */ } finally {
     loading = false;
     if (again) { again = false; load(); }
   }
 };
 
-// -- what is known, and of when ----------------------------------------------------------------------------------
+// -- state and age of the data ----------------------------------------------------------------------------------
 
 const showLink = () => {
   const problems = state.overview?.clusters.filter((each) => each.why) ?? [];
@@ -91,7 +91,7 @@ const showAge = () => {
   get("as-of").title = kafka?.as_of ? `offsets are ${span(Math.max(0, now() - kafka.as_of))} old` : "";
 };
 
-// -- where we are ------------------------------------------------------------------------------------------------
+// -- the current view ------------------------------------------------------------------------------------------------
 
 const query = (part) => {
   if (!sameView(parse(location.hash), state.route)) return; // the address names another view already, which is about to be shown

@@ -16,7 +16,7 @@ const KINDS = {
   seek: "owners continue at another position",
 };
 const ENDS = {
-  pause: "Their handlers get records again.", quarantine: "Their handlers get records again; what is in the dead-letter topic stays there.",
+  pause: "Their handlers get records again.", quarantine: "Their handlers get records again; the records in the dead-letter topic stay there.",
   skip: "A record that was left out already stays left out.", pin: "The partition may be at any member again.",
 };
 
@@ -87,7 +87,7 @@ export const openPartitionOrders = (cells) => {
   };
   refresh = draw; draw();
 
-  // -- a new command----------------------------------------------------------------------------------------------
+  // -- a new command ---------------------------------------------------------------------------------------------
   const kind = choice("record-order", Object.entries(KINDS).map(([key, says]) => [key, `${key}: ${says}`]));
   const which = element("input", { name: "record-partitions", value: called(about), spellcheck: "false" });
   const offset = element("input", { type: "number", name: "record-offset", min: "0", step: "1", value: "" });

@@ -1,4 +1,4 @@
-// Pieces that several views show: titles, figures, states, members with their look.
+// Elements that several views show: titles, figures, states, members with their colour and texture.
 
 import { badge, element, link } from "./dom.js";
 import { paint } from "./draw.js";
@@ -29,7 +29,7 @@ export const owner = (id) => (id === null ? element("span", { class: "muted" }, 
 const LONG = 11; // characters of a value that take the place of two figures
 export const figures = (entries) => element("dl", { class: "figures" }, ...entries.filter(Boolean).map(([what, value, bad]) => element("div", { class: `${bad ? "bad" : ""}${value.length > LONG ? " long" : ""}` }, element("dt", {}, what), element("dd", {}, value))));
 
-// `beside` stands in the line of the title
+// `beside` is shown in the line of the title
 export const panel = (title, beside, ...children) => {
   const id = `s-${title.toLowerCase().replace(/[^a-z]+/g, "-")}`;
   return element("section", { "aria-labelledby": id }, element("div", { class: "title" }, element("h3", { id }, title), ...beside), ...children);

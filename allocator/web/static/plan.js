@@ -66,7 +66,7 @@ export const plan = (route, query) => {
   const result = element("div", { class: "body", id: "plan-result", hidden: true },
     section("The plan", numbers, states), section("Load before and after", loads, members.node), section("Moves between members", picture), section("Moves", moves.node));
 
-  // -- hypothetical changes---------------------------------------------------------------------------------------------
+  // -- hypothetical changes --------------------------------------------------------------------------------------
   const text = (name, hint) => element("input", { name, placeholder: hint, spellcheck: "false" });
   const build = (group) => {
     form = orderForm(group);

@@ -9,9 +9,9 @@ import { matches } from "./rows.js";
 import { looks, marks, now, state } from "./state.js";
 import { Table } from "./table.js";
 
-const took = (each) => (each.ended === null ? "goes on" : each.took_s === null ? "not seen" : span(each.took_s));
+const took = (each) => (each.ended === null ? "in progress" : each.took_s === null ? "not seen" : span(each.took_s));
 const stood = (each) => (each.longest_s === null || each.longest_s === undefined ? (each.moved ? "not seen" : "none") : span(each.longest_s));
-// most moves share one member, which joined or left: name it once
+// usually all moves are from or to one member, which joined or left: name it once
 const ways = (between) => {
   const all = (end) => between.length > 1 && between.every((one) => one[end] === between[0][end]);
   const called = (name) => name ?? "no owner", some = between.slice(0, 6), more = between.length > 6 ? ", …" : "";
@@ -77,7 +77,7 @@ export const rebalance = (route, query) => {
   };
   const draw = () => {
     title.textContent = found.generation === null ? "Rebalance" : `Rebalance to generation ${found.generation}`;
-    lead.replaceChildren(badge(found.ended === null ? "goes on" : found.superseded ? "superseded" : "done", found.ended === null ? "busy" : "quiet"), ` ${moment(found.began)}: ${found.why.join("; ")}`);
+    lead.replaceChildren(badge(found.ended === null ? "in progress" : found.superseded ? "superseded" : "done", found.ended === null ? "busy" : "quiet"), ` ${moment(found.began)}: ${found.why.join("; ")}`);
     const rows = found.topics.flatMap((topic) => topic.partitions.map((number, at) => {
       const name = (index) => (index < 0 ? "no owner" : found.members[index].name), unnoticed = topic.unnoticed_s[at], stood = topic.stood_s[at];
       return { topic: topic.topic, number, name: `${topic.topic}:${number}`, from: name(topic.from[at]), to: name(topic.to[at]), stood, unnoticed, total: stood === null ? null : stood + (unnoticed ?? 0) };

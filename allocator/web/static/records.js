@@ -8,7 +8,7 @@ import { build } from "./route.js";
 import { matches } from "./rows.js";
 import { state } from "./state.js";
 
-// Whether this user may read records, perhaps with the token
+// Whether this user may read records, possibly after entering the token
 export const offered = () => (state.hello?.records ?? "no") !== "no";
 
 const FROM = [["latest", "the newest"], ["earliest", "the oldest"], ["offset", "an offset"], ["time", "a time"]];
@@ -43,7 +43,7 @@ const one = (topic, record) => {
   });
   return element("li", {}, details);
 };
-// Formats objects over several lines, unless a number would change: JavaScript has no 64-bit integers.
+// Formats an object over several lines, unless that would change a number: JavaScript has no 64-bit integers.
 const pretty = (part) => {
   if (part.cut || !["json", "avro", "protobuf"].includes(part.format) || /\d{16}/.test(part.text)) return part.text;
   try { return JSON.stringify(JSON.parse(part.text), null, 2); } catch { return part.text; }

@@ -10,13 +10,13 @@ export const ordered = (rows, value, descending) => {
   return [...known, ...unknown].map((each) => each.at(-1));
 };
 
-// Every word of the search has to occur somewhere in the text
+// Returns whether every word of the search occurs in the text
 export const matches = (text, search) => {
   const inside = text.toLowerCase();
   return search.toLowerCase().split(/\s+/).every((word) => inside.includes(word));
 };
 
-// How many lines cells of these spans take, in the order in which a grid of so many columns places them
+// Returns the number of lines that cells with these spans fill in a grid with this number of columns
 export const places = (spans, columns) => {
   let lines = spans.length ? 1 : 0, taken = 0;
   for (const span of spans) {

@@ -14,9 +14,9 @@ clear();
 // The time by the clock of the server
 export const now = () => Date.now() / 1000 + state.skew;
 export const cluster = (name) => state.overview?.clusters.find((each) => each.cluster === name);
-// Whether Kafka's coordinator has the members of the group shown
+// Whether the shown group has its members in Kafka's coordinator
 export const inKafka = () => state.group?.protocol === "kafka";
-// The cluster that says who owns what
+// The cluster that reports the owners of the partitions
 export const source = () => (inKafka() || (state.overview && !cluster("zookeeper")) ? "kafka" : "zookeeper");
 export const knownNow = (name) => state.connected && (name === "zookeeper" ? state.overview?.ready === true : cluster(name)?.ok === true);
 
@@ -46,10 +46,10 @@ export const ageOf = (cell) => state.lag?.ages[cell.topic]?.[cell.at] ?? null;
 export const nameOf = (id) => state.members.get(id)?.name ?? state.departed[id] ?? id;
 export const called = (id) => (state.members.has(id) ? `${looks.of(id).tag} ${nameOf(id)}` : nameOf(id));
 
-// Marks for the timeline: orders and deployments, outages of clusters, and crashed members
+// Marks for the timeline: changes and deployments, outages of clusters, and crashed members
 export const marks = (events = state.events, rebalances = state.rebalances) => [
   ...events.map((each) => ({ at: each.at, kind: each.kind, text: `${each.text}${each.who ? ` (${each.who})` : ""}` })),
-  // orders that were given by a command; those of this page are events already
+  // operator commands from elsewhere; those that this page added are events already
   ...state.orders.filter((order) => !events.some((each) => each.kind === "order" && Math.abs(each.at - order.at) < 5)).map((order) => ({ at: order.at, kind: "order", text: `${order.kind} (${order.who})` })),
   ...rebalances.filter((each) => each.why.some((why) => why.startsWith("crashed"))).map((each) => ({ at: each.began, kind: "fault", text: each.why.join("; ") })),
 ];

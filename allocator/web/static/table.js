@@ -5,16 +5,16 @@ import { whole } from "./format.js";
 import { direction, inSight, ordered, places } from "./rows.js";
 
 const ALL = 80; // rows that are drawn without a scroller of their own
-// Pixels, as style.css has them: of rows and cards the height, of a cell in a card the least width
+// Sizes in pixels, as in style.css: the height of rows and cards, and the minimum width of a cell in a card
 const LINE = 34, CARD_HEAD = 30, CARD_LINE = 36, CARD_EDGES = 20, CELL = 98;
 const WIDE = 112; // the width of a column that takes more than one cell
 
-// numbers sort from the largest first, as do columns with `largest`; names from A
+// numbers, and columns with `largest`, sort the largest first; names sort from A
 const natural = (column) => (column.numeric || column.largest ? `-${column.key}` : column.key);
 
 // columns: [{key, head, width, grow, beside, numeric, largest, value(row), text(row), cell(row), hint}]. The first one names the row.
-// `width` is the least; columns that `grow` share what is left. `cell` makes nodes, `text` is what is compared to see whether
-// a row changed. In a card, a column `beside` stands in the line of the name.
+// `width` is the minimum; columns that `grow` share the remaining width. `cell` creates nodes; a row is redrawn if its `text`
+// has changed. In a card, a column `beside` is shown in the line of the name.
 export class Table {
   constructor({ id, label, columns, key, empty = "Nothing to show.", sort = "", onsort = null }) {
     Object.assign(this, { columns, key, label, onsort, sorting: sort, rows: [], nodes: new Map(), empty });

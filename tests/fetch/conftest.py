@@ -1,11 +1,19 @@
-"""A cluster in memory for each test."""
+"""A cluster in memory, and each decoder."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from fake_cluster import FakeCluster
+from fetch_decoders import DECODERS, name_of
 
 
 @pytest.fixture
 def cluster() -> FakeCluster:
     return FakeCluster()
+
+
+@pytest.fixture(params=DECODERS, ids=name_of, scope="session")
+def decoder(request: pytest.FixtureRequest) -> Any:
+    return request.param

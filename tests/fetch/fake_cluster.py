@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import uuid
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from fetch_encode import R, batch
 
@@ -16,24 +17,21 @@ from allocator.core.telemetry.measures import Measures
 from allocator.errors import BrokerError
 from allocator.types import TopicPartition
 
-__all__ = ["FakeCluster", "Request"]
-
-
 Parts = dict[TopicPartition, tuple[int, int]]
 
 
-class Request(SimpleNamespace):
+class Request(NamedTuple):
     """A Fetch request that arrived.
 
-    `parts` {partition: (offset, bytes)} is what it requests, session included, `said` what it lists itself, and
-    `forgot` what it removes from the session.
+    `parts` {partition: (offset, bytes)} is what it requests, session included. `listed` is what the request itself
+    lists, and `removed` what it removes from the session.
     """
 
     node: int
     urgent: bool
     parts: Parts
-    said: Parts
-    forgot: set[TopicPartition]
+    listed: Parts
+    removed: set[TopicPartition]
     session: tuple[int, int]
     max_bytes: int
     max_wait_ms: int
@@ -41,21 +39,19 @@ class Request(SimpleNamespace):
 
 
 class Session:
-    """A fetch session of a broker."""
-
     def __init__(self, number: int, parts: Parts) -> None:
         self.number = number
         self.epoch = 1
         self.parts = parts
-        self.told: dict[TopicPartition, int] = {}
+        self.high_watermarks: dict[TopicPartition, int] = {}  # in the last response
 
 
 class FakeCluster:
-    """A fake `KafkaClient`. `hold` stops the responses of a node, `errors` replaces those of partitions.
+    """A fake `KafkaClient`. `hold` stops the responses of a node, `errors` has the next errors of each partition.
 
-    `refusals` are errors of whole answers, by node. `epochs` {partition: [(leader epoch, its first offset)]} are the
-    epochs that the leaders know, `replicas` {partition: node} the replicas to which leaders redirect clients with a
-    rack.
+    `refusals` has the next errors of whole responses, by node. `epochs` {partition: [(leader epoch, its first offset)]}
+    are the epochs that the leaders know, `replicas` {partition: node} the replicas to which leaders redirect clients
+    with a rack.
     """
 
     request_timeout_s = 5.0
@@ -77,7 +73,7 @@ class FakeCluster:
         self._session_ids = itertools.count(1)
         self.ids: dict[str, uuid.UUID] = {}
         self.epochs: dict[TopicPartition, list[tuple[int, int]]] = {}
-        self.asked_epochs: list[tuple[TopicPartition, int]] = []
+        self.epoch_requests: list[tuple[TopicPartition, int]] = []
         self.epoch_errors: dict[TopicPartition, list[int]] = {}
         self.replicas: dict[TopicPartition, int] = {}
         self.held: dict[int, asyncio.Event] = {}
@@ -89,10 +85,8 @@ class FakeCluster:
         self._listeners: list[Callable[[], None]] = []
         self._at_once = False
         self.exchanges: set[asyncio.Future[None]] = set()
-        self.in_flight: dict[TopicPartition, int] = {}
-        self.most_in_flight = 0
 
-    # -- what tests do
+    # -- for tests
 
     def add(self, tp: TopicPartition, leader: Optional[int] = 0) -> TopicPartition:
         self.leaders[tp] = leader
@@ -102,21 +96,20 @@ class FakeCluster:
 
     def append(self, tp: TopicPartition, count: int = 1, size: int = 10, codec: str = "none") -> None:
         """One record batch of `count` records."""
-        base = self.end(tp)
-        raw = batch([R(i, bytes(size)) for i in range(count)], base, codec, epoch=self.leader_epoch(tp) or 0)
-        self.logs[tp].append((base, base + count, raw))
-        self._arrived()
+        records = [R(i, bytes(size)) for i in range(count)]
+        self.append_raw(tp, batch(records, self.end(tp), codec, epoch=self.leader_epoch(tp) or 0), count)
 
     def append_raw(self, tp: TopicPartition, raw: bytes, count: int) -> None:
         base = self.end(tp)
         self.logs[tp].append((base, base + count, raw))
-        self._arrived()
+        for event in self._news:
+            event.set()
 
     def end(self, tp: TopicPartition) -> int:
         return self.logs[tp][-1][1] if self.logs[tp] else self.start.get(tp, 0)
 
     def elect(self, tp: TopicPartition, node: int, cut: Optional[int] = None) -> None:
-        """A new leader; `cut`: it has the log only up to there."""
+        """Elects a new leader, whose log ends at `cut` if that is given."""
         newest = self.leader_epoch(tp) or 0
         if cut is not None:
             self.logs[tp] = [entry for entry in self.logs[tp] if entry[1] <= cut]
@@ -135,7 +128,7 @@ class FakeCluster:
     def release(self, node: int) -> None:
         self.held.pop(node).set()
 
-    # -- what KafkaClient does
+    # -- the interface of KafkaClient
 
     def api_version(self, request: Any) -> int:
         return self.version if request is FetchRequest else 4
@@ -174,10 +167,10 @@ class FakeCluster:
 
             async def exchange() -> None:
                 try:
-                    answer, error = await self.send(node, request, timeout_s), None
+                    response, error = await self.send(node, request, timeout_s), None
                 except Exception as failure:  # noqa: BLE001 - the fetcher reports it
-                    answer, error = None, failure
-                done(answer, error)
+                    response, error = None, failure
+                done(response, error)
 
             task = asyncio.ensure_future(exchange())
             self.exchanges.add(task)
@@ -191,103 +184,93 @@ class FakeCluster:
             return self._epoch_ends(request)
         urgent = isinstance(where, tuple)
         node = where[1] if urgent else where
-        said = {tp: (wanted.offset, wanted.size) for tp, wanted in request.wanted.items()}
-        forgot = set(request.forgotten)
-        session, refusal = self._session(node, request, said, forgot)
-        parts = said if session is None else session.parts
+        listed = {tp: (wanted.offset, wanted.size) for tp, wanted in request.wanted.items()}
+        removed = set(request.forgotten)
+        session, refusal = self._session(node, request, listed, removed)
+        parts = listed if session is None else session.parts
         self.requests.append(
             Request(
                 node=node,
                 urgent=urgent,
                 parts=dict(parts),
-                said=said,
-                forgot=forgot,
+                listed=listed,
+                removed=removed,
                 session=request.session,
                 max_bytes=request.max_bytes,
                 max_wait_ms=int(request.max_wait_s * 1000),
                 rack=request.rack,
             )
         )
-        asked = list(parts)
-        for tp in asked:
-            self.in_flight[tp] = self.in_flight.get(tp, 0) + 1
-            self.most_in_flight = max(self.most_in_flight, self.in_flight[tp])
-        try:
-            await asyncio.sleep(0)
-            if node in self.held:
-                await self.held[node].wait()
-            if node in self.down:
-                raise BrokerError(f"broker {node} is down", retriable=True)
-            if refusal is None and self.refusals.get(node):
-                refusal = self.refusals[node].pop(0)
-            if refusal:
-                return FetchResponse(self._spoken(request), [], refusal)
-            return await self._answer(node, parts, request, session)
-        finally:
-            for tp in asked:
-                self.in_flight[tp] -= 1
+        await asyncio.sleep(0)
+        if node in self.held:
+            await self.held[node].wait()
+        if node in self.down:
+            raise BrokerError(f"broker {node} is down", retriable=True)
+        if refusal is None and self.refusals.get(node):
+            refusal = self.refusals[node].pop(0)
+        if refusal:
+            return FetchResponse(self._version(request), [], refusal)
+        return await self._respond(node, parts, request, session)
 
-    def _spoken(self, request: Any) -> int:
+    def _version(self, request: Any) -> int:
         return min(self.version, request.max_version)
 
     def _session(
-        self, node: int, request: Any, said: Parts, forgot: set[TopicPartition]
+        self, node: int, request: Any, listed: Parts, removed: set[TopicPartition]
     ) -> tuple[Optional[Session], Optional[int]]:
-        """The session of a request as brokers keep it (KIP-227), or the error."""
-        if self._spoken(request) < 7 or request.session[1] == -1:
-            assert not forgot
+        """Returns the session of a request as brokers keep it (KIP-227), or the error."""
+        if self._version(request) < 7 or request.session[1] == -1:
+            assert not removed
             return None, None
         key = (node, request.session[0])
         if request.session[1] == 0:
-            assert not forgot
+            assert not removed
             self.sessions.pop(key, None)
             if not self.grants_sessions:
                 return None, None
-            made = Session(next(self._session_ids), dict(said))
-            self.sessions[node, made.number] = made
-            return made, None
+            created = Session(next(self._session_ids), dict(listed))
+            self.sessions[node, created.number] = created
+            return created, None
         session = self.sessions.get(key)
         if session is None:
             return None, 70
         if request.session[1] != session.epoch:
             return None, 71
         session.epoch += 1
-        for tp in forgot:
-            del session.parts[tp]  # only partitions of the session may be forgotten
-        session.parts.update(said)
-        for tp in {*said, *forgot}:
-            session.told.pop(tp, None)
+        for tp in removed:
+            del session.parts[tp]  # only partitions of the session may be removed
+        session.parts.update(listed)
+        for tp in {*listed, *removed}:
+            session.high_watermarks.pop(tp, None)
         return session, None
 
-    async def _answer(self, node: int, parts: Parts, request: Any, session: Optional[Session]) -> Any:
+    async def _respond(self, node: int, parts: Parts, request: Any, session: Optional[Session]) -> Any:
         deadline = asyncio.get_running_loop().time() + request.max_wait_s
         news = asyncio.Event()
         self._news.append(news)
         try:
             while True:
                 news.clear()
-                answers = self._read(node, parts, request)
+                found = self._read(node, parts, request)
                 left = deadline - asyncio.get_running_loop().time()
-                if any(a.records or a.code or a.preferred_replica >= 0 for a in answers) or left <= 0:
+                if any(a.records or a.code or a.preferred_replica >= 0 for a in found) or left <= 0:
                     break
-                try:
+                with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(news.wait(), left)
-                except asyncio.TimeoutError:
-                    continue
         finally:
             self._news.remove(news)
         if session is not None:
-            for a in answers:
-                tp = TopicPartition(a.topic, a.partition)
+            known = session.high_watermarks
+            for a in found:
                 if a.records:
-                    session.parts[tp] = session.parts.pop(tp)  # to the end
+                    session.parts[_tp(a)] = session.parts.pop(_tp(a))  # to the end
             if request.session[1]:
-                answers = [a for a in answers if a.records or a.code or session.told.get(_tp(a)) != a.high_watermark]
-            session.told.update((_tp(a), a.high_watermark) for a in answers)
-        version = self._spoken(request)
+                found = [a for a in found if a.records or a.code or known.get(_tp(a)) != a.high_watermark]
+            known.update((_tp(a), a.high_watermark) for a in found)
+        version = self._version(request)
         if version >= 13:
-            answers = [FetchedPartition(self.ids[str(a.topic)].bytes, *a[1:]) for a in answers]
-        return FetchResponse(version, answers, 0, 0 if session is None else session.number)
+            found = [FetchedPartition(self.ids[str(a.topic)].bytes, *a[1:]) for a in found]
+        return FetchResponse(version, found, 0, 0 if session is None else session.number)
 
     def _read(self, node: int, parts: Parts, request: Any) -> list[FetchedPartition]:
         out: list[FetchedPartition] = []
@@ -313,7 +296,7 @@ class FakeCluster:
                 data = b"".join(raw for _, _, raw in log)
                 first = log[0][2] if log else b""
                 if self.version >= 3:
-                    # the first batch comes whole if nothing else did
+                    # the first batch comes whole if nothing came before it
                     most = max(min(size, left), len(first) if left == max_bytes else 0)
                     data = data[:most] if most >= len(first) else b""
                 else:
@@ -327,10 +310,10 @@ class FakeCluster:
     def _epoch_ends(self, request: Any) -> Any:
         topics = []
         for t in request.topics:
-            answers = []
+            found = []
             for p in t.partitions:
                 tp = TopicPartition(t.topic, p.partition)
-                self.asked_epochs.append((tp, p.leader_epoch))
+                self.epoch_requests.append((tp, p.leader_epoch))
                 script = self.epoch_errors.get(tp)
                 code = script.pop(0) if script else 0
                 history = self.epochs.get(tp, [])
@@ -339,35 +322,27 @@ class FakeCluster:
                 if known and not code:
                     epoch = history[known[-1]][0]
                     end = history[known[-1] + 1][1] if known[-1] + 1 < len(history) else self.end(tp)
-                answers.append(
-                    SimpleNamespace(partition=tp.partition, error_code=code, leader_epoch=epoch, end_offset=end)
-                )
-            topics.append(SimpleNamespace(topic=t.topic, partitions=answers))
+                fields = {"error_code": code, "leader_epoch": epoch, "end_offset": end}
+                found.append(SimpleNamespace(partition=tp.partition, **fields))
+            topics.append(SimpleNamespace(topic=t.topic, partitions=found))
         return SimpleNamespace(API_VERSION=4, topics=topics)
 
     def _offsets(self, request: Any) -> Any:
         topics = []
         for t in request.topics:
-            answers = []
+            found = []
             for p in t.partitions:
                 tp = TopicPartition(t.name, p.partition_index)
                 offset = self.start.get(tp, 0) if p.timestamp == -2 else self.end(tp) if p.timestamp == -1 else -1
                 epoch = -1
                 if tp in self.epochs and offset >= 0:
-                    # of the record there, but of the leader at the end of the log
+                    # the epoch of the record there, but at the end of the log that of the leader
                     known = [epoch for epoch, first in self.epochs[tp] if first <= offset]
                     epoch = self.epochs[tp][-1][0] if p.timestamp == -1 else known[-1]
-                answers.append(
-                    SimpleNamespace(
-                        partition_index=tp.partition, error_code=0, offset=offset, timestamp=-1, leader_epoch=epoch
-                    )
-                )
-            topics.append(SimpleNamespace(name=t.name, partitions=answers))
+                fields = {"error_code": 0, "offset": offset, "timestamp": -1, "leader_epoch": epoch}
+                found.append(SimpleNamespace(partition_index=tp.partition, **fields))
+            topics.append(SimpleNamespace(name=t.name, partitions=found))
         return SimpleNamespace(API_VERSION=7, topics=topics)
-
-    def _arrived(self) -> None:
-        for event in self._news:
-            event.set()
 
 
 def _tp(part: FetchedPartition) -> TopicPartition:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Optional
 
+import pytest
+
 from allocator.core.fetch import Batch
 from allocator.core.fetch import decode_plain as plain
 
@@ -14,12 +16,13 @@ except ImportError:  # tests/fetch/test_extension.py decides whether it may be m
     _records = None  # type: ignore[assignment]
 
 DECODERS: list[Any] = [plain] if _records is None else [plain, _records]
+needs_both_decoders = pytest.mark.skipif(len(DECODERS) < 2, reason="the compiled decoder is not built")
 
 Row = tuple[int, int, Optional[int], Optional[bytes], Optional[bytes], list[tuple[str, Optional[bytes]]]]
 
 
 def name_of(decoder: Any) -> str:
-    """For the ids of tests."""
+    """Returns the decoder's part of a test id."""
     return decoder.__name__.rpartition(".")[2].strip("_")
 
 
@@ -28,7 +31,7 @@ def row_of(record: Any) -> Row:
 
 
 def rows(decoder: Any, data: bytes, start: int = 0, aborted: Iterable[tuple[int, int]] = ()) -> list[Row]:
-    """(offset, timestamp, timestamp type, key, value, headers) of each record from `start` on; raises decode errors."""
+    """Decodes the records from `start` on. Raises decode errors."""
     found = decoder.scan(data, topic="t", partition=3, start=start, aborted=aborted)
     out: list[Row] = []
     for number, segment in enumerate(found.segments):
@@ -41,7 +44,7 @@ def rows(decoder: Any, data: bytes, start: int = 0, aborted: Iterable[tuple[int,
 
 
 def make(decoder: Any, data: bytes, start: int = 0, **kwargs: Any) -> Batch:
-    """A batch of all valid records."""
+    """Returns a batch of valid record sets."""
     found = decoder.scan(data, topic="t", partition=3, start=start)
     assert found.error is None
     return Batch("t", 3, found, start=start, **kwargs)

@@ -17,26 +17,12 @@ from allocator.core.subscription import SubscriptionState
 from allocator.testing.base import Cluster
 from allocator.types import TopicPartition
 
-__all__ = [
-    "Connected",
-    "collect",
-    "comes_again",
-    "fetching",
-    "next_batch",
-    "offsets",
-    "parts",
-    "start_at",
-    "take",
-    "take_past",
-    "until",
-]
-
 PATIENCE_S = 20.0
 
 
 @contextlib.asynccontextmanager
 async def fetching(cluster: FakeCluster, state: SubscriptionState, **settings: Any) -> AsyncIterator[Fetcher]:
-    """A fetcher with short timeouts on a cluster in memory."""
+    """Runs a fetcher with short timeouts on a cluster in memory."""
     settings.setdefault("max_wait_s", 0.05)
     async with Fetcher(cluster, state, **settings) as fetcher:  # type: ignore[arg-type]
         yield fetcher
@@ -66,14 +52,14 @@ def parts(topic: str, count: int) -> list[TopicPartition]:
     return [TopicPartition(topic, n) for n in range(count)]
 
 
-def offsets(records: list[Any]) -> list[int]:
+def offsets(records: Iterable[Any]) -> list[int]:
     return [record.offset for record in records]
 
 
 def start_at(
     partitions: Iterable[TopicPartition], offset: int | None = 0, reset: Any = "earliest"
 ) -> SubscriptionState:
-    """A state with these partitions at `offset`; None: to be reset."""
+    """Returns a state with these partitions at `offset`, or with a reset requested if that is None."""
     state = SubscriptionState(reset)
     state.assign_from_user(list(partitions))
     for tp in state.owned:
@@ -113,8 +99,7 @@ async def take_past(fetcher: Fetcher, state: SubscriptionState, *errors: type[Ex
             count += 1
 
 
-async def comes_again(fetcher: Fetcher, error: type[Exception]) -> None:
-    """It is raised at each poll."""
+async def raises_each_time(fetcher: Fetcher, error: type[Exception]) -> None:
     for _ in range(3):
         with pytest.raises(error):
             await next_batch(fetcher, PATIENCE_S)
@@ -123,7 +108,7 @@ async def comes_again(fetcher: Fetcher, error: type[Exception]) -> None:
 async def collect(
     fetcher: Fetcher, state: SubscriptionState, count: int, patience_s: float = PATIENCE_S
 ) -> dict[TopicPartition, list[Any]]:
-    """Records until there are `count` of them, by partition."""
+    """Returns the next `count` records, by partition."""
     seen: dict[TopicPartition, list[Any]] = {tp: [] for tp in state.owned}
     left = count
     deadline = time.monotonic() + patience_s

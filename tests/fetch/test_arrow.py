@@ -9,16 +9,16 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from fetch_decoders import DECODERS, make, name_of
+from fetch_decoders import DECODERS, make, needs_both_decoders
 from fetch_encode import APPEND_TIME, R, batch, messages, sign
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_decode_fuzz import record_sets
+from record_sets import record_sets
 
 from allocator.errors import DeserializationError
 
 TIME = 1_700_000_000_000
-LONG = b"more than what stands in a view itself"
+LONG = b"more than an Arrow view holds itself"
 # every format, with and without compression, a gap, nulls, headers, both kinds of time and none
 SETS = (
     messages([R(0, b"a", LONG), R(1, None, b"k")], 0, 0)
@@ -27,11 +27,6 @@ SETS = (
     + batch([R(0, LONG, None, headers=[("é", b"")])], 7)
     + batch([R(0, None), R(1, LONG)], 8, attributes=APPEND_TIME, max_timestamp=888)
 )
-
-
-@pytest.fixture(params=DECODERS, ids=name_of)
-def decoder(request: pytest.FixtureRequest) -> Any:
-    return request.param
 
 
 def expected(records: Any) -> list[dict[str, Any]]:
@@ -55,7 +50,7 @@ def as_rows(arrow: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("views", [True, False])
-def test_columns_hold_what_the_records_hold(decoder: Any, views: bool) -> None:
+def test_columns_hold_the_fields_of_the_records(decoder: Any, views: bool) -> None:
     whole = make(decoder, SETS, high_watermark=99)
     arrow = whole.to_arrow(views=views)
     assert as_rows(arrow) == expected(whole)
@@ -66,17 +61,16 @@ def test_columns_hold_what_the_records_hold(decoder: Any, views: bool) -> None:
     assert whole.values.to_pylist() == [r.value for r in whole]
 
 
-@pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
 @settings(max_examples=60)
 @given(data=record_sets(), first=st.integers(0, 12), last=st.integers(0, 12))
-def test_columns_of_any_slice(decoder: Any, data: bytes, first: int, last: int) -> None:
+def test_columns_of_any_slice_hold_its_records(decoder: Any, data: bytes, first: int, last: int) -> None:
     cut = make(decoder, data)[first:last]
     assert as_rows(cut.to_arrow()) == expected(cut)
     assert cut.to_arrow(views=False).num_rows == len(cut)
 
 
-@pytest.mark.skipif(len(DECODERS) < 2, reason="the compiled decoder is not built")
-def test_what_is_not_compressed_is_not_copied() -> None:
+@needs_both_decoders
+def test_uncompressed_records_are_not_copied() -> None:
     data = batch([R(i, LONG, LONG) for i in range(100)])
     whole = make(DECODERS[-1], data)
     before = pa.total_allocated_bytes()
@@ -87,12 +81,13 @@ def test_what_is_not_compressed_is_not_copied() -> None:
         assert array.buffers()[-1].address == address
 
 
-def test_columns_outlive_everything_else(decoder: Any) -> None:
-    def some() -> tuple[pa.RecordBatch, pa.Array]:
-        made = make(decoder, b"".join(batch([R(i, b"%9d" % i * 9) for i in range(99)], n * 99, "zstd") for n in (0, 1)))
-        return made.to_arrow(), made[50:].values
+def test_columns_outlive_their_batch(decoder: Any) -> None:
+    def columns() -> tuple[pa.RecordBatch, pa.Array]:
+        sets = [batch([R(i, b"%9d" % i * 9) for i in range(99)], base, "zstd") for base in (0, 99)]
+        whole = make(decoder, b"".join(sets))
+        return whole.to_arrow(), whole[50:].values
 
-    arrow, values = some()
+    arrow, values = columns()
     gc.collect()
     filler = [bytes(5000) for _ in range(1000)]
     assert arrow.column("value").to_pylist() == [b"%9d" % i * 9 for i in range(99)] * 2
@@ -100,7 +95,7 @@ def test_columns_outlive_everything_else(decoder: Any) -> None:
     del filler
 
 
-def test_whole_columns_are_deserialized_by_functions_of_their_own(decoder: Any) -> None:
+def test_whole_columns_are_deserialized_by_a_function(decoder: Any) -> None:
     whole = make(decoder, batch([R(0, b"1", b"a"), R(1, b"22", b"b")], 40))
     arrow = whole.to_arrow(
         value=lambda column: column.cast(pa.string()).cast(pa.int32()), key=lambda c: c.cast(pa.string())
@@ -120,21 +115,23 @@ def test_header_names_that_are_not_text_are_replaced(decoder: Any) -> None:
     assert as_rows(arrow)[0]["headers"] == [{"key": "\ufffd\ufffd", "value": b"1"}, {"key": "c", "value": None}]
 
 
-def test_a_frame_of_pandas(decoder: Any) -> None:
+def test_a_pandas_frame_holds_the_fields_of_the_records(decoder: Any) -> None:
     whole = make(decoder, SETS)
     frame = whole.to_pandas()
     assert list(frame["offset"]) == [r.offset for r in whole]
     assert [None if isinstance(v, float) else v for v in frame["value"]] == [r.value for r in whole]
     assert str(frame["timestamp"].dtype) == "datetime64[ms, UTC]"
-    # frames of several partitions can be put together
-    assert {(topic, partition) for topic, partition in zip(frame["topic"], frame["partition"])} == {
-        (whole.topic, whole.partition)
-    }
+    assert set(zip(frame["topic"], frame["partition"])) == {(whole.topic, whole.partition)}
+
+
+def run(code: str) -> str:
+    command = [sys.executable, "-c", "if 1:\n" + code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 @pytest.mark.skipif(len(DECODERS) < 2, reason="the plain decoder goes through Python lists")
 def test_arrow_columns_do_not_import_pandas() -> None:
-    """pyarrow imports it for Python lists; the import takes longer than a million records."""
+    """pyarrow imports pandas for Python lists; the import takes longer than decoding a million records."""
     code = f"""
         import sys
         from allocator.core.fetch import Batch, decode
@@ -144,10 +141,7 @@ def test_arrow_columns_do_not_import_pandas() -> None:
             batch.to_arrow().validate(full=True)
         print("pandas" in sys.modules)
         """
-    done = subprocess.run(
-        [sys.executable, "-c", "if 1:\n" + code], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout.strip() == "False", done.stdout
+    assert run(code).strip() == "False"
 
 
 def test_without_pyarrow_the_extra_is_named() -> None:
@@ -164,7 +158,4 @@ def test_without_pyarrow_the_extra_is_named() -> None:
                 assert isinstance(error, ImportError)
                 print(error)
         """
-    done = subprocess.run(
-        [sys.executable, "-c", "if 1:\n" + code], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout.count("zk-partition-allocator[arrow]") == 4, done.stdout
+    assert run(code).count("zk-partition-allocator[arrow]") == 4

@@ -4,97 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import struct
 import tracemalloc
-from typing import Any, Optional
+from typing import Any
 
 import pytest
-from fetch_decoders import DECODERS, Row, name_of, row_of, rows
-from fetch_encode import APPEND_TIME, CONTROL, TRANSACTIONAL, R, batch, control, messages, sign, signed, split
+from fetch_decoders import DECODERS, Row, needs_both_decoders, row_of, rows
+from fetch_encode import CONTROL, TRANSACTIONAL, R, batch, control, messages, sign, signed, split
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from kafka.record.memory_records import MemoryRecords
+from record_sets import FUZZ_TIMES, by_kafka_python, record_sets
 
 from allocator.core.fetch.codecs import output_limit
 from allocator.errors import CorruptRecordError
 
-# more examples for a search of rare cases
-TIMES = int(os.environ.get("ALLOCATOR_FUZZ_TIMES", "1"))
 
-field = st.one_of(st.none(), st.binary(max_size=20), st.binary(min_size=60, max_size=200))
-headers = st.lists(st.tuples(st.text(max_size=5), st.one_of(st.none(), st.binary(max_size=5))), max_size=3)
-times = st.one_of(st.integers(0, 1 << 42), st.integers(1_700_000_000_000, 1_700_000_001_000))
-
-
-@st.composite
-def records(draw: st.DrawFn, with_headers: bool) -> list[R]:
-    out, offset = [], -1
-    for _ in range(draw(st.integers(1, 8))):
-        offset += draw(st.one_of(st.just(1), st.integers(1, 300)))
-        out.append(R(offset, draw(field), draw(field), draw(times), draw(headers) if with_headers else ()))
-    return out
-
-
-@st.composite
-def record_sets(draw: st.DrawFn) -> bytes:
-    """A few batches or message sets after each other, in the codecs that kafka-python can read by itself."""
-    out, base = [], draw(st.integers(0, 1 << 40))
-    for _ in range(draw(st.integers(1, 4))):
-        magic, codec = draw(st.sampled_from([0, 1, 2])), draw(st.sampled_from(["none", "gzip"]))
-        many = draw(records(magic == 2))
-        if magic == 2:
-            appended = draw(st.booleans())
-            out.append(
-                batch(
-                    many,
-                    base,
-                    codec,
-                    attributes=APPEND_TIME if appended else 0,
-                    max_timestamp=draw(times) if appended else None,
-                )
-            )
-        else:
-            appended_at = draw(st.one_of(st.none(), times)) if magic else None
-            out.append(messages(many, magic, base, codec, append_time=appended_at))
-        base += many[-1].offset + 1 + draw(st.integers(0, 3))
-    return b"".join(out)
-
-
-def by_kafka_python(data: bytes) -> Optional[list[Row]]:
-    """The same rows from the other decoder; None if it fails in any way."""
-    out: list[Row] = []
-    try:
-        found = MemoryRecords(data)
-        while found.has_next():
-            many: Any = found.next_batch()
-            if getattr(many, "is_control_batch", False):
-                continue
-            if not many.validate_crc():
-                return None
-            for r in many:
-                if not r.validate_crc():
-                    return None
-                time = -1 if r.timestamp is None else r.timestamp
-                out.append((r.offset, time, r.timestamp_type, r.key, r.value, list(r.headers)))
-    except Exception:  # noqa: BLE001 - it fails on bad bytes with errors of many kinds
-        return None
-    return out
-
-
-@pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
-@settings(max_examples=150 * TIMES)
+@settings(max_examples=150 * FUZZ_TIMES)
 @given(data=record_sets())
 def test_the_decoders_agree_with_kafka_python_on_valid_bytes(decoder: Any, data: bytes) -> None:
-    theirs = by_kafka_python(data)
-    assert theirs
-    assert rows(decoder, data) == theirs
+    expected = by_kafka_python(data)
+    assert expected
+    assert rows(decoder, data) == expected
 
 
-@pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
-@settings(max_examples=100 * TIMES)
+@settings(max_examples=100 * FUZZ_TIMES)
 @given(data=record_sets(), cut=st.integers(0, 1 << 16))
-def test_a_cut_never_hurts_what_is_before_it(decoder: Any, data: bytes, cut: int) -> None:
+def test_a_cut_leaves_the_records_before_it(decoder: Any, data: bytes, cut: int) -> None:
     cut %= len(data)
     whole, part = rows(decoder, data), rows(decoder, data[:cut])
     assert part == whole[: len(part)]
@@ -106,7 +41,7 @@ def test_a_cut_never_hurts_what_is_before_it(decoder: Any, data: bytes, cut: int
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
-    """Valid bytes with some changes, mostly with correct checksums."""
+    """Record sets with some changed bytes, mostly with correct checksums."""
     parts = [bytearray(part) for part in split(draw(record_sets()))]
     for _ in range(draw(st.integers(1, 3))):
         part = draw(st.sampled_from(parts))
@@ -117,42 +52,41 @@ def damaged(draw: st.DrawFn) -> bytes:
     return signed(data) if draw(st.integers(0, 4)) else data
 
 
-@pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
-@settings(max_examples=250 * TIMES)
+@settings(max_examples=250 * FUZZ_TIMES)
 @given(data=damaged())
 @example(data=sign(batch([R(0)], 0)[:57] + b"\x7f\xff\xff\xff" + batch([R(0)], 0)[61:]))
 def test_damage_is_a_corrupt_record_and_nothing_else(decoder: Any, data: bytes) -> None:
-    ours: list[Row] = []
+    found: list[Row] = []
     with contextlib.suppress(CorruptRecordError):
-        ours = rows(decoder, data)
-    offsets = [row[0] for row in ours]
+        found = rows(decoder, data)
+    offsets = [row[0] for row in found]
     assert offsets == sorted(set(offsets))
-    theirs = by_kafka_python(data)
-    if ours and theirs is not None and not any(part[16] == 2 and part[22] & CONTROL for part in split_or_none(data)):
-        assert ours == theirs
+    expected = by_kafka_python(data)
+    if found and expected is not None and not has_control_batches(data):
+        assert found == expected
 
 
-def split_or_none(data: bytes) -> list[bytes]:
+def has_control_batches(data: bytes) -> bool:
     try:
-        return split(data)
+        return any(part[16] == 2 and part[22] & CONTROL for part in split(data))
     except Exception:  # noqa: BLE001 - the lengths may be damaged
-        return []
+        return False
 
 
 def outcome(decoder: Any, data: bytes, start: int, aborted: list[tuple[int, int]]) -> list[Any]:
-    """The full result of a decoder: batches, records, and errors with their places."""
+    """Returns the full result of a decoder: batches, records, and errors with their positions."""
     found = decoder.scan(data, topic="t", partition=3, start=start, aborted=aborted)
-    out: list[Any] = [found.next_offset, found.wanted, place(found.error)]
+    out: list[Any] = [found.next_offset, found.wanted, position_of(found.error)]
     for number, segment in enumerate(found.segments):
         out.append((segment.base_offset, segment.next_offset, segment.count, segment.size, segment.leader_epoch))
         try:
             out += map(row_of, found.columns(number, number + 1).records())
         except CorruptRecordError as error:
-            out.append(place(error))
+            out.append(position_of(error))
     return out
 
 
-def place(error: CorruptRecordError | None) -> Any:
+def position_of(error: CorruptRecordError | None) -> Any:
     return error and (error.topic, error.partition, error.offset, error.next_offset)
 
 
@@ -168,7 +102,7 @@ SMALL = {
 }
 
 
-@pytest.mark.skipif(len(DECODERS) < 2, reason="the compiled decoder is not built")
+@needs_both_decoders
 @pytest.mark.parametrize("name", SMALL)
 def test_both_decoders_agree_on_every_changed_byte(name: str) -> None:
     data = SMALL[name]
@@ -181,7 +115,7 @@ def test_both_decoders_agree_on_every_changed_byte(name: str) -> None:
             assert outcome(compiled, changed, 0, [(1, 0)]) == expected, (at, value)
 
 
-@pytest.mark.skipif(len(DECODERS) < 2, reason="the compiled decoder is not built")
+@needs_both_decoders
 def test_both_decoders_agree_on_two_changed_lengths() -> None:
     """Consistent lengths that exceed the batch, which is also the end of the memory."""
     data = batch([R(0, b"value", b"key", headers=[("n", b"v")])], 5)
@@ -194,8 +128,8 @@ def test_both_decoders_agree_on_two_changed_lengths() -> None:
             assert outcome(compiled, bad, 0, []) == outcome(plain_one, bad, 0, []), (first, second)
 
 
-@pytest.mark.skipif(len(DECODERS) < 2, reason="the compiled decoder is not built")
-@settings(max_examples=300 * TIMES)
+@needs_both_decoders
+@settings(max_examples=300 * FUZZ_TIMES)
 @given(data=st.one_of(damaged(), record_sets()), start=st.integers(0, 20), data2=st.data())
 def test_both_decoders_agree_on_any_bytes(data: bytes, start: int, data2: st.DataObject) -> None:
     if data2.draw(st.booleans()):
@@ -205,20 +139,18 @@ def test_both_decoders_agree_on_any_bytes(data: bytes, start: int, data2: st.Dat
     assert one == other
 
 
-@pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
-@settings(max_examples=300 * TIMES)
+@settings(max_examples=300 * FUZZ_TIMES)
 @given(data=st.binary(max_size=300), magic=st.sampled_from([0, 1, 2, 3]))
-def test_any_bytes_at_all(decoder: Any, data: bytes, magic: int) -> None:
+def test_any_bytes_are_records_or_a_corrupt_record(decoder: Any, data: bytes, magic: int) -> None:
     if len(data) > 16:
         data = data[:8] + (len(data) - 12).to_bytes(4, "big") + data[12:16] + bytes((magic,)) + data[17:]
     with contextlib.suppress(CorruptRecordError):
         rows(decoder, signed(data))
 
 
-@pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
 @pytest.mark.parametrize("codec", ["gzip", "lz4", "zstd", "snappy"])
 @pytest.mark.parametrize("count", [1, 2_000_000_000])
-def test_memory_stays_in_proportion(decoder: Any, codec: str, count: int) -> None:
+def test_memory_stays_in_proportion_to_the_input(decoder: Any, codec: str, count: int) -> None:
     bomb = bytearray(batch([R(0, bytes(40 << 20 if codec != "snappy" else 1 << 20))], 0, codec))
     struct.pack_into(">i", bomb, 57, count)
     struct.pack_into(">i", bomb, 23, count)

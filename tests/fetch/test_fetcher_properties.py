@@ -106,7 +106,7 @@ async def scenario(steps: list[tuple], version: int, prefetch: int) -> None:
             state.resume(tp)
         fetcher.wake()
         while any(due[tp] < cluster.end(tp) for tp in state.owned):
-            assert await take(5), "the rest never came"
+            assert await take(5), "records are missing"
         assert fetcher.buffered_bytes == 0
         assert not losses
 
@@ -123,4 +123,4 @@ def test_records_come_in_order_from_the_position_on(steps: list[tuple], version:
     try:
         asyncio.run(scenario(steps, version, prefetch))
     except AllocatorError as error:
-        raise AssertionError(f"nothing here is to be told: {error}") from error
+        raise AssertionError(f"the fetcher must not raise here: {error}") from error

@@ -1,9 +1,9 @@
-"""For all changes of the assignment and the cluster: which requests are sent, and no partition waits for ever."""
+"""For all changes of the assignment and the cluster, the planned requests are valid and every partition gets one."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from fetch_encode import R, batch
 from hypothesis import settings
@@ -45,11 +45,10 @@ class Metadata:
         return self.version
 
 
-class Sent:
-    def __init__(self, plan: PlannedFetch, epochs: dict[TopicPartition, Optional[int]], until: float) -> None:
-        self.plan = plan
-        self.epochs = epochs
-        self.until = until
+class Sent(NamedTuple):
+    plan: PlannedFetch
+    epochs: dict[TopicPartition, Optional[int]]
+    until: float
 
 
 class Plans(RuleBasedStateMachine):
@@ -63,7 +62,7 @@ class Plans(RuleBasedStateMachine):
         self.sent: list[Sent] = []
         self.held: list[PartitionBuffer] = []
 
-    # -- what the consumer and the cluster do
+    # -- events
 
     @rule(partitions=st.sets(some))
     def assign(self, partitions: set[TopicPartition]) -> None:
@@ -106,12 +105,11 @@ class Plans(RuleBasedStateMachine):
     @precondition(lambda self: self.sent)
     @rule(data=st.data(), more=st.booleans())
     def respond(self, data: st.DataObject, more: bool) -> None:
-        """Some partitions get records, as many bytes as fit; `more`: the next request goes out at once."""
+        """Some partitions get records, as many bytes as fit. If `more`, the next request is sent at once."""
         sent = data.draw(st.sampled_from(self.sent))
         self.sent.remove(sent)
         plan = sent.plan
-        asked = list(plan.wanted)
-        with_records = data.draw(st.lists(st.sampled_from(asked), unique=True))
+        with_records = data.draw(st.lists(st.sampled_from(list(plan.wanted)), unique=True))
         received = 0
         for tp in with_records:
             buffer, wanted = plan.buffers[tp], plan.wanted[tp]
@@ -158,7 +156,7 @@ class Plans(RuleBasedStateMachine):
         for plan in plans:
             self.send(plan)
         for tp in self.fetchable():
-            self.not_forgotten(tp, again_at)
+            self.will_be_requested(tp, again_at)
         assert self.planner.leaderless == ({"t"} if any(self.node(tp) is None for tp in self.fetchable()) else set())
 
     def send(self, plan: PlannedFetch) -> None:
@@ -167,7 +165,7 @@ class Plans(RuleBasedStateMachine):
             assert tp in fetchable, "paused, not assigned, draining or without a position"
             assert plan.broker.node_id == self.node(tp), "neither its leader nor its replica"
             assert self.planner.is_current(buffer)
-            assert buffer.next_try <= self.now, "its pause is not over"
+            assert buffer.next_try <= self.now, "before the end of its pause"
             assert plan.wanted[tp].offset == buffer.fetch_offset
         assert plan.wait_s >= 0
         until = self.now + plan.wait_s
@@ -180,13 +178,14 @@ class Plans(RuleBasedStateMachine):
     def fetchable(self) -> set[TopicPartition]:
         return {tp for tp, partition in self.state.assignment.items() if partition.is_fetchable()}
 
-    def not_forgotten(self, tp: TopicPartition, again_at: float) -> None:
-        """It is requested, or an event or a time leads to another plan."""
+    def will_be_requested(self, tp: TopicPartition, again_at: float) -> None:
+        """Asserts that the partition is requested, or that an event or a time leads to another plan."""
         if any(each.epochs.get(tp) == self.state.epoch(tp) for each in self.sent):
             return
         node = self.node(tp)
-        mains = [each for each in self.sent if each.plan.broker.node_id == node and not each.plan.urgent]
-        urgents = [each for each in self.sent if each.plan.broker.node_id == node and each.plan.urgent]
+        to_node = [each for each in self.sent if each.plan.broker.node_id == node]
+        mains = [each for each in to_node if not each.plan.urgent]
+        urgents = [each for each in to_node if each.plan.urgent]
         awaited = bool(mains and (urgents or mains[0].until <= self.now))
         timed = self.now < again_at < math.inf
         assert node is None or awaited or timed or self.planner.short_of_bytes or self.metadata.version < 3
@@ -195,8 +194,8 @@ class Plans(RuleBasedStateMachine):
     def a_partition_is_in_one_request(self) -> None:
         if not hasattr(self, "sent"):
             return
-        asked = [(tp, epoch) for each in self.sent for tp, epoch in each.epochs.items()]
-        assert len(asked) == len(set(asked))
+        requested = [(tp, epoch) for each in self.sent for tp, epoch in each.epochs.items()]
+        assert len(requested) == len(set(requested))
         kinds = [(each.plan.broker.node_id, each.plan.urgent) for each in self.sent]
         assert len(kinds) == len(set(kinds)), "one main and one urgent request to a broker"
 
@@ -207,7 +206,7 @@ class Plans(RuleBasedStateMachine):
             assert self.sent or not self.budget.reserved
 
     def teardown(self) -> None:
-        """After all faults have ended, each partition is requested. Without partitions, nothing is buffered."""
+        """Asserts that, after all faults, each partition is requested, and that nothing is buffered without any."""
         if not hasattr(self, "sent"):
             return
         self.now += 10
@@ -248,7 +247,7 @@ def planner_of(count: int) -> tuple[Planner, SubscriptionState, Metadata]:
 
 def test_partitions_of_a_late_response_are_unreachable_until_it_comes() -> None:
     planner, _, _ = planner_of(1)
-    assert planner.unreachable(0.0) == {PARTITIONS[0]}, "no leader was found yet"
+    assert planner.unreachable(0.0) == {PARTITIONS[0]}, "before the first plan"
     planner.sync(0.0)
     (plan,), _ = planner.next(0.0)
     assert planner.unreachable(MAX_WAIT_S + 1) == set()
@@ -277,12 +276,12 @@ def test_brokers_take_turns_while_the_budget_is_short() -> None:
     planner, _, _ = planner_of(3)
     planner.sync(0.0)
     planner.budget.reserve(PREFETCH // 2 - 1000)
-    asked = []
+    rounds = []
     for n in range(6):
         plans, _ = planner.next(float(n))
-        asked.append({plan.broker.node_id for plan in plans})
+        rounds.append({plan.broker.node_id for plan in plans})
         assert planner.short_of_bytes
         for plan in plans:
             planner.ended(plan)
-    assert all(len(nodes) < 3 for nodes in asked)
-    assert set().union(*asked[:3]) == {0, 1, 2}
+    assert all(len(nodes) < 3 for nodes in rounds)
+    assert set().union(*rounds[:3]) == {0, 1, 2}

@@ -1,4 +1,4 @@
-"""Which positions are requested when; a response after a seek or reset changes nothing."""
+"""Which positions are requested when. A response after a seek or a reset changes nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Faults:
 
 
 class Requests:
-    """The requests for a state with partitions on a cluster in memory."""
+    """Position requests for partitions of a cluster in memory."""
 
     def __init__(self, partitions: Iterable[TopicPartition], cluster: FakeCluster | None = None) -> None:
         self.cluster = FakeCluster() if cluster is None else cluster
@@ -57,7 +57,7 @@ class Requests:
             self.cluster.append(tp, 10)
 
     def due(self, after_s: float = 0.0) -> list[Any]:
-        """The requests of a moment `after_s` seconds from now."""
+        """Returns the requests that are due `after_s` seconds from now."""
         self.requests.check(self.state.assignment)
         return self.requests.due(time.monotonic() + after_s)[0]
 
@@ -86,13 +86,13 @@ async def test_each_leader_gets_one_request_for_all_its_partitions() -> None:
     assert not requests.due(), "no position is awaited"
     for tp in (A0, A1, B0):
         requests.state.request_offset_reset(tp)
-    asked = requests.due()
-    assert len(asked) == 2, "of the two leaders"
-    assert not requests.is_due(TIMEOUT_S), "the requests are under way"
-    await asyncio.gather(*asked)
+    due = requests.due()
+    assert len(due) == 2, "of the two leaders"
+    assert not requests.is_due(TIMEOUT_S), "the requests are in flight"
+    await asyncio.gather(*due)
     assert {tp: at.offset for tp, at in requests.state.all_consumed_offsets().items()} == {A0: 0, A1: 0, B0: 0}
     requests.requests.check([])
-    assert requests.requests.due(time.monotonic()) == ([], math.inf), "no position is awaited any more"
+    assert requests.requests.due(time.monotonic()) == ([], math.inf)
 
 
 async def test_an_attempt_without_a_response_is_repeated() -> None:
@@ -104,7 +104,7 @@ async def test_an_attempt_without_a_response_is_repeated() -> None:
     assert requests.is_due(2 * TIMEOUT_S + 1)
 
 
-async def test_a_refusal_is_reported_once_for_its_topic_and_the_others_go_on() -> None:
+async def test_a_refusal_is_reported_once_for_its_topic_and_the_others_continue() -> None:
     partitions = [A0, B0, TopicPartition("b", 2)]
     requests = Requests(partitions, Refusing())
     for tp in partitions:
@@ -117,13 +117,13 @@ async def test_a_refusal_is_reported_once_for_its_topic_and_the_others_go_on() -
     assert requests.is_due(UNRETRIABLE_PAUSE_S)
 
 
-async def test_a_failure_that_was_overtaken_does_not_delay_what_came_after_it() -> None:
+async def test_a_failed_request_does_not_delay_that_of_a_later_seek() -> None:
     requests = Requests([B0], Refusing())
     requests.state.request_offset_reset(B0)
-    (asked,) = requests.due()
+    (request,) = requests.due()
     requests.state.seek(B0, OffsetAndMetadata(5, "", 0))
     requests.state.assignment[B0].request_position_validation()
-    await asked
+    await request
     assert requests.is_due()
 
 
@@ -180,7 +180,7 @@ async def scenario(steps: list[tuple[Any, ...]]) -> None:
     for request, _ in waiting:
         await request
     awaited = {tp for tp, each in state.assignment.items() if each.awaiting_reset or each.awaiting_validation}
-    assert not awaited, "all of them are found"
+    assert not awaited
     assert all(each.fetch_state in (FetchState.FETCHING, FetchState.INITIALIZING) for each in state.assignment.values())
     assert not requests.faults.failed
 
@@ -192,21 +192,21 @@ def test_a_response_counts_unless_a_seek_reset_or_reassignment_came_after_the_re
 
 
 class Held(FakeCluster):
-    """Holds the response to OffsetForLeaderEpoch requests until `answer` is set."""
+    """Holds the response to OffsetForLeaderEpoch requests until `go_on` is set."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked, self.answer = asyncio.Event(), asyncio.Event()
+        self.requested, self.go_on = asyncio.Event(), asyncio.Event()
 
     async def send(self, where: Any, request: Any, timeout_s: float | None = None) -> Any:
         if type(request).__name__.startswith("OffsetForLeaderEpoch"):
-            self.asked.set()
-            await self.answer.wait()
+            self.requested.set()
+            await self.go_on.wait()
         return await super().send(where, request, timeout_s)
 
 
-async def test_a_position_that_needs_no_validation_any_more_is_read_at_once() -> None:
-    """During the request, the consumer continues in a batch of old records, which have no epoch."""
+async def test_a_position_that_no_longer_needs_validation_is_read_at_once() -> None:
+    """During the request, the consumer continues in a batch of old records without an epoch."""
     cluster = Held()
     cluster.add(A0)
     cluster.epochs[A0] = [(2, 0)]
@@ -215,8 +215,8 @@ async def test_a_position_that_needs_no_validation_any_more_is_read_at_once() ->
     state.assign_from_user([A0])
     state.seek(A0, OffsetAndMetadata(3, "", 1))
     async with fetching(cluster, state) as fetcher:
-        await within(cluster.asked.wait(), PATIENCE_S)
+        await within(cluster.requested.wait(), PATIENCE_S)
         assert fetcher.take() is None
         state.update_position(A0, 4)
-        cluster.answer.set()
+        cluster.go_on.set()
         assert await next_batch(fetcher, 5) is not None

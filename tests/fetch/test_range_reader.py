@@ -1,4 +1,4 @@
-"""Promises of the range reader on real brokers, and in memory for faults that those do not show on demand."""
+"""The range reader on real brokers, and in memory for a fault that real brokers do not show on demand."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OLD = "0.8.2.2"
 
 
 async def read(reader: RangeReader, ranges: dict[TopicPartition, tuple[int, int]], **options: Any) -> list[Any]:
-    """The records of these ranges. Each batch has at least one."""
+    """Returns the records of these ranges. Each batch has at least one."""
     found = []
     async for batch in reader.read(ranges, **options):
         records = list(batch)
@@ -89,7 +89,7 @@ async def test_markers_and_aborted_records_count_as_read(
         assert await every.bounds([tp], last + 3_600_000) == {tp: (12, 12)}
 
 
-async def test_offsets_that_the_log_does_not_have_any_more_are_skipped_or_raise(
+async def test_offsets_that_the_log_no_longer_has_are_skipped_or_raise(
     kafka_cluster: LocalCluster, topic_factory: Callable[..., str]
 ) -> None:
     (tp,) = parts(topic_factory(), 1)
@@ -134,7 +134,7 @@ async def test_a_range_whose_last_records_were_compacted_away_ends(
         assert await read(reader, {tp: (0, 18)}) == await read(reader, {tp: (19, 20)}) == []
 
 
-async def test_brokers_that_are_away_end_a_read(
+async def test_unreachable_brokers_end_a_read(
     cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str]
 ) -> None:
     cluster = cluster_factory()
@@ -147,12 +147,12 @@ async def test_brokers_that_are_away_end_a_read(
         with pytest.raises(RangeUnread, match=f"{tp.topic}:0 cannot be read from offset 0 to 10") as caught:
             await asyncio.wait_for(read(reader, {tp: (0, 10)}), 60)
         assert caught.value.retriable
-        with pytest.raises(BrokerError) as unanswered:
+        with pytest.raises(BrokerError) as no_bounds:
             await asyncio.wait_for(reader.bounds([tp]), 60)
-        assert unanswered.value.retriable
+        assert no_bounds.value.retriable
 
 
-async def test_a_leader_that_refuses_an_offset_of_its_log_again_and_again_ends_a_read() -> None:
+async def test_a_leader_that_keeps_refusing_an_offset_of_its_log_ends_a_read() -> None:
     cluster = FakeCluster()
     a, b = (cluster.add(tp) for tp in parts("t", 2))
     cluster.append(a, 10)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.protocol.broker_version_data import BrokerVersionData
-from kafka.protocol.consumer import FetchRequest as TheirFetchRequest
+from kafka.protocol.consumer import FetchRequest as Reference
 
 from allocator.core.client.errors import Undecodable
 from allocator.core.client.fetch_messages import BY_NAME, NEWEST, FetchRequest, Wanted
@@ -28,25 +28,22 @@ partitions = st.dictionaries(partition, numbers, max_size=20).map(
 FIELDS: dict[str, Any] = {"max_wait_s": 0.5, "min_bytes": 1, "max_bytes": 1 << 20, "committed_only": True}
 
 
-def ours(
-    asked: Mapping[TopicPartition, Wanted], forgotten: Mapping[TopicPartition, Wanted], version: int, **fields: Any
-) -> bytes:
-    request = FetchRequest(asked, forgotten, max_version=NEWEST, **{**FIELDS, **fields})
+Partitions = Mapping[TopicPartition, Wanted]
+
+
+def written(wanted: Partitions, forgotten: Partitions, version: int, session: tuple[int, int], rack: str) -> bytes:
+    request = FetchRequest(wanted, forgotten, max_version=NEWEST, session=session, rack=rack, **FIELDS)
     request.API_VERSION = version
     request.with_header(correlation_id=77, client_id="client")
     return bytes(request.encode(framed=True, header=True))
 
 
-def theirs(
-    asked: Mapping[TopicPartition, Wanted],
-    forgotten: Mapping[TopicPartition, Wanted],
-    version: int,
-    session: tuple[int, int],
-    rack: str,
+def by_kafka_python(
+    wanted: Partitions, forgotten: Partitions, version: int, session: tuple[int, int], rack: str
 ) -> bytes:
-    topic_type = TheirFetchRequest.FetchTopic
+    topic_type, forgotten_type = Reference.FetchTopic, Reference.ForgottenTopic
     topics: dict[str, list[Any]] = {}
-    for tp, each in asked.items():
+    for tp, each in wanted.items():
         topics.setdefault(tp.topic, []).append(
             topic_type.FetchPartition(
                 partition=tp.partition,
@@ -60,8 +57,7 @@ def theirs(
     gone: dict[str, list[int]] = {}
     for tp in forgotten:
         gone.setdefault(tp.topic, []).append(tp.partition)
-    forgotten_type = TheirFetchRequest.ForgottenTopic
-    request = TheirFetchRequest(
+    request = Reference(
         replica_id=-1,
         max_wait_ms=500,
         min_bytes=1,
@@ -82,29 +78,24 @@ def theirs(
 
 @pytest.mark.parametrize("version", VERSIONS)
 @settings(max_examples=20)
-@given(asked=partitions, forgotten=partitions, session=st.sampled_from([(0, -1), (0, 0), (7, 12)]), rack=st.text())
-def test_the_bytes_are_kafka_pythons(
-    version: int,
-    asked: dict[TopicPartition, Wanted],
-    forgotten: dict[TopicPartition, Wanted],
-    session: tuple[int, int],
-    rack: str,
+@given(wanted=partitions, forgotten=partitions, session=st.sampled_from([(0, -1), (0, 0), (7, 12)]), rack=st.text())
+def test_the_bytes_are_those_of_kafka_python(
+    version: int, wanted: Partitions, forgotten: Partitions, session: tuple[int, int], rack: str
 ) -> None:
     if version < 7:
         forgotten, session = {}, (0, -1)  # these versions do not have the field
-    assert ours(asked, forgotten, version, session=session, rack=rack) == theirs(
-        asked, forgotten, version, session, rack
-    )
+    fields = (wanted, forgotten, version, session, rack)
+    assert written(*fields) == by_kafka_python(*fields)
 
 
 def test_a_topic_name_that_the_protocol_cannot_carry_is_refused() -> None:
-    asked = {TopicPartition("x" * 40_000, 0): Wanted(0, 1, -1, None)}
+    wanted = {TopicPartition("x" * 40_000, 0): Wanted(0, 1, -1, None)}
     with pytest.raises(Undecodable, match="a text of 40000 bytes"):
-        ours(asked, {}, 4, session=(0, -1), rack="")
+        written(wanted, {}, 4, (0, -1), "")
 
 
 def test_the_version_is_negotiated_and_may_be_limited() -> None:
     data = BrokerVersionData((4, 1))
     request = FetchRequest({}, {}, session=(0, -1), max_version=BY_NAME, rack="", **FIELDS)
     assert negotiated(data, request) == BY_NAME
-    assert negotiated(data, FetchRequest) == negotiated(data, TheirFetchRequest)
+    assert negotiated(data, FetchRequest) == negotiated(data, Reference)

@@ -30,7 +30,7 @@ part = st.fixed_dictionaries(
         "leader": st.none() | st.integers(0, 9),
     }
 )
-answer = st.fixed_dictionaries(
+fields_of_responses = st.fixed_dictionaries(
     {
         "throttle_time_ms": st.integers(0, 1000),
         "error_code": st.integers(0, 120),
@@ -44,43 +44,37 @@ def topic_id(name: str) -> uuid.UUID:
     return uuid.uuid5(uuid.NAMESPACE_DNS, name)
 
 
-def encoded(given_: dict[str, Any], version: int, correlation_id: int = 77) -> bytes:
-    topics = []
-    for name, parts in given_["topics"]:
-        made = []
-        for each in parts:
-            fields = {k: v for k, v in each.items() if k not in ("aborted", "leader")}
-            if each["aborted"] is not None:
-                fields["aborted_transactions"] = [
-                    PART.AbortedTransaction(producer_id=p, first_offset=o) for p, o in each["aborted"]
-                ]
-            else:
-                fields["aborted_transactions"] = None
-            if each["leader"] is not None and version >= 12:
-                fields["current_leader"] = PART.LeaderIdAndEpoch(leader_id=each["leader"], leader_epoch=3)
-            made.append(PART(**fields))
-        topics.append(TOPIC(topic=name, topic_id=topic_id(name), partitions=made))
+def encoded(fields: dict[str, Any], version: int) -> bytes:
+    def partition(values: dict[str, Any]) -> Any:
+        values = dict(values)
+        aborted, leader = values.pop("aborted"), values.pop("leader")
+        if leader is not None and version >= 12:
+            values["current_leader"] = PART.LeaderIdAndEpoch(leader_id=leader, leader_epoch=3)
+        if aborted is not None:
+            aborted = [PART.AbortedTransaction(producer_id=p, first_offset=o) for p, o in aborted]
+        return PART(**values, aborted_transactions=aborted)
+
     message = FetchResponse(
+        **{name: value for name, value in fields.items() if name != "topics"},
         version=version,
-        throttle_time_ms=given_["throttle_time_ms"],
-        error_code=given_["error_code"],
-        session_id=given_["session_id"],
-        responses=topics,
+        responses=[
+            TOPIC(topic=name, topic_id=topic_id(name), partitions=list(map(partition, parts)))
+            for name, parts in fields["topics"]
+        ],
     )
-    message.with_header(correlation_id=correlation_id)
+    message.with_header(correlation_id=77)
     return bytes(message.encode(header=True))
 
 
 @settings(max_examples=150)
-@given(answer, st.integers(0, NEWEST))
-def test_responses_of_kafka_python_are_read(given_: dict[str, Any], version: int) -> None:
-    correlation_id, found = read_response(memoryview(encoded(given_, version)), version)
+@given(fields_of_responses, st.integers(0, NEWEST))
+def test_responses_that_kafka_python_writes_are_decoded(fields: dict[str, Any], version: int) -> None:
+    correlation_id, found = read_response(memoryview(encoded(fields, version)), version)
     assert correlation_id == 77
     assert version == found.API_VERSION
-    assert found.throttle_time_ms == (given_["throttle_time_ms"] if version >= 1 else 0)
-    assert (found.error_code, found.session_id) == (
-        (given_["error_code"], given_["session_id"]) if version >= 7 else (0, 0)
-    )
+    assert found.throttle_time_ms == (fields["throttle_time_ms"] if version >= 1 else 0)
+    session = (fields["error_code"], fields["session_id"])
+    assert (found.error_code, found.session_id) == (session if version >= 7 else (0, 0))
     expected = [
         (
             topic_id(name).bytes if version >= 13 else name,
@@ -92,19 +86,19 @@ def test_responses_of_kafka_python_are_read(given_: dict[str, Any], version: int
             (each["aborted"] or []) if version >= 4 else [],
             each["records"] or b"",
         )
-        for name, parts in given_["topics"]
+        for name, parts in fields["topics"]
         for each in parts
     ]
     assert [tuple(each) for each in found.parts] == expected
-    assert all(type(each.records) is bytes for each in found.parts), "the frame is used again"
+    assert all(type(each.records) is bytes for each in found.parts), "the buffer of the frame is reused"
 
 
 @settings(max_examples=150)
-@given(answer, st.integers(0, NEWEST), st.data())
+@given(fields_of_responses, st.integers(0, NEWEST), st.data())
 def test_a_damaged_response_is_undecodable_or_another_response(
-    given_: dict[str, Any], version: int, data: st.DataObject
+    fields: dict[str, Any], version: int, data: st.DataObject
 ) -> None:
-    raw = bytearray(encoded(given_, version))
+    raw = bytearray(encoded(fields, version))
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     raw = raw[: data.draw(st.integers(0, len(raw)))]
@@ -117,18 +111,9 @@ def test_a_damaged_response_is_undecodable_or_another_response(
 
 
 @pytest.mark.parametrize("version", [4, 12, 13])
-def test_records_longer_than_the_frame_take_no_memory(version: int) -> None:
-    part = {
-        "partition_index": 0,
-        "error_code": 0,
-        "high_watermark": 0,
-        "last_stable_offset": 0,
-        "log_start_offset": 0,
-        "aborted": None,
-        "preferred_read_replica": -1,
-        "records": b"abc",
-        "leader": None,
-    }
+def test_records_longer_than_the_frame_are_refused(version: int) -> None:
+    names = ("error_code", "high_watermark", "last_stable_offset", "log_start_offset", "preferred_read_replica")
+    part = {**dict.fromkeys(names, 0), "partition_index": 0, "aborted": None, "records": b"abc", "leader": None}
     raw = encoded({"throttle_time_ms": 0, "error_code": 0, "session_id": 0, "topics": [("t", [part])]}, version)
     at = raw.index(b"abc")
     length = b"\xff\xff\xff\xff\x07" if version >= 12 else b"\x7f\xff\xff\xff"

@@ -1,4 +1,4 @@
-"""Frames are cut from a stream of any chunks, with a buffer of the size of the frame."""
+"""Frames are read from a stream of any chunks, with a buffer of the size of the frame."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.protocol.consumer import FetchRequest
-from kafka.protocol.consumer import FetchResponse as TheirFetchResponse
+from kafka.protocol.consumer import FetchResponse as EncodedFetchResponse
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
 from kafka.protocol.sasl import SaslBytesRequest
 
@@ -38,10 +38,10 @@ class Frames(FrameProtocol):
 def feed(frames: Frames, data: bytes, at_once: int = 1 << 30) -> None:
     """Feeds bytes like a transport: as many as fit, at most `at_once`."""
     while data:
-        room = frames.get_buffer(-1)
-        assert len(room), "asyncio takes an empty buffer for the end"
-        count = min(len(room), len(data), at_once)
-        room[:count] = data[:count]
+        buffer = frames.get_buffer(-1)
+        assert len(buffer), "asyncio takes an empty buffer for the end"
+        count = min(len(buffer), len(data), at_once)
+        buffer[:count] = data[:count]
         data = data[count:]
         frames.buffer_updated(count)
 
@@ -61,7 +61,7 @@ def test_frames_are_whole_however_the_stream_is_split(sent: list[bytes], cuts: l
     assert frames.found == sent
 
 
-def test_the_buffer_is_used_again_and_given_back() -> None:
+def test_a_large_buffer_is_reused_and_then_freed() -> None:
     frames = Frames()
     large = struct.pack(">i", 1_000_000) + bytes(1_000_000)
     feed(frames, large)
@@ -91,8 +91,8 @@ def framed(response: Any, correlation_id: int) -> memoryview:
     return memoryview(bytes(response.encode(header=True)))
 
 
-def test_each_response_is_read_by_the_reader_of_its_kind() -> None:
-    frame = framed(TheirFetchResponse(version=11, responses=[], session_id=5), 1)
+def test_a_response_is_decoded_as_its_request_says() -> None:
+    frame = framed(EncodedFetchResponse(version=11, responses=[], session_id=5), 1)
     response = read_response(header_of(FetchRequest(version=11), 1), frame)
     assert isinstance(response, FetchResponse)
     assert response.session_id == 5
@@ -102,13 +102,13 @@ def test_each_response_is_read_by_the_reader_of_its_kind() -> None:
 
 def test_the_tokens_of_old_brokers_come_without_a_header() -> None:
     request = SaslBytesRequest(b"token")
-    assert read_response(header_of(request, 3), memoryview(b"answer")).auth_bytes == b"answer"
+    assert read_response(header_of(request, 3), memoryview(b"challenge")).auth_bytes == b"challenge"
 
 
 @pytest.mark.parametrize(
     ("request_", "response"),
     [
-        (FetchRequest(version=11), TheirFetchResponse(version=11, responses=[])),
+        (FetchRequest(version=11), EncodedFetchResponse(version=11, responses=[])),
         (ApiVersionsRequest(version=0), ApiVersionsResponse(version=0, error_code=0, api_keys=[])),
     ],
 )

@@ -1,7 +1,8 @@
-"""Commits are encoded as by kafka-python; its responses are decoded; invalid bytes are refused."""
+"""Commits have the bytes that kafka-python writes, its responses are decoded, and invalid bytes are refused."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -26,21 +27,15 @@ value = st.builds(
 commits = st.dictionaries(partition, value, max_size=20)
 
 
-def ours(offsets: dict[TopicPartition, OffsetAndMetadata], version: int, **changed: Any) -> OffsetCommit:
-    fields: dict[str, Any] = {
-        "generation": 7,
-        "member_id": "member",
-        "instance_id": None,
-        "retention_s": None,
-        **changed,
-    }
-    request = OffsetCommit("group", offsets, **fields)
+def written(offsets: Mapping[TopicPartition, OffsetAndMetadata], version: int, **changed: Any) -> bytes:
+    fields: dict[str, Any] = {"generation": 7, "member_id": "member", "instance_id": None, "retention_s": None}
+    request = OffsetCommit("group", offsets, **{**fields, **changed})
     request.API_VERSION = version
     request.with_header(correlation_id=77, client_id="client")
-    return request
+    return bytes(request.encode(framed=True, header=True))
 
 
-def theirs(offsets: dict[TopicPartition, OffsetAndMetadata], version: int, **fields: Any) -> bytes:
+def by_kafka_python(offsets: Mapping[TopicPartition, OffsetAndMetadata], version: int, **fields: Any) -> bytes:
     topic_type = OffsetCommitRequest.OffsetCommitRequestTopic
     topics: dict[str, list[Any]] = {}
     for tp, each in offsets.items():
@@ -66,29 +61,25 @@ def theirs(offsets: dict[TopicPartition, OffsetAndMetadata], version: int, **fie
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@given(commits)
+@given(commits, st.none() | st.just("i-1"), st.none() | st.just(1500))
 @settings(max_examples=30)
-@example({})
-def test_a_commit_is_written_as_kafka_python_writes_it(
-    version: int, offsets: dict[TopicPartition, OffsetAndMetadata]
+@example({}, None, None)
+def test_a_commit_has_the_bytes_that_kafka_python_writes(
+    version: int, offsets: Mapping[TopicPartition, OffsetAndMetadata], instance_id: str | None, retention_ms: int | None
 ) -> None:
-    assert ours(offsets, version).encode(framed=True, header=True) == theirs(offsets, version)
+    """The instance id and the retention are only in the versions that have them."""
+    retention_s = None if retention_ms is None else retention_ms / 1000
+    expected = {"group_instance_id": instance_id, "retention_time_ms": -1 if retention_ms is None else retention_ms}
+    assert written(offsets, version, instance_id=instance_id, retention_s=retention_s) == by_kafka_python(
+        offsets, version, **expected
+    )
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_static_member_and_a_retention_are_in_the_versions_that_have_them(version: int) -> None:
-    offsets = {TopicPartition("t", 0): OffsetAndMetadata(1, "", 2)}
-    written = ours(offsets, version, instance_id="i-1", retention_s=1.5).encode(framed=True, header=True)
-    assert written == theirs(offsets, version, group_instance_id="i-1", retention_time_ms=1500)
-    assert (b"i-1" in written) is (version >= 7)
-    assert ((1500).to_bytes(8, "big") in written) is (2 <= version <= 4)
-
-
-def test_a_text_that_old_versions_cannot_say_is_refused_by_name() -> None:
+def test_metadata_that_a_version_cannot_carry_is_refused() -> None:
     offsets = {TopicPartition("t", 0): OffsetAndMetadata(1, "x" * 40_000, None)}
     with pytest.raises(Undecodable, match="40000 bytes"):
-        ours(offsets, 7).encode(framed=True, header=True)
-    assert len(ours(offsets, 8).encode(framed=True, header=True)) > 40_000
+        written(offsets, 7)
+    assert len(written(offsets, 8)) > 40_000
 
 
 codes = st.dictionaries(
@@ -97,19 +88,17 @@ codes = st.dictionaries(
 )
 
 
-def answered(topics: dict[str, list[tuple[int, int]]], version: int) -> bytes:
+def response_of(topics: dict[str, list[tuple[int, int]]], version: int) -> bytes:
     topic_type = OffsetCommitResponse.OffsetCommitResponseTopic
-    made = [
-        topic_type(
-            name=name,
-            partitions=[
-                topic_type.OffsetCommitResponsePartition(partition_index=number, error_code=code)
-                for number, code in parts
-            ],
-        )
-        for name, parts in topics.items()
-    ]
-    response = OffsetCommitResponse(throttle_time_ms=5, topics=made, version=version)
+    part_type = topic_type.OffsetCommitResponsePartition
+    response = OffsetCommitResponse(
+        throttle_time_ms=5,
+        topics=[
+            topic_type(name=name, partitions=[part_type(partition_index=n, error_code=code) for n, code in parts])
+            for name, parts in topics.items()
+        ],
+        version=version,
+    )
     response.with_header(correlation_id=77)
     return bytes(response.encode(header=True))
 
@@ -117,28 +106,28 @@ def answered(topics: dict[str, list[tuple[int, int]]], version: int) -> bytes:
 @pytest.mark.parametrize("version", VERSIONS)
 @given(codes)
 @settings(max_examples=30)
-def test_a_response_is_read_as_kafka_python_writes_it(version: int, topics: dict[str, list[tuple[int, int]]]) -> None:
-    correlation_id, answer = read_response(memoryview(answered(topics, version)), version)
+def test_a_response_that_kafka_python_writes_is_decoded(version: int, topics: dict[str, list[tuple[int, int]]]) -> None:
+    correlation_id, response = read_response(memoryview(response_of(topics, version)), version)
     assert correlation_id == 77
-    assert version == answer.API_VERSION
-    assert answer.throttle_time_ms == (5 if version >= 3 else 0)
-    assert answer.results == [(TopicPartition(t, n), code) for t, parts in topics.items() for n, code in parts]
+    assert version == response.API_VERSION
+    assert response.throttle_time_ms == (5 if version >= 3 else 0)
+    assert response.results == [(TopicPartition(t, n), code) for t, parts in topics.items() for n, code in parts]
 
 
-def test_tagged_fields_that_are_not_known_are_passed_over() -> None:
-    frame = bytearray(answered({"t": [(0, 0), (1, 27)]}, 8))
+def test_unknown_tagged_fields_are_skipped() -> None:
+    frame = bytearray(response_of({"t": [(0, 0), (1, 27)]}, 8))
     # after the first partition: no tags -> one tag, number 3, of two bytes
     at = frame.index(b"\0\0\0\0\0\0\0\0\0\0\1")
     frame[at + 6 : at + 7] = b"\x01\x03\x02\xaa\xbb"
-    _, answer = read_response(memoryview(frame), 8)
-    assert answer.results == [(TopicPartition("t", 0), 0), (TopicPartition("t", 1), 27)]
+    _, response = read_response(memoryview(frame), 8)
+    assert response.results == [(TopicPartition("t", 0), 0), (TopicPartition("t", 1), 27)]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @given(st.binary(max_size=60), st.integers(0, 40))
 @settings(max_examples=60)
 def test_invalid_bytes_are_undecodable(version: int, noise: bytes, cut: int) -> None:
-    whole = answered({"t": [(0, 0), (1, 27)]}, version)
+    whole = response_of({"t": [(0, 0), (1, 27)]}, version)
     for frame in (noise, whole[: max(0, len(whole) - 1 - cut)]):
         try:
             read_response(memoryview(frame), version)

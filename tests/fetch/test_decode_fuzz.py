@@ -139,15 +139,6 @@ def test_both_decoders_agree_on_any_bytes(data: bytes, start: int, data2: st.Dat
     assert one == other
 
 
-@settings(max_examples=300 * FUZZ_TIMES)
-@given(data=st.binary(max_size=300), magic=st.sampled_from([0, 1, 2, 3]))
-def test_any_bytes_are_records_or_a_corrupt_record(decoder: Any, data: bytes, magic: int) -> None:
-    if len(data) > 16:
-        data = data[:8] + (len(data) - 12).to_bytes(4, "big") + data[12:16] + bytes((magic,)) + data[17:]
-    with contextlib.suppress(CorruptRecordError):
-        rows(decoder, signed(data))
-
-
 @pytest.mark.parametrize("codec", ["gzip", "lz4", "zstd", "snappy"])
 @pytest.mark.parametrize("count", [1, 2_000_000_000])
 def test_memory_stays_in_proportion_to_the_input(decoder: Any, codec: str, count: int) -> None:

@@ -50,16 +50,13 @@ def run(*command: object, cwd: Path, **environment: str) -> str:
 
 
 @can_build
-def test_it_is_built_where_it_can_be() -> None:
+def test_it_is_built_and_used_where_a_compiler_is() -> None:
     assert BUILT, "a compiler is here and allocator.core._records is not: pip install -e '.[dev]' says why"
-
-
-def test_the_package_says_which_decoder_is_used() -> None:
     pure = os.environ.get("ALLOCATOR_PURE_PYTHON", "0") not in ("", "0")
-    assert allocator.core.fetch.accelerated is (BUILT and not pure)
+    assert allocator.core.fetch.accelerated is not pure
 
 
-def test_without_it_everything_is_there_and_a_log_line_says_so_once(tmp_path: Path) -> None:
+def test_without_it_records_are_decoded_and_the_log_says_so_once(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import logging\n"
@@ -85,13 +82,8 @@ def test_checksums_are_those_of_the_package_crc32c() -> None:
 
     data = random.Random(1).randbytes(200_000)
     # around a word, and around the blocks that are taken three at a time
-    sizes = [
-        *range(70),
-        *(n * block + d for block in (128, 1024) for n in (3, 6) for d in (-1, 0, 1)),
-        100_001,
-        200_000,
-    ]
-    for size in sizes:
+    blocks = [n * block + d for block in (128, 1024) for n in (3, 6) for d in (-1, 0, 1)]
+    for size in (*range(70), *blocks, 100_001, 200_000):
         for start in (0, 1):
             part = data[start:size]
             assert _records.crc32c(part) == _records.crc32c(part, False) == crc32c.crc32c(part), size
@@ -143,8 +135,8 @@ def test_other_threads_run_while_it_decodes_and_encodes(codec: str) -> None:
 # -- threads
 
 
-def in_threads(work: Callable[[], None], many: int = 6) -> None:
-    """Run `work` in `many` threads that start together. Raises the first exception of a thread."""
+def in_threads(work: Callable[[], None], many: int) -> None:
+    """Runs `work` in `many` threads that start together. Raises the first exception of a thread."""
     barrier = threading.Barrier(many)
 
     def run_together() -> None:
@@ -166,7 +158,7 @@ def frequent_switches() -> Iterator[None]:
 
 @pytest.fixture
 def collections_that_switch() -> Iterator[None]:
-    """Any new list may run Python code, as the garbage collector calls it, and so let another thread run."""
+    """Lets the garbage collector run Python code at almost any new list, so that another thread may run."""
     gc.callbacks.append(_watch)
     before = gc.get_threshold()
     gc.set_threshold(20, 1000, 1000)
@@ -182,9 +174,9 @@ def _watch(phase: str, info: dict[str, int]) -> None:
 @compiled
 @pytest.mark.usefixtures("frequent_switches", "collections_that_switch")
 def test_threads_that_read_the_same_records_get_the_same_objects() -> None:
-    """A thread that decodes an attribute later than another one gets the object of that one.
+    """A thread that decodes an attribute after another one must return the object of the first.
 
-    Without the interpreter's lock it would otherwise free the object that the other one returns.
+    Without the interpreter's lock it would otherwise free the object that the first thread returns.
     """
     from allocator.core import _records
 
@@ -207,53 +199,36 @@ def test_threads_that_read_the_same_records_get_the_same_objects() -> None:
 
 @compiled
 @pytest.mark.usefixtures("frequent_switches", "collections_that_switch")
-def test_an_iterator_that_threads_share_gives_each_record_once() -> None:
+@pytest.mark.parametrize(
+    ("size", "each", "batches", "threads"),
+    [
+        pytest.param(1 << 13, 20, 20, 6, id="the decoder releases the lock in each segment"),
+        # a thread that creates its record while another one takes the last row would read memory behind the rows
+        *(pytest.param(1, 3000, 5, 4, id=f"many rows, round {n}") for n in range(3)),
+    ],
+)
+def test_an_iterator_that_threads_share_returns_each_record_once(
+    size: int, each: int, batches: int, threads: int
+) -> None:
     """A thread that calls while another one decodes gets an error, and no segment is left out."""
     from allocator.core import _records
 
-    value = random.Random(3).randbytes(1 << 13)
-    # each segment is large enough that the decoder releases the lock
-    wire = b"".join(batch([R(i, value) for i in range(20)], base) for base in range(0, 400, 20))
-    found = _records.scan(wire, topic="t", partition=0, start=0)
-    records = found.records(0, 20, 0, 400)
-    seen: list[int] = []
+    value = random.Random(3).randbytes(size)
+    wire = b"".join(batch([R(i, value) for i in range(each)], n * each) for n in range(batches))
+    records = _records.scan(wire, topic="t", partition=0, start=0).records(0, batches, 0, each * batches)
+    seen: list[Any] = []  # the records stay, so that each new one is a new object
 
     def read() -> None:
         while True:
             try:
-                seen.append(next(records).offset)
+                seen.append(next(records))
             except StopIteration:
                 return
             except ValueError as error:
                 assert "another thread" in str(error)
 
-    in_threads(read)
-    assert sorted(seen) == list(range(400))
-
-
-@compiled
-@pytest.mark.usefixtures("frequent_switches", "collections_that_switch")
-def test_an_iterator_that_threads_share_ends_where_its_records_end() -> None:
-    """A thread that makes its record while another one takes the last row would read memory behind the rows."""
-    from allocator.core import _records
-
-    each, batches = 3000, 5
-    wire = b"".join(batch([R(i, b"v") for i in range(each)], n * each) for n in range(batches))
-    for _ in range(3):
-        records = _records.scan(wire, topic="t", partition=0, start=0).records(0, batches, 0, each * batches)
-        seen: list[Any] = []  # the records stay, so that each new one is a new object
-
-        def read(records: Iterator[Any] = records, seen: list[Any] = seen) -> None:
-            while True:
-                try:
-                    seen.append(next(records))
-                except StopIteration:
-                    return
-                except ValueError as error:
-                    assert "another thread" in str(error)
-
-        in_threads(read, 4)
-        assert sorted(record.offset for record in seen) == list(range(each * batches))
+    in_threads(read, threads)
+    assert sorted(record.offset for record in seen) == list(range(each * batches))
 
 
 @compiled
@@ -289,7 +264,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def imported(wheel: Path, place: Path) -> str:
-    """Returns the decoder of a wheel and its output, with the dependencies of this environment."""
+    """Returns which decoder a wheel uses and its output, with the dependencies of this environment."""
     zipfile.ZipFile(wheel).extractall(place)
     data = batch([R(0, b"v" * 20, b"k")], 7) + messages([R(0, b"w")], 1, 8, "gzip")
     code = (
@@ -305,7 +280,7 @@ def imported(wheel: Path, place: Path) -> str:
 
 @pytest.mark.long
 @can_build
-def test_a_wheel_with_it_and_a_pure_one_are_built_and_import(source: Path, tmp_path: Path) -> None:
+def test_a_compiled_and_a_pure_wheel_are_built_and_import(source: Path, tmp_path: Path) -> None:
     run(sys.executable, "-m", "build", "--outdir", tmp_path / "both", cwd=source, ALLOCATOR_REQUIRE_EXTENSION="1")
     (wheel,) = (tmp_path / "both").glob("*.whl")
     if not sysconfig.get_config_var("Py_GIL_DISABLED"):
@@ -332,7 +307,7 @@ def test_a_wheel_with_it_and_a_pure_one_are_built_and_import(source: Path, tmp_p
 
 
 @pytest.mark.long
-def test_an_installation_without_a_compiler_goes_on_and_says_so(source: Path, tmp_path: Path) -> None:
+def test_an_installation_without_a_compiler_succeeds_and_says_so(source: Path, tmp_path: Path) -> None:
     output = run(
         *(sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", "--wheel-dir", tmp_path / "wheel", source),
         cwd=tmp_path,
@@ -341,14 +316,14 @@ def test_an_installation_without_a_compiler_goes_on_and_says_so(source: Path, tm
     assert "allocator.core._records is left out" in output
     assert "70 times slower" in output
     (wheel,) = (tmp_path / "wheel").glob("*.whl")
-    assert wheel.name.endswith("-py3-none-any.whl"), "what has no compiled code is for any machine"
+    assert wheel.name.endswith("-py3-none-any.whl"), "a wheel without compiled code is for any machine"
     assert imported(wheel, tmp_path / "plain") == "False [7, 8]"
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not HEADER.is_file(), reason="there is no Python.h")
-def test_without_a_compiler_the_build_gets_one_from_the_registry(source: Path, tmp_path: Path) -> None:
+def test_without_a_compiler_the_build_installs_one(source: Path, tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in ("env", "sh", "uname"):
@@ -367,8 +342,8 @@ def test_without_a_compiler_the_build_gets_one_from_the_registry(source: Path, t
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @can_build
-def test_the_sanitizers_find_nothing_in_what_the_tests_feed_it(source: Path, tmp_path: Path) -> None:
-    """Builds it under ASan and UBSan, and runs the tests of the decoders, with many more examples, against that."""
+def test_the_sanitizers_find_nothing_in_the_tests_of_the_decoders(source: Path, tmp_path: Path) -> None:
+    """Builds the extension under ASan and UBSan, and runs the tests of the decoders with more examples."""
     preload = []
     for name in ("libasan.so", "libubsan.so"):
         found = subprocess.run([COMPILER, f"-print-file-name={name}"], capture_output=True, text=True)  # type: ignore[list-item]

@@ -1,4 +1,4 @@
-"""Promises of the fetcher on a cluster in memory, with faults that a real one does not show on demand."""
+"""The fetcher on a cluster in memory, with faults that a real one does not show on demand."""
 
 from __future__ import annotations
 
@@ -164,38 +164,13 @@ async def test_idle_long_polls_leave_bytes_for_a_new_partition(version: int) -> 
         assert {(await take(fetcher, state, 5)).partition for _ in added} == {0, 1, 2}
 
 
-@pytest.mark.parametrize("version", [4, 12])
-async def test_partitions_left_out_of_a_full_response_come_before_those_in_it(version: int) -> None:
-    """No other request is sent before the response, however slow the broker is."""
-    cluster = FakeCluster(version)
-    many = [cluster.add(TopicPartition("a", n)) for n in range(12)]
-    for tp in many:
-        for _ in range(40):
-            cluster.append(tp, size=1000)
-    send = cluster.send
-
-    async def send_slowly(where: Any, request: Any, timeout_s: float | None = None) -> Any:
-        await asyncio.sleep(0.0 if isinstance(where, tuple) else 0.01)
-        return await send(where, request, timeout_s)
-
-    cluster.send = send_slowly  # type: ignore[method-assign]
-    state = start_at(many)
-    # a response has three partitions with two records each
-    async with fetching(cluster, state, max_partition_bytes=2500, prefetch_bytes=15_000) as fetcher:
-        read = dict.fromkeys(many, 0)
-        while min(read.values()) < 40:
-            batch = await take(fetcher, state)
-            read[TopicPartition(batch.topic, batch.partition)] += len(batch)
-            assert max(read.values()) - min(read.values()) <= 4, read
-
-
 # every code of a fetch response that passes or lasts, of all broker versions
 PASSING = (-1, 3, 5, 6, 7, 8, 9, 56, 70, 71, 72, 75, 78, 100, 103, 106)
 LASTING = (2, 4, 35, 43, 76)
 
 
 @pytest.mark.parametrize("code", PASSING)
-async def test_retriable_errors_are_retried(cluster: FakeCluster, code: int) -> None:
+async def test_passing_errors_are_retried(cluster: FakeCluster, code: int) -> None:
     state = start_at([cluster.add(A0), cluster.add(A1)])
     cluster.errors[A0] = [code, code]
     cluster.append(A0)

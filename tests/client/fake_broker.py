@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import ssl
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from kafka.protocol.admin import ListGroupsRequest, ListGroupsResponse
@@ -79,7 +79,7 @@ Handler = Callable[[Any], Any]
 def sasl_handlers(
     mechanism: str, authenticate: Callable[[Any], Mapping[str, Any]] = lambda request: {}
 ) -> dict[int, Handler]:
-    """Handlers of a broker that takes one mechanism. `authenticate` returns the fields that it sets in a response."""
+    """Returns handlers for one mechanism. `authenticate` returns the fields that it sets in a response."""
 
     def shake(request: Any) -> Any:
         return SaslHandshakeResponse(error_code=0, mechanisms=[mechanism], version=request.API_VERSION)
@@ -176,6 +176,24 @@ class FakeBroker:
     def count(self, key: int) -> int:
         return sum(key == request.API_KEY for request in self.seen)
 
+    def hold(self, key: int) -> asyncio.Event:
+        """Returns an event. Responses with this key wait until it is set."""
+        handler, go_on = self.handlers[key], asyncio.Event()
+
+        async def late(request: Any) -> Any:
+            await go_on.wait()
+            return handler(request)
+
+        self.handlers[key] = late
+        return go_on
+
+    @contextlib.contextmanager
+    def responding(self, key: int, response: Any) -> Iterator[None]:
+        """Responds with `response`, HANG_UP or SILENT to requests with this key during the block."""
+        handler, self.handlers[key] = self.handlers[key], lambda _: response
+        yield
+        self.handlers[key] = handler
+
     def _api_versions(self, request: Any) -> Any:
         if self.versions is None:
             return HANG_UP
@@ -196,11 +214,11 @@ class FakeBroker:
             brokers=brokers if self.lists_itself else [],
             cluster_id=None,
             controller_id=1,
-            topics=[self.topic_metadata(name) for name in self._asked(request)],
+            topics=[self.topic_metadata(name) for name in self._requested(request)],
             version=request.API_VERSION,
         )
 
-    def _asked(self, request: Any) -> list[str]:
+    def _requested(self, request: Any) -> list[str]:
         every = request.topics is None or (request.API_VERSION == 0 and not request.topics)
         return list(self.topics) if every else [t.name for t in request.topics]
 

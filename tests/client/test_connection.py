@@ -1,4 +1,4 @@
-"""One connection to a broker: order of writes, throttling, expiring authentication, proxies."""
+"""One connection to a broker: order of writes, throttling, expiring authentication."""
 
 from __future__ import annotations
 
@@ -67,23 +67,22 @@ async def test_later_requests_wait_again_if_the_first_fills_the_socket() -> None
         for number in (1, 2):
             await asyncio.sleep(0)
             connection.resume_writing()
-            await wait_until_async(lambda than=number: len(order) == than, 30, "one of them")
+            await wait_until_async(lambda than=number: len(order) == than, 30, "the next request")
     assert order == [1, 2]
 
 
 async def test_a_throttled_client_sends_nothing_until_the_time_is_over() -> None:
     async with FakeBroker() as broker, KafkaClient(broker.address) as client:
-        answer = broker.handlers[10]
+        find_coordinator = broker.handlers[10]
 
-        def throttles(request: Any) -> Any:
-            response = answer(request)
+        def throttle(request: Any) -> Any:
+            response = find_coordinator(request)
             response.throttle_time_ms = 300
             return response
 
-        broker.handlers[10] = throttles
+        broker.handlers[10] = throttle
         await client.send(1, find())
         began = time.monotonic()
-        broker.handlers[10] = answer
         await client.send(1, find())
         assert time.monotonic() - began >= 0.25
 
@@ -91,12 +90,12 @@ async def test_a_throttled_client_sends_nothing_until_the_time_is_over() -> None
 async def test_a_pause_of_the_process_does_not_count_as_silence_of_the_broker() -> None:
     async with FakeBroker() as broker, KafkaClient(broker.address, request_timeout_s=1.0) as client:
         await client.send(1, find())
-        connections, answer = broker.connections, broker.handlers[10]
+        connections, find_coordinator = broker.connections, broker.handlers[10]
 
         async def pause(request: Any) -> Any:
             time.sleep(1.3)  # noqa: ASYNC251  also the client, which is in this process
             await asyncio.sleep(0.05)  # the client wakes up before the response arrives
-            return answer(request)
+            return find_coordinator(request)
 
         broker.handlers[10] = pause
         await client.send(1, find())
@@ -118,7 +117,7 @@ async def test_an_authentication_is_renewed_before_it_expires_and_requests_wait(
 
 
 async def test_a_request_times_out_while_the_broker_does_not_authenticate_again() -> None:
-    """It was not sent, so the connection remains usable."""
+    """The request was not sent, so the connection remains usable."""
     again, go_on = asyncio.Event(), asyncio.Event()
     handlers = sasl_handlers("PLAIN", lambda request: {"session_lifetime_ms": 0 if go_on.is_set() else 1000})
     shake = handlers[17]
@@ -144,7 +143,7 @@ async def test_a_request_times_out_while_the_broker_does_not_authenticate_again(
         assert broker.connections == connections
 
 
-async def test_a_refused_renewal_ends_the_connection_and_the_next_request_makes_another() -> None:
+async def test_a_refused_renewal_ends_the_connection_and_the_next_request_opens_another() -> None:
     refused = asyncio.Event()
 
     def authenticate(request: Any) -> dict[str, Any]:
@@ -159,21 +158,21 @@ async def test_a_refused_renewal_ends_the_connection_and_the_next_request_makes_
         before = broker.connections
         await asyncio.wait_for(refused.wait(), 30)
 
-        async def again() -> bool:
+        async def reconnected() -> bool:
             with contextlib.suppress(BrokerError):
                 await client.send(1, find())
             return broker.connections > before
 
-        await wait_until_async(again, 30)
+        await wait_until_async(reconnected, 30)
 
 
 async def test_version_detection_falls_back_to_the_versions_that_the_broker_has() -> None:
     async with FakeBroker() as broker:
-        answer = broker.handlers[18]
+        api_versions = broker.handlers[18]
 
         def knows_v0(request: Any) -> Any:
             if request.API_VERSION == 0:
-                return answer(request)
+                return api_versions(request)
             keys = [ApiVersionsResponse.ApiVersion(api_key=18, min_version=0, max_version=0)]
             return ApiVersionsResponse(error_code=35, api_keys=keys, version=0)
 

@@ -17,9 +17,8 @@ from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 from allocator.core.client.client import KafkaClient
 from allocator.errors import BrokerError, BrokersUnavailable, Closed
 from allocator.testing import wait_until_async
-from allocator.types import TopicPartition
 
-# ApiVersions, ListGroups (which 0.9 would answer) and Metadata
+# ApiVersions, ListGroups (to which 0.9 would respond) and Metadata
 SILENT_BROKER = dict.fromkeys((18, 16, 3), lambda _: SILENT)
 
 
@@ -96,21 +95,13 @@ async def test_a_broker_that_starts_late_is_not_taken_for_an_old_one() -> None:
 
 
 async def test_a_slow_broker_is_not_taken_for_an_old_one(caplog: pytest.LogCaptureFixture) -> None:
-    broker = FakeBroker()
-
-    def late(answer: Any) -> Any:
-        async def respond(request: Any) -> Any:
-            await asyncio.sleep(1.2)
-            return answer(request)
-
-        return respond
-
-    broker.handlers = {key: late(answer) for key, answer in broker.handlers.items()}
-    async with broker, KafkaClient(broker.address) as client:
-        assert client.broker_version >= (0, 10)
-        assert (await client.send(1, find())).error_code == 0
-        assert " is Kafka " not in caplog.text
-        assert broker.count(18) == 1, "the connection was not given up"
+    async with FakeBroker() as broker:
+        broker.delay_s = 1.2
+        async with KafkaClient(broker.address) as client:
+            assert client.broker_version >= (0, 10)
+            assert (await client.send(1, find())).error_code == 0
+            assert " is Kafka " not in caplog.text
+            assert broker.count(18) == 1, "the connection was not closed"
 
 
 def kafka_0_9(list_groups: Any) -> FakeBroker:
@@ -127,11 +118,11 @@ def no_groups(request: Any) -> Any:
 
 
 async def test_0_9_is_detected_by_its_response_to_the_next_request(caplog: pytest.LogCaptureFixture) -> None:
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     def lost_once(request: Any) -> Any:
-        asked.append(request)
-        return no_groups(request) if len(asked) > 1 else SILENT
+        requests.append(request)
+        return no_groups(request) if len(requests) > 1 else SILENT
 
     async with kafka_0_9(lost_once) as broker, KafkaClient(broker.address) as client:
         assert client.broker_version == (0, 9)
@@ -141,7 +132,7 @@ async def test_0_9_is_detected_by_its_response_to_the_next_request(caplog: pytes
         assert broker.count(18) == 1, "a further connection does not disturb other clients of 0.9"
 
 
-async def test_0_8_is_recognized_though_that_takes_longer_than_an_attempt_to_connect() -> None:
+async def test_0_8_1_is_detected_even_if_that_takes_longer_than_an_attempt_to_connect() -> None:
     """Connections that an impatient caller opened meanwhile fail, and do not discard the detected version."""
     broker = FakeBroker({10: lambda _: HANG_UP, 9: no_offsets}, versions=None)
     broker.delay_s = 0.4
@@ -149,6 +140,10 @@ async def test_0_8_is_recognized_though_that_takes_longer_than_an_attempt_to_con
         client = KafkaClient([broker.address] * 40)  # each address gets a part of the timeout
         await client.connect(20)
         assert client.broker_version == (0, 8, 1)
+        assert client.api_version(FindCoordinatorRequest) is None
+        with pytest.raises(BrokerError, match="FindCoordinator") as caught:
+            await client.send(1, find())
+        assert not caught.value.retriable
         await client.close()
 
 
@@ -175,22 +170,11 @@ async def test_the_version_of_an_upgraded_broker_is_detected_again(silent: bool,
         await client.close()
 
 
-async def test_0_8_1_is_detected_by_the_request_that_it_lacks() -> None:
-    broker = FakeBroker({10: lambda _: HANG_UP, 9: no_offsets}, versions=None)
-    async with broker, KafkaClient(broker.address) as client:
-        assert client.broker_version == (0, 8, 1)
-        assert client.api_version(FindCoordinatorRequest) is None
-        with pytest.raises(BrokerError, match="FindCoordinator") as caught:
-            await client.send(1, find())
-        assert not caught.value.retriable
-
-
 async def test_all_topics_are_requested_if_a_name_would_create_one() -> None:
     async with FakeBroker(versions={3: (0, 3), 18: (0, 0)}) as broker, KafkaClient(broker.address) as client:
         broker.topics = {"there": [1]}
         await client.refresh(["there", "missing"])
-        asked = [r for r in broker.seen if r.API_KEY == 3]
-        assert all(r.topics is None for r in asked)
+        assert all(r.topics is None for r in broker.seen if r.API_KEY == 3)
         assert client.partitions("there") == (0,)
         assert client.partitions("missing") is None
 
@@ -206,7 +190,7 @@ async def test_metadata_requests_forbid_newer_brokers_to_create_topics() -> None
 # -- metadata ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_restarted_broker_that_knows_nothing_yet_does_not_wipe_what_is_known() -> None:
+async def test_metadata_of_a_broker_that_just_started_erases_no_broker() -> None:
     async with FakeBroker() as broker, KafkaClient(broker.address) as client:
         broker.lists_itself = False
         with pytest.raises(BrokersUnavailable, match="just started"):
@@ -216,34 +200,21 @@ async def test_a_restarted_broker_that_knows_nothing_yet_does_not_wipe_what_is_k
 
 async def test_listeners_are_called_on_changes_until_they_unregister() -> None:
     async with FakeBroker() as broker, KafkaClient(broker.address) as client:
-        heard: list[str] = []
+        calls: list[str] = []
         client.on_metadata(lambda: 1 / 0)
-        stop = client.on_metadata(lambda: heard.append("news"))
+        unregister = client.on_metadata(lambda: calls.append("changed"))
         broker.topics["t"] = [1]
-        await client.refresh(["t"])
-        assert heard == ["news"]
-        await client.refresh(["t"])  # nothing new
-        assert heard == ["news"]
-        stop()
-        stop()
+        for _ in range(2):  # the second response has no change
+            await client.refresh(["t"])
+        assert calls == ["changed"]
+        unregister()
+        unregister()
         broker.topics["t"] = [1, 1]
         await client.refresh(["t"])
-        assert heard == ["news"]
+        assert calls == ["changed"]
 
 
-async def test_leaders_are_known_by_partition() -> None:
-    async with FakeBroker() as broker, KafkaClient(broker.address) as client:
-        broker.topics["t"] = [1, -1]
-        await client.refresh(["t"])
-        assert client.leader(TopicPartition("t", 0)) == 1
-        assert client.leader(TopicPartition("t", 1)) is None
-        assert client.leader(TopicPartition("t", 2)) is None
-        assert client.leader(TopicPartition("u", 0)) is None
-        assert client.leader_epoch(TopicPartition("t", 0)) == 0
-        assert client.topics() == {"t"}
-
-
-async def test_a_broker_that_moved_is_followed_through_the_addresses_given() -> None:
+async def test_a_broker_that_moved_is_found_through_the_bootstrap_addresses() -> None:
     async with FakeBroker() as entry:
         async with FakeBroker() as home:
             entry.handlers[3] = home.handlers[3]
@@ -261,7 +232,7 @@ async def test_a_broker_that_moved_is_followed_through_the_addresses_given() -> 
 # -- requests ---------------------------------------------------------------------------------------------------------
 
 
-async def test_an_unknown_node_is_worth_a_refresh_and_a_retry() -> None:
+async def test_a_request_to_an_unknown_node_is_retriable() -> None:
     async with FakeBroker() as broker, KafkaClient(broker.address) as client:
         with pytest.raises(BrokerError, match="broker 7") as caught:
             await client.send(7, find())
@@ -270,25 +241,22 @@ async def test_an_unknown_node_is_worth_a_refresh_and_a_retry() -> None:
 
 async def test_a_late_response_is_an_error_and_the_next_request_works() -> None:
     async with FakeBroker() as broker, KafkaClient(broker.address) as client:
-        answer, broker.handlers[10] = broker.handlers[10], lambda _: SILENT
-        with pytest.raises(BrokerError) as caught:
+        with broker.responding(10, SILENT), pytest.raises(BrokerError) as caught:
             await client.send(1, find(), 0.1)
         assert (caught.value.retriable, caught.value.code) == (True, None)
-        broker.handlers[10] = answer
         assert (await client.send(1, find())).error_code == 0
 
 
-async def test_a_connection_that_ends_fails_what_waits_for_it() -> None:
+async def test_the_end_of_a_connection_fails_its_requests() -> None:
     async with FakeBroker() as broker, KafkaClient(broker.address) as client:
-        answer, broker.handlers[10] = broker.handlers[10], lambda _: HANG_UP
-        results = await asyncio.gather(*(client.send(1, find()) for _ in range(3)), return_exceptions=True)
+        with broker.responding(10, HANG_UP):
+            results = await asyncio.gather(*(client.send(1, find()) for _ in range(3)), return_exceptions=True)
         assert all(isinstance(r, BrokerError) and r.retriable for r in results)
         assert broker.address in str(results[0])
-        broker.handlers[10] = answer
         assert (await client.send(1, find())).error_code == 0
 
 
-async def test_a_broker_that_goes_and_comes_back_is_logged_once_each_way(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_broker_that_ends_and_returns_is_logged_once_each(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with FakeBroker() as entry:
         async with FakeBroker() as home:
@@ -296,52 +264,41 @@ async def test_a_broker_that_goes_and_comes_back_is_logged_once_each_way(caplog:
             client = KafkaClient(entry.address)
             await client.connect(5)
             await client.send(1, find())
-            port = home.port
         for _ in range(3):
             with pytest.raises(BrokerError):
                 await client.send(1, find(), 0.5)
-        async with FakeBroker(port=port):
-            await wait_until_async(lambda: answered(client), 30)
+
+        async def responds() -> bool:
+            with contextlib.suppress(BrokerError):
+                return bool(await client.send(1, find(), 1))
+            return False
+
+        async with FakeBroker(port=home.port):
+            await wait_until_async(responds, 30)
         await client.close()
-    ours = [record.getMessage() for record in caplog.records if record.name == "allocator.core.client.pool"]
-    assert len(ours) == 2, ours
-    assert ours[0].startswith(f"Kafka broker 1 at 127.0.0.1:{port} is unreachable: ")
-    assert ours[1] == f"Kafka broker 1 at 127.0.0.1:{port} is reachable again"
-    theirs = [record for record in caplog.records if record.name.startswith("kafka.")]
-    assert [record.getMessage() for record in theirs if record.levelno >= logging.ERROR] == []
-
-
-async def answered(client: KafkaClient) -> bool:
-    with contextlib.suppress(BrokerError):
-        await client.send(1, find(), 1)
-        return True
-    return False
+    lines = [record.getMessage() for record in caplog.records if record.name == "allocator.core.client.pool"]
+    assert len(lines) == 2, lines
+    assert lines[0].startswith(f"Kafka broker 1 at 127.0.0.1:{home.port} is unreachable: ")
+    assert lines[1] == f"Kafka broker 1 at 127.0.0.1:{home.port} is reachable again"
+    assert not [each for each in caplog.records if each.name.startswith("kafka.") and each.levelno >= logging.ERROR]
 
 
 async def test_a_cancelled_request_leaves_the_connection_to_the_others() -> None:
-    gate = asyncio.Event()
-
     async with FakeBroker() as broker, KafkaClient(broker.address) as client:
-        answer = broker.handlers[10]
-
-        async def late(request: Any) -> Any:
-            await gate.wait()
-            return answer(request)
-
-        broker.handlers[10] = late
+        go_on = broker.hold(10)
         first = asyncio.ensure_future(client.send(1, find()))
         second = asyncio.ensure_future(client.send(1, find()))
         await wait_until_async(lambda: broker.count(10) == 1)
         connections = broker.connections
         first.cancel()
-        gate.set()
+        go_on.set()
         assert (await second).error_code == 0
         assert broker.connections == connections
         with pytest.raises(asyncio.CancelledError):
             await first
 
 
-async def test_a_fetch_that_waits_holds_nothing_else_up() -> None:
+async def test_a_waiting_fetch_delays_no_other_request() -> None:
     async with FakeBroker({1: lambda _: SILENT}) as broker, KafkaClient(broker.address) as client:
         request = FetchRequest(replica_id=-1, max_wait_ms=1, min_bytes=1, max_bytes=1, topics=[], max_version=12)
         fetching = asyncio.ensure_future(client.send(1, request))
@@ -354,19 +311,18 @@ async def test_a_fetch_that_waits_holds_nothing_else_up() -> None:
 
 async def test_a_request_that_0_9_lost_is_sent_again() -> None:
     """0.9 drops requests that it read together with the ApiVersions request of another client."""
-    broker = kafka_0_9(no_groups)
-    answer = broker.handlers[10]
+    async with kafka_0_9(no_groups) as broker, KafkaClient(broker.address) as client:
+        find_coordinator = broker.handlers[10]
 
-    def lost(request: Any) -> Any:
-        broker.handlers[10] = answer
-        return SILENT
+        def lost(request: Any) -> Any:
+            broker.handlers[10] = find_coordinator
+            return SILENT
 
-    async with broker, KafkaClient(broker.address) as client:
         broker.handlers[10] = lost
         assert (await client.send(1, find(), 60.0)).error_code == 0
 
 
-async def test_no_connection_to_the_old_address_of_a_broker_is_left() -> None:
+async def test_connections_to_the_old_address_of_a_broker_are_closed() -> None:
     """This includes the second connection for fetches, whose key has two lanes."""
     async with FakeBroker() as old, FakeBroker() as new, KafkaClient(old.address) as client:
         await client.prepare(("urgent", 1), FetchRequest)  # type: ignore[arg-type]
@@ -377,18 +333,10 @@ async def test_no_connection_to_the_old_address_of_a_broker_is_left() -> None:
         assert new.connections == before + 1
 
 
-async def test_a_connection_with_a_request_under_way_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_with_a_request_in_flight_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("allocator.core.client.pool.MAX_IDLE_S", 0.3)
-    gate = asyncio.Event()
-    broker = FakeBroker()
-    answer = broker.handlers[10]
-
-    async def late(request: Any) -> Any:
-        await gate.wait()
-        return answer(request)
-
-    broker.handlers[10] = late
-    async with broker, KafkaClient(broker.address) as client:
+    async with FakeBroker() as broker, KafkaClient(broker.address) as client:
+        go_on = broker.hold(10)
         waiting = asyncio.ensure_future(client.send(1, find(), 60))
         await wait_until_async(lambda: broker.count(10) == 1)
         before = broker.connections
@@ -398,7 +346,7 @@ async def test_a_connection_with_a_request_under_way_is_not_idle(monkeypatch: py
             return broker.connections > before + 3
 
         await wait_until_async(others_are_closed, 60)
-        gate.set()
+        go_on.set()
         assert (await waiting).error_code == 0
 
 
@@ -421,17 +369,14 @@ async def test_close_ends_waiting_requests_and_every_task() -> None:
         waiting = asyncio.ensure_future(client.send(1, find()))
         await wait_until_async(lambda: broker.count(10) == 1)
         await client.close()
-        with pytest.raises(Closed):
-            await waiting
-        with pytest.raises(Closed):
-            await client.send(1, find())
-        with pytest.raises(Closed):
-            await client.refresh()
+        for call in (waiting, client.send(1, find()), client.refresh()):
+            with pytest.raises(Closed):
+                await call
         await client.close()
     assert len(asyncio.all_tasks()) <= before
 
 
-async def test_an_older_request_goes_to_any_broker_that_is_up() -> None:
+async def test_a_request_for_any_broker_goes_to_one_that_is_up() -> None:
     async with FakeBroker() as broker, KafkaClient(broker.address) as client:
         client.note_broker(9, "127.0.0.1", 1)
         assert (await client.send_any(find())).node_id == 1
@@ -439,7 +384,7 @@ async def test_an_older_request_goes_to_any_broker_that_is_up() -> None:
             await client.send(9, find())
 
 
-async def test_an_error_during_back_off_has_its_end_and_the_cause(unused_port: int) -> None:
+async def test_an_error_during_back_off_names_its_end_and_the_cause(unused_port: int) -> None:
     async with FakeBroker() as broker, KafkaClient(broker.address) as client:
         client.note_broker(9, "127.0.0.1", unused_port)
         while True:  # under load, an attempt may come after the first back-offs

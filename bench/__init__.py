@@ -1,1 +1,1 @@
-"""Measurements. Nothing in here is installed or imported by the package."""
+"""Benchmarks. They are not installed, and the package imports none of them."""

@@ -1,19 +1,18 @@
-"""Time and memory of the assignors, and how both grow.
+"""Measures time and memory of the assignors, and how both grow.
 
-    python -m bench.assign                     everything: some minutes, most of them kafka-python's
+    python -m bench.assign                     all parts: some minutes, most of them for kafka-python
     python -m bench.assign --part growth       peers, growth or functions alone
     python -m bench.assign --json FILE         the same numbers for a program ("-": on standard output)
 
-A row is one call, in its own process, for a settled group after one event: `first` (no member
-has anything), `join` (one more member), `leave` (one less). Subscriptions are `equal`, `tiers` (each topic has 25, 50,
-75 or 100 % of the members; few distinct sets of subscribers) or `random` (each member half of the topics, no two topics
-the same subscribers: the hardest case).
+A row is one call, in its own process, for a settled group after one event: `first` (no member owns a partition),
+`join` (one member more) or `leave` (one member less). Subscriptions are `equal`, `tiers` (25, 50, 75 or 100 % of the
+members subscribe to a topic, so there are few distinct sets of subscribers) or `random` (each member subscribes to half
+of the topics, so no two topics have the same subscribers: the hardest case).
 
-`function` is the call of the assignor alone. `compute` also validates every partition, as a leader
-does. Neither includes the view, which the leader has from ZooKeeper. `cpu` is the process time of the same call, for
-machines with other work. For kafka-python, `function` is its executor from the members' metadata to the final
-assignment, without the encoding of either. `memory` is how much the call raised the peak of the process: nothing where
-making the view took more.
+`function` is the call of the assignor alone. `compute` also validates every partition, like a leader. Neither includes
+the view, which the leader reads from ZooKeeper. `cpu` is the process time of the same call, for machines with other
+load. For kafka-python, `function` is its executor, from the members' metadata to the final assignment, without encoding
+them. `memory` is how much the call raised the peak memory of the process. It is 0 if creating the view needed more.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ Case = dict[str, Any]
 
 
 def cases(parts: Iterable[str]) -> Iterator[Case]:
-    """The measured cases, in the order of the tables."""
+    """Yields the measured cases, in the order of the tables."""
     if "peers" in parts:
         for shape in ("equal", "random"):
             for event in EVENTS:
@@ -80,7 +79,7 @@ def case(part: str, function: str, members: int, topics: int, each: int, shape: 
 
 
 def view_of(case: Case) -> GroupView:
-    """A group as its leader sees it just after the event."""
+    """Returns the group as its leader sees it just after the event."""
     rng = random.Random(7)
     topics = [f"topic-{number:04}" for number in range(case["topics"])]
     tiers = [frozenset(topics[: len(topics) * quarter // 4]) for quarter in (4, 3, 2, 1)]
@@ -116,7 +115,7 @@ def view_of(case: Case) -> GroupView:
 
 
 def kafka_python(view: GroupView) -> dict[str, list[tuple[str, list[int]]]]:
-    """kafka-python's sticky assignor on the same group."""
+    """Returns the assignment of kafka-python's sticky assignor for the same group."""
     from kafka.coordinator.assignors.sticky.sticky_assignor import (
         StickyAssignmentExecutor,
         StickyAssignorMemberMetadataV1,
@@ -142,7 +141,7 @@ def kafka_python(view: GroupView) -> dict[str, list[tuple[str, list[int]]]]:
 
 
 def measure(case: Case) -> Case:
-    """The case with its numbers. Seconds, megabytes of 10**6 bytes."""
+    """Returns the case with its numbers, in seconds and in megabytes of 10**6 bytes."""
     view = view_of(case)
     peer = case["function"] == PEER
     function: Callable[[GroupView], Any] = kafka_python if peer else resolve(case["function"])
@@ -225,7 +224,7 @@ def shown(value: float | None) -> str:
 
 
 def ratio(row: Case, rows: list[Case]) -> str:
-    """Against ours for kafka-python, against a tenth of the size for growth."""
+    """Returns the ratio to allocator for kafka-python, and to a tenth of the size for growth."""
 
     def like(other: Case, *names: str) -> bool:
         return all(other[name] == row[name] for name in names)
@@ -245,8 +244,8 @@ def ratio(row: Case, rows: list[Case]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", action="append", choices=("peers", "growth", "functions"), help="default: all")
-    parser.add_argument("--json", metavar="FILE", help="write the numbers there; - for standard output")
-    parser.add_argument("--timeout", type=float, default=1_800.0, metavar="SECONDS", help="for one row")
+    parser.add_argument("--json", metavar="FILE", help="write the numbers to this file; - for standard output")
+    parser.add_argument("--timeout", type=float, default=1_800.0, metavar="SECONDS", help="timeout of one row")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:

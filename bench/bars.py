@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 __all__ = ["COLOURS", "OTHER", "Bar", "draw"]
 
-# this library in shades of blue, each other one in a colour that colour-blind people can distinguish; labels too
+# shades of blue for allocator, and for each other client a colour that colour-blind people can distinguish
 COLOURS = {
     "ours, records": "#1b6ca8",
     "ours, batches": "#3a9bd9",
@@ -34,11 +34,11 @@ class Bar(NamedTuple):
     label: str
     value: float
     text: str
-    """What is written behind it."""
+    """The label after the bar."""
 
 
 def draw(title: str, groups: Iterable[tuple[str, Sequence[Bar]]]) -> str:
-    """Draws each group under its heading, with its own scale."""
+    """Returns the SVG of a chart. Each group has a heading and its own scale."""
     parts: list[str] = []
     y = 46
     for heading, bars in groups:
@@ -68,5 +68,5 @@ def draw(title: str, groups: Iterable[tuple[str, Sequence[Bar]]]) -> str:
 
 
 def _colour(label: str) -> str:
-    """The colour for a label, or for the part before its first comma."""
+    """Returns the colour of a label, or of its part before the first comma."""
     return COLOURS.get(label) or COLOURS.get(label.partition(",")[0], OTHER)

@@ -1,12 +1,12 @@
 """Measures how long a commit of many partitions takes, and how long it blocks the event loop.
 
-    python -m bench.commit                          10 000 partitions, on a broker started for it (a minute or two)
+    python -m bench.commit                          10 000 partitions on its own broker, one or two minutes
     python -m bench.commit --partitions 1000 --rounds 20
     python -m bench.commit --most 10000             all in one request, for comparison
 
-`held up` is the longest time between two turns of the loop during the commit, for which all other tasks wait. It is
-given in wall-clock time, and in CPU seconds of the loop's thread, which other processes on the machine do not change.
-The first round is a separate row, because kafka-python compiles its encoders then.
+`held up` is the longest time between two iterations of the loop during the commit; all other tasks wait for it. It is
+in wall-clock time, and in CPU time of the loop's thread, which other processes on the machine hardly change. The first
+round is a separate row, because kafka-python compiles its encoders in it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Ticker:
 
 
 async def measure(bootstrap: str, partitions: int, rounds: int) -> list[tuple[float, float, float]]:
-    """For each round: (total seconds, longest block in wall-clock time, the same in CPU time)."""
+    """Returns for each round (total seconds, longest block in wall-clock time, the same in CPU time)."""
     found = []
     async with KafkaClient(bootstrap) as client:
         offsets = GroupOffsets(client, "bench-commit")
@@ -77,10 +77,10 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--kafka", default=NEWEST)
-    parser.add_argument("--most", type=int, help="partitions of one request, instead of the library's own number")
+    parser.add_argument("--most", type=int, help="partitions in one request (default: the library's own limit)")
     options = parser.parse_args()
     if options.partitions % TOPICS:
-        parser.error(f"--partitions must be a multiple of {TOPICS}, the number of topics they are in")
+        parser.error(f"--partitions must be a multiple of {TOPICS}, the number of their topics")
     if options.most is not None:
         pending_commit.MOST_PARTITIONS, pending_commit.MOST_BYTES = options.most, 1 << 30
     with LocalCluster(options.kafka, zookeepers=int(options.kafka < "4"), heap="1g") as cluster:

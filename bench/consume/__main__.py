@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def in_turns(name: str, job: Job, sock: socket.socket) -> dict[str, Any]:
-    """Like `one`, for a worker that gets one batch after the other."""
+    """Measures a worker that gets the next batch when it has read the last one."""
     command = [sys.executable, "-m", "bench.consume.worker", name, job.dump()]
     worker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
@@ -47,14 +47,14 @@ def in_turns(name: str, job: Job, sock: socket.socket) -> dict[str, Any]:
 
 
 def one(name: str, job: Job, timeout_s: float) -> dict[str, Any]:
-    """The measurements of a worker. Raises RuntimeError with the end of its output."""
+    """Returns the measurements of a worker. Raises RuntimeError with the end of its output."""
     command = [sys.executable, "-m", "bench.consume.worker", name, job.dump()]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=ROOT)
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"not done within {timeout_s:.0f} s") from None
     if done.returncode:
-        raise RuntimeError((done.stderr.strip().splitlines() or ["died without a word"])[-1])
+        raise RuntimeError((done.stderr.strip().splitlines() or ["ended without output"])[-1])
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
 
@@ -65,7 +65,7 @@ class Bench:
         self.console = console
 
     def case(self, name: str, jobs: Any, contenders: list[str], timeout_s: float = 60) -> Case:
-        """Runs all contenders in turn, in alternating order, so that a temporary disturbance affects all."""
+        """Runs all contenders in turn, in alternating order, so that a temporary disturbance affects all of them."""
         runs: dict[str, list[dict[str, Any]]] = {}
         failures: dict[str, str] = {}
         for turn in range(self.options.runs):
@@ -177,15 +177,15 @@ def main() -> None:
     parser.add_argument("--formats", nargs="+", choices=list(FORMATS), default=list(FORMATS))
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
     parser.add_argument("--codecs", nargs="+", choices=CODECS, default=list(CODECS))
-    parser.add_argument("--codec-sizes", nargs="+", type=int, default=[100, 1_000], help="read compressed as well")
-    parser.add_argument("--records", type=int, default=2_000_000, help="at most; never more than 400 MB")
+    parser.add_argument("--codec-sizes", nargs="+", type=int, default=[100, 1_000], help="sizes to compress as well")
+    parser.add_argument("--records", type=int, default=2_000_000, help="most records of a topic, up to 400 MB")
     parser.add_argument("--partitions", type=int, default=4)
-    parser.add_argument("--turns", type=int, default=2_000, help="batches of a run that sends one at a time")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of a latency or idle run")
-    parser.add_argument("--rest-s", type=float, default=3.0, help="between filling a topic and reading it")
-    parser.add_argument("--runs", type=int, default=3, help="of each; the median counts")
-    parser.add_argument("--svg", type=Path, help="where to draw the throughput")
-    parser.add_argument("--json", type=Path, help="where to write all figures")
+    parser.add_argument("--turns", type=int, default=2_000, help="batches of a `turns` run")
+    parser.add_argument("--seconds", type=float, default=15.0, help="length of a latency or idle run")
+    parser.add_argument("--rest-s", type=float, default=3.0, help="pause between filling a topic and reading it")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each contender; the median counts")
+    parser.add_argument("--svg", type=Path, help="draw the throughput in this file")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()
     console = Console()
     bench = Bench(options, console)

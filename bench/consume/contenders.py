@@ -1,6 +1,6 @@
-"""The contenders: each reads partitions, or a group's share of them, and hands lists of values to `Sink`.
+"""The contenders: each reads partitions, assigned by number or by a group, and passes lists of values to `Sink`.
 
-Imports stand inside, so that each process has only its own library in memory.
+The imports are in the functions, so that each process has only its own library in memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ async def _each_batch(job: Job, sink: Sink, take: Callable[[Any], None], **more:
 
 def _until_over(job: Job, sink: Sink, take: Callable[[Any], None], **more: Any) -> None:
     async def run() -> None:
-        # an idle consumer would wait forever, so a timer ends it
+        # an idle consumer would wait for ever, so a timer ends it
         reading = asyncio.ensure_future(_each_batch(job, sink, take, **more))
         await asyncio.wait({reading}, timeout=sink.seconds_left)
         reading.cancel()
@@ -64,7 +64,7 @@ def ours_zookeeper(job: Job, sink: Sink) -> None:
 
 
 def ours_batches(job: Job, sink: Sink) -> None:
-    """Reads like a mirror: checks and counts the batches, and keeps their bytes."""
+    """Reads like a mirror, which keeps the bytes of batches: checks and counts them."""
     _until_over(job, sink, lambda batch: sink.counted(len(batch), batch.nbytes))
 
 
@@ -144,7 +144,7 @@ def confluent(job: Job, sink: Sink) -> None:
         consumer.subscribe([job.topic])
     else:
         consumer.assign([TopicPartition(job.topic, n, OFFSET_BEGINNING) for n in range(job.partitions)])
-    # it returns after this many records or the timeout, so a large number would delay the first record
+    # consume() returns after this many records or the timeout, so a large number would delay the first record
     many, wait_s = (10_000, 0.05) if job.kind == "throughput" else (1, POLL_S)
     while not sink.done:
         messages = consumer.consume(many, wait_s)
@@ -165,14 +165,14 @@ CONTENDERS: dict[str, Callable[[Job, Sink], None]] = {
     "aiokafka": aiokafka,
     "confluent-kafka": confluent,
 }
-# imports before the start of the measurement
+# imported before the measurement starts
 LIBRARIES = {"kafka-python": ["kafka"], "aiokafka": ["aiokafka"], "confluent-kafka": ["confluent_kafka"]}
 OURS_LIBRARIES = ["allocator.handlers.consumer"]
 OURS = tuple(name for name in CONTENDERS if name.startswith("ours"))
 
 
 def load(name: str) -> None:
-    """Imports the modules of a contender, so that the start does not include them."""
+    """Imports the modules of a contender before the measurement starts."""
     for module in LIBRARIES.get(name, OURS_LIBRARIES):
         importlib.import_module(module)
     if name == "ours, Arrow":

@@ -13,12 +13,12 @@ from .settings import STAMP
 
 __all__ = ["fill", "stream", "values"]
 
-# records in one batch, as a busy producer with a short linger sends
+# records in one batch, like those of a busy producer with a short linger
 BATCH = 1000
 
 
 def values(size: int) -> Iterator[bytes]:
-    """Values of `size` bytes that compress like events in JSON."""
+    """Yields values of `size` bytes that compress like events in JSON, for ever."""
     made = []
     for n in range(997):
         text = json.dumps(
@@ -29,7 +29,7 @@ def values(size: int) -> Iterator[bytes]:
 
 
 def fill(bootstrap: str, topic: str, partitions: int, count: int, size: int, codec: str) -> None:
-    """`count` records, partition after partition in turn, a record batch at a time."""
+    """Writes `count` records. Each partition gets a record batch in turn."""
     from confluent_kafka import Producer
 
     producer = Producer(
@@ -53,11 +53,11 @@ def fill(bootstrap: str, topic: str, partitions: int, count: int, size: int, cod
         if n % 1000 == 0:
             producer.poll(0)
     if producer.flush(120):
-        raise RuntimeError(f"not all of {count} records of {topic} were acknowledged")
+        raise RuntimeError(f"some of {count} records of {topic} were not acknowledged")
 
 
 def stream(bootstrap: str, topic: str, partitions: int, rate: int, seconds: float, size: int) -> None:
-    """`rate` records a second, evenly, each with the time of its sending."""
+    """Writes `rate` records a second, evenly, each with the time at which it was sent."""
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 2, "acks": 1})

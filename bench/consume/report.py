@@ -11,7 +11,7 @@ from ..bars import Bar, draw
 __all__ = ["Case", "Figures", "markdown", "median", "svg"]
 
 Figures = Mapping[str, Any]
-"""What a worker printed."""
+"""The output of a worker."""
 
 
 class Case(NamedTuple):
@@ -23,7 +23,7 @@ class Case(NamedTuple):
 
 
 def median(runs: Sequence[Figures]) -> dict[str, Any]:
-    """The median of each figure over the runs of one contender."""
+    """Returns the median of each figure over the runs of one contender."""
     found: dict[str, Any] = {}
     for key, first in runs[0].items():
         if isinstance(first, Mapping):
@@ -40,7 +40,7 @@ def per_cpu_s(figures: Figures) -> float:
 
 
 def markdown(kind: str, cases: Sequence[Case], reference: str) -> str:
-    """One table; `reference` is the contender that the ratios compare with."""
+    """Returns one table. The ratios compare with the contender `reference`."""
     columns = COLUMNS[kind]
     lines = [
         "| topic | contender | " + " | ".join(name for name, _ in columns) + " |",
@@ -87,7 +87,7 @@ COLUMNS: dict[str, list[tuple[str, Any]]] = {
 
 
 def svg(cases: Sequence[Case], title: str) -> str:
-    """Bars of records per CPU second, a group for each topic, each group on a scale of its own."""
+    """Returns a chart of records per CPU second. Each topic has a group of bars with its own scale."""
     groups = []
     for case in cases:
         rates = {name: per_cpu_s(figures) for name, figures in case.results.items()}
@@ -100,5 +100,5 @@ def _short(rate: float) -> str:
 
 
 def worst(cases: Iterable[Case]) -> list[str]:
-    """The failures, one line each."""
+    """Returns a line for each failure."""
     return [f"{case.name}, {name}: {why}" for case in cases for name, why in case.failures.items()]

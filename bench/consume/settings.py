@@ -1,4 +1,4 @@
-"""The settings of all contenders: the same limits, or the values that its documentation recommends."""
+"""The settings of all contenders: equal limits, or the values that a client's documentation recommends."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 # record format -> (version of Kafka with that format, settings of the topic)
 FORMATS = {"v2": ("3.9.1", {}), "0.10": ("2.8.2", {"message.format.version": "0.10.2"})}
 
-# limits of a response, of a partition in it, and of prefetching: equal for all clients that have these settings
+# most bytes of a response, of a partition in it, and of prefetched records, for all clients that have these settings
 MAX_BYTES = 52_428_800
 PARTITION_BYTES = 1_048_576
 PREFETCH_BYTES = 64 << 20
 
 TURN = 3
-"""Records of one turn: a steady stream of few records, whatever else the machine does."""
+"""Records of one turn: a stream of few records that other load on the machine does not change."""
 
 STAMP = "<q"
-"""The first 8 bytes of a value in the latency run: time.monotonic_ns() of its sending."""
+"""The first 8 bytes of a value in the latency run: time.monotonic_ns() when it was sent."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """The task of one process of one contender."""
+    """The task of one worker process."""
 
     kind: str
-    """throughput, turns: read `records`; latency, idle: for `seconds`; cold: until the first record, in a group."""
+    """throughput, turns: read `records`; latency, idle: run for `seconds`; cold: read the first record in a group."""
     bootstrap: str
     zookeeper: str
     topic: str
@@ -38,7 +38,7 @@ class Job:
     seconds: float = 0.0
     group: str = ""
     port: int = 0
-    """Only for "turns": port of a UDP socket on 127.0.0.1. The worker sends it the number of values read."""
+    """Only for "turns": port of a UDP socket on 127.0.0.1 to which the worker sends the number of values read."""
 
     def dump(self) -> str:
         return json.dumps(asdict(self))
@@ -49,5 +49,5 @@ class Job:
 
 
 def records_of(size: int, most: int, volume: int = 400 << 20) -> int:
-    """How many records of `size` bytes to read: at most `most`, and `volume` bytes."""
+    """Returns how many records of `size` bytes to read: at most `most`, and at most `volume` bytes."""
     return max(500, min(most, volume // size))

@@ -1,7 +1,7 @@
-"""Measures small batches one at a time: the next one is sent when the consumer has the last one.
+"""Measures small batches one at a time: the next batch is sent when the consumer has the last one.
 
-Each turn is one response to one fetch. So the CPU time of a turn is the cost of a fetch of a few records, and other
-work on the machine does not change the number of records in it.
+Each turn is one fetch with one response. So the CPU time of a turn is the cost of a fetch of a few records, and other
+load on the machine does not change the number of records in it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PATIENCE_S = 30.0
 def drive(
     bootstrap: str, topic: str, partitions: int, turns: int, size: int, sock: socket.socket, alive: Callable[[], bool]
 ) -> dict[str, Any]:
-    """Sends `turns` batches. Returns the milliseconds from sending each batch to its arrival in the handler."""
+    """Sends `turns` batches. Returns percentiles of the milliseconds until the handler has a batch."""
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 1, "acks": 1})

@@ -1,4 +1,4 @@
-"""Runs one contender in its own process: `python -m bench.consume.worker NAME JOB` prints what it measured."""
+"""Runs one contender in its own process: `python -m bench.consume.worker NAME JOB` prints its measurements."""
 
 from __future__ import annotations
 

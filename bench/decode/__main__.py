@@ -1,4 +1,4 @@
-"""Time to decode a record set, beside the lower bound by copy and checksum, and with two threads."""
+"""Measures the time to decode a record set, the lower bound by copy and checksum, and two threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .decoders import CONTENDERS, REFERENCE, limit
 
 
 def best_ns(functions: dict[str, Callable[[bytes], int]], data: bytes, seconds: float) -> dict[str, float]:
-    """The fastest run of each contender, in ns of this thread's CPU. They run in turn, so that load affects all."""
+    """Returns the fastest run of each contender in ns of CPU time. They run in turn, so load affects all."""
     best = dict.fromkeys(functions, float("inf"))
     for function in functions.values():
         function(data)
@@ -27,7 +27,7 @@ def best_ns(functions: dict[str, Callable[[bytes], int]], data: bytes, seconds: 
     while time.monotonic() < until or rounds < 3:
         rounds += 1
         for name, function in functions.items():
-            # fast ones run several times
+            # fast contenders run several times
             for _ in range(1 if best[name] > 5e6 else 10):
                 began = time.thread_time_ns()
                 function(data)
@@ -36,7 +36,7 @@ def best_ns(functions: dict[str, Callable[[bytes], int]], data: bytes, seconds: 
 
 
 def run(made: Sample, seconds: float) -> tuple[dict[str, float], list[str]]:
-    """(ns for a record by contender, rows of the table)."""
+    """Returns (contender -> ns for a record, rows of the table)."""
     functions: dict[str, Callable[[bytes], int]] = {"limit": limit(made.data)}
     lacking = []
     for name, function in CONTENDERS.items():
@@ -65,7 +65,7 @@ def run(made: Sample, seconds: float) -> tuple[dict[str, float], list[str]]:
 
 
 def rate(made: Sample, seconds: float) -> float:
-    """Records per second when decoding to columns repeatedly."""
+    """Returns the records per second of repeated decoding to columns."""
     function = CONTENDERS[REFERENCE]
     assert function is not None
     count, began = 0, time.perf_counter()
@@ -76,7 +76,7 @@ def rate(made: Sample, seconds: float) -> float:
 
 
 def at_once(made: Sample, seconds: float) -> str:
-    """With one thread, two threads, and two processes (the present limit of the machine)."""
+    """Returns a row for one thread, two threads, and two processes (the present limit of the machine)."""
     took: dict[str, list[float]] = {"one": [], "two": [], "processes": []}
     with ProcessPoolExecutor(2, get_context("fork")) as processes, ThreadPoolExecutor(2) as threads:
         list(processes.map(rate, [made] * 2, [0.01] * 2))
@@ -92,9 +92,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.decode", description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[10, 100, 1000, 100_000], help="bytes of a value")
     parser.add_argument("--codecs", nargs="+", default=["none", "gzip", "snappy", "lz4", "zstd"])
-    parser.add_argument("--codec-size", type=int, default=100, help="bytes of a value under the codecs but none")
-    parser.add_argument("--batch-bytes", type=int, nargs="+", default=[16384], help="of a record batch, uncompressed")
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each contender and sample")
+    parser.add_argument("--codec-size", type=int, default=100, help="bytes of a value that is compressed")
+    parser.add_argument("--batch-bytes", type=int, nargs="+", default=[16384], help="bytes of a batch, uncompressed")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time for each contender and sample")
     parser.add_argument("--json", type=Path, help="write the ns for a record to this file as well")
     options = parser.parse_args()
 

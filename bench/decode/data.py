@@ -15,7 +15,7 @@ WORDS = [f"{word}{number}" for word in ("order", "customer", "amount", "created"
 
 
 class Sample(NamedTuple):
-    """One record set and what it holds."""
+    """One record set."""
 
     name: str
     data: bytes
@@ -23,7 +23,7 @@ class Sample(NamedTuple):
 
 
 def value_of(size: int, rng: random.Random) -> bytes:
-    """Text that compresses to about a third, like JSON."""
+    """Returns text that compresses to about a third, like JSON."""
     out = bytearray()
     while len(out) < size:
         out += f'"{rng.choice(WORDS)}": {rng.getrandbits(30)}, '.encode()
@@ -31,10 +31,10 @@ def value_of(size: int, rng: random.Random) -> bytes:
 
 
 def sample(size: int, codec: str, *, magic: int = 2, set_bytes: int = 1 << 20, batch_bytes: int = 16384) -> Sample:
-    """Records with values of `size` bytes and no key, in batches of about `batch_bytes` before compression.
+    """Returns records with values of `size` bytes and no key, in batches of about `batch_bytes` before compression.
 
-    Both sizes are the defaults of Kafka's clients: `max.partition.fetch.bytes` and `batch.size`. A record that is
-    larger has a batch to itself.
+    `set_bytes` and `batch_bytes` are the defaults of Kafka's clients: `max.partition.fetch.bytes` and `batch.size`. A
+    larger record has its own batch.
     """
     rng = random.Random(size)
     in_batch = max(1, batch_bytes // (size + 12))
@@ -54,7 +54,7 @@ def sample(size: int, codec: str, *, magic: int = 2, set_bytes: int = 1 << 20, b
 
 
 def _shifted(messages: bytes, by: int, wrapped: int) -> bytes:
-    """Old messages with offsets from `by` on; the wrapper of a compressed set has the last offset."""
+    """Returns old messages with offsets from `by` on. The wrapper of a compressed set has the last offset."""
     if wrapped:
         return struct.pack(">q", by + wrapped - 1) + messages[8:]
     out, pos = bytearray(messages), 0

@@ -1,6 +1,7 @@
 """The contenders: functions of a record set that return the number of records read.
 
-Decoders that return records are asked for the offset, key and value of each, as a handler would. All verify checksums.
+All verify checksums. With decoders that return records, the function reads the offset, key and value of each, like a
+handler.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ REFERENCE = "ours, columns"
 
 
 def limit(data: bytes) -> Callable[[bytes], int]:
-    """Copy and CRC-32C of the same bytes, which every decoder that copies would need at least."""
+    """Returns a function that copies and checksums as many bytes: the least work of a decoder that copies."""
     room = memoryview(bytearray(len(data)))
 
     def both(data: bytes) -> int:
@@ -80,7 +81,7 @@ def by_peer(kind: Any, data: bytes) -> int:
 
 
 def by_aiokafkas_consumer(data: bytes) -> int:
-    """Also creates the objects that its consumer returns."""
+    """Also creates the records that aiokafka's consumer returns."""
     where = TopicPartition("t", 0)
     return look_at(PartitionRecords(where, AiokafkaRecords(data), [], 0, None, None, True, READ_UNCOMMITTED))
 
@@ -107,4 +108,4 @@ def _of(function: Callable[[Any, bytes], int], decoder: Any) -> Decoder:
 
 
 CONTENDERS = _contenders()
-"""Name -> decoder; None: not built here."""
+"""Name -> decoder, or None if it is not built."""

@@ -4,8 +4,8 @@ Ownership is measured by processing: the *active span* of a turn is from the sta
 last one. Overlapping spans of two members in one partition mean two owners, even if they processed no records at the
 same instant.
 
-Where members hear of each loss in time (none stands still, none is cut off), the turns themselves are judged as well:
-two members that own a partition at one time, though one of them has done nothing with it, and turns that were lost.
+If members are notified of each loss in time (no member is paused or cut off), the turns themselves are checked as well:
+no two turns of a partition may overlap, even if one member has processed nothing, and no turn may end as lost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Regression", "Verdict", "check", "repeated_in", "standstill"]
 
 @dataclass(frozen=True)
 class Regression:
-    """A commit with a lower offset than an earlier one."""
+    """A commit with a lower offset than an earlier commit."""
 
     before: Commit
     after: Commit
@@ -34,29 +34,29 @@ class Verdict:
     produced: int = 0
     processed: int = 0
     lost: list[tuple[int, int]] = field(default_factory=list)
-    """(partition, offset) that nobody processed."""
+    """(partition, offset) of records that no member processed."""
     overlaps: list[tuple[Turn, Turn]] = field(default_factory=list)
-    """Two members that owned a partition at one time."""
+    """Turns of two members that processed a partition at the same time."""
     together: list[tuple[Turn, Turn]] = field(default_factory=list)
-    """Two members that owned a partition at one time by what they were told. Only with `told`."""
+    """Turns of two members that overlap, with or without processing. Only with `told`."""
     dropped: list[Turn] = field(default_factory=list)
     """Turns that ended as lost. Only with `told`."""
     strays: list[Did] = field(default_factory=list)
     """Records processed by members that did not own the partition."""
     duplicates: int = 0
-    """How often a record was processed once more."""
+    """How often a record was processed again."""
     allowed: int = 0
-    """How many duplicates there may be: what was uncommitted where a turn ended."""
+    """Most duplicates that are allowed: the uncommitted records at the ends of turns."""
     beyond: list[tuple[int, int]] = field(default_factory=list)
-    """(partition, offset) that was processed more often than the ends of turns explain."""
+    """(partition, offset) of records that were processed more often than the ends of turns explain."""
     disorder: list[tuple[Did, Did]] = field(default_factory=list)
-    """Two records of one key: the first time of the second was before the first, or both were worked on at once."""
+    """Two records of one key: the later one was processed first, or both were processed at the same time."""
     unclean: list[Turn] = field(default_factory=list)
-    """Turns that ended in good order and left something uncommitted, though no commit had failed."""
+    """Turns that were revoked in good order with uncommitted records, although no commit had failed."""
     regressions: list[Regression] = field(default_factory=list)
-    """Committed offsets set back by more than what was uncommitted where the turn of the late commit ended."""
+    """Committed offsets that were lowered by more than the uncommitted records of the late commit's turn."""
     unfinished: list[int] = field(default_factory=list)
-    """Partitions whose last committed offset is not their end."""
+    """Partitions whose last committed offset is not the end of the log."""
 
     @property
     def holds(self) -> bool:
@@ -75,16 +75,14 @@ class Verdict:
         if self.disorder:
             parts.append(f"{len(self.disorder)} records of a key out of order")
         if self.together:
-            parts.append(
-                f"{len(self.together)} times two owners by what they were told, {seconds(self.together):.1f} s"
-            )
+            parts.append(f"{len(self.together)} times two owners by their journals, {seconds(self.together):.1f} s")
         if self.dropped:
             parts.append(f"{len(self.dropped)} turns lost")
         return "; ".join(parts)
 
 
 def check(history: History, *, told: bool = False) -> Verdict:
-    """Checks a history. `told`: members are notified of each loss in time."""
+    """Checks a history. `told`: members were notified of each loss in time."""
     counts = Counter((did.partition, did.offset) for did in history.did)
     verdict = Verdict(sum(history.ends.values()), len(counts))
     verdict.lost = [(p, o) for p, end in sorted(history.ends.items()) for o in range(end) if not counts[p, o]]
@@ -111,7 +109,7 @@ def check(history: History, *, told: bool = False) -> Verdict:
 
 
 def disorder(history: History) -> list[tuple[Did, Did]]:
-    """Records of one key that were worked on at one time, or whose first times are not in the order of the log."""
+    """Returns pairs of records of one key that were processed at the same time or first in another order."""
     by_key: dict[tuple[int, str], list[Did]] = {}
     for did in history.did:
         if did.key is not None:
@@ -149,7 +147,7 @@ def overlaps(turns: Iterable[Turn]) -> list[tuple[Turn, Turn]]:
 
 
 def together(turns: Iterable[Turn]) -> list[tuple[Turn, Turn]]:
-    """Pairs of turns of two members in one partition that overlap in time, with or without processing."""
+    """Returns pairs of overlapping turns of two members in one partition, with or without processing."""
     by_partition: dict[int, list[Turn]] = {}
     for turn in turns:
         by_partition.setdefault(turn.partition, []).append(turn)
@@ -166,15 +164,15 @@ def together(turns: Iterable[Turn]) -> list[tuple[Turn, Turn]]:
 
 
 def seconds(pairs: Iterable[tuple[Turn, Turn]]) -> float:
-    """The longest overlap of a pair of turns."""
+    """Returns the longest overlap of a pair of turns, in seconds."""
     return max((min(first.end, second.end) - second.begin for first, second in pairs), default=0.0)
 
 
 def regressions(history: History) -> list[Regression]:
-    """Commits in the order of their acknowledgements; one below an earlier one must be explained.
+    """Returns the commits below an earlier commit, in the order of acknowledgements, that no abrupt end explains.
 
-    It is, if what the late commit covered had been left uncommitted by a turn of that member which ended abruptly: the
-    request was under way when the member was stopped or cut off.
+    An abrupt end explains a late commit of records that the member had not committed when its turn ended: the request
+    was in flight when the member was stopped or cut off.
     """
     abrupt: dict[tuple[str, int], set[int]] = {}
     for turn in history.turns:
@@ -192,7 +190,7 @@ def regressions(history: History) -> list[Regression]:
 
 
 def standstill(history: History, fault: Fault, until: float) -> float:
-    """The longest time without processing of any partition, from the fault until `until`."""
+    """Returns the longest time from the fault until `until` in which no record of some partition was processed."""
     longest = 0.0
     for partition, end in history.ends.items():
         if not end:
@@ -204,7 +202,7 @@ def standstill(history: History, fault: Fault, until: float) -> float:
 
 
 def repeated_in(history: History, begin: float, until: float) -> int:
-    """Records whose repeated processing ended in that time."""
+    """Returns how many records were processed again, with the end of processing in that time."""
     seen: set[tuple[int, int]] = set()
     count = 0
     for did in sorted(history.did, key=lambda did: did.end):

@@ -1,4 +1,4 @@
-"""Faults of a group. A fault is over when its function returns; the group may still need time to recover."""
+"""Faults of a group. A fault ends when its function returns. The group may need more time to recover."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .group import Group, Member
 __all__ = ["ALL", "FAULTS", "FORGETFUL", "MORE", "Fault"]
 
 Fault = Callable[[Group, random.Random], str]
-"""Does it, and says to whom."""
+"""Causes the fault, and returns its victim."""
 
 
 def kill(group: Group, chance: random.Random) -> str:
-    """kill -9; another one is started before or after the session has ended."""
+    """kill -9 of a member. Another member starts before or after the session has ended."""
     member = chance.choice(group.members)
     group.kill(member)
     time.sleep(chance.uniform(0, 2) * group.settings.session_timeout_s)
@@ -30,7 +30,7 @@ def kill(group: Group, chance: random.Random) -> str:
 
 
 def pause(group: Group, chance: random.Random) -> str:
-    """SIGSTOP for one to three session timeouts."""
+    """Pauses a member by SIGSTOP for one to three session timeouts."""
     member = chance.choice(group.members)
     member.signal(signal.SIGSTOP)
     time.sleep(chance.uniform(1, 3) * group.settings.session_timeout_s)
@@ -39,12 +39,12 @@ def pause(group: Group, chance: random.Random) -> str:
 
 
 def cut_zookeeper(group: Group, chance: random.Random) -> str:
-    """Cuts one member off from ZooKeeper, in one or both directions; Kafka works."""
+    """Cuts one member off from ZooKeeper, in one or both directions. Kafka works."""
     return cut(group, chance, group.cluster.zookeepers)
 
 
 def cut_kafka(group: Group, chance: random.Random) -> str:
-    """Cuts one member off from Kafka, in one or both directions; ZooKeeper works."""
+    """Cuts one member off from Kafka, in one or both directions. ZooKeeper works."""
     return cut(group, chance, group.cluster.brokers)
 
 
@@ -72,9 +72,9 @@ def one_way(group: Group, chance: random.Random) -> str:
 
 
 def wiped(group: Group, chance: random.Random) -> str:
-    """The ensemble stops, loses all data, and comes back empty, no sooner than a session timeout later.
+    """Stops the ensemble, deletes its data, and starts it empty after at least one session timeout.
 
-    Only for brokers that do not need it (KRaft).
+    Only for brokers without ZooKeeper (KRaft).
     """
     nodes = group.cluster.zookeepers
     for node in nodes:
@@ -90,7 +90,7 @@ def wiped(group: Group, chance: random.Random) -> str:
 
 
 def zookeeper_leader(group: Group, chance: random.Random) -> str:
-    """kill -9 of the ensemble's leader, which comes back after a while."""
+    """kill -9 of the ensemble's leader, which restarts after a while."""
     nodes = group.cluster.zookeepers
     leader = wait_until(
         lambda: next((node for node in nodes if zookeeper_mode(node.port) in ("leader", "standalone")), None),
@@ -104,7 +104,7 @@ def zookeeper_leader(group: Group, chance: random.Random) -> str:
 
 
 def broker(group: Group, chance: random.Random) -> str:
-    """kill -9 of a broker, which comes back after a while; over when its replicas are in sync again."""
+    """kill -9 of a broker, which restarts after a while. Ends when its replicas are in sync again."""
     node = chance.choice(group.cluster.brokers)
     node.kill()
     time.sleep(chance.uniform(0.3, 2) * group.settings.session_timeout_s)

@@ -1,4 +1,4 @@
-"""The processes of a group's members, and the load."""
+"""Runs the processes of a group's members, and the load."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ class Settings:
     session_timeout_s: float = 3.0
     commit_s: float = 0.5
     work_s: float = 0.001
-    """How long a member works on each record."""
+    """How long a member processes each record."""
     rate: float = 300.0
-    """Records a second, over all partitions."""
+    """Records per second in all partitions together."""
     keys: int = 8
-    """In each partition."""
+    """Keys in each partition."""
     kafka: str = "3.9.1"
     brokers: int = 3
     zookeepers: int = 3
     tick_ms: int = 200
     calm_s: float = 2.0
-    """Of steady load before the next fault."""
+    """Time of steady load before the next fault."""
 
 
 @dataclass
 class Member:
-    """One member process. After a restart it is another member with its own journal."""
+    """One member process. A restarted process is another member with its own journal."""
 
     name: str
     journal: Path
@@ -68,13 +68,13 @@ class Member:
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """Kills the process, and waits until it has ended. Returns the time."""
+        """Kills the process, waits until it has ended, and notes the time."""
         self.process.kill()
         self.process.wait()
         self.killed = time.monotonic()
 
     def owns(self) -> set[int]:
-        """The partitions that it owns, by its journal."""
+        """Returns the partitions that the member owns by its journal."""
         mine: set[int] = set()
         for event in self.events():
             if event["what"] == "own":
@@ -84,7 +84,7 @@ class Member:
         return mine
 
     def events(self) -> list[dict[str, Any]]:
-        """Its journal up to now."""
+        """Returns the events of the journal up to now."""
         if self.journal.exists():
             with self.journal.open("rb") as file:
                 file.seek(self._read)
@@ -97,7 +97,7 @@ class Member:
 
 @dataclass
 class Group:
-    """`members` should run now; `all` were ever started."""
+    """The members of a run: `members` should be running, `all` were started at any time."""
 
     peer: str
     cluster: LocalCluster
@@ -107,7 +107,7 @@ class Group:
     name: str
     python: str = sys.executable
     path: str = ""
-    """More for PYTHONPATH, for members of another Python."""
+    """Further entries of PYTHONPATH, for members in another Python."""
     members: list[Member] = field(default_factory=list)
     all: list[Member] = field(default_factory=list)
     _counted: dict[str, int] = field(default_factory=dict)
@@ -159,11 +159,11 @@ class Group:
         self.members.remove(member)
 
     def shared(self) -> bool:
-        """Whether every member owns a partition."""
+        """Returns whether every member owns a partition."""
         return all(member.owns() for member in self.members)
 
     def ended(self) -> list[Member]:
-        """Members that ended without an order."""
+        """Returns the members that ended by themselves."""
         return [member for member in self.members if not member.alive]
 
     def leave(self, member: Member, timeout_s: float = 30.0) -> bool:
@@ -178,7 +178,7 @@ class Group:
         return True
 
     def processed(self) -> dict[int, int]:
-        """Partition -> how many distinct records of it were processed."""
+        """Returns partition -> number of distinct records that were processed."""
         for member in self.all:
             events = member.events()
             for event in events[self._counted.get(member.name, 0) :]:
@@ -189,7 +189,7 @@ class Group:
 
 
 class Load:
-    """Produces records at a steady rate, to the partitions in turn, from a thread. Resends refused ones."""
+    """Produces records at a steady rate, to the partitions in turn, from a thread. Resends refused records."""
 
     def __init__(self, cluster: LocalCluster, topic: str, settings: Settings) -> None:
         self._cluster, self._topic, self._settings = cluster, topic, settings
@@ -228,5 +228,5 @@ class Load:
                 with contextlib.suppress(ClusterError):
                     self._cluster.produce(self._topic, records, timeout_s=20.0)
                     self.sent += count
-        except Exception as error:  # noqa: BLE001 - whatever it is, the run has to hear of it
+        except Exception as error:  # noqa: BLE001 - the run reports it
             self.error = error

@@ -1,4 +1,4 @@
-"""Joins the journals of all members."""
+"""Joins the journals of all members to one history."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Did:
     begin: float
     end: float
     key: str | None = None
-    """Where the order is that of keys."""
+    """Only with ordering by key."""
 
 
 @dataclass(frozen=True)
 class Commit:
-    """One offset of one partition that Kafka acknowledged to a member at that time."""
+    """One committed offset of one partition, acknowledged to a member at time `at`."""
 
     member: str
     partition: int
@@ -38,25 +38,25 @@ class Commit:
 
 @dataclass
 class Turn:
-    """The time in which a member believed to own a partition, and its work in it."""
+    """The time in which a member considered itself the owner of a partition, and the records that it processed."""
 
     member: str
     partition: int
     begin: float
     end: float = FOREVER
     ending: str = "running"
-    """"revoked" in good order, "lost", "died" (it was killed), or "running"."""
+    """"revoked" (in good order), "lost", "died" (it was killed), or "running"."""
     did: list[Did] = field(default_factory=list)
     committed: int = -1
-    """The highest offset it was acknowledged in this turn."""
+    """The highest offset that was acknowledged in this turn."""
     done: Sequence[tuple[int, int]] = ()
-    """The ranges that the latest acknowledged commit named as done beyond its offset."""
+    """Ranges after the offset that the latest acknowledged commit names as done."""
     refused: bool = False
-    """A commit failed, and none succeeded after it."""
+    """True if the last commit failed."""
 
     @property
     def uncommitted(self) -> list[int]:
-        """Offsets that were processed and that no acknowledged commit of this turn covers."""
+        """Processed offsets that no acknowledged commit of this turn covers."""
         return [
             did.offset
             for did in self.did
@@ -66,7 +66,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault; `end` is the end of the fault, not of the recovery."""
+    """One fault. `end` is the end of the fault, not of the recovery."""
 
     kind: str
     victim: str
@@ -76,7 +76,7 @@ class Fault:
 
 @dataclass
 class History:
-    """`ends`: partition -> offset after its last record; `final`: partition -> committed offset at the end."""
+    """`ends`: partition -> end of the log; `final`: partition -> committed offset at the end of the run."""
 
     turns: Sequence[Turn] = ()
     commits: Sequence[Commit] = ()
@@ -84,7 +84,7 @@ class History:
     final: Mapping[int, int] = field(default_factory=dict)
     faults: Sequence[Fault] = ()
     strays: Sequence[Did] = ()
-    """Processed by a member that had not been given the partition."""
+    """Records processed by a member that did not own the partition."""
 
     @property
     def did(self) -> list[Did]:
@@ -98,7 +98,7 @@ def read(
     final: Mapping[int, int],
     faults: Iterable[Fault] = (),
 ) -> History:
-    """The history from the journals. `died`: member -> time of its kill, which it could not log."""
+    """Returns the history from the journals. `died`: member -> time of its kill, which is not in its journal."""
     history = History([], [], ends, final, list(faults), [])
     for member, path in files.items():
         lines = path.read_text().splitlines() if path.exists() else []
@@ -107,7 +107,7 @@ def read(
 
 
 def add(history: History, member: str, events: Sequence[Mapping[str, Any]], died: float | None = None) -> None:
-    """One member's events, in their order."""
+    """Adds the events of one member, in their order."""
     turns, commits, strays = list(history.turns), list(history.commits), list(history.strays)
     now: dict[int, Turn] = {}
     for event in events:

@@ -1,16 +1,16 @@
 """The journal of a member: one JSON line for each event.
 
-    {"what": "joined"}                                            it is about to read
+    {"what": "joined"}                                            the member starts to read
     {"what": "own", "partitions": [0, 3]}                         also "revoked" and "lost"
-    {"what": "did", "partition": 3, "offset": 17, "from": 12.5}   it processed that record, from then until "at"
-    {"what": "did", ..., "key": "7"}                              where the order is that of keys
-    {"what": "commit", "offsets": {"3": 18}}                      acknowledged; the next offset to read
-    {"what": "commit", ..., "done": {"3": [[20, 25]]}}            with the ranges that are done beyond it
+    {"what": "did", "partition": 3, "offset": 17, "from": 12.5}   the member processed this record, from then until "at"
+    {"what": "did", ..., "key": "7"}                              with ordering by key
+    {"what": "commit", "offsets": {"3": 18}}                      an acknowledged commit: the next offset to read
+    {"what": "commit", ..., "done": {"3": [[20, 25]]}}            with the ranges after it that are done
     {"what": "refused", "offsets": {"3": 18}, "why": "..."}       a commit that failed
     {"what": "left"}                                              in good order
 
-"at" is in each: seconds of CLOCK_MONOTONIC, which all processes of a machine share and which counts while a process is
-stopped. A line is one system call, so a kill -9 loses no line and cuts none.
+Each line also has "at": seconds of CLOCK_MONOTONIC, which all processes of a machine share and which continues while a
+process is stopped. A line is one system call, so a kill -9 neither loses nor cuts a line.
 """
 
 from __future__ import annotations

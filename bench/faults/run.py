@@ -1,4 +1,4 @@
-"""One run: servers, a group under load, faults from a seed, and the result."""
+"""Runs a group under load on real servers, with faults from a seed, and returns the result."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = ["Figure", "Outcome", "run", "start_cluster"]
 
 Say = Callable[[str], None]
 
-PATIENCE_S = 60.0  # for a group to recover from a fault on a loaded machine
+PATIENCE_S = 60.0  # for the recovery of a group on a loaded machine
 
 
 @dataclass(frozen=True)
 class Figure:
-    """The cost of one fault: the longest stop of a partition, and repeated records."""
+    """The cost of one fault: the longest standstill of a partition, and the duplicates."""
 
     fault: Fault
     standstill_s: float
@@ -45,7 +45,7 @@ class Outcome:
     verdict: Verdict
     figures: list[Figure]
     problems: list[str] = field(default_factory=list)
-    """What went wrong besides: a member that ended by itself, records that were never processed in time."""
+    """Other problems: members that ended by themselves, records that were not processed in time."""
 
     @property
     def holds(self) -> bool:
@@ -62,7 +62,7 @@ class Outcome:
 
 
 def start_cluster(settings: Settings) -> LocalCluster:
-    """For `with`: three of each, quick to notice a death, and behind proxies unless they are KRaft."""
+    """Returns a cluster whose servers notice a death quickly, behind proxies unless they are KRaft."""
     return LocalCluster(
         settings.kafka,
         brokers=settings.brokers,
@@ -87,7 +87,7 @@ def run(
     path: str = "",
     say: Say = print,
 ) -> Outcome:
-    """Applies all kinds in a random order, again and again for `seconds`. Writes `history.jsonl`."""
+    """Applies all kinds of faults in random order, repeatedly for `seconds`. Writes `history.jsonl`."""
     directory.mkdir(parents=True, exist_ok=True)
     topic = name = f"faults-{peer}-{seed}-{time.time_ns() % 10**9}"
     cluster.create_topic(topic, settings.partitions, min(3, settings.brokers))
@@ -100,7 +100,7 @@ def run(
     with group, Load(cluster, topic, settings) as load:
         try:
             wait_until(lambda: len(group.processed()) == settings.partitions, 60, "every partition to be processed")
-            wait_until(group.shared, 60, "every member to own something")
+            wait_until(group.shared, 60, "every member to own a partition")
             until = time.monotonic() + seconds
             order: list[str] = []
             while time.monotonic() < until or len(faults) < len(kinds):
@@ -124,7 +124,7 @@ def run(
             wait_until(
                 lambda: group.processed() == {p: end for p, end in ends.items() if end},
                 60,
-                lambda: f"all of {ends} to be processed; stands at {group.processed()}",
+                lambda: f"all of {ends} to be processed; at present {group.processed()}",
                 interval_s=0.5,
             )
         except WaitTimeout as error:
@@ -147,7 +147,7 @@ def run(
 
 
 def recover(group: Group, problems: list[str], kind: str) -> None:
-    """Waits until every partition makes progress and every member owns some. Records a timeout."""
+    """Waits until every partition makes progress and every member owns a partition. Records a timeout."""
     before = group.processed()
 
     def stuck() -> list[int]:
@@ -162,17 +162,17 @@ def recover(group: Group, problems: list[str], kind: str) -> None:
         )
     except WaitTimeout:
         idle = [member.name for member in group.members if not member.owns()]
-        problems.append(f"after {kind!r} partitions {stuck()} did not go on, and members {idle} own nothing")
+        problems.append(f"after {kind!r}, partitions {stuck()} make no progress, and members {idle} own nothing")
     for member in group.ended():
         code = member.process.returncode
         problems.append(f"{member.name} ended by itself with code {code} after {kind!r}; see {member.log}")
-        member.killed = time.monotonic()  # its turns have ended by that time
+        member.killed = time.monotonic()  # its turns ended before
         group.members.remove(member)
         group.add()
 
 
 def pinned_version(kafka: str) -> tuple[int, ...] | None:
-    """Settings for kafka-python, which cannot detect the version of brokers before 0.10."""
+    """Returns the `api_version` for kafka-python, which cannot detect brokers before 0.10."""
     version = tuple(int(part) for part in kafka.split("."))
     return version[:3] if version < (0, 10) else None
 
@@ -208,7 +208,7 @@ def last_commits(files: dict[str, Path]) -> dict[int, int]:
 
 
 def write(outcome: Outcome, group: Group, directory: Path) -> None:
-    """All events of all members and all faults, in the order of time."""
+    """Writes all events of all members and all faults, in the order of time."""
     events = [{**event, "member": member.name} for member in group.all for event in member.events()]
     events += [{"at": fault.begin, "what": "fault", **asdict(fault)} for fault in outcome.history.faults]
     with (directory / "history.jsonl").open("w") as file:

@@ -1,4 +1,4 @@
-"""Time from creating a consumer to its first record, commits per second, and time of rebalances."""
+"""Measures the time from creating a consumer to its first record, commits per second, and rebalances."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from allocator.testing import LocalCluster
 
 from .contenders import CONTENDERS, PARTITIONS
 
-# of bench.rebalance: the members that take part in Kafka's own groups
+# the peers of bench.rebalance that are in Kafka's own groups
 REBALANCING = [
     "ours-kafka",
     "ours-kafka-coop",
@@ -65,9 +65,9 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--clients", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
     parser.add_argument("--kafka", default="3.9.1")
     parser.add_argument("--runs", type=int, default=5, help="groups that each client joins in a turn")
-    parser.add_argument("--turns", type=int, default=3, help="how often it is each client's turn")
-    parser.add_argument("--commits", type=int, default=300, help=f"in a run, each of {PARTITIONS} partitions")
-    parser.add_argument("--no-rebalance", action="store_true", help="leave the rebalances out")
+    parser.add_argument("--turns", type=int, default=3, help="turns of each client")
+    parser.add_argument("--commits", type=int, default=300, help=f"commits in a run, each of {PARTITIONS} partitions")
+    parser.add_argument("--no-rebalance", action="store_true", help="do not measure rebalances")
     parser.add_argument("--json", type=Path, help="write the numbers to this file as well")
     return parser.parse_args(arguments)
 
@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
         cluster.create_topic(topic, PARTITIONS)
         cluster.produce(topic, ((None, b"." * 100, number % PARTITIONS) for number in range(PARTITIONS * 10)))
         for turn in range(options.turns):
-            # in turn, so that a temporary disturbance affects all
+            # clients take turns, so that a temporary disturbance affects all
             for name in options.clients:
                 times = measure(name, cluster, topic, options.runs, options.commits)
                 for what, values in times.items():

@@ -1,4 +1,4 @@
-"""One member of a group as each client writes it: joins, reads its first record, commits again and again, leaves.
+"""One member of a group in each client: it joins, reads its first record, commits repeatedly, and leaves.
 
 Every run creates a consumer in a new group. A contender runs in its own process, which prints its measurements as
 JSON: `python -m bench.group.contenders NAME BOOTSTRAP TOPIC RUNS COMMITS`.
@@ -21,7 +21,7 @@ HEARTBEAT_S = 2.0
 
 
 class Run:
-    """Seconds from making the consumer to its first record, and for each commit."""
+    """Seconds from creating the consumer to its first record, and for each commit."""
 
     def __init__(self) -> None:
         self.began = time.perf_counter()

@@ -25,11 +25,11 @@ from .memory import MemorySource, batches
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTITIONS, KEYS = 24, 10_000
-EMPTY_RECORDS = 8000  # of each partition
+EMPTY_RECORDS = 8000  # in each partition
 
 
 def cpu(ordering: str, plain: bool, records: int = EMPTY_RECORDS) -> float:
-    """Microseconds of CPU for each record of a handler that does nothing, without a broker."""
+    """Returns the CPU microseconds for each record of a handler that does nothing, without a broker."""
     data = batches(PARTITIONS, KEYS, records)
     total = PARTITIONS * records
     count = [0]
@@ -57,7 +57,7 @@ def cpu(ordering: str, plain: bool, records: int = EMPTY_RECORDS) -> float:
 
 
 class Broker:
-    """One broker with one topic, and workers on it."""
+    """One broker with one topic, and its workers."""
 
     def __init__(self, cluster: LocalCluster, records: int) -> None:
         self.cluster = cluster
@@ -92,9 +92,9 @@ class Broker:
 
 
 def repeated(broker: Broker, directory: Path, done_set: bool) -> tuple[int, int]:
-    """Records that were handled again after a kill -9, of how many. Ten keys were stuck since the start.
+    """Returns the records that were handled again after a kill -9, and those handled before. One key is stuck.
 
-    Without the done set: the same offsets are committed again, without metadata, as another client would.
+    Without the done set, the same offsets are committed again without metadata, as by another client.
     """
     journal = directory / f"journal-{done_set}"
     job = broker.job("key", concurrency=200, work_s=0.01, journal=str(journal), seconds=120.0, slow_key=0)
@@ -125,14 +125,14 @@ async def forget(job: dict[str, Any]) -> None:
     async with KafkaClient(job["brokers"]) as client:
         offsets = GroupOffsets(client, job["group"])
         found = await offsets.fetch([TopicPartition(job["topic"], n) for n in range(PARTITIONS)])
-        # the killed member is still one of the group for its session
+        # the killed member stays in the group until its session ends
         for _ in range(60):
             try:
                 await offsets.commit({p: OffsetAndMetadata(each.offset, "", -1) for p, each in found.items()})
                 return
-            except Exception:  # noqa: BLE001 - until the broker has forgotten the member
+            except Exception:  # noqa: BLE001 - until the broker removes the member
                 await asyncio.sleep(1.0)
-        raise RuntimeError("the group did not take the offsets")
+        raise RuntimeError("the group did not accept the offsets")
 
 
 def lines(path: Path) -> int:
@@ -142,7 +142,7 @@ def lines(path: Path) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.handlers",
-        description="Slow handlers side by side: records a second, repeats after kill -9, memory, CPU of the engine.",
+        description="Compares slow handlers: records per second, repeats after kill -9, memory, CPU of the engine.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--kafka", default="3.9.1", help="version of the broker")

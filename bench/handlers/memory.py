@@ -1,4 +1,4 @@
-"""A consumer in memory that delivers real batches. With it, a bench measures the engine without brokers."""
+"""A consumer in memory that delivers real batches, to measure the engine without brokers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TIME_MS = 1_700_000_000_000
 
 
 def batches(partitions: int, keys: int, records: int, size: int = 100) -> list[Batch]:
-    """One batch of `records` records for each partition; the key of a record is one of the partition's."""
+    """Returns a batch of `records` records for each partition, with keys of that partition."""
     each = max(1, keys // partitions)
     found = []
     for partition in range(partitions):
@@ -33,7 +33,7 @@ def batches(partitions: int, keys: int, records: int, size: int = 100) -> list[B
 
 
 class MemorySource:
-    """The part of `Consumer` that the engine uses. Delivers each batch once, as one that follows the one before."""
+    """The part of `Consumer` that the engine uses. Delivers each batch once."""
 
     def __init__(self, given: list[Batch]) -> None:
         self._batches = list(given)
@@ -41,7 +41,7 @@ class MemorySource:
         self._paused: set[TopicPartition] = set()
         self._changed = asyncio.Event()
         self.measures = Measures()
-        # the processor asks the core and its parts for the rest
+        # the processor reaches the rest through the core and its parts
         self._engine = self.commits = self
         self.turn = asyncio.Lock()
         self.processor: Any = None

@@ -1,4 +1,4 @@
-"""One process that handles records until a signal; prints its measurements as one JSON line.
+"""Handles records in one process for some seconds, and prints its measurements as one JSON line.
 
 `python -m bench.handlers.worker JOB`, a JSON object: contender, brokers, topic, group, concurrency, work_s, seconds,
 journal (a file for the offset of each handled record, or null), slow_key (a key whose records take 60 s, or null).
@@ -18,7 +18,7 @@ START_S = 60.0  # for the first record
 
 
 class Work:
-    """The handler, and what it counts."""
+    """The handler, with its counters."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.job = job
@@ -51,7 +51,7 @@ async def ours(job: dict[str, Any], work: Work, ordering: str) -> None:
 
 
 async def aiokafka_loop(job: dict[str, Any], work: Work) -> None:
-    """As its documentation has it."""
+    """Reads and handles in one loop, like the example in aiokafka's documentation."""
     from aiokafka import AIOKafkaConsumer
 
     consumer = AIOKafkaConsumer(
@@ -66,7 +66,7 @@ async def aiokafka_loop(job: dict[str, Any], work: Work) -> None:
 
 
 async def bare(job: dict[str, Any], work: Work) -> None:
-    """The same calls without records: what the machine and the event loop allow at this moment."""
+    """Makes the same calls without records: the present limit of the machine and the event loop."""
 
     class Nothing:
         key = b""
@@ -80,7 +80,7 @@ async def bare(job: dict[str, Any], work: Work) -> None:
 
 
 async def measure(job: dict[str, Any]) -> dict[str, Any]:
-    """Rates from the second that follows the first completed records, so that starting counts for nothing."""
+    """Returns the rates from one second after the first record on, without the start."""
     work = Work(job)
     contender = job["contender"]
     others = {"aiokafka": aiokafka_loop, "bare": bare}
@@ -94,7 +94,7 @@ async def measure(job: dict[str, Any]) -> dict[str, Any]:
     await asyncio.wait({running}, timeout=job["seconds"])
     if running.done():
         running.result()
-        raise RuntimeError("it ended by itself")
+        raise RuntimeError("the contender ended by itself")
     seconds = time.monotonic() - begin
     found = {
         "records_s": (work.count - count) / seconds,
@@ -109,7 +109,7 @@ async def measure(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def resident() -> float:
-    """MiB of memory that the process has at present."""
+    """Returns the present memory of the process in MiB."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize() / 2**20
 

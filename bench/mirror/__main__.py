@@ -1,6 +1,6 @@
-"""Topics of one broker mirrored to another, each contender in a process of its own: records a second, and CPU time.
+"""Mirrors topics of one broker to another, with each contender in its own process: records per second, and CPU time.
 
-The old broker is Kafka 2.8.2 with a topic in the old message format (0.10) and one in the new; the new one is 3.9.1.
+The old broker is Kafka 2.8.2, with topics in the old message format (0.10) and in the new one. The new broker is 3.9.1.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def ours(old: LocalCluster, new: LocalCluster, topic: str, options: argparse.Nam
 def mirror_maker(
     old: LocalCluster, new: LocalCluster, topic: str, options: argparse.Namespace, place: Path
 ) -> list[str]:
-    """Settings that its documentation recommends against loss: acks of all replicas, in order, unlimited retries."""
+    """Uses the settings that its documentation recommends against loss: acks=all, in order, unlimited retries."""
     (place / "consumer").write_text(
         f"bootstrap.servers={old.bootstrap}\ngroup.id=m-{uuid.uuid4().hex[:8]}\nauto.offset.reset=earliest\n"
         "max.partition.fetch.bytes=4194304\n"
@@ -89,7 +89,7 @@ COMMANDS: dict[str, Callable[..., list[str]]] = {
 
 
 def one(name: str, old: LocalCluster, new: LocalCluster, topic: str, options: argparse.Namespace) -> dict[str, float]:
-    """(seconds from the first to the last record on the new cluster, CPU seconds of the process)."""
+    """Returns records and megabytes per second, from the first to the last record on the new cluster."""
     with tempfile.TemporaryDirectory() as directory:
         command = COMMANDS[name](old, new, topic, options, Path(directory))
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -102,13 +102,13 @@ def one(name: str, old: LocalCluster, new: LocalCluster, topic: str, options: ar
         out, err = process.communicate(timeout=TIMEOUT_S)
         if name not in ("ours", "MirrorMaker"):
             if process.returncode:
-                raise RuntimeError((err.strip().splitlines() or ["died without a word"])[-1])
+                raise RuntimeError((err.strip().splitlines() or ["ended without output"])[-1])
             seconds = float(json.loads(out.strip().splitlines()[-1])["seconds"])
     return {"records_s": options.records / seconds, "mb_s": options.records * options.size / seconds / 1e6}
 
 
 async def _filled(bootstrap: str, topic: str, options: argparse.Namespace, process: subprocess.Popen[str]) -> float:
-    """Seconds from 5 % of the records to all of them, so without the start."""
+    """Returns the seconds that all records take, by those after the first ones, so without the start."""
     began, first = 0.0, 0
     deadline = time.monotonic() + TIMEOUT_S
     async with KafkaClient(bootstrap) as client:
@@ -123,7 +123,7 @@ async def _filled(bootstrap: str, topic: str, options: argparse.Namespace, proce
             if found >= options.records:
                 return (time.monotonic() - began) * options.records / max(1, options.records - first)
             await asyncio.sleep(0.02)
-    raise RuntimeError(f"not all of {options.records} records came over")
+    raise RuntimeError(f"not all of {options.records} records were mirrored")
 
 
 def main() -> None:
@@ -134,7 +134,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=100, help="bytes of a value")
     parser.add_argument("--partitions", type=int, default=4)
     parser.add_argument("--codec", default="none")
-    parser.add_argument("--runs", type=int, default=3, help="of each; the median counts")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each contender; the median counts")
     options = parser.parse_args()
     results: dict[tuple[str, str], list[dict[str, float]]] = {}
     with LocalCluster(kafka="2.8.2", heap="1g") as old, LocalCluster(kafka="3.9.1", heap="1g") as new:
@@ -143,7 +143,7 @@ def main() -> None:
             old.create_topic(topic, options.partitions, config=FORMATS[form])
             fill(old.bootstrap, topic, options.partitions, options.records, options.size, options.codec)
             for turn in range(options.runs):
-                # a temporary disturbance affects all
+                # contenders take turns, so that a temporary disturbance affects all
                 for name in options.contenders[::-1] if turn % 2 else options.contenders:
                     new.create_topic(topic, options.partitions)
                     before = _cpu()
@@ -156,7 +156,7 @@ def main() -> None:
 
 
 def table(results: Mapping[tuple[str, str], list[dict[str, float]]], title: str) -> Table:
-    """Medians; "times" is of the records per second of the slower half in the same round."""
+    """Returns the medians. "times" compares the records per second with the slower half in the same round."""
     made = Table("format", "", "records/s", "MB/s", "times the slower half", "CPU s", "load", title=title)
     for (form, name), runs in results.items():
         halves = [results[form, half] for half in ("consume", "produce") if (form, half) in results]
@@ -176,7 +176,7 @@ def table(results: Mapping[tuple[str, str], list[dict[str, float]]], title: str)
 
 
 def _cpu() -> float:
-    """CPU seconds of ended child processes."""
+    """Returns the CPU seconds of ended child processes."""
     times = os.times()
     return times.children_user + times.children_system
 

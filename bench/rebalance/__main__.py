@@ -1,4 +1,4 @@
-"""Time from a member's leaving, joining or dying until every moved partition is read by its new owner."""
+"""Measures the time after a member left, joined or died until new owners read every moved partition."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TICK_MS = 100
 
 
 async def commit_zero(settings: Settings) -> None:
-    """Commits offset 0, so that the first owners start at a committed offset too."""
+    """Commits offset 0, so that the first owners also start at a committed offset."""
     client = KafkaClient(settings.bootstrap)
     await client.connect()
     try:
@@ -59,7 +59,7 @@ def run_peer(
         seed=options.seed,
     ) as group:
         took = group.begin()
-        console.print(f"  {peer}: {members} members share {settings.partitions} partitions after {took:.1f} s")
+        console.print(f"  {peer}: {members} members own {settings.partitions} partitions after {took:.1f} s")
         for number in range(1, 1 + options.repeat * (1 if options.quiet >= 1 else 3)):
             for event, outcome in group.round(tuple(options.events)):
                 console.print(
@@ -74,7 +74,7 @@ def run_peer(
 
 
 def enough(found: list[Outcome], options: argparse.Namespace) -> bool:
-    """Whether there are enough outcomes without load from other processes."""
+    """Returns whether there are enough outcomes without load from other processes."""
     return len([outcome for outcome in found if outcome.foreign <= options.quiet]) >= int(options.repeat)
 
 
@@ -118,22 +118,22 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--partitions", type=int, nargs="+", default=[24, 1000])
     parser.add_argument("--events", nargs="+", choices=EVENTS, default=list(EVENTS))
     parser.add_argument("--peers", nargs="+", choices=list(PEERS), help="(default: all that the brokers support)")
-    parser.add_argument("--repeat", type=int, default=3, help="of each event")
+    parser.add_argument("--repeat", type=int, default=3, help="repetitions of each event")
     parser.add_argument("--session-timeout-s", type=float, default=6.0)
-    parser.add_argument("--heartbeat-s", type=float, default=2.0, help="of the native groups: a third of the session")
-    parser.add_argument("--processes", type=int, default=3, help="for the members that stay; one more for who moves")
-    parser.add_argument("--timeout-s", type=float, default=120.0, help="until the group must be at rest")
-    parser.add_argument("--heap", default="768m", help="of the broker; 5000 partitions want 2g")
+    parser.add_argument("--heartbeat-s", type=float, default=2.0, help="heartbeat interval of the native groups")
+    parser.add_argument("--processes", type=int, default=3, help="processes of the members that stay")
+    parser.add_argument("--timeout-s", type=float, default=120.0, help="time until the group must be at rest")
+    parser.add_argument("--heap", default="768m", help="heap of the broker; 5000 partitions need 2g")
     parser.add_argument("--kafka", default="3.9.1")
     parser.add_argument(
         "--quiet",
         type=float,
         default=1.0,
-        help="wait with each event until others use less than this share of the machine, and repeat, up to three "
-        "times as often, what they disturbed",
+        help="delay each event until other processes use less than this part of the machine, and repeat disturbed "
+        "events, up to three times as often",
     )
-    parser.add_argument("--quiet-wait-s", type=float, default=60.0, help="most to wait for that")
-    parser.add_argument("--seed", type=int, default=0, help="of the pauses before the events")
+    parser.add_argument("--quiet-wait-s", type=float, default=60.0, help="longest such delay")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the pauses before the events")
     parser.add_argument("--json", type=Path, help="write the numbers to this file as well")
     parser.add_argument("--markdown", action="store_true", help="print the table in Markdown, too")
     options = parser.parse_args(arguments)
@@ -154,7 +154,7 @@ def main(arguments: list[str] | None = None) -> int:
         "group.min.session.timeout.ms": 1000,
         "group.initial.rebalance.delay.ms": 0,
         "zookeeper.session.timeout.ms": 18_000,
-        "log.index.size.max.bytes": 65_536,  # two files of this size are mapped for each partition
+        "log.index.size.max.bytes": 65_536,  # the broker maps two files of this size for each partition
     }
     if set(options.peers) & set(KIP848):
         broker.update(

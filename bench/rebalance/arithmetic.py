@@ -1,4 +1,4 @@
-"""From journals to numbers. Pure."""
+"""Computes the outcome of events from journals. Pure."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Journals = Mapping[str, Sequence[Entry]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """One event."""
+    """The outcome of one event."""
 
     last_s: float
-    """From the event until each partition that moved had a record delivered to its new owner."""
+    """Seconds from the event until the new owner of every moved partition had read a record."""
     median_s: float
-    """The same for half of them."""
+    """The same for half of the moved partitions."""
     moved: int
-    """Partitions that have another owner than before."""
+    """Partitions with another owner than before."""
     stopped: int
-    """Partitions that were taken from their owner and given back to it."""
+    """Partitions that were revoked and then assigned to the same owner."""
     foreign: float = 0.0
-    """Share of the machine that others used meanwhile, from 0 to 1."""
+    """Part of the machine that other processes used meanwhile, from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Summary:
 
 
 def owners_at(journals: Journals, when: float) -> dict[int, str]:
-    """The owners at that time. A killed member owns its partitions until another member takes them."""
+    """Returns the owners at that time. A killed member owns its partitions until another member does."""
     owners: dict[int, str] = {}
     entries = [(at, kind, member, parts) for member, each in journals.items() for at, kind, parts in each]
     for at, kind, member, parts in sorted(entries, key=lambda entry: entry[0]):
@@ -63,7 +63,7 @@ def owners_at(journals: Journals, when: float) -> dict[int, str]:
 
 
 def balanced(counts: Iterable[int], partitions: int) -> bool:
-    """Whether members with so many partitions share all of them evenly."""
+    """Returns whether members with so many partitions each own all partitions evenly."""
     given = list(counts)
     if not given or sum(given) != partitions:
         return False
@@ -72,9 +72,9 @@ def balanced(counts: Iterable[int], partitions: int) -> bool:
 
 
 def measure(journals: Journals, event: float, end: float) -> Outcome:
-    """The outcome of the event at time `event`; the group was stable again at `end`.
+    """Returns the outcome of the event at time `event`. The group was stable again at `end`.
 
-    Raises ValueError when a partition that moved was not read by its new owner.
+    Raises ValueError if the new owner of a moved partition read nothing.
     """
     before, after = owners_at(journals, event), owners_at(journals, end)
     moved = {p: owner for p, owner in after.items() if before.get(p) != owner}
@@ -97,7 +97,7 @@ def measure(journals: Journals, event: float, end: float) -> Outcome:
 
 
 def quietest(outcomes: Sequence[Outcome], limit: float, least: int) -> list[Outcome]:
-    """The outcomes with at most `limit` load from other processes, at least `least` of them. Never chosen by result."""
+    """Returns the outcomes with at most `limit` load from other processes, but at least `least`, chosen by load."""
     by_load = sorted(outcomes, key=lambda outcome: outcome.foreign)
     quiet = sum(outcome.foreign <= limit for outcome in outcomes)
     return by_load[: max(quiet, least)]
@@ -118,5 +118,5 @@ def summarize(outcomes: Sequence[Outcome]) -> Summary:
 
 
 def ratio(theirs: Summary, ours: Summary) -> float:
-    """The ratio of the times."""
+    """Returns the ratio of the times."""
     return theirs.last_s / ours.last_s if ours.last_s else float("inf")

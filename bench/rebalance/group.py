@@ -1,4 +1,4 @@
-"""One group of one peer: its processes, the events, and their cost."""
+"""Runs one group of one peer, causes the events, and measures their cost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Unsettled(Exception):
 
 
 class Group:
-    """Members in a few processes; the one that leaves, joins and crashes has its own process."""
+    """Members in a few processes. The member that leaves, joins and crashes has its own process."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Group:
             worker.end()
 
     def begin(self) -> float:
-        """All members join; returns the seconds until they shared everything."""
+        """Starts all members. Returns the seconds until all partitions are assigned evenly."""
         began = time.monotonic()
         for number in range(self._members - 1):
             self._stay[number % len(self._stay)].start(f"member-{number:03d}")
@@ -70,7 +70,7 @@ class Group:
         return self._rest() - began
 
     def round(self, events: tuple[str, ...]) -> Iterator[tuple[str, Outcome]]:
-        """The events, with a join after a leave and after a crash."""
+        """Causes the events, with a join after a leave and after a crash, and yields their outcomes."""
         if "leave" in events or "crash" not in events:
             yield "leave", self._measured(self._leave)
             yield "join", self._measured(self._join)
@@ -94,7 +94,7 @@ class Group:
                 if end > deadline:
                     raise Unsettled(f"{self._peer}: {error} after {self._timeout_s:g} s") from None
                 continue
-            # after a crash there is nothing to do for seconds
+            # after a crash, the group waits for seconds without work
             done = event + outcome.last_s
             return replace(outcome, foreign=self._load.share(max(event, done - 1.0), done))
 
@@ -111,10 +111,10 @@ class Group:
         return when
 
     def _crash(self) -> float:
-        """Kills the member with -9; reads its journal just before."""
+        """Reads the journal of the member, and kills it with -9."""
         successor = Worker(self._peer, self._settings)
         self._pids.add(successor.pid)
-        successor.ask("state")  # wait for its start, so that it does not take CPU during the measurement
+        successor.ask("state")  # wait for its start, so that it uses no CPU during the measurement
         self._dead.update(self._mover.ask("journals"))
         self._gone.add(self._mover_name())
         event = time.monotonic()
@@ -130,8 +130,8 @@ class Group:
         return found
 
     def _rest(self) -> float:
-        """Waits until every partition has an owner and nothing changes any more. Returns that time."""
-        # a native group may rebalance again, which its members learn with their next heartbeats
+        """Waits until every partition has an owner and nothing changes. Returns that time."""
+        # a native group may rebalance again; the next heartbeats notify its members
         calm_s = 1.0 if self._peer in OVER_ZOOKEEPER else self._settings.heartbeat_s + 0.5
         deadline = time.monotonic() + self._timeout_s
         since, seen = 0.0, -1
@@ -153,7 +153,7 @@ class Group:
             elif now - since > calm_s:
                 return now
             if now > deadline:
-                raise Unsettled(f"{self._peer}: not at rest within {self._timeout_s:g} s; shares {sorted(counts)}")
+                raise Unsettled(f"{self._peer}: not at rest within {self._timeout_s:g} s; members own {sorted(counts)}")
             time.sleep(0.1)
 
     def _alive(self) -> int:

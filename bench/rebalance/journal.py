@@ -1,4 +1,4 @@
-"""The log of one member: what it owned and read, with times."""
+"""The journal of one member: the partitions that it owned and read, with times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Entry = tuple[float, str, tuple[int, ...]]
 
 
 class Journal:
-    """Kept in memory, because writing to disk would change the measurement.
+    """A journal in memory, because writing to disk would change the measurement.
 
     The clock is CLOCK_MONOTONIC, which all processes of a machine share.
     """

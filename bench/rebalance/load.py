@@ -1,4 +1,4 @@
-"""Measures the load of other processes, which must not count for a peer."""
+"""Measures the load of other processes, so that it does not count for a peer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ PROC = Path("/proc")
 
 
 class Load:
-    """CPU time of other processes; 0 on systems without /proc.
+    """Samples the CPU time of other processes, which is 0 on systems without /proc.
 
-    Measured by the kernel in hundredths of a second, so shares of short spans are coarse.
+    The kernel measures it in hundredths of a second, so values of short spans are coarse.
     """
 
     def __init__(self, ours: Callable[[], Iterable[int]]) -> None:
@@ -26,11 +26,11 @@ class Load:
         self._samples: list[tuple[float, float]] = []
 
     def sample(self) -> None:
-        """Call it every tenth of a second or so."""
+        """Takes a sample. Call it about every tenth of a second."""
         self._samples.append((time.monotonic(), self._foreign_s()))
 
     def share(self, start: float, end: float) -> float:
-        """The share of all cores (0 to 1) between two times of CLOCK_MONOTONIC, by the samples."""
+        """Returns the used part of all cores (0 to 1) between two times of CLOCK_MONOTONIC, by the samples."""
         before = [sample for sample in self._samples if sample[0] <= start][-1:] or self._samples[:1]
         after = [sample for sample in self._samples if sample[0] >= end][:1] or self._samples[-1:]
         if not before or not after or after[0][0] <= before[0][0]:
@@ -39,7 +39,7 @@ class Load:
         return min(1.0, max(0.0, took))
 
     def wait_quiet(self, limit: float, timeout_s: float) -> bool:
-        """Waits until others use less than `limit` of all cores for half a second. Returns False on timeout."""
+        """Waits until other processes use less than `limit` of all cores for half a second. False on timeout."""
         deadline = time.monotonic() + timeout_s
         while True:
             self.sample()
@@ -64,7 +64,7 @@ class Load:
 
     def _used_s(self, pid: int) -> float:
         try:
-            # the name may hold blanks and brackets; user and system time are fields 14 and 15
+            # the name may have blanks and brackets; user and system time are fields 14 and 15
             fields = (PROC / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()
         except OSError:
             return 0.0

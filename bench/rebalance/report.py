@@ -32,7 +32,7 @@ def _times(theirs: Summary, ours: Summary | None) -> str:
 
 
 def rows(cases: Sequence[Case]) -> list[list[str]]:
-    """One line for each peer and event."""
+    """Returns one row for each peer and event."""
     found = []
     ours_there = ours_in(cases)
     for case in cases:
@@ -73,7 +73,7 @@ OURS = ("ours", "ours-sticky", "ours-kafka", "ours-kafka-coop", "ours-kip848")
 
 
 def ours_in(cases: Sequence[Case]) -> list[str]:
-    """The measured peers that are this library."""
+    """Returns the measured peers that use this library."""
     measured = {peer for case in cases for by_peer in case.results.values() for peer in by_peer}
     return [name for name in OURS if name in measured]
 

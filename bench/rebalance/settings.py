@@ -13,7 +13,7 @@ EVENTS = ("leave", "join", "crash")
 
 @dataclass(frozen=True)
 class Settings:
-    """Equal for all peers that have the setting. Times in seconds."""
+    """Settings of a group, equal for all peers that have them. Times in seconds."""
 
     bootstrap: str
     zookeeper: str
@@ -23,12 +23,12 @@ class Settings:
     session_timeout_s: float = 6.0
     heartbeat_s: float = 2.0
     fetch_wait_s: float = 0.1
-    """fetch.max.wait of the others, whose fetch of new partitions waits for the one under way (their default: 0.5).
-    Ours keeps its default, also 0.5: it asks for new partitions on a second connection."""
+    """fetch.max.wait of the other clients (default: 0.5), whose fetch of new partitions waits for the one in flight.
+    This library keeps its default, also 0.5, because it fetches new partitions over a second connection."""
     poll_s: float = 0.05
-    """How long the blocking clients may sit in `poll`; they react to the group only in between."""
+    """Longest call of `poll` in the blocking clients, which react to the group only between calls."""
     settle_s: float = 0.1
-    """SetPartitioner's time_boundary: how long its party must stand still before it divides (its default: 30)."""
+    """SetPartitioner's time_boundary: how long its party must be unchanged before it divides the set (default: 30)."""
 
     @property
     def all(self) -> Iterable[int]:

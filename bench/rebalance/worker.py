@@ -1,7 +1,7 @@
 """A process with some members, controlled through a pipe.
 
-Commands are tuples, each is answered: ("start", names) and ("leave", name) with the time at which it began,
-("state",) with {name: (owned, entries, error)}, ("journals",) with {name: entries}, ("end",) with nothing.
+Commands are tuples, and each has a response: ("start", names) and ("leave", name) return the time at which the command
+started, ("state",) returns {name: (owned, entries, error)}, ("journals",) {name: entries}, and ("end",) None.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Worker"]
 
 
 class Worker:
-    """The parent's side."""
+    """Starts and controls the process."""
 
     def __init__(self, peer: str, settings: Settings) -> None:
         context = multiprocessing.get_context("spawn")
@@ -31,10 +31,10 @@ class Worker:
         self._last: dict[str, Any] = {}
 
     def ask(self, *command: Any, timeout_s: float = 60.0) -> Any:
-        """Sends a command. Raises RuntimeError if the worker fails, EOFError if it has ended."""
+        """Sends a command and returns the response. Raises RuntimeError if the worker fails, EOFError if it ended."""
         self._pipe.send(command)
         if not self._pipe.poll(timeout_s):
-            raise RuntimeError(f"a worker did not answer {command[0]!r} within {timeout_s:g} s")
+            raise RuntimeError(f"a worker did not respond to {command[0]!r} within {timeout_s:g} s")
         answer, error = self._pipe.recv()
         if error is not None:
             raise RuntimeError(f"{command[0]} failed: {error}")
@@ -50,11 +50,11 @@ class Worker:
         return began
 
     def kill(self) -> None:
-        """With SIGKILL."""
+        """Kills the process with SIGKILL."""
         self.process.kill()
 
     def end(self) -> None:
-        """Makes its members leave; kills it after a timeout. Also works if it has ended."""
+        """Makes the members leave, and kills the process after a timeout. Works after its end, too."""
         if self.process.is_alive():
             try:
                 self.ask("end", timeout_s=90)
@@ -71,7 +71,7 @@ def _serve(pipe: Connection, peer: str, settings: Settings) -> None:
 
     # logging in a rebalance would change the measurement
     logging.basicConfig(level=logging.CRITICAL)
-    # a peer with a dead thread shows by its missing progress
+    # missing progress shows the dead thread of a peer
     threading.excepthook = lambda _: None
     members = members_of(peer, settings)
     while True:
@@ -94,7 +94,7 @@ def _serve(pipe: Connection, peer: str, settings: Settings) -> None:
                 answer = {name: list(each.entries) for name, each in members.journals.items()}
             elif command[0] == "end":
                 members.close()
-        except Exception as failure:  # noqa: BLE001 - whatever it is, the parent has to hear of it
+        except Exception as failure:  # noqa: BLE001 - the parent reports it
             error = repr(failure)
         pipe.send((answer, error))
         if command[0] == "end":

@@ -1,1 +1,1 @@
-"""How long a group needs to share out named resources, beside kazoo's SetPartitioner."""
+"""Compares how long a group takes to assign named resources, with kazoo's SetPartitioner."""

@@ -1,4 +1,6 @@
-"""Join, leave and crash of a member that shares named resources with three others, beside kazoo's SetPartitioner.
+"""Measures how long four members take to assign named resources after a start, a join, a leave and a crash.
+
+The peer is kazoo's SetPartitioner.
 
 python -m bench.resources --names 1000 100000
 """
@@ -25,7 +27,7 @@ STEPS = ("start", "join", "leave", "crash")
 
 
 class Process:
-    """A worker, and what it said last."""
+    """A worker, and its last report."""
 
     def __init__(self, contender: str, hosts: str, count: int) -> None:
         command = [sys.executable, "-m", "bench.resources.worker", contender, hosts, str(count)]
@@ -41,7 +43,7 @@ class Process:
 
 
 def settled(members: list[Process], count: int, began: float, limit_s: float) -> float | None:
-    """Seconds from `began` until these members own everything, evenly; None after `limit_s`."""
+    """Returns the seconds from `began` until these members own all names evenly, or None after `limit_s`."""
     share = count / len(members)
     while time.monotonic() - began < limit_s:
         if sum(one.owned for one in members) == count and all(abs(one.owned - share) < 1 for one in members):

@@ -1,4 +1,4 @@
-"""One member of the bench: prints a line of JSON each time that its share changes.
+"""One member of the bench. It prints a line of JSON after each change of its assignment.
 
 python -m bench.resources.worker allocator 127.0.0.1:2181 1000
 """

@@ -1,1 +1,1 @@
-"""Measures a group of many members in several processes."""
+"""Measures the cost of rebalances in a group of many members."""

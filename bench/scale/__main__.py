@@ -1,14 +1,14 @@
-"""Measures the cost of a rebalance of a large group for ZooKeeper, and its duration.
+"""Measures the duration of rebalances of a large group, and their cost for ZooKeeper.
 
-    python -m bench.scale                                100 members, 10 000 partitions: about a minute
+    python -m bench.scale                                100 members, 10 000 partitions, about a minute
     python -m bench.scale --members 50 --partitions 1000
     python -m bench.scale --json FILE
 
-Real members in a few processes, one real ZooKeeper; Kafka is a table of partition counts, since nothing is read from
-it. Measured: from the event (all start at once; one more starts; one is told to leave; the process of one gets SIGKILL)
-to the moment at which the last partition that moves has begun at its new owner. Counted meanwhile, on the side of the
-members: writes and reads with the bytes of their data, and watches that fired; proofs of the lease are left out, for
-they go on in any case (four for each session timeout and member). Transactions and watches standing are the server's.
+The members, in a few processes, and ZooKeeper are real. Kafka is a table of partition counts, because no member reads.
+The duration is from the event (all members start; one more starts; a member leaves; a member's process gets SIGKILL)
+until the last moved partition has started at its new owner. The members count their writes and reads, with the bytes
+of data, and the watches that fired. They do not count proofs of the lease, which they always write (four in each
+session timeout). The server counts transactions and standing watches.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rich.table import Table
 from allocator.testing import LocalCluster
 
 TIMEOUT_S = 300.0
-QUIET_S = 0.3  # without a change for this long, it is over
+QUIET_S = 0.3  # the rebalance ends after this time without a change
 
 
 class Process:
@@ -69,7 +69,7 @@ class Process:
         self.child.stdin.flush()
 
     def answer(self, to: str) -> dict[str, Any]:
-        until(lambda: to in self.answers, f"an answer to {to!r}")
+        until(lambda: to in self.answers, f"a response to {to!r}")
         return self.answers.pop(to)
 
     def end(self) -> None:
@@ -82,7 +82,7 @@ def until(condition: Any, what: str) -> None:
     end = time.monotonic() + TIMEOUT_S
     while not condition():
         if time.monotonic() > end:
-            raise SystemExit(f"gave up waiting for {what}")
+            raise SystemExit(f"timeout: waited for {what}")
         time.sleep(0.01)
 
 
@@ -110,7 +110,7 @@ class Group:
     def start(self, first: int, count: int) -> Process:
         self.processes.append(Process(self, first, count))
         self.processes[-1].tell("stats")
-        self.processes[-1].answer("stats")  # wait for its imports, which are not measured
+        self.processes[-1].answer("stats")  # wait for the imports, which are not measured
         return self.processes[-1]
 
     def stats(self) -> tuple[Counter[str], dict[int, Counter[str]], set[int]]:

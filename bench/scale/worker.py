@@ -1,7 +1,7 @@
-"""Some members of the group, in one process; started by `bench.scale`, told what to do by lines on standard input.
+"""Runs some members of the group in one process. `bench.scale` starts it and writes commands to its standard input.
 
-`join`: all of them at once. `leave`: the last one. `stats`: the counters. Prints one line of JSON for each change of
-what a member owns, with the machine's monotonic time, and for each answer.
+`join` starts all members, `leave` ends the last one, and `stats` prints the counters. The process prints one line of
+JSON for each change of an assignment, with the machine's monotonic time, and for each command.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def say(**what: Any) -> None:
 
 
 class Topics:
-    """A cluster that consists of partition counts."""
+    """A cluster that has only partition counts."""
 
     def __init__(self, topics: int, partitions: int) -> None:
         self._counts = {f"topic-{number:03}": partitions // topics for number in range(topics)}
@@ -56,7 +56,7 @@ class Topics:
 
 
 class CountingZooKeeper(ZooKeeperClient):
-    """Counts requests, bytes of data, and watches that fired; proofs of the lease apart."""
+    """Counts requests, bytes of data, watches that fired and, separately, proofs of the lease."""
 
     def __init__(self, hosts: str, session_timeout_s: float) -> None:
         super().__init__(hosts, session_timeout_s=session_timeout_s)
@@ -113,7 +113,7 @@ class CountingZooKeeper(ZooKeeperClient):
 
 
 class BenchMember(AssignmentListener):
-    """A member that processes nothing, so it releases partitions at once."""
+    """A member that processes nothing, and so releases partitions at once."""
 
     def __init__(self, number: int, hosts: str, topics: Topics, session_timeout_s: float, assignor: str) -> None:
         self.number = number

@@ -1,4 +1,4 @@
-"""Records per second from a topic into Spark, beside other sources."""
+"""Measures the records per second from a topic into Spark, beside other sources."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .ceiling import Ceiling
 from .processes import Usage
 
 SIZE = 100
-ROWS = 70_000  # about 8 MiB of such records, as ours has in a batch
+ROWS = 70_000  # about 8 MiB of such records, like a batch of allocator's source
 
 
 class Result(NamedTuple):
@@ -40,10 +40,10 @@ class Result(NamedTuple):
 
 
 def best(name: str, records: int, partitions: int, rounds: int, frame: Callable[[], Any]) -> Result:
-    """The fastest of some runs; all rows and columns reach the JVM."""
+    """Returns the fastest of some runs. All rows and columns reach the JVM."""
     from pyspark import SparkContext
 
-    pid = SparkContext._gateway.proc.pid  # Spark and its Python workers; not the broker
+    pid = SparkContext._gateway.proc.pid  # Spark and its Python workers, without the broker
     runs = []
     for _ in range(rounds):
         with Usage(pid) as usage:
@@ -55,7 +55,7 @@ def best(name: str, records: int, partitions: int, rounds: int, frame: Callable[
 
 
 def connector(spark_version: str, into: Path) -> str | None:
-    """The jars of Spark's own connector, with commas between them; None if they cannot be had."""
+    """Returns the jars of Spark's own connector, separated by commas, or None if they cannot be downloaded."""
     root = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark_version}"
     # jars that Spark includes
     without = ("org.apache.spark:spark-sql_2.13", "org.scala-lang:scala-library", "org.apache.hadoop:*")
@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kafka", default="3.9.1")
     parser.add_argument("--growth", action="store_true", help="also 1 to 20 M records, and 4 to 256 partitions")
-    parser.add_argument("--no-connector", action="store_true", help="do not look for the JVM connector's jars")
+    parser.add_argument("--no-connector", action="store_true", help="leave out the JVM connector")
     parser.add_argument("--json", help="write the results to this file")
     given = parser.parse_args()
     sizes = [(given.records, given.partitions)]

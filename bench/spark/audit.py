@@ -1,7 +1,7 @@
 """Measures `allocator audit`, and checks that it finds the planted differences: `python -m bench.spark.audit`.
 
-Two topics of records that are all different; the right one lacks some, has some twice, others altered, and some in
-another partition. The memory is that of the command and of all that it starts, Spark's JVM and Python workers.
+It compares two topics of distinct records. The right one lacks some of them, and has some twice, some altered and some
+in another partition. The memory is that of the command, Spark's JVM and the Python workers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .processes import Usage
 
 BATCH = 1000
 FILLER = bytes(range(33, 123))
-# every so many records, beginning with the second number: primes, so that no record suffers twice
+# difference -> (interval in records, first record); the intervals are primes, so that no record has two differences
 HARM = {"missing": (99_991, 7), "duplicated": (99_989, 9), "altered": (99_971, 11), "moved": (99_961, 13)}
 WAIT_S = 600.0
 
@@ -38,7 +38,7 @@ def records(count: int, partitions: int) -> Iterator[Record]:
 
 
 def harmed(count: int, partitions: int, done: Counter[str]) -> Iterator[Record]:
-    """The records with planted differences, which `done` counts."""
+    """Yields the records with planted differences, which `done` counts."""
     for n, record in enumerate(records(count, partitions)):
         harm = next((kind for kind, (every, first) in HARM.items() if n % every == first), "")
         if harm:
@@ -68,7 +68,6 @@ def fill(bootstrap: str, topic: str, made: Iterator[Record]) -> None:
     for n, record in enumerate(made):
         while True:
             try:
-                # of one time: a record that is altered in its value is then known by its key
                 producer.produce(topic, record.value, record.key, record.partition, timestamp=1_700_000_000_000 + n)
                 break
             except BufferError:
@@ -113,7 +112,7 @@ def main() -> None:
         f"| {told[0]} | {told[1]} |"
     )
     if found != dict(done):
-        sys.exit("what was found is not what was done")
+        sys.exit("the audit did not find exactly the planted differences")
 
 
 if __name__ == "__main__":

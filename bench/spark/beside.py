@@ -1,10 +1,10 @@
-"""The source and the sink beside Spark's own Kafka connector: reads, streams and writes.
+"""Compares the source and the sink with Spark's own Kafka connector: reads, streams and writes.
 
     python -m bench.spark.beside --partitions 1 16 256
 
-Wants a pyspark whose connector Maven Central has, such as 4.2.0. Both formats take turns on the same topics, with the
-same session, and the best of each counts. Rows are thousands of records a second. The latency of a micro-batch is the
-median duration of those with a few records, as Spark itself reports it (`durationMs.triggerExecution`).
+It needs a pyspark whose connector is on Maven Central, such as 4.2.0. Both formats take turns on the same topics, in
+the same session, and the best of each counts. The figures are thousands of records per second. The latency of a
+micro-batch is the median duration of those with a few records, by Spark's own report (`durationMs.triggerExecution`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RECORDS_A_BATCH = 20
 
 
 class Format:
-    """Options of one format for a topic of `cluster`."""
+    """The options of one format for topics of `cluster`."""
 
     def __init__(self, name: str, cluster: LocalCluster) -> None:
         self.name = name
@@ -49,14 +49,14 @@ class Format:
 
 
 def read(spark: Any, kind: Format, topic: str) -> float:
-    """Seconds to hand all records and columns to the JVM."""
+    """Returns the seconds until the JVM has all records and columns."""
     began = time.monotonic()
     spark.read.format(kind.name).options(**kind.source(topic)).load().write.format("noop").mode("overwrite").save()
     return time.monotonic() - began
 
 
 def stream(spark: Any, kind: Format, topic: str) -> float:
-    """Seconds of a query that reads all records in one micro-batch, without its start."""
+    """Returns the seconds of a query that reads all records in one micro-batch, without its start."""
     with tempfile.TemporaryDirectory() as checkpoint:
         query = _query(spark, kind, topic, "earliest", checkpoint, availableNow=True)
         query.awaitTermination()
@@ -65,7 +65,7 @@ def stream(spark: Any, kind: Format, topic: str) -> float:
 
 
 def latency(spark: Any, kind: Format, topic: str, produce: Callable[[int], None]) -> float:
-    """The median duration of a micro-batch with a few records, in seconds."""
+    """Returns the median duration of a micro-batch with a few records, in seconds."""
     with tempfile.TemporaryDirectory() as checkpoint:
         query = _query(spark, kind, topic, "latest", checkpoint, processingTime="0 seconds")
         try:

@@ -1,4 +1,4 @@
-"""A source that yields the same Arrow batches from memory: the upper limit."""
+"""A source that yields the same Arrow batches from memory: the upper limit of a Python source."""
 
 from __future__ import annotations
 

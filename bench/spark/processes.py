@@ -1,4 +1,4 @@
-"""The CPU time and memory of a process tree, from /proc."""
+"""Measures the CPU time and memory of a process tree, from /proc."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Usage:
-    """CPU seconds and the highest resident bytes of a process and all below it, while the block lasts.
+    """CPU seconds and the highest resident bytes of a process and its descendants, during the block.
 
-    Looked at ten times a second: what a process that ended used between its last look and its end is missing. Memory
-    that processes share is counted once for each.
+    It takes ten samples per second, and misses what a process uses between its last sample and its end. Shared memory
+    counts once for each process.
     """
 
     def __init__(self, pid: int) -> None:
@@ -47,7 +47,7 @@ class Usage:
 
 
 def _look(root: int) -> dict[int, tuple[float, int]]:
-    """pid -> (CPU seconds, resident bytes) of `root` and all below it."""
+    """Returns pid -> (CPU seconds, resident bytes) of `root` and its descendants."""
     parents: dict[int, int] = {}
     found: dict[int, tuple[float, int]] = {}
     for entry in Path("/proc").iterdir():

@@ -1,1 +1,1 @@
-"""Programs that are one member of a group each: ours, and the peers. `python FILE '{"name": ...}'`."""
+"""Programs that run one member of a group, for this library and its peers: `python FILE '{"name": ...}'`."""

@@ -1,4 +1,4 @@
-"""A service on `Consumer.process` with ordering "key": several records of a partition at a time, done out of order."""
+"""A service on `Consumer.process` with ordering by key, which finishes the records of a partition out of order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bench.faults.journal import Journal
 
 
 def journal_commits(consumer: Consumer, journal: Journal) -> None:
-    """Writes each commit of the processor to the journal: `Consumer.process` shows its commits to no public method."""
+    """Writes each commit of the processor to the journal. No public method of `Consumer.process` shows them."""
     commits = consumer._engine.commits
     commit = commits.commit
 
@@ -62,7 +62,7 @@ class Service(RebalanceListener):
         self.journal.turn("lost", [p.partition for p in partitions])
 
     async def handle(self, record: Record) -> None:
-        """The work, of differing length, and at its end the effect: only while the lease is valid."""
+        """Works for a random time, and then writes the effect, only while the lease is valid."""
         began = time.monotonic()
         await asyncio.sleep(self.settings["work_s"] * random.choice((1, 1, 1, 50)))
         while not self.consumer.may_act():

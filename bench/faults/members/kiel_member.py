@@ -1,7 +1,7 @@
-"""kiel 0.9.3, which takes Python 2.7: processes what `consume` gives, then commits.
+"""kiel 0.9.3 in Python 2.7: processes the values that `consume` returns, then commits.
 
-Without autocommit, which would commit a batch before it is returned. `consume` returns only values, so this takes
-partitions and offsets from its decoder.
+Autocommit is off, because it would commit a batch before it is returned. `consume` returns only values, so the member
+gets partitions and offsets from the decoder.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ LIBC = ctypes.CDLL("libc.so.6", use_errno=True)
 
 
 def monotonic():
-    """CLOCK_MONOTONIC; Python 2.7 has no function for it."""
+    """Returns CLOCK_MONOTONIC, for which Python 2.7 has no function."""
     now = Timespec()
     LIBC.clock_gettime(1, ctypes.byref(now))
     return now.seconds + now.nanoseconds / 1e9
@@ -51,7 +51,7 @@ class Member:
             autocommit=False,
             max_wait_time=100,
         )
-        # there is no setting
+        # kiel has no setting for it
         self.consumer.allocator.conn._session_timeout = int(settings["session_timeout_s"] * 1000)
 
     def write(self, what, **event):
@@ -59,11 +59,11 @@ class Member:
         os.write(self.file, json.dumps(line).encode() + b"\n")
 
     def notice(self):
-        """The turns as the member sees them: its allocation at each `consume`."""
+        """Writes the turns as the member sees them: its allocation at each `consume`."""
         try:
             now = set(self.consumer.allocation[self.topic])
         except KeyError:
-            now = set()  # it is not in the mapping (yet, or any more)
+            now = set()  # the allocation does not have the topic
         for what, partitions in (("revoked", self.mine - now), ("own", now - self.mine)):
             if partitions:
                 self.write(what, partitions=sorted(partitions))
@@ -76,7 +76,7 @@ class Member:
         while not self.stopping:
             try:
                 yield self.step()
-            except Exception:  # a service would continue after any error
+            except Exception:  # a service continues after any error
                 logging.exception("consuming")
                 yield gen.sleep(0.2)
         self.write("revoked", partitions=sorted(self.mine))

@@ -1,4 +1,4 @@
-"""A small service on `Consumer`: one record at a time, commits every half second and when it gives partitions up."""
+"""A small service on `Consumer`: one record at a time, commits every half second and before a revocation."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Service(RebalanceListener):
         self.settings = settings
         self.journal = Journal(settings["journal"])
         self.done: dict[TopicPartition, int] = {}
-        """What was processed and is not committed: the next offset to read."""
+        """Next offset to read of partitions with processed records that are not committed."""
         self.turns: dict[TopicPartition, object] = {}
-        """Something new each time that a partition becomes ours."""
+        """Another object for each assignment of a partition."""
         self.consumer = Consumer(
             settings["topic"],
             brokers=settings["brokers"],

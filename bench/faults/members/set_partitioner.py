@@ -1,7 +1,7 @@
-"""kazoo's SetPartitioner over the partition numbers, and a kafka-python consumer that reads what it gives.
+"""kazoo's SetPartitioner over the partition numbers, and a kafka-python consumer that reads the acquired partitions.
 
-As a careful user would write it: checks before each record that the set is acquired, commits every half second and when
-it releases the set, and creates a new partitioner after a failure.
+The program is what a careful user would write: it checks before each record that the set is acquired, commits every
+half second and before it releases the set, and creates a new partitioner after a failure.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kazoo.retry import KazooRetry
 from bench.faults.journal import Journal
 from bench.faults.run import pinned_version
 
-SETTLE_S = 0.1  # its time_boundary; the default of 30 would be longer than most faults
+SETTLE_S = 0.1  # SetPartitioner's time_boundary; its default of 30 is longer than most faults
 
 
 class Member:

@@ -1,8 +1,7 @@
-"""The compared clients. Each reads one record of every partition that it gets, and commits when it releases it.
+"""The compared clients. A member reads the record of each assigned partition, and commits when it is revoked.
 
-A partition holds one record, and what a member commits when it gives a partition up is offset 0, so that the next
-owner finds it unread. Every peer thus does what a service does in a rebalance: commits, looks up committed offsets,
-fetches.
+A partition has one record, and a member commits offset 0, so that the next owner reads the record again. So every peer
+does what a service does in a rebalance: it commits, requests committed offsets, and fetches.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from .base import Members
 
 __all__ = ["KIP848", "OVER_ZOOKEEPER", "PEERS", "Members", "members_of"]
 
-# imported here, so that a worker only imports its peer
+# module and class, so that a worker imports only its peer
 PEERS = {
     "ours": "ours:Ours",
     "ours-sticky": "ours:Sticky",

@@ -1,4 +1,4 @@
-"""A native Kafka group of aiokafka's consumers, which have no cooperative assignor."""
+"""A Kafka group of aiokafka's consumers, which have no cooperative assignor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members in one process: as threads, or as tasks of one loop."""
+"""Runs the members of one process, as threads or as tasks of one loop."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Members(ABC):
 
     @abstractmethod
     def start(self, name: str) -> float:
-        """Starts to join; returns the time (CLOCK_MONOTONIC, seconds)."""
+        """Starts a member. Returns the time (CLOCK_MONOTONIC, seconds)."""
 
     @abstractmethod
     def leave(self, name: str) -> float:
-        """Starts to leave; returns the time."""
+        """Makes a member leave. Returns the time at which it started to leave."""
 
     @abstractmethod
     def close(self) -> None:
@@ -67,7 +67,7 @@ class Threads(Members):
             thread.join(60)
 
     def leaves(self, name: str) -> None:
-        """Called by the member when it calls `close` of its library, where the measurement starts."""
+        """Called by a member just before it calls `close` of its library, where the measurement starts."""
         begun, when = self._leaving[name]
         when.append(time.monotonic())
         begun.set()
@@ -75,7 +75,7 @@ class Threads(Members):
     def _guarded(self, name: str, journal: Journal) -> None:
         try:
             self.member(name, journal, self._stops[name])
-        except Exception:  # noqa: BLE001 - whatever it is, the parent has to hear of it
+        except Exception:  # noqa: BLE001 - the parent reports it
             journal.error = traceback.format_exc()
 
     @abstractmethod
@@ -129,7 +129,7 @@ class Tasks(Members):
     async def _guarded(self, name: str, journal: Journal) -> None:
         try:
             await self.member(name, journal, self._stops[name])
-        except Exception:  # noqa: BLE001 - whatever it is, the parent has to hear of it
+        except Exception:  # noqa: BLE001 - the parent reports it
             journal.error = traceback.format_exc()
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""A native Kafka group of confluent-kafka's consumers (librdkafka): eager, cooperative, and KIP-848."""
+"""A Kafka group of confluent-kafka's consumers (librdkafka): eager, cooperative, and KIP-848."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Group(Threads):
     strategy: str
 
     def joining(self) -> dict[str, Any]:
-        """The settings that say how a member joins."""
+        """Returns the settings for joining the group."""
         return {
             "session.timeout.ms": int(self.settings.session_timeout_s * 1000),
             "heartbeat.interval.ms": int(self.settings.heartbeat_s * 1000),

@@ -1,4 +1,4 @@
-"""A native Kafka group of kafka-python's consumers, with its default assignor and with the cooperative one."""
+"""A Kafka group of kafka-python's consumers, with the default or the cooperative assignor."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""This library's Consumer: through ZooKeeper with `naive`, which moves nearly everything, and with `sticky`; and in
-Kafka's own groups: eager, cooperative, and next-generation (KIP-848)."""
+"""This library's Consumer, through ZooKeeper and in Kafka's own groups.
+
+Through ZooKeeper with `naive`, which moves nearly all partitions, and with `sticky`. In Kafka's own groups eager,
+cooperative, and with the next-generation protocol (KIP-848).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class _Listener(RebalanceListener):
 
     async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         for partition in partitions:
-            self.consumer.seek(partition, 0)  # a member remembers its position, and would not read again
+            self.consumer.seek(partition, 0)  # otherwise the member would continue at its position
         await self.consumer.commit(dict.fromkeys(partitions, 0))
         self._journal.drop(p.partition for p in partitions)
 

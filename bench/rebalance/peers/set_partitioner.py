@@ -1,4 +1,4 @@
-"""kazoo's SetPartitioner over the partition numbers, and a kafka-python consumer that reads what it gives."""
+"""kazoo's SetPartitioner over the partition numbers, and a kafka-python consumer that reads the acquired ones."""
 
 from __future__ import annotations
 

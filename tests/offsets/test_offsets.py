@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from fake_broker import HANG_UP, MODERN, SILENT, FakeBroker
-from kafka.protocol.consumer import OffsetCommitResponse, OffsetFetchResponse
 from kafka.protocol.metadata import FindCoordinatorResponse
+from offset_responses import commit_response, fetch_response, requested
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
@@ -47,43 +49,22 @@ class Coordinator(FakeBroker):
     async def commit(self, request: Any) -> Any:
         if self.gate is not None:
             await self.gate.wait()
-        response = OffsetCommitResponse
-        topics = []
-        for topic in request.topics:
-            parts = []
-            for p in topic.partitions:
-                tp = TopicPartition(topic.name, p.partition_index)
-                code = self.codes[tp].pop(0) if self.codes.get(tp) else 0
-                if code == 0:
-                    self.stored[tp] = at(p.committed_offset, p.committed_metadata)
-                parts.append(
-                    response.OffsetCommitResponseTopic.OffsetCommitResponsePartition(
-                        partition_index=p.partition_index, error_code=code
-                    )
-                )
-            topics.append(response.OffsetCommitResponseTopic(name=topic.name, partitions=parts))
-        return response(throttle_time_ms=0, topics=topics, version=request.API_VERSION)
+
+        def store(partition: TopicPartition, offset: OffsetAndMetadata) -> int:
+            code = self.next_code(partition)
+            if code == 0:
+                self.stored[partition] = offset
+            return code
+
+        return commit_response(request, store)
+
+    def next_code(self, partition: TopicPartition) -> int:
+        return self.codes[partition].pop(0) if self.codes.get(partition) else 0
 
     def fetch(self, request: Any) -> Any:
-        response = OffsetFetchResponse
         group_code = self.group_codes.pop(0) if self.group_codes else 0
-        if request.topics is None:
-            asked = sorted(self.stored)
-        else:
-            asked = [TopicPartition(t.name, p) for t in request.topics for p in t.partition_indexes]
-        topics = []
-        for tp in asked if group_code == 0 else []:
-            code = self.codes[tp].pop(0) if self.codes.get(tp) else 0
-            value = self.stored.get(tp, at(-1))
-            part = response.OffsetFetchResponseTopic.OffsetFetchResponsePartition(
-                partition_index=tp.partition,
-                committed_offset=value.offset if code == 0 else -1,
-                committed_leader_epoch=-1,
-                metadata=value.metadata,
-                error_code=code,
-            )
-            topics.append(response.OffsetFetchResponseTopic(name=tp.topic, partitions=[part]))
-        return response(throttle_time_ms=0, topics=topics, error_code=group_code, version=request.API_VERSION)
+        partitions = sorted(self.stored) if request.topics is None else requested(request)
+        return fetch_response(request, [] if group_code else partitions, self.stored, self.next_code, group_code)
 
 
 def client_of(broker: FakeBroker) -> KafkaClient:
@@ -94,36 +75,38 @@ def offsets(client: KafkaClient, timeout_s: float = 10.0, **options: Any) -> Gro
     return GroupOffsets(client, "g", timeout_s=timeout_s, **options)
 
 
+@contextlib.asynccontextmanager
+async def coordinated() -> AsyncIterator[tuple[Coordinator, GroupOffsets]]:
+    """Yields a coordinator and the offsets of group "g" in it."""
+    async with Coordinator() as broker, client_of(broker) as client:
+        yield broker, offsets(client)
+
+
 # -- commit -----------------------------------------------------------------------------------------------------------
 
 
-async def test_committed_offsets_are_fetched() -> None:
-    async with Coordinator() as broker, client_of(broker) as client:
-        group = offsets(client)
+async def test_committed_offsets_are_fetched_and_empty_sets_send_nothing() -> None:
+    async with coordinated() as (broker, group):
         await group.commit({A: at(5, "note"), B: at(6)})
         assert await group.fetch([A, B, C]) == {A: at(5, "note"), B: at(6)}
         assert await group.fetch(None) == {A: at(5, "note"), B: at(6)}
         assert await group.fetch([]) == {}
+        await group.commit({})
+        assert (broker.count(8), broker.count(9)) == (1, 2)
         assert group.coordinator.node == 1
-
-
-async def test_committing_nothing_sends_nothing() -> None:
-    async with Coordinator() as broker, client_of(broker) as client:
-        await offsets(client).commit({})
-        assert broker.commits == []
 
 
 @pytest.mark.parametrize("code", [3, 7, 14, -1])
 async def test_retriable_errors_are_retried_for_their_partition_alone(code: int) -> None:
-    async with Coordinator() as broker, client_of(broker) as client:
+    async with coordinated() as (broker, group):
         broker.topics["t"] = [1, 1]
         broker.codes[B] = [code, code]
-        await offsets(client).commit({A: at(1), B: at(2)})
+        await group.commit({A: at(1), B: at(2)})
         assert broker.commits == [{0: (1, ""), 1: (2, "")}, {1: (2, "")}, {1: (2, "")}]
         assert broker.count(10) == 1
 
 
-async def test_a_partition_that_the_cluster_does_not_have_is_given_up_and_the_others_are_committed() -> None:
+async def test_a_partition_that_the_cluster_lacks_fails_and_the_others_are_committed() -> None:
     async with Coordinator() as broker, client_of(broker) as client:
         broker.topics["t"] = [1]
         broker.codes[B] = [3] * 10_000
@@ -135,25 +118,16 @@ async def test_a_partition_that_the_cluster_does_not_have_is_given_up_and_the_ot
         assert broker.stored == {A: at(1), C: at(3)}
 
 
-async def test_a_partition_that_a_broker_learns_of_a_moment_later_is_committed() -> None:
-    async with Coordinator() as broker, client_of(broker) as client:
-        broker.codes[A] = [3]
-        await offsets(client).commit({A: at(1)})  # metadata does not list it yet either
-        assert broker.stored == {A: at(1)}
-
-
 @pytest.mark.parametrize("key", [8, 9])
 async def test_a_partition_that_a_response_omits_is_requested_again_after_a_pause(key: int) -> None:
     async with Coordinator() as broker, client_of(broker) as client:
-        handler, silent = broker.handlers[key], True
+        handler, omitting = broker.handlers[key], True
 
         async def omits(request: Any) -> Any:
             response = handler(request)
             response = await response if asyncio.iscoroutine(response) else response
-            if silent:
-                response.topics = [topic for topic in response.topics if topic.partitions[0].partition_index != 1]
-                for topic in response.topics:
-                    topic.partitions = [part for part in topic.partitions if part.partition_index != 1]
+            for topic in response.topics if omitting else ():
+                topic.partitions = [part for part in topic.partitions if part.partition_index != 1]
             return response
 
         broker.stored = {A: at(1), B: at(2)}
@@ -167,7 +141,7 @@ async def test_a_partition_that_a_response_omits_is_requested_again_after_a_paus
             with pytest.raises(NoOffsetsError, match="t:1"):
                 await group.fetch([A, B])
         assert 2 <= broker.count(key) <= 51
-        silent = False
+        omitting = False
         if key == 8:
             await group.commit({B: at(5)})
             assert broker.stored == {A: at(3), B: at(5)}
@@ -188,9 +162,8 @@ async def test_a_lasting_unknown_server_error_is_retried_a_few_times_with_growin
 
 
 @pytest.mark.parametrize("offset", [-1, -2, -1001, True, 1.0, None, 2**63])
-async def test_an_invalid_offset_is_refused_before_anything_is_sent(offset: Any) -> None:
-    async with Coordinator() as broker, client_of(broker) as client:
-        group = offsets(client)
+async def test_an_invalid_offset_is_rejected_before_anything_is_sent(offset: Any) -> None:
+    async with coordinated() as (broker, group):
         wrong = {A: at(1), B: at(offset)}
         with pytest.raises(ConfigError, match=rf"t:1: offset {offset!r} .* give the offset of the next record"):
             await group.commit(wrong)
@@ -200,55 +173,42 @@ async def test_an_invalid_offset_is_refused_before_anything_is_sent(offset: Any)
         assert broker.commits == [{2: (0, "")}]
 
 
-@pytest.mark.parametrize("code", [15, 16])
-async def test_a_coordinator_that_moved_is_found_again(code: int) -> None:
-    async with Coordinator() as old, Coordinator() as new, client_of(old) as client:
-        group = offsets(client)
-        await group.commit({A: at(1)})
+@pytest.mark.parametrize("moved_with", [15, 16, SILENT])
+async def test_a_coordinator_that_moved_or_hangs_is_found_again(moved_with: Any) -> None:
+    async with Coordinator() as old, Coordinator() as new:
+        client = KafkaClient(old.address, request_timeout_s=0.5, retry_backoff_s=0.01)
+        await client.connect(5)
         find = old.handlers[10]
 
         def moved(request: Any) -> Any:
-            answer = find(request)
-            answer.node_id, answer.port = 2, new.port
-            return answer
+            response = find(request)
+            if old.commits:
+                response.node_id, response.port = 2, new.port
+            return response
 
         old.handlers[10] = moved
-        old.codes[A] = [code]
+        if moved_with is SILENT:
+            old.handlers[8] = lambda _: SILENT
+        else:
+            old.codes[A] = [moved_with]
+        group = offsets(client)
         await group.commit({A: at(2)})
         assert new.stored == {A: at(2)}
         assert group.coordinator.node == 2
-
-
-async def test_a_coordinator_that_hangs_is_left_for_its_successor() -> None:
-    async with Coordinator() as old, Coordinator() as new:
-        client = KafkaClient(old.address, request_timeout_s=0.2, retry_backoff_s=0.01)
-        await client.connect(5)
-        find = old.handlers[10]
-        old.handlers[8] = lambda _: SILENT
-
-        def moved(request: Any) -> Any:
-            answer = find(request)
-            if old.commits:
-                answer.node_id, answer.port = 2, new.port
-            return answer
-
-        old.handlers[10] = moved
-        await offsets(client).commit({A: at(2)})
-        assert new.stored == {A: at(2)}
         await client.close()
 
 
-async def test_finding_is_repeated_until_there_is_a_coordinator() -> None:
-    async with Coordinator() as broker, client_of(broker) as client:
+async def test_the_lookup_is_repeated_until_there_is_a_coordinator() -> None:
+    async with coordinated() as (broker, group):
         find, codes = broker.handlers[10], [15, -1, 14]
 
         def later(request: Any) -> Any:
-            answer = find(request)
-            answer.error_code = codes.pop(0) if codes else 0
-            return answer
+            response = find(request)
+            response.error_code = codes.pop(0) if codes else 0
+            return response
 
         broker.handlers[10] = later
-        await offsets(client).commit({A: at(1)})
+        await group.commit({A: at(1)})
         assert broker.stored == {A: at(1)}
 
 
@@ -256,9 +216,8 @@ async def test_a_group_that_may_not_be_used_fails_at_once() -> None:
     def refused(request: Any) -> Any:
         return FindCoordinatorResponse(error_code=30, node_id=-1, host="", port=-1, version=request.API_VERSION)
 
-    async with Coordinator() as broker, client_of(broker) as client:
+    async with coordinated() as (broker, group):
         broker.handlers[10] = refused
-        group = offsets(client)
         with pytest.raises(CommitFailed, match=r"t:0.*GROUP_AUTHORIZATION_FAILED") as caught:
             await group.commit({A: at(1)})
         assert not caught.value.retriable
@@ -269,30 +228,25 @@ async def test_a_group_that_may_not_be_used_fails_at_once() -> None:
 async def test_metadata_that_is_too_large_is_left_out_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with Coordinator() as broker, client_of(broker) as client:
-        broker.codes[A] = [12]
+    async with coordinated() as (broker, group):
+        broker.codes = {A: [12], C: [28, 28]}
         with caplog.at_level(logging.WARNING, "allocator"):
-            await offsets(client).commit({A: at(1, "x" * 9000), B: at(2, "ok")})
+            await group.commit({A: at(1, "x" * 9000), B: at(2, "ok")})
         assert broker.stored == {A: at(1), B: at(2, "ok")}
+        with pytest.raises(CommitFailed, match="t:2"):  # it is too large without metadata, too
+            await group.commit({C: at(1, "x")})
+        assert len(broker.commits) == 4
         assert "t:0" in caplog.text
         assert "9000" in caplog.text
 
 
-async def test_too_large_without_metadata_fails() -> None:
-    async with Coordinator() as broker, client_of(broker) as client:
-        broker.codes[A] = [28, 28]
-        with pytest.raises(CommitFailed, match="t:0"):
-            await offsets(client).commit({A: at(1, "x")})
-        assert len(broker.commits) == 2
-
-
 @pytest.mark.parametrize("code", [22, 25, 29, 30])
-async def test_a_refused_partition_is_named_and_the_others_are_committed(code: int) -> None:
-    async with Coordinator() as broker, client_of(broker) as client:
+async def test_a_rejected_partition_is_named_and_the_others_are_committed(code: int) -> None:
+    async with coordinated() as (broker, group):
         broker.codes[B] = [code]
         broker.codes[C] = [14]
         with pytest.raises(CommitFailed, match="t:1") as caught:
-            await offsets(client).commit({A: at(1), B: at(2), C: at(3)})
+            await group.commit({A: at(1), B: at(2), C: at(3)})
         assert "t:0" not in str(caught.value)
         assert "t:2" not in str(caught.value)
         assert not caught.value.retriable
@@ -307,16 +261,15 @@ async def test_the_error_at_the_deadline_has_the_cause() -> None:
         assert caught.value.retriable
 
 
-async def test_a_connection_that_ends_is_opened_again() -> None:
-    async with Coordinator() as broker, client_of(broker) as client:
+async def test_a_closed_connection_is_opened_again() -> None:
+    async with coordinated() as (broker, group):
         broker.handlers[8] = lambda request: HANG_UP if len(broker.commits) < 2 else broker.commit(request)
-        await offsets(client).commit({A: at(1)})
+        await group.commit({A: at(1)})
         assert broker.stored == {A: at(1)}
 
 
-async def test_waiting_commits_share_a_request_and_the_last_offset_counts() -> None:
-    async with Coordinator() as broker, client_of(broker) as client:
-        group = offsets(client)
+async def test_waiting_commits_share_a_request_with_the_last_offsets() -> None:
+    async with coordinated() as (broker, group):
         broker.gate = asyncio.Event()
         first = asyncio.ensure_future(group.commit({A: at(1)}))
         await wait_until_async(lambda: len(broker.commits) == 1, 30)
@@ -329,8 +282,7 @@ async def test_waiting_commits_share_a_request_and_the_last_offset_counts() -> N
 
 
 async def test_a_failed_commit_does_not_fail_the_others() -> None:
-    async with Coordinator() as broker, client_of(broker) as client:
-        group = offsets(client)
+    async with coordinated() as (broker, group):
         broker.gate = asyncio.Event()
         first = asyncio.ensure_future(group.commit({C: at(1)}))
         await wait_until_async(lambda: len(broker.commits) == 1, 30)
@@ -345,37 +297,22 @@ async def test_a_failed_commit_does_not_fail_the_others() -> None:
 
 
 async def test_a_newer_commit_does_not_overtake_a_cancelled_one_in_flight() -> None:
-    async with Coordinator() as broker, client_of(broker) as client:
-        group = offsets(client)
+    async with coordinated() as (broker, group):
         broker.gate = asyncio.Event()
         first = asyncio.ensure_future(group.commit({A: at(1)}))
         await wait_until_async(lambda: len(broker.commits) == 1, 30)
         first.cancel()
         second = asyncio.ensure_future(group.commit({A: at(2)}))
+        closing = asyncio.ensure_future(group.close())
         for _ in range(10):
             await asyncio.sleep(0)
         assert len(broker.commits) == 1
+        assert not closing.done()
         broker.gate.set()
-        await second
+        await asyncio.gather(second, closing)
         assert broker.stored == {A: at(2)}
         with pytest.raises(asyncio.CancelledError):
             await first
-        await group.close()
-
-
-async def test_closing_waits_for_the_request_of_a_cancelled_commit() -> None:
-    async with Coordinator() as broker, client_of(broker) as client:
-        group = offsets(client)
-        broker.gate = asyncio.Event()
-        first = asyncio.ensure_future(group.commit({A: at(1)}))
-        await wait_until_async(lambda: len(broker.commits) == 1, 30)
-        first.cancel()
-        closing = asyncio.ensure_future(group.close())
-        await asyncio.sleep(0)
-        assert not closing.done()
-        broker.gate.set()
-        await closing
-        assert broker.stored == {A: at(1)}
 
 
 # -- many partitions --------------------------------------------------------------------------------------------------
@@ -385,28 +322,26 @@ def many(count: int, offset: int = 1) -> dict[TopicPartition, OffsetAndMetadata]
     return {TopicPartition("t", p): at(offset) for p in range(count)}
 
 
-async def test_many_partitions_go_out_as_several_requests_one_after_the_other() -> None:
-    async with Coordinator() as broker, client_of(broker) as client:
-        group = offsets(client)
+async def test_many_partitions_are_split_into_consecutive_requests() -> None:
+    async with coordinated() as (broker, group):
         await group.commit(many(1234))
         assert [len(request) for request in broker.commits] == [500, 500, 234]
         assert broker.stored == many(1234)
         assert await group.fetch(many(1234)) == many(1234)
-        asked = [r for r in broker.seen if r.API_KEY == 9]
-        assert [sum(len(t.partition_indexes) for t in r.topics) for r in asked] == [500, 500, 234]
+        requests = [r for r in broker.seen if r.API_KEY == 9]
+        assert [sum(len(t.partition_indexes) for t in r.topics) for r in requests] == [500, 500, 234]
 
 
 async def test_a_request_is_bounded_in_bytes_too() -> None:
     """The coordinator writes each as one batch, and the offsets topic accepts up to `max.message.bytes`."""
-    async with Coordinator() as broker, client_of(broker) as client:
-        await offsets(client).commit({tp: at(1, "x" * 4000) for tp in many(200)})
+    async with coordinated() as (broker, group):
+        await group.commit({tp: at(1, "x" * 4000) for tp in many(200)})
         assert max(sum(len(text) for _, text in request.values()) for request in broker.commits) < 300_000
         assert len(broker.stored) == 200
 
 
-async def test_the_newest_offset_counts_whichever_request_it_goes_out_in() -> None:
-    async with Coordinator() as broker, client_of(broker) as client:
-        group = offsets(client)
+async def test_the_newest_offset_is_stored_whichever_request_carries_it() -> None:
+    async with coordinated() as (broker, group):
         broker.gate = asyncio.Event()
         first = asyncio.ensure_future(group.commit(many(1200)))
         await wait_until_async(lambda: len(broker.commits) == 1, 30)
@@ -418,7 +353,7 @@ async def test_the_newest_offset_counts_whichever_request_it_goes_out_in() -> No
         assert broker.stored == {**many(1200, 2), TopicPartition("t", 1100): at(3)}
 
 
-async def test_partitions_that_are_refused_for_now_do_not_keep_the_others_from_going() -> None:
+async def test_partitions_that_are_retried_do_not_delay_the_others() -> None:
     async with Coordinator() as broker, client_of(broker) as client:
         broker.topics["t"] = [1] * 1300
         broker.codes = {TopicPartition("t", p): [3] * 500 for p in range(600)}
@@ -430,36 +365,19 @@ async def test_partitions_that_are_refused_for_now_do_not_keep_the_others_from_g
         assert broker.stored == many(1300)
 
 
-# -- commits that are not waited for ----------------------------------------------------------------------------------
+# -- asynchronous commits ----------------------------------------------------------------------------------
 
 
-async def test_commits_take_effect_in_the_order_of_the_calls_waited_for_or_not() -> None:
-    async with Coordinator() as broker, client_of(broker) as client:
-        group = offsets(client)
+async def test_commits_keep_the_order_of_the_calls_and_closing_waits_for_them() -> None:
+    async with coordinated() as (broker, group):
         group.commit_async({A: at(1)})
         group.commit_async({A: at(2), B: at(2)})
         await group.commit({A: at(3)})
+        group.commit_async({A: at(4)})
+        cancelled = group.commit_async({C: at(1)})
+        cancelled.cancel()  # before it starts
         await group.close()
-        assert broker.stored == {A: at(3), B: at(2)}
-
-
-async def test_closing_waits_for_commits_without_a_waiting_caller() -> None:
-    async with Coordinator() as broker, client_of(broker) as client:
-        group = offsets(client)
-        group.commit_async({A: at(1)})
-        await group.close()
-        assert broker.stored == {A: at(1)}
-
-
-async def test_one_that_was_cancelled_before_it_began_is_never_sent() -> None:
-    async with Coordinator() as broker, client_of(broker) as client:
-        group = offsets(client)
-        task = group.commit_async({A: at(1)})
-        task.cancel()
-        await asyncio.wait({task})
-        await group.commit({B: at(1)})
-        await group.close()
-        assert broker.stored == {B: at(1)}
+        assert broker.stored == {A: at(4), B: at(2)}
 
 
 # -- fetch ------------------------------------------------------------------------------------------------------------
@@ -467,17 +385,17 @@ async def test_one_that_was_cancelled_before_it_began_is_never_sent() -> None:
 
 @pytest.mark.parametrize("code", [14, 15, 16, 25, 69])
 async def test_a_fetch_is_repeated_while_the_coordinator_moves(code: int) -> None:
-    async with Coordinator() as broker, client_of(broker) as client:
+    async with coordinated() as (broker, group):
         broker.stored[A] = at(7)
         broker.group_codes = [code, code]
-        assert await offsets(client).fetch([A]) == {A: at(7)}
+        assert await group.fetch([A]) == {A: at(7)}
 
 
 async def test_only_an_unstable_partition_is_requested_again() -> None:
-    async with Coordinator() as broker, client_of(broker) as client:
+    async with coordinated() as (broker, group):
         broker.stored = {A: at(7), B: at(8)}
         broker.codes[B] = [88]
-        assert await offsets(client).fetch([A, B]) == {A: at(7), B: at(8)}
+        assert await group.fetch([A, B]) == {A: at(7), B: at(8)}
         last = [r for r in broker.seen if r.API_KEY == 9][-1]
         assert [(t.name, list(t.partition_indexes)) for t in last.topics] == [("t", [1])]
 
@@ -493,21 +411,17 @@ async def test_brokers_without_stable_offsets_get_no_request() -> None:
         assert broker.count(9) == 0
 
 
-async def test_a_partition_that_the_cluster_has_is_retried_if_unknown() -> None:
-    async with Coordinator() as broker, client_of(broker) as client:
-        broker.topics["t"] = [1]
+@pytest.mark.parametrize("exists", [True, False])
+async def test_an_unknown_partition_is_retried_if_the_cluster_has_it(exists: bool) -> None:
+    async with coordinated() as (broker, group):
+        if exists:
+            broker.topics["t"] = [1]
         broker.stored[A] = at(7)
         broker.codes[A] = [3]
-        assert await offsets(client).fetch([A]) == {A: at(7)}
+        assert await group.fetch([A]) == ({A: at(7)} if exists else {})
 
 
-async def test_unknown_means_none_of_a_topic_that_is_gone() -> None:
-    async with Coordinator() as broker, client_of(broker) as client:
-        broker.codes[A] = [3]
-        assert await offsets(client).fetch([A]) == {}
-
-
-async def test_a_coordinator_that_is_silent_is_given_up_with_a_reason() -> None:
+async def test_a_fetch_from_a_silent_coordinator_fails_with_a_reason() -> None:
     async with Coordinator() as broker, client_of(broker) as client:
         broker.handlers[9] = lambda _: SILENT
         with pytest.raises(NoOffsetsError, match=r"timed out|no time left") as caught:
@@ -515,11 +429,11 @@ async def test_a_coordinator_that_is_silent_is_given_up_with_a_reason() -> None:
         assert caught.value.retriable
 
 
-async def test_a_refused_topic_is_named() -> None:
-    async with Coordinator() as broker, client_of(broker) as client:
+async def test_a_rejected_topic_is_named() -> None:
+    async with coordinated() as (broker, group):
         broker.codes[B] = [29]
         with pytest.raises(NoOffsetsError, match=r"t:1.*TOPIC_AUTHORIZATION_FAILED") as caught:
-            await offsets(client).fetch([A, B])
+            await group.fetch([A, B])
         assert caught.value.partitions == {B}, "the others are not refused"
 
 

@@ -55,7 +55,7 @@ def at(**offsets: int) -> OffsetAndMetadata:
     return OffsetAndMetadata(offsets["offset"], "")
 
 
-async def test_each_place_is_where_it_says(place: Place) -> None:
+async def test_each_storage_holds_its_own_offsets(place: Place) -> None:
     async with place.offsets("zookeeper") as offsets:
         await offsets.commit({place.first: at(offset=5)})
         assert place.in_zookeeper() == {0: 5}
@@ -67,7 +67,7 @@ async def test_each_place_is_where_it_says(place: Place) -> None:
         assert numbers(await offsets.fetch([place.first, place.second])) == {1: 7}
 
 
-async def test_both_commits_to_both_and_the_greater_counts(place: Place) -> None:
+async def test_storage_both_commits_to_both_and_returns_the_greater_offset(place: Place) -> None:
     async with place.offsets("both") as offsets:
         await offsets.commit({place.first: at(offset=5), place.second: at(offset=5)})
         assert place.in_zookeeper() == {0: 5, 1: 5}
@@ -80,20 +80,20 @@ async def test_both_commits_to_both_and_the_greater_counts(place: Place) -> None
         assert numbers(await offsets.fetch(None)) == {0: 9, 1: 8}
 
 
-async def test_commits_to_both_take_effect_in_the_order_of_the_calls_waited_for_or_not(place: Place) -> None:
+async def test_commits_to_both_keep_the_order_of_the_calls(place: Place) -> None:
     async with place.offsets("both") as offsets:
         offsets.commit_async({place.first: at(offset=3)})
-        waited_for = asyncio.ensure_future(offsets.commit({place.first: at(offset=4)}))
+        awaited = asyncio.ensure_future(offsets.commit({place.first: at(offset=4)}))
         await asyncio.sleep(0)
         offsets.commit_async({place.first: at(offset=5)})
-        await waited_for
+        await awaited
         await offsets.close()
         assert place.in_zookeeper() == {0: 5}
         offsets.storage = "kafka"
         assert numbers(await offsets.fetch([place.first])) == {0: 5}
 
 
-async def test_what_stands_in_zookeeper_is_carried_over_as_it_is(place: Place) -> None:
+async def test_offsets_in_zookeeper_are_carried_over_unchanged(place: Place) -> None:
     async with place.offsets("zookeeper") as offsets:
         await offsets.commit({place.first: at(offset=5), place.second: at(offset=6)})
         offsets.storage = "kafka"

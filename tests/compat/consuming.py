@@ -1,4 +1,4 @@
-"""What the tests of both consumers with kiel's interface share."""
+"""Helpers for the tests of both consumers with kiel's interface."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def closing(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[Non
     return closed
 
 
-async def drink(consumer: Any, topic: str, count: int, start: Any = None) -> list[Any]:
+async def consume_values(consumer: Any, topic: str, count: int, start: Any = None) -> list[Any]:
     """Consumes until there are `count` values."""
     values: list[Any] = []
 

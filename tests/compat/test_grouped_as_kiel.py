@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from consuming import closing, drink
+from consuming import closing, consume_values
 from joining import joined
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, KafkaAdminClient, ResourcePattern, ResourceType
 from stored import stored_offset
@@ -72,34 +72,15 @@ def errors(caplog: pytest.LogCaptureFixture, text: str) -> int:
     return sum(text in record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR)
 
 
-@closing
-async def test_the_allocation_is_there_when_connect_returns(scene: Scene, topic_factory: Topics) -> None:
-    topic = topic_factory(2)
-    consumer = await scene.consumer()
-    assert consumer.allocation[topic] == [0, 1]
-    assert consumer.allocator.allocation == consumer.allocation
-
-
-@pytest.mark.parametrize(
-    "consumer",
-    [GroupedConsumer(["127.0.0.1:1"], "g", ["127.0.0.1:1"]), SingleConsumer(["127.0.0.1:1"])],
-    ids=["grouped", "single"],
-)
-def test_a_topic_without_partitions_has_an_empty_allocation(consumer: GroupedConsumer | SingleConsumer) -> None:
-    assert consumer.allocation["a topic"] == []
-    if isinstance(consumer, GroupedConsumer):
-        assert consumer.allocator.allocation["a topic"] == []
-
-
 def test_an_allocator_function_may_extend_the_result_of_the_default_one() -> None:
     """kiel's default function returns nested defaultdicts."""
 
     def with_one_more(members: list[str], partitions: list[str]) -> Any:
-        mapping = naive_allocator(members, partitions[:1])
-        assert mapping["b"]["t"] == []
-        assert mapping["unknown"] == {}, "reading must not make the group refuse the assignment"
-        mapping["b"]["u"].append(0)
-        return mapping
+        assignment = naive_allocator(members, partitions[:1])
+        assert assignment["b"]["t"] == []
+        assert assignment["unknown"] == {}, "reading must not make the group refuse the assignment"
+        assignment["b"]["u"].append(0)
+        return assignment
 
     members = tuple(Member(name, name, frozenset({"t", "u"})) for name in "ab")
     view = GroupView(members, {"t": 1, "u": 1})
@@ -113,6 +94,8 @@ async def test_a_closed_consumer_does_not_connect_again(scene: Scene, kind: str,
     """In kiel it would join the group again, get partitions, and return no values."""
     brokers, ensemble = [scene.cluster.bootstrap], [scene.cluster.zookeeper]
     consumer = GroupedConsumer(brokers, scene.group, ensemble) if kind == "grouped" else SingleConsumer(brokers)
+    with pytest.raises(IllegalState, match=r"await connect\(\) first"):
+        await consumer.consume("t")
     if connected:
         await consumer.connect()
     await consumer.close()
@@ -143,15 +126,18 @@ async def test_closing_ends_a_connect_that_is_under_way(scene: Scene, kind: str)
 
 
 @closing
-async def test_a_member_for_which_there_is_nothing_connects_nevertheless(scene: Scene, topic_factory: Topics) -> None:
+async def test_a_member_without_partitions_connects_with_an_empty_allocation(
+    scene: Scene, topic_factory: Topics
+) -> None:
     def all_to_the_first(members: list[str], partitions: list[str]) -> Any:
         return naive_allocator(members[:1], partitions)
 
     topic = topic_factory(2)
     both = [await scene.consumer(partition_allocator=all_to_the_first) for _ in range(2)]
     first, other = sorted(both, key=lambda member: member.name)
-    await wait_until_async(lambda: topic in first.allocation, 20, "the share of the first")
+    await wait_until_async(lambda: topic in first.allocation, 20, "the assignment of the first")
     assert other.allocation == {}
+    assert other.allocation[topic] == other.allocator.allocation[topic] == []
 
 
 @closing
@@ -159,21 +145,21 @@ async def test_an_offset_that_is_set_is_read_from_and_committed(scene: Scene, to
     topic = topic_factory(2)
     await scene.numbers(topic, 10)
     consumer = await scene.consumer(autocommit=False)
-    assert await drink(consumer, topic, 10) == list(range(10))
+    assert await consume_values(consumer, topic, 10) == list(range(10))
     assert consumer.offsets[topic] == {0: 10, 1: 0}
     await consumer.commit_offsets()
 
     consumer.offsets[topic][0] = 7
     assert consumer.offsets[topic][0] == 7
-    assert await drink(consumer, topic, 3) == [7, 8, 9]
+    assert await consume_values(consumer, topic, 3) == [7, 8, 9]
     consumer.offsets[topic] = {0: 4}
     await consumer.commit_offsets()
-    assert await scene.committed(topic) == 4, "kiel commits what stands in `offsets`, backwards too"
-    assert await drink(consumer, topic, 6) == [4, 5, 6, 7, 8, 9]
+    assert await scene.committed(topic) == 4, "kiel commits the values in `offsets`, lower ones too"
+    assert await consume_values(consumer, topic, 6) == [4, 5, 6, 7, 8, 9]
 
 
 @closing
-async def test_an_offset_that_cannot_be_set_is_refused(scene: Scene, topic_factory: Topics) -> None:
+async def test_an_invalid_offset_is_rejected(scene: Scene, topic_factory: Topics) -> None:
     topic = topic_factory(2)
     consumer = await scene.consumer()
     with pytest.raises(NotOwned, match=f"{topic}:2"):
@@ -188,36 +174,36 @@ async def test_an_offset_that_cannot_be_set_is_refused(scene: Scene, topic_facto
 
 
 @closing
-async def test_a_topic_taken_out_of_synced_offsets_is_read_again_from_what_is_committed(
+async def test_a_topic_removed_from_synced_offsets_is_read_again_from_its_committed_offset(
     scene: Scene, topic_factory: Topics
 ) -> None:
     """Services for kiel repeat a batch in this way after a failure."""
     topic = topic_factory(2)
     await scene.numbers(topic, 5)
     consumer = await scene.consumer(autocommit=False)
-    assert await drink(consumer, topic, 5) == [0, 1, 2, 3, 4]
+    assert await consume_values(consumer, topic, 5) == [0, 1, 2, 3, 4]
     consumer.synced_offsets.discard(topic)
-    assert await drink(consumer, topic, 5) == [0, 1, 2, 3, 4], "nothing is committed: from the beginning"
+    assert await consume_values(consumer, topic, 5) == [0, 1, 2, 3, 4], "nothing is committed: from the beginning"
     await consumer.commit_offsets()
     await scene.numbers(topic, 2)
-    assert await drink(consumer, topic, 2) == [0, 1]
+    assert await consume_values(consumer, topic, 2) == [0, 1]
     consumer.synced_offsets.clear()
-    assert await drink(consumer, topic, 2) == [0, 1]
+    assert await consume_values(consumer, topic, 2) == [0, 1]
 
 
 @closing
-async def test_records_without_a_value_are_given_to_the_deserializer_and_left_out_if_it_does_not_take_them(
+async def test_records_without_a_value_go_to_the_deserializer_and_are_skipped_if_it_raises(
     scene: Scene, topic_factory: Topics, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = topic_factory(1)
     await scene.produce(topic, [b"1", None, b"null", None, b"{", b"4"])
     consumer = await scene.consumer(autocommit=False)
-    assert await drink(consumer, topic, 3) == [1, None, 4], "json.loads takes no None"
+    assert await consume_values(consumer, topic, 3) == [1, None, 4], "json.loads takes no None"
     assert errors(caplog, "tombstones") == 1
     assert errors(caplog, f"the deserializer raised at {topic}:0 at offset 4") == 1
     consumer.deserializer = lambda value: value
     consumer.offsets[topic][0] = 0
-    assert await drink(consumer, topic, 6) == [b"1", None, b"null", None, b"{", b"4"]
+    assert await consume_values(consumer, topic, 6) == [b"1", None, b"null", None, b"{", b"4"]
 
 
 class Stop(BaseException):
@@ -225,9 +211,7 @@ class Stop(BaseException):
 
 
 @closing
-async def test_what_was_taken_before_an_error_is_neither_lost_nor_counted_as_handled(
-    scene: Scene, topic_factory: Topics
-) -> None:
+async def test_values_taken_before_an_error_are_neither_lost_nor_committed(scene: Scene, topic_factory: Topics) -> None:
     topic, seen, values = topic_factory(2), [], []
     for partition in range(2):
         await scene.numbers(topic, 5, partition)
@@ -247,12 +231,12 @@ async def test_what_was_taken_before_an_error_is_neither_lost_nor_counted_as_han
     with pytest.raises(Stop):
         await work()
     await consumer.commit_offsets()
-    values += await drink(consumer, topic, 10 - len(values))
+    values += await consume_values(consumer, topic, 10 - len(values))
     assert sorted(values) == sorted([*range(5)] * 2)
 
 
 @closing
-async def test_what_ends_all_reading_is_raised_each_time(scene: Scene, topic_factory: Topics) -> None:
+async def test_an_error_that_ends_all_reading_is_raised_each_time(scene: Scene, topic_factory: Topics) -> None:
     topic = topic_factory(1)
     consumer = await scene.consumer()
     consumer._engine.fetcher.broke(RuntimeError("a bug"))
@@ -262,7 +246,7 @@ async def test_what_ends_all_reading_is_raised_each_time(scene: Scene, topic_fac
 
 
 @closing
-async def test_a_partition_that_cannot_be_decoded_stands_still_and_is_tried_again(
+async def test_a_partition_that_cannot_be_decoded_waits_and_is_retried(
     scene: Scene, topic_factory: Topics, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic, bad = topic_factory(2), True
@@ -277,21 +261,21 @@ async def test_a_partition_that_cannot_be_decoded_stands_still_and_is_tried_agai
 
     monkeypatch.setattr(Batch, "__iter__", corrupt)
     consumer = await scene.consumer(autocommit=False)
-    assert await drink(consumer, topic, 2) == [0, 1]
+    assert await consume_values(consumer, topic, 2) == [0, 1]
     await scene.numbers(topic, 3)
     await scene.numbers(topic, 2, partition=1)
-    assert await drink(consumer, topic, 2) == [0, 1], "of the other partition"
+    assert await consume_values(consumer, topic, 2) == [0, 1], "of the other partition"
     assert consumer.offsets[topic] == {0: 2, 1: 2}, "nothing after the corrupt record comes out"
     assert errors(caplog, "its length is wrong") == 1
 
     bad = False
     assert await consumer.consume(topic) == []
     monkeypatch.setattr(base_consumer, "RETRY_S", 0.0)
-    assert await drink(consumer, topic, 6) == [2, 3, 4, 0, 1, 2]
+    assert await consume_values(consumer, topic, 6) == [2, 3, 4, 0, 1, 2]
 
 
 @closing
-async def test_the_allocator_attribute_tells_what_this_member_knows(scene: Scene, topic_factory: Topics) -> None:
+async def test_the_allocator_attribute_shows_the_members_view_of_the_group(scene: Scene, topic_factory: Topics) -> None:
     topic, calls = topic_factory(2), []
     consumer = await scene.consumer()
     allocator = consumer.allocator
@@ -306,24 +290,8 @@ async def test_the_allocator_attribute_tells_what_this_member_knows(scene: Scene
     await wait_until_async(lambda: calls, 20, "the rebalance")
 
 
-@pytest.mark.parametrize("kind", [GroupedConsumer, SingleConsumer])
-async def test_what_cannot_work_is_refused_with_its_name(kind: Any) -> None:
-    where = ("group", ["127.0.0.1:1"]) if kind is GroupedConsumer else ()
-    for name, value in (("deserializer", 5), ("max_wait_time", "soon"), ("max_wait_time", -1)):
-        with pytest.raises(ConfigError, match=f"{name} is {value!r}"):
-            kind(["127.0.0.1:1"], *where, **{name: value})
-    consumer = kind(["127.0.0.1:1"], *where)
-    calls = [lambda: consumer.consume("t"), lambda: consumer.determine_offsets("t")]
-    if kind is GroupedConsumer:
-        calls += [consumer.commit_offsets, consumer.determine_coordinator]
-    for call in calls:
-        with pytest.raises(IllegalState, match=r"await connect\(\) first"):
-            await call()
-    await consumer.close()
-
-
 @closing
-async def test_what_a_function_leaves_out_is_named(
+async def test_partitions_that_a_function_omits_are_named(
     scene: Scene, topic_factory: Topics, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = topic_factory(4)
@@ -332,10 +300,10 @@ async def test_what_a_function_leaves_out_is_named(
         return naive_allocator(members, [each for each in partitions if not each.startswith(topic) or each[-1] in "02"])
 
     consumer = await scene.consumer(partition_allocator=even)
-    assert consumer.allocation[topic] == [0, 2]
+    assert consumer.allocation[topic] == consumer.allocator.allocation[topic] == [0, 2], "when connect returns"
     assert f"omits 2 partitions: {topic}:1, {topic}:3; no member reads them" in caplog.text
     await scene.numbers(topic, 3, partition=2)
-    assert await drink(consumer, topic, 3) == [0, 1, 2]
+    assert await consume_values(consumer, topic, 3) == [0, 1, 2]
 
     ensemble = ZooKeeperClient(scene.cluster.zookeeper)
     await ensemble.connect()
@@ -372,11 +340,11 @@ async def test_a_topic_that_may_not_be_read_does_not_starve_the_others(
     await asyncio.to_thread(admin.create_acls, [seen])
     consumer = await scene.consumer()
     assert await consumer.consume("secret") == []
-    assert await drink(consumer, "open", 5) == [0, 1, 2, 3, 4]
+    assert await consume_values(consumer, "open", 5) == [0, 1, 2, 3, 4]
     for _ in range(5):
         assert await consumer.consume("secret") == []
     assert errors(caplog, "not authorised to read topic 'secret'") == 1
     await asyncio.to_thread(admin.create_acls, [read])
-    assert await drink(consumer, "secret", 5) == [0, 1, 2, 3, 4]
+    assert await consume_values(consumer, "secret", 5) == [0, 1, 2, 3, 4]
     admin.close()
     await consumer.close()

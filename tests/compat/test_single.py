@@ -11,14 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from consuming import closing, drink
+from consuming import closing, consume_values
 from kafka import KafkaAdminClient
 from tornado import gen
 from tornado.ioloop import IOLoop
 
 from allocator import SingleConsumer, TopicPartition
 from allocator.compat.single import start_to_timestamp
-from allocator.errors import BrokersUnavailable, ConfigError, NotAssigned
+from allocator.errors import ConfigError, NotAssigned
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.batches import ProducedRecord
 from allocator.testing.versions import NEWEST
@@ -76,7 +76,7 @@ def test_a_tornado_service_with_yield(scene: Scene, topic_factory: Topics) -> No
 
 
 @closing
-async def test_it_begins_where_it_is_told_to(scene: Scene, topic_factory: Topics) -> None:
+async def test_reading_starts_at_the_given_start(scene: Scene, topic_factory: Topics) -> None:
     topic = topic_factory(1)
     hour = 3600_000
     now = round(time.time() * 1000)
@@ -91,7 +91,7 @@ async def test_it_begins_where_it_is_told_to(scene: Scene, topic_factory: Topics
         (datetime.timedelta(hours=1, minutes=30), [2]),
     ):
         consumer = await scene.consumer()
-        assert await drink(consumer, topic, len(expected), start) == expected, start
+        assert await consume_values(consumer, topic, len(expected), start) == expected, start
     for start in (SingleConsumer.END, None, datetime.timedelta(minutes=1)):
         consumer = await scene.consumer()
         assert await consumer.consume(topic, start) == []
@@ -99,16 +99,16 @@ async def test_it_begins_where_it_is_told_to(scene: Scene, topic_factory: Topics
 
 
 @closing
-async def test_start_counts_when_a_topic_is_consumed_for_the_first_time(scene: Scene, topic_factory: Topics) -> None:
+async def test_start_applies_to_the_first_read_of_a_topic(scene: Scene, topic_factory: Topics) -> None:
     topic = topic_factory(1)
     await scene.produce(topic, 0, 1)
     consumer = await scene.consumer()
-    assert await drink(consumer, topic, 2, SingleConsumer.BEGINNING) == [0, 1]
+    assert await consume_values(consumer, topic, 2, SingleConsumer.BEGINNING) == [0, 1]
     assert await consumer.consume(topic, SingleConsumer.BEGINNING) == []
     await consumer.determine_offsets(topic, SingleConsumer.BEGINNING)
-    assert await drink(consumer, topic, 2) == [0, 1]
+    assert await consume_values(consumer, topic, 2) == [0, 1]
     consumer.synced_offsets.discard(topic)
-    assert await drink(consumer, topic, 2, SingleConsumer.BEGINNING) == [0, 1]
+    assert await consume_values(consumer, topic, 2, SingleConsumer.BEGINNING) == [0, 1]
 
 
 @closing
@@ -119,10 +119,10 @@ async def test_offsets_are_read_and_set(scene: Scene, topic_factory: Topics) -> 
     consumer = await scene.consumer()
     assert consumer.allocation[topic] == [0, 1]
     consumer.offsets[topic][0] = 1  # before the topic is consumed: the others begin at `start`
-    assert await drink(consumer, topic, 2) == [1, 2]
+    assert await consume_values(consumer, topic, 2) == [1, 2]
     assert consumer.offsets[topic] == {0: 3, 1: 2}
     consumer.offsets[topic][1] = 0
-    assert await drink(consumer, topic, 2) == [10, 11]
+    assert await consume_values(consumer, topic, 2) == [10, 11]
     with pytest.raises(NotAssigned, match=f"{topic}:2"):
         consumer.offsets[topic][2] = 0
 
@@ -139,10 +139,10 @@ async def test_partitions_that_appear_later_are_read_from_their_beginning(
     assert len(unknown) == 1
     await asyncio.to_thread(scene.cluster.create_topic, topic, 1)
     await scene.produce(topic, 0, 1)
-    assert await drink(consumer, topic, 2) == [0, 1]
+    assert await consume_values(consumer, topic, 2) == [0, 1]
     await asyncio.to_thread(scene.cluster.add_partitions, topic, 2)
     await scene.produce(topic, 2, partition=1)
-    assert await drink(consumer, topic, 1) == [2]
+    assert await consume_values(consumer, topic, 1) == [2]
     await asyncio.to_thread(scene.cluster.delete_topic, topic)
 
 
@@ -154,7 +154,7 @@ async def test_a_position_that_the_log_does_not_have_goes_to_start(
     await scene.produce(topic, *range(10))
     await scene.produce(topic, "a", "b", partition=1)
     consumer = await scene.consumer()
-    assert len(await drink(consumer, topic, 12, SingleConsumer.BEGINNING)) == 12
+    assert len(await consume_values(consumer, topic, 12, SingleConsumer.BEGINNING)) == 12
 
     def delete() -> None:
         admin = KafkaAdminClient(bootstrap_servers=scene.cluster.bootstrap)
@@ -165,7 +165,7 @@ async def test_a_position_that_the_log_does_not_have_goes_to_start(
 
     await asyncio.to_thread(delete)
     consumer.offsets[topic][0] = 2
-    assert await drink(consumer, topic, 6, SingleConsumer.BEGINNING) == [4, 5, 6, 7, 8, 9], "the other stays"
+    assert await consume_values(consumer, topic, 6, SingleConsumer.BEGINNING) == [4, 5, 6, 7, 8, 9], "the other stays"
     assert f"{topic}:0 at offset 2" in caplog.text
 
     consumer.offsets[topic][0] = 99
@@ -177,38 +177,30 @@ async def test_a_position_that_the_log_does_not_have_goes_to_start(
     await wait_until_async(at_the_end, 30, lambda: str(consumer.offsets))
 
 
-async def test_brokers_that_do_not_answer_are_named() -> None:
-    with pytest.raises(BrokersUnavailable, match=r"127\.0\.0\.1:1"):
-        await SingleConsumer(["127.0.0.1:1"], connect_timeout_s=0.5).connect()
-
-
-@pytest.mark.parametrize("start", [-3, True, "beginning", 1.5])
-def test_what_is_no_start_is_refused(start: Any) -> None:
-    with pytest.raises(ConfigError, match="start is"):
-        start_to_timestamp(start)
-
-
-def test_times_are_milliseconds_in_utc() -> None:
+def test_a_start_is_a_time_in_utc_or_an_end_of_the_log() -> None:
     """kiel sent seconds, and Kafka took them for milliseconds: times of its users meant January 1970."""
     assert start_to_timestamp(datetime.datetime(2016, 2, 18)) == 1455753600000
     assert abs(start_to_timestamp(datetime.timedelta(days=2)) - (time.time() - 172800) * 1000) < 60_000
     assert start_to_timestamp(None) == SingleConsumer.END == -1
     assert start_to_timestamp(SingleConsumer.BEGINNING) == -2
+    for wrong in (-3, True, "beginning", 1.5):
+        with pytest.raises(ConfigError, match="start is"):
+            start_to_timestamp(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("version", ["0.8.2.2", "0.9.0.1", NEWEST])
-async def test_it_reads_from_old_and_new_brokers(version: str, cluster_factory: Callable[..., LocalCluster]) -> None:
+async def test_old_and_new_brokers_are_read(version: str, cluster_factory: Callable[..., LocalCluster]) -> None:
     cluster = await asyncio.to_thread(lambda: cluster_factory(version))
     scene = Scene(cluster)
     await asyncio.to_thread(cluster.create_topic, "t", 2)
     await scene.produce("t", 0, 1)
     consumer = await scene.consumer()
-    assert await drink(consumer, "t", 2, SingleConsumer.BEGINNING) == [0, 1]
+    assert await consume_values(consumer, "t", 2, SingleConsumer.BEGINNING) == [0, 1]
     await scene.produce("t", 2, partition=1)
-    assert await drink(consumer, "t", 1) == [2]
+    assert await consume_values(consumer, "t", 1) == [2]
     late = await scene.consumer()
     assert await late.consume("t") == []
-    assert await drink(await scene.consumer(), "t", 3, datetime.timedelta(hours=1)) == [0, 1, 2]
+    assert await consume_values(await scene.consumer(), "t", 3, datetime.timedelta(hours=1)) == [0, 1, 2]
     for each in scene.consumers:
         await each.close()

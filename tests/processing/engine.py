@@ -80,9 +80,9 @@ async def running(
 ) -> AsyncIterator[Run]:
     source = FakeSource(cluster, batch_size)
     prepare(source)
-    given = {"retries": FAST, "commit_interval_s": 60.0, "drain_timeout_s": 5.0, **settings}
+    chosen = {"retries": FAST, "commit_interval_s": 60.0, "drain_timeout_s": 5.0, **settings}
     handler: Any = Handler("test", function, by_batch)
-    processor = Processor(handler, Handling(**given), dead_letters=letters, retry_topics=retry_topics)  # type: ignore[arg-type]
+    processor = Processor(handler, Handling(**chosen), dead_letters=letters, retry_topics=retry_topics)  # type: ignore[arg-type]
     task = asyncio.ensure_future(processor.run(source))  # type: ignore[arg-type]
     try:
         yield Run(source, processor, task)

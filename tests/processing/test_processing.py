@@ -26,51 +26,16 @@ from allocator.handlers.policy import ErrorPolicy, Retries
 from allocator.handlers.window import fingerprint
 from allocator.types import Record
 
-ROOM = 500  # characters for done records: fewer than a window with 1,000 records in hand needs
+DONE_CHARACTERS = 500  # fewer than a window with 1,000 records in hand needs
 running = functools.partial(engine.running, ordering="key", batch_size=50)
 
 
 def kept(cluster: Cluster) -> int:
-    """Returns the number of references to the records of a log, as a measure of the memory in use."""
+    """Returns the number of references to the records of the log: a measure of the memory in use."""
     return sum(map(sys.getrefcount, cluster.logs[PARTITION]))
 
 
-# -- order -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("plain", [False, True])
-async def test_records_of_a_key_are_in_order_and_others_beside_them(plain: bool) -> None:
-    cluster = Cluster(partitions=2, records=300, keys=20)
-    done: dict[tuple[int, bytes], list[int]] = {}
-    inside: Counter[tuple[int, bytes]] = Counter()
-    most = [0]
-
-    def begin(record: Record) -> None:
-        inside[record.partition, record.key] += 1
-        assert inside[record.partition, record.key] == 1
-        most[0] = max(most[0], sum(inside.values()))
-
-    def end(record: Record) -> None:
-        inside[record.partition, record.key] -= 1
-        done.setdefault((record.partition, record.key), []).append(record.offset)
-
-    async def handle(record: Record) -> None:
-        begin(record)
-        await asyncio.sleep(0)
-        end(record)
-
-    def handle_plain(record: Record) -> None:
-        begin(record)
-        end(record)
-
-    async with running(cluster, handle_plain if plain else handle, concurrency=16) as it:
-        await until(lambda: sum(map(len, done.values())) == 600)
-        await it.stop()
-    for (_, key), offsets in done.items():
-        assert offsets == list(range(int(key), 300, 20))
-    assert plain or most[0] == 16
-    assert cluster.committed == cluster.ends()
-    assert cluster.beyond == {}
+# -- windows ----------------------------------------------------------------------------------------------------
 
 
 async def test_records_without_a_key_wait_for_no_other() -> None:
@@ -89,7 +54,7 @@ async def test_records_without_a_key_wait_for_no_other() -> None:
         held.set()
 
 
-async def test_a_key_that_is_stuck_stops_no_other_and_costs_bounded_memory() -> None:
+async def test_a_stuck_key_delays_no_other_key_and_costs_bounded_memory() -> None:
     cluster, held = Cluster(records=20_000, keys=2000), asyncio.Event()
     done: list[int] = []
     most = 0
@@ -99,12 +64,12 @@ async def test_a_key_that_is_stuck_stops_no_other_and_costs_bounded_memory() -> 
             await held.wait()
         done.append(record.offset)
 
-    nobody = kept(cluster)
+    idle = kept(cluster)
     async with running(cluster, handle, in_hand_records=100, in_hand_bytes=15_000, concurrency=8) as it:
         while len(done) < 20_000 - 10:
             for _ in range(20):
                 await asyncio.sleep(0)
-            most = max(most, kept(cluster) - nobody)
+            most = max(most, kept(cluster) - idle)
         assert positions(it.processor) == {PARTITION: 0}
         held.set()
         await it.stop()
@@ -112,7 +77,7 @@ async def test_a_key_that_is_stuck_stops_no_other_and_costs_bounded_memory() -> 
     assert cluster.committed == {PARTITION: 20_000}
 
 
-async def test_batches_let_go_of_their_bytes_when_little_of_them_is_left() -> None:
+async def test_batches_release_their_bytes_when_few_records_are_left() -> None:
     cluster, held = Cluster(records=10_000, keys=100), asyncio.Event()
     done: list[int] = []
 
@@ -129,7 +94,7 @@ async def test_batches_let_go_of_their_bytes_when_little_of_them_is_left() -> No
     assert cluster.committed == {PARTITION: 10_000}
 
 
-async def test_records_of_a_partition_that_left_count_no_more() -> None:
+async def test_records_of_a_revoked_partition_do_not_count_in_the_window() -> None:
     """Otherwise their bytes would block the batches behind a stuck record."""
     cluster = Cluster(partitions=2, records=100, keys=10)
     gone, stays = cluster.partitions
@@ -165,7 +130,7 @@ class Half:
         self.done.append(record.offset)
 
 
-async def left_behind(cluster: Cluster) -> Half:
+async def leave_one_key(cluster: Cluster) -> Half:
     """Leaves the progress of a member that handled nine of ten keys, committed, and was killed."""
     half = Half()
     async with running(cluster, half, commit_interval_s=0.005) as it:
@@ -181,9 +146,9 @@ def done_runs(cluster: Cluster) -> tuple[tuple[int, int], ...]:
 
 
 @pytest.mark.parametrize("ordering", ["key", "partition", "none"])
-async def test_the_next_member_handles_only_what_is_not_done(ordering: str) -> None:
+async def test_the_next_member_handles_only_records_that_are_not_done(ordering: str) -> None:
     cluster = Cluster(records=100, keys=10)
-    await left_behind(cluster)
+    await leave_one_key(cluster)
     assert cluster.committed == {PARTITION: 3}
     again: list[int] = []
 
@@ -197,9 +162,9 @@ async def test_the_next_member_handles_only_what_is_not_done(ordering: str) -> N
     assert cluster.committed == {PARTITION: 100}
 
 
-async def test_what_is_not_reached_yet_stays_done_in_every_commit() -> None:
+async def test_done_records_that_are_not_reached_yet_stay_in_every_commit() -> None:
     cluster = Cluster(records=100, keys=10)
-    await left_behind(cluster)
+    await leave_one_key(cluster)
     before = done_runs(cluster)
     half = Half()
     few = {"in_hand_records": 2, "batch_size": 5, "commit_interval_s": 0.005, "drain_timeout_s": 0.01}
@@ -230,11 +195,11 @@ async def test_a_commit_waits_for_the_automatic_commit_that_is_under_way() -> No
 
 
 @pytest.mark.parametrize("what", ["another record", "no record", "a later epoch"])
-async def test_what_was_done_in_another_log_is_handled(what: str) -> None:
+async def test_records_done_in_another_log_are_handled(what: str) -> None:
     """The topic was created again, compacted, or cut by an unclean election; offsets alone would skip records."""
     cluster = Cluster(records=100, keys=10)
     cluster.logs[PARTITION] = [_at_epoch(record, 4) for record in cluster.logs[PARTITION]]
-    await left_behind(cluster)
+    await leave_one_key(cluster)
     assert cluster.beyond[PARTITION].epoch == 4
     log = cluster.logs[PARTITION]
     if what == "another record":
@@ -262,7 +227,7 @@ def _at_epoch(record: Record, epoch: int) -> Record:
     return Record("t", 0, record.offset, record.timestamp, 0, record.key, record.value, [], epoch)
 
 
-async def test_a_partition_that_returns_goes_on_with_what_is_not_done() -> None:
+async def test_a_partition_that_returns_continues_with_the_records_that_are_not_done() -> None:
     cluster, half = Cluster(records=100, keys=10), Half()
     async with running(cluster, half, drain_timeout_s=0.01) as it:
         await until(lambda: len(half.done) == 90)
@@ -277,14 +242,13 @@ async def test_a_partition_that_returns_goes_on_with_what_is_not_done() -> None:
 
 
 async def test_the_position_of_a_partition_that_returns_names_its_topic() -> None:
-    """If the topic was created again meanwhile, the consumer begins at its first record."""
+    """If the topic was created again meanwhile, the consumer starts at its first record."""
     cluster, done = Cluster(records=10), []
     async with running(cluster, done.append) as it:
         it.source.topics[PARTITION] = topic_id = uuid.UUID(int=1)
         await until(lambda: len(done) == 10)
         await it.source.revoke([PARTITION])
         point = it.processor.reached(PARTITION)
-        assert point is not None
         assert (point.offset, topic_of_offset(point)) == (10, topic_id)
 
 
@@ -343,32 +307,6 @@ async def test_a_partition_moves_only_after_the_calls_that_a_seek_replaced(goes_
         await it.stop()
 
 
-async def test_orders_count_from_the_next_call_on() -> None:
-    cluster, reached, goes_on = Cluster(records=20), asyncio.Event(), asyncio.Event()
-    done: list[int] = []
-
-    async def handle(record: Record) -> None:
-        if record.offset == 5:
-            reached.set()
-            await goes_on.wait()
-        await asyncio.sleep(0)
-        done.append(record.offset)
-
-    async with running(cluster, handle) as it:
-        await reached.wait()
-        it.processor.order(RecordOrders(paused=frozenset({PARTITION})))
-        goes_on.set()
-        await until(lambda: 5 in done)
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert done == [0, 1, 2, 3, 4, 5]
-        it.processor.order(RecordOrders(skipped={PARTITION: frozenset({8})}))
-        await until(lambda: 19 in done)
-        await it.stop()
-    assert done == [*range(8), *range(9, 20)]
-    assert cluster.committed == {PARTITION: 20}
-
-
 @pytest.mark.parametrize("ordering", ["none", "key", "partition"])
 async def test_records_of_a_paused_partition_are_freed_when_it_moves(ordering: str) -> None:
     cluster = Cluster(records=50, keys=50)
@@ -391,7 +329,7 @@ async def test_records_of_a_paused_partition_are_freed_when_it_moves(ordering: s
         await it.stop()
 
 
-async def test_the_window_narrows_before_a_commit_could_not_say_what_is_done() -> None:
+async def test_the_window_narrows_before_done_records_exceed_the_metadata() -> None:
     cluster, held, rng = Cluster(records=5000, keys=5000), asyncio.Event(), random.Random(3)
     done: list[int] = []
     slow = set(rng.sample(range(5000), 1500))
@@ -402,7 +340,7 @@ async def test_the_window_narrows_before_a_commit_could_not_say_what_is_done() -
         done.append(record.offset)
 
     async with running(cluster, handle, concurrency=1000, in_hand_records=1000) as it:
-        it.source.done_characters = ROOM
+        it.source.done_characters = DONE_CHARACTERS
         await until(lambda: it.source.measures.windows_narrowed)
         counts: list[int] = [-1]
         while counts[-1] != len(done):
@@ -411,15 +349,14 @@ async def test_the_window_narrows_before_a_commit_could_not_say_what_is_done() -
                 await asyncio.sleep(0)
         assert len(done) < 3500
         found = it.processor.resume_points()[PARTITION].done
-        assert found is not None
-        assert found.encoded(ROOM)[1], "all of it fits"
+        assert found.encoded(DONE_CHARACTERS)[1], "all of it fits"
         held.set()
         await until(lambda: len(done) == 5000)
         await it.stop()
     assert cluster.committed == {PARTITION: 5000}
 
 
-async def test_a_broker_that_takes_no_metadata_narrows_nothing() -> None:
+async def test_the_window_does_not_narrow_without_metadata() -> None:
     """Without metadata, done records beyond the offset are not committed, so no record waits for their size."""
     cluster, held = Cluster(records=3000, keys=3000), asyncio.Event()
     done: list[int] = []
@@ -439,7 +376,7 @@ async def test_a_broker_that_takes_no_metadata_narrows_nothing() -> None:
 # -- failures ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_record_that_fails_holds_back_its_key_alone() -> None:
+async def test_a_record_that_fails_delays_its_key_alone() -> None:
     cluster, tried, done = Cluster(records=40, keys=4), Counter(), []
 
     async def handle(record: Record) -> None:
@@ -488,7 +425,7 @@ async def test_the_class_of_an_error_decides(lists: Any, letters: list[int], ski
     assert tried[5] == attempts
 
 
-async def test_an_error_that_stops_skips_nothing_and_keeps_what_is_done_beyond() -> None:
+async def test_an_error_in_stop_on_stops_the_processor_and_skips_no_record() -> None:
     cluster, topic = Cluster(records=10, keys=10), Letters()
 
     async def handle(record: Record) -> None:
@@ -524,13 +461,10 @@ async def test_retries_end_after_their_time() -> None:
         ("int", "not an error class"),
     ],
 )
-def test_a_name_that_is_no_class_of_errors_is_refused(name: str, says: str) -> None:
+def test_an_invalid_list_of_error_classes_is_rejected(name: str, says: str) -> None:
     assert ErrorPolicy.of(retry_on=["ValueError", "allocator.errors.BrokerError", "json:JSONDecodeError"])
     with pytest.raises(ConfigError, match=says):
         ErrorPolicy.of(retry_on=[name])
-
-
-def test_a_class_of_errors_is_in_one_list_at_most() -> None:
     with pytest.raises(ConfigError, match="retry_on and skip_on both name ValueError"):
         ErrorPolicy.of(retry_on=[ValueError], skip_on=[ValueError])
 

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from engine import DEADLINE_S, Letters, running, until
+from engine import DEADLINE_S, PARTITION, Letters, running, until
 from fake_source import Cluster, FakeSource, positions
-from tornado import gen
 
 from allocator.daemon.daemon import Daemon
 from allocator.errors import (
@@ -24,7 +23,6 @@ from allocator.errors import (
     HandlerCutOff,
     HandlerFailed,
     OffsetOutOfRange,
-    ZooKeeperUnavailable,
 )
 from allocator.handlers import lanes, processor
 from allocator.handlers.handlers import Handler
@@ -79,50 +77,6 @@ class Recorder:
 # -- order and completeness --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("plain", [False, True])
-async def test_every_record_is_handled_once_in_the_order_of_its_partition(plain: bool) -> None:
-    cluster, recorder = Cluster(partitions=5, records=300), Recorder()
-    async with running(cluster, recorder.handle_plain if plain else recorder.handle, concurrency=3) as it:
-        await until(lambda: len(recorder.done) == 1500)
-        await it.stop()
-    for partition in range(5):
-        assert recorder.offsets(partition) == list(range(300))
-    assert cluster.committed == cluster.ends()
-
-
-async def test_a_plain_handler_that_blocks_stops_neither_the_loop_nor_other_partitions() -> None:
-    cluster, release = Cluster(partitions=2, records=5), threading.Event()
-    done: list[tuple[int, int]] = []
-
-    def handle(record: Record) -> None:
-        assert threading.current_thread() is not threading.main_thread()
-        if record.partition == 0:
-            release.wait(DEADLINE_S)
-        done.append((record.partition, record.offset))
-
-    async with running(cluster, handle) as it:
-        await until(lambda: len(done) == 5)
-        assert {partition for partition, _ in done} == {1}
-        release.set()
-        await until(lambda: len(done) == 10)
-        await it.stop()
-    assert cluster.committed == cluster.ends()
-
-
-async def test_tornado_coroutines_run_on_the_loop() -> None:
-    cluster, threads = Cluster(records=3), []
-
-    @gen.coroutine
-    def handle(record: Record) -> Any:
-        yield gen.sleep(0)
-        threads.append(threading.current_thread())
-
-    async with running(cluster, handle) as it:
-        await until(lambda: len(threads) == 3)
-        await it.stop()
-    assert set(threads) == {threading.main_thread()}
-
-
 async def test_a_handler_that_never_waits_leaves_the_loop_its_turns() -> None:
     cluster = Cluster(partitions=2, records=2000)
     done: list[Record] = []
@@ -138,22 +92,9 @@ async def test_a_handler_that_never_waits_leaves_the_loop_its_turns() -> None:
         while len({record.partition for record in done}) < 2:
             await asyncio.sleep(0)
             most, before = max(most, len(done) - before), len(done)
-    # of the 2000 of a batch: within one turn of the loop each partition gets one slice at most
+    # within one turn of the loop, each partition gets at most one slice of its batch
     assert 0 < most <= 2 * (1000 * lanes.SLICE_S + 1)
     assert len(done) < 4000
-
-
-async def test_whole_batches_go_to_a_handler_of_batches() -> None:
-    cluster, sizes = Cluster(records=10), []
-
-    async def handle(batch: Any) -> None:
-        sizes.append(len(batch))
-
-    async with running(cluster, handle, by_batch=True) as it:
-        await until(lambda: sum(sizes) == 10)
-        await it.stop()
-    assert sizes == [4, 4, 2]
-    assert cluster.committed == cluster.ends()
 
 
 async def test_offsets_without_records_at_the_end_are_committed_too() -> None:
@@ -161,10 +102,10 @@ async def test_offsets_without_records_at_the_end_are_committed_too() -> None:
     async with running(cluster, recorder.handle) as it:
         await until(lambda: len(recorder.done) == 5)
         await it.stop()
-    assert cluster.committed == {TopicPartition("t", 0): 7}
+    assert cluster.committed == {PARTITION: 7}
 
 
-async def test_a_slow_partition_is_paused_instead_of_piling_up() -> None:
+async def test_a_slow_partition_is_paused() -> None:
     cluster, recorder = Cluster(partitions=2, records=100), Recorder()
     slow, fast = cluster.partitions
     hold = asyncio.Event()
@@ -198,7 +139,7 @@ async def test_a_failed_record_is_tried_again_before_the_next_one(plain: bool) -
     assert recorder.offsets() == list(range(6))
 
 
-async def test_a_record_waiting_for_its_retry_leaves_its_slot_to_others() -> None:
+async def test_a_record_that_waits_for_its_retry_occupies_no_slot() -> None:
     cluster, recorder = Cluster(partitions=2, records=4), Recorder()
 
     async def handle(record: Record) -> None:
@@ -244,20 +185,20 @@ async def test_a_record_is_done_only_when_its_dead_letter_is_acknowledged(refusa
         else:
             assert isinstance(await it.failed(), BrokerError)
     assert letters.offsets == ([5] if refusals == 2 else [])
-    assert cluster.committed == {TopicPartition("t", 0): 10 if refusals == 2 else 5}
+    assert cluster.committed == {PARTITION: 10 if refusals == 2 else 5}
     assert letters.closed
 
 
-async def test_a_record_that_a_sink_refused_is_its_new_owners_and_no_dead_letter() -> None:
+async def test_a_record_that_a_sink_fenced_is_no_dead_letter() -> None:
     cluster, recorder, letters = Cluster(records=10), Recorder(), Letters()
     recorder.errors[5] = [Fenced("the owner with fence 9 has begun since")] * 3
     async with running(cluster, recorder.handle, letters) as it:
         assert isinstance(await it.failed(), HandlerFailed)
     assert letters.records == []
-    assert cluster.committed == {TopicPartition("t", 0): 5}
+    assert cluster.committed == {PARTITION: 5}
 
 
-async def test_a_batch_that_fails_for_good_goes_to_the_dead_letters_as_a_whole() -> None:
+async def test_a_batch_that_fails_for_good_becomes_dead_letters_as_a_whole() -> None:
     cluster, letters, sizes = Cluster(records=8), Letters(), []
 
     async def handle(batch: Any) -> None:
@@ -270,7 +211,7 @@ async def test_a_batch_that_fails_for_good_goes_to_the_dead_letters_as_a_whole()
     assert letters.offsets == [0, 1, 2, 3]
 
 
-async def test_a_plain_handler_that_returns_an_awaitable_is_refused_at_once() -> None:
+async def test_a_plain_handler_that_returns_an_awaitable_is_rejected_at_once() -> None:
     async def work() -> None: ...
 
     async with running(Cluster(), lambda record: work(), Letters()) as it:
@@ -299,33 +240,15 @@ def plain_and_coroutine(function: Callable[[Record], None]) -> list[Any]:
     return [function, coroutine]
 
 
-@pytest.mark.parametrize("kind", [SystemExit, Final, Unreadable])
-@pytest.mark.parametrize("listed", [False, True])
-async def test_an_error_that_means_to_end_the_process_makes_a_dead_letter_only_if_it_is_listed(
-    kind: type[BaseException], listed: bool
-) -> None:
-    cluster, recorder, letters = Cluster(records=4), Recorder(), Letters()
-    recorder.errors[1] = [kind()] * 3
-    policy = ErrorPolicy.of(dead_letter_on=[kind] if listed else None)
-    async with running(cluster, recorder.handle_plain, letters, policy=policy) as it:
-        if listed or kind is Unreadable:
-            await until(lambda: len(recorder.done) == 3)
-            await it.stop()
-        else:
-            assert isinstance(await it.failed(), HandlerFailed)
-    assert letters.offsets == ([1] if listed or kind is Unreadable else [])
-    assert cluster.committed == {TopicPartition("t", 0): 4 if letters.offsets else 1}
-
-
 @pytest.mark.parametrize("plain", [True, False])
 @pytest.mark.parametrize("kind", [asyncio.CancelledError, GeneratorExit, SystemExit, Final, Unreadable])
-async def test_after_any_error_of_a_handler_a_retry_follows_or_the_processor_ends_and_names_the_record(
+async def test_an_error_is_retried_or_stops_the_processor_and_names_the_record(
     kind: type[BaseException], plain: bool
 ) -> None:
-    cluster, recorder = Cluster(records=4), Recorder()
+    cluster, recorder, letters = Cluster(records=4), Recorder(), Letters()
     recorder.errors[1] = [kind()]
     function = plain_and_coroutine(recorder.handle_plain)[not plain]
-    async with running(cluster, function) as it:
+    async with running(cluster, function, letters) as it:
         if kind in (asyncio.CancelledError, Unreadable):
             await until(lambda: len(recorder.done) == 4)
             await it.stop()
@@ -335,7 +258,19 @@ async def test_after_any_error_of_a_handler_a_retry_follows_or_the_processor_end
             assert isinstance(error, HandlerFailed)
             assert f"failed once at t:0 offset 1: {kind.__name__}" in str(error)
             assert recorder.offsets() == [0]
-    assert cluster.committed == {TopicPartition("t", 0): len(recorder.done)}
+    assert letters.offsets == []
+    assert cluster.committed == {PARTITION: len(recorder.done)}
+
+
+@pytest.mark.parametrize("kind", [SystemExit, Final, Unreadable])
+async def test_a_listed_error_becomes_a_dead_letter_also_if_it_would_end_the_process(kind: type[BaseException]) -> None:
+    cluster, recorder, letters = Cluster(records=4), Recorder(), Letters()
+    recorder.errors[1] = [kind()]
+    async with running(cluster, recorder.handle_plain, letters, policy=ErrorPolicy.of(dead_letter_on=[kind])) as it:
+        await until(lambda: len(recorder.done) == 3)
+        await it.stop()
+    assert letters.offsets == [1]
+    assert cluster.committed == {PARTITION: 4}
 
 
 @pytest.mark.parametrize("error", [BrokerError("moved", retriable=True), OffsetOutOfRange("t", 0, 4, "gone")])
@@ -344,9 +279,9 @@ async def test_an_error_of_the_consumer_stops_the_processor_unless_it_may_pass(e
     cluster, recorder = Cluster(records=4), Recorder()
     async with running(cluster, recorder.handle) as it:
         await until(lambda: len(recorder.done) == 4)
-        await it.source.fail_fetching(error)
+        it.source.fail_fetching(error)
         if error.retriable:
-            cluster.logs[TopicPartition("t", 0)].append(Record("t", 0, 4, 0, 0, b"0", b"4", []))
+            cluster.logs[PARTITION].append(Record("t", 0, 4, 0, 0, b"0", b"4", []))
             await until(lambda: len(recorder.done) == 5)
             await it.stop()
         else:
@@ -355,53 +290,7 @@ async def test_an_error_of_the_consumer_stops_the_processor_unless_it_may_pass(e
     assert it.source.closed
 
 
-async def test_a_cluster_that_cannot_be_reached_is_reported_and_closed() -> None:
-    def prepare(source: FakeSource) -> None:
-        source.start_error = ZooKeeperUnavailable("nobody answers")
-
-    async with running(Cluster(), Recorder().handle, prepare=prepare) as it:
-        assert isinstance(await it.failed(), ZooKeeperUnavailable)
-    assert it.source.closed
-
-
 # -- commits -----------------------------------------------------------------------------------------------------
-
-
-async def test_commits_follow_what_was_handled_and_never_run_ahead() -> None:
-    cluster, recorder = Cluster(records=8), Recorder()
-    recorder.holds[6] = asyncio.Event()
-    partition = cluster.partitions[0]
-    async with running(cluster, recorder.handle, commit_interval_s=0.005) as it:
-        await until(lambda: cluster.committed.get(partition) == 6)
-        assert max(offset for commit in cluster.commits for offset in commit.values()) == 6
-        count = len(cluster.commits)
-        recorder.holds[6].set()
-        await until(lambda: cluster.committed.get(partition) == 8)
-        assert len(cluster.commits) <= count + 2  # nothing new, no commit
-        await it.stop()
-
-
-async def test_commits_that_are_refused_all_the_time_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    cluster, recorder = Cluster(records=8), Recorder()
-    caplog.set_level(logging.INFO)
-    async with running(cluster, recorder.handle, commit_interval_s=0.005) as it:
-        it.source.commit_error = BrokerError("the group may not be used", retriable=False)
-        commit, every, tries = it.source.commit, asyncio.Event(), 0
-
-        async def counted(offsets: Any = None) -> None:
-            nonlocal tries
-            tries += 1
-            if tries > 20:
-                every.set()
-            await commit(offsets)
-
-        it.source.commit = counted  # type: ignore[method-assign]
-        await asyncio.wait_for(every.wait(), 60)
-        it.source.commit_error = None
-        await until(lambda: cluster.committed == cluster.ends())
-    told = [each.getMessage() for each in caplog.records if "commit postponed" in each.getMessage()]
-    why = "g: commit postponed: the group may not be used"
-    assert told == [why, f"over: {why}"]
 
 
 async def test_a_failed_last_commit_is_an_error() -> None:
@@ -417,51 +306,48 @@ async def test_a_failed_last_commit_is_an_error() -> None:
 # -- rebalances --------------------------------------------------------------------------------------------------
 
 
-async def test_records_of_a_topic_that_is_gone_are_handled_and_never_committed() -> None:
+class Tenth:
+    """A handler that records offsets and waits in its tenth call."""
+
+    def __init__(self) -> None:
+        self.offsets: list[int] = []
+        self.go_on = asyncio.Event()
+
+    async def __call__(self, record: Record) -> None:
+        self.offsets.append(record.offset)
+        if len(self.offsets) == 10:
+            await self.go_on.wait()
+
+
+async def test_records_of_a_deleted_topic_are_handled_and_never_committed() -> None:
     """Committing offsets of the deleted topic would skip the first records of the new one."""
-    cluster, go_on = Cluster(records=20), asyncio.Event()
-    handled: list[int] = []
-
-    async def handle(record: Record) -> None:
-        handled.append(record.offset)
-        if len(handled) == 10:
-            await go_on.wait()
-
-    async with running(cluster, handle, commit_interval_s=0.01) as it:
-        partition = cluster.partitions[0]
-        await until(lambda: len(handled) == 10)
+    cluster, handler = Cluster(records=20), Tenth()
+    async with running(cluster, handler, commit_interval_s=0.01) as it:
+        await until(lambda: len(handler.offsets) == 10)
         await until(lambda: cluster.committed)
-        read = it.source.positions[partition]
-        it.source.recreate(partition, 6)
+        read = it.source.positions[PARTITION]
+        it.source.recreate(PARTITION, 6)
         before = len(cluster.commits)
-        go_on.set()
-        await until(lambda: cluster.committed == {partition: 6})
-        assert handled == [*range(read), *range(6)]
-        assert all(commit[partition] <= 6 for commit in cluster.commits[before:])
+        handler.go_on.set()
+        await until(lambda: cluster.committed == {PARTITION: 6})
+        assert handler.offsets == [*range(read), *range(6)]
+        assert all(commit[PARTITION] <= 6 for commit in cluster.commits[before:])
         await it.stop()
 
 
 async def test_a_partition_that_leaves_after_its_topic_was_replaced_commits_nothing_of_the_old_one() -> None:
-    cluster, go_on = Cluster(records=20), asyncio.Event()
-    (partition,) = cluster.partitions
-    handled: list[int] = []
-
-    async def handle(record: Record) -> None:
-        handled.append(record.offset)
-        if len(handled) == 10:
-            await go_on.wait()
-
-    async with running(cluster, handle) as it:
-        await until(lambda: len(handled) == 10)
-        it.source.recreate(partition, 6)
-        revoking = asyncio.ensure_future(it.source.revoke([partition]))
+    cluster, handler = Cluster(records=20), Tenth()
+    async with running(cluster, handler) as it:
+        await until(lambda: len(handler.offsets) == 10)
+        it.source.recreate(PARTITION, 6)
+        revoking = asyncio.ensure_future(it.source.revoke([PARTITION]))
         await until(lambda: "on_partitions_revoked" in it.source.events)
-        go_on.set()
+        handler.go_on.set()
         await revoking
         assert cluster.commits == []
 
 
-async def test_a_partition_that_comes_back_after_others_had_it_goes_on_after_them() -> None:
+async def test_a_partition_that_returns_continues_at_the_offset_of_the_last_owner() -> None:
     cluster, recorder = Cluster(records=40), Recorder()
     (partition,) = cluster.partitions
     recorder.holds[5] = asyncio.Event()
@@ -487,7 +373,7 @@ async def test_a_lost_partition_is_cancelled_and_nothing_of_it_committed() -> No
     assert cluster.commits == []
 
 
-async def test_a_partition_that_comes_back_waits_for_a_thread_that_still_works_on_it() -> None:
+async def test_a_partition_that_returns_waits_for_a_thread_that_still_works_on_it() -> None:
     cluster, release = Cluster(records=4), threading.Event()
     (partition,) = cluster.partitions
     inside: list[int] = []
@@ -516,7 +402,7 @@ async def test_a_partition_that_comes_back_waits_for_a_thread_that_still_works_o
     assert set(most) == {1}
 
 
-async def test_a_record_waiting_for_its_retry_does_not_hold_up_a_revocation() -> None:
+async def test_a_record_that_waits_for_its_retry_does_not_delay_a_revocation() -> None:
     cluster, recorder = Cluster(records=4), Recorder()
     (partition,) = cluster.partitions
     recorder.errors[1] = [ValueError()] * 9
@@ -544,7 +430,7 @@ async def test_no_record_is_handled_while_the_lease_is_in_doubt() -> None:
 # -- the end -----------------------------------------------------------------------------------------------------
 
 
-async def test_stopping_finishes_what_runs_commits_it_and_leaves_in_this_order() -> None:
+async def test_stopping_finishes_running_calls_then_commits_then_leaves() -> None:
     cluster, recorder = Cluster(records=20), Recorder()
     recorder.holds[2] = asyncio.Event()
     async with running(cluster, recorder.handle) as it:
@@ -555,17 +441,8 @@ async def test_stopping_finishes_what_runs_commits_it_and_leaves_in_this_order()
         recorder.holds[2].set()
         await it.stop()
     assert recorder.offsets() == [0, 1, 2]
-    assert cluster.committed == {TopicPartition("t", 0): 3}
+    assert cluster.committed == {PARTITION: 3}
     assert it.source.events == ["start", "on_partitions_assigned", "commit", "on_partitions_revoked", "close"]
-
-
-async def test_stopping_before_anything_began_is_fine() -> None:
-    cluster = Cluster()
-    source = FakeSource(cluster)
-    daemon = Processor(Handler("test", Recorder().handle), Handling())
-    daemon.stop()
-    await asyncio.wait_for(daemon.run(source), DEADLINE_S)
-    assert cluster.commits == []
 
 
 async def test_a_second_cancellation_while_a_commit_hangs_ends_everything(caplog: pytest.LogCaptureFixture) -> None:
@@ -587,18 +464,17 @@ async def test_a_second_cancellation_while_a_commit_hangs_ends_everything(caplog
 class Choices:
     """A `ChoiceWatcher` that calls a function right after its choice was read for the first time."""
 
-    def __init__(self, after_the_first: Callable[[], None]) -> None:
-        self.told = ClusterChoice("first")
+    def __init__(self, after_first_read: Callable[[], None]) -> None:
+        self.choice = ClusterChoice("first")
         self.changed = asyncio.Event()
-        self._tell = after_the_first
-        self._read = False
+        self._after_first_read: Callable[[], None] | None = after_first_read
 
     @property
     def current(self) -> ClusterChoice:
-        if not self._read:
-            self._read = True
-            asyncio.get_running_loop().call_soon(self._tell)
-        return self.told
+        if self._after_first_read is not None:
+            asyncio.get_running_loop().call_soon(self._after_first_read)
+            self._after_first_read = None
+        return self.choice
 
     async def start(self, timeout_s: float | None) -> None: ...
 
@@ -607,31 +483,31 @@ class Choices:
 
 @pytest.mark.parametrize("what", ["stop", "other brokers"])
 async def test_a_stop_or_a_new_choice_before_the_processor_starts_counts(what: str) -> None:
-    cluster, recorder, made = Cluster(records=3), Recorder(), []
+    cluster, recorder, created = Cluster(records=3), Recorder(), []
 
-    def tell() -> None:
+    def change() -> None:
         if what == "stop":
             daemon.stop()
         else:
-            choices.told = ClusterChoice("second")
+            choices.choice = ClusterChoice("second")
             choices.changed.set()
 
-    def make(choice: ClusterChoice, listener: object) -> Any:
-        made.append(choice.brokers)
+    def create(choice: ClusterChoice, listener: object) -> Any:
+        created.append(choice.brokers)
         return FakeSource(cluster)
 
-    choices: Any = Choices(tell)
-    daemon = Daemon(make, Handler("test", recorder.handle), Handling(), choices)
+    choices: Any = Choices(change)
+    daemon = Daemon(create, Handler("test", recorder.handle), Handling(), choices)
     work = asyncio.ensure_future(daemon.run())
     if what != "stop":
         await until(lambda: recorder.offsets() == [0, 1, 2])
         daemon.stop()
     await asyncio.wait_for(work, DEADLINE_S)
-    assert made[-1] == ("first" if what == "stop" else "second")
+    assert created[-1] == ("first" if what == "stop" else "second")
 
 
 @pytest.mark.parametrize("plain", [False, True])
-async def test_a_partition_moves_when_its_call_has_ended_and_others_do_not_wait_for_it(plain: bool) -> None:
+async def test_a_partition_moves_when_its_call_has_ended_and_others_move_at_once(plain: bool) -> None:
     """However long the call outlasts the time to drain."""
     cluster, release, inside = Cluster(partitions=3, records=4), threading.Event(), threading.Event()
     slow = cluster.partitions[0]
@@ -668,7 +544,7 @@ async def test_a_partition_moves_when_its_call_has_ended_and_others_do_not_wait_
 
 
 @pytest.mark.parametrize("kind", ["plain", "swallows", "heeds"])
-async def test_stopping_takes_the_time_to_drain_once_and_names_the_call_that_was_cut_off(kind: str) -> None:
+async def test_stopping_waits_for_drain_timeout_s_once_and_names_the_call_that_was_cut_off(kind: str) -> None:
     cluster, release, inside = Cluster(partitions=2, records=4), threading.Event(), threading.Event()
     quick = cluster.partitions[1]
 

@@ -89,7 +89,7 @@ async def running(
 
 @pytest.mark.parametrize("ordering", ["partition", "key", "none"])
 @pytest.mark.parametrize("plain", [False, True])
-async def test_a_record_goes_through_every_delay_to_the_dead_letters_and_holds_up_no_other(
+async def test_a_record_passes_every_delay_becomes_a_dead_letter_and_delays_no_other(
     ordering: str, plain: bool
 ) -> None:
     cluster = Cluster(records=10)
@@ -119,7 +119,7 @@ async def test_a_record_goes_through_every_delay_to_the_dead_letters_and_holds_u
     assert cluster.committed == {PARTITION: 10, **{TopicPartition(topic, 0): 1 for topic in PLAN.topics}}
 
 
-async def test_a_record_is_done_only_when_its_retry_topic_has_it() -> None:
+async def test_a_record_is_done_only_when_its_retry_topic_acknowledged_it() -> None:
     cluster, seen = Cluster(records=6), []
 
     async def handle(record: Record) -> None:
@@ -155,7 +155,7 @@ async def test_a_record_that_its_headers_make_too_large_for_a_retry_topic_become
     assert sorted(set(seen)) == list(range(6))
 
 
-async def test_a_partition_that_moves_takes_along_what_waits() -> None:
+async def test_waiting_records_move_with_their_partition() -> None:
     """No handler call holds a waiting record, so a move takes no time, and the next owner knows the due time."""
     cluster, seen = Cluster(records=3), []
 
@@ -195,12 +195,12 @@ async def test_only_errors_that_are_retried_go_to_a_retry_topic(lists: Any, lett
     assert it.source.measures.records_delayed == 0
 
 
-# -- pure --------------------------------------------------------------------------------------------------------------
+# -- without a processor ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [b"v", b"", None])
 @pytest.mark.parametrize("key", [b"k", None])
-async def test_a_record_comes_back_as_it_was(key: bytes | None, value: bytes | None) -> None:
+async def test_a_record_returns_from_a_retry_topic_unchanged(key: bytes | None, value: bytes | None) -> None:
     cluster = Cluster(records=0)
     sender, topics = retry_topics(cluster)
     sender.source = FakeSource(cluster)
@@ -218,14 +218,14 @@ async def test_a_record_comes_back_as_it_was(key: bytes | None, value: bytes | N
     assert PLAN.after(last) is None
 
 
-def test_a_record_that_no_member_of_the_group_wrote_is_handled_unchanged() -> None:
+def test_a_foreign_record_in_a_retry_topic_is_handled_unchanged() -> None:
     record = Record("g.retry-a", 0, 0, 0, 0, b"k", b"v", [("allocator.attempts", b"many")])
     assert PLAN.original(record) is record
     assert PLAN.attempts(record) == 0
     assert PLAN.after(record) == "g.retry-b"
 
 
-async def test_two_groups_that_read_each_others_retry_topics_do_not_send_a_record_round() -> None:
+async def test_two_groups_that_read_each_others_retry_topics_do_not_loop() -> None:
     """Their patterns match all topics, so each group also consumes the other group's retry topics."""
     plans = [RetryPlan.of(group, ["1s", "2s"]) for group in ("one", "other")]
     record = Record("orders", 0, 0, 0, 0, b"k", b"v", [])

@@ -1,4 +1,4 @@
-"""A consumer without servers: logs, positions and committed offsets in memory; a test triggers rebalances."""
+"""A consumer in memory: logs, positions and committed offsets. The test triggers rebalances."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ class Cluster:
         self.partitions = [TopicPartition(topic, number) for number in range(partitions)]
         self.logs = {p: [_record(p, offset, keys) for offset in range(records)] for p in self.partitions}
         self.markers = markers
-        """Offsets after the last record that hold none."""
+        """Number of offsets without records after the last one."""
         self.committed: dict[TopicPartition, int] = {}
         self.beyond: dict[TopicPartition, DoneSet] = {}
-        """Beyond the committed offsets."""
+        """Done records beyond the committed offsets."""
         self.commits: list[dict[TopicPartition, int]] = []
 
     def end(self, partition: TopicPartition) -> int:
@@ -82,14 +82,13 @@ class FakeSource:
         self.progress = OffsetTracker(asking_is_done=False)
         self.progress.note_member("this")
         self.orders = RecordOrders()
-        """In effect from the start on."""
+        """Orders in effect from the start on."""
         self.group = "g"
         self.started = False
         self.events: list[str] = []
         self.active = True
         self.commit_error: AllocatorError | None = None
         self.feed_error: AllocatorError | None = None
-        self.start_error: AllocatorError | None = None
         self.assign_at_start = frozenset(cluster.partitions)
         self.positions: dict[TopicPartition, int] = {}
         self.paused: set[TopicPartition] = set()
@@ -100,12 +99,12 @@ class FakeSource:
         self.topics: dict[TopicPartition, Any] = {}
         self.measures = Measures()
         self.own: dict[TopicPartition, int] = {}
-        """What this process committed last."""
+        """Last commits of this process."""
         self._turn = 0
         self.turn = asyncio.Lock()
         self._changed = asyncio.Event()
 
-    # -- at the test's word --------------------------------------------------------------------------------------
+    # -- what a test triggers --------------------------------------------------------------------------------------
 
     async def assign(self, partitions: Iterable[TopicPartition]) -> None:
         gained = frozenset(partitions)
@@ -130,19 +129,19 @@ class FakeSource:
             going = working
 
     async def lose(self, partitions: Iterable[TopicPartition]) -> None:
-        gone = frozenset(partitions)
-        self._drop(gone)
-        await self.processor.on_partitions_lost(gone)
+        lost = frozenset(partitions)
+        self._drop(lost)
+        await self.processor.on_partitions_lost(lost)
 
     def recreate(self, partition: TopicPartition, records: int) -> None:
-        """The topic is deleted and created again, with so many records."""
+        """Deletes the topic and creates it again with this number of records."""
         self.cluster.logs[partition] = [_record(partition, offset) for offset in range(records)]
         self.positions[partition] = 0
         self.progress.rewind(partition, 0)
         self.processor.set_back(partition, 0)
         self._changed.set()
 
-    async def fail_fetching(self, error: AllocatorError) -> None:
+    def fail_fetching(self, error: AllocatorError) -> None:
         self.feed_error = error
         self._changed.set()
 
@@ -167,7 +166,7 @@ class FakeSource:
     def also_read(self, topics: Sequence[str]) -> None:
         self.assign_at_start |= {partition for partition in self.cluster.logs if partition.topic in topics}
 
-    # -- what the processor calls --------------------------------------------------------------------------------
+    # -- what the processor calls ----------------------------------------------------------------------------------
 
     async def process_with(self, processor: Any) -> None:
         self.processor = processor
@@ -183,8 +182,6 @@ class FakeSource:
     async def start(self) -> None:
         self.started = True
         self.events.append("start")
-        if self.start_error is not None:
-            raise self.start_error
         await self.assign(self.assign_at_start)
 
     async def close(self, *, restart: bool = True) -> None:
@@ -268,7 +265,7 @@ class FakeSource:
             await self._changed.wait()
 
     async def until_confirmed(self) -> None:
-        """Gives up at once."""
+        """Does not wait."""
 
     def wake(self) -> None:
         self._changed.set()
@@ -276,7 +273,7 @@ class FakeSource:
     def _must_own(self, partitions: Iterable[TopicPartition]) -> None:
         foreign = [partition for partition in partitions if partition not in self.positions]
         if foreign:
-            raise NotOwned(f"not ours: {foreign}")
+            raise NotOwned(f"not owned: {foreign}")
 
 
 def _record(partition: TopicPartition, offset: int, keys: int = 1) -> Record:

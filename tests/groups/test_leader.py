@@ -1,163 +1,35 @@
-"""How a leader continues after the assignment znode was damaged."""
+"""Which shards of a large assignment a leader deletes."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from members import StaticTopics
 
-from allocator.core.membership.zookeeper.group_znodes import GroupZnodes
-from allocator.core.membership.zookeeper.leader import Leader, LeaderSettings
-from allocator.core.znodes.documents import AssignmentDocument, Claim, InflateBudget, InvalidZnode, Paths, Waiting
+from allocator.core.znodes.documents import AssignmentDocument, Paths
 from allocator.core.znodes.store import Store
-from allocator.core.zookeeper.client import BadVersion, Watch, ZooKeeperClient
-from allocator.testing import wait_until_async
+from allocator.core.zookeeper.client import Watch, ZooKeeperClient
 from allocator.types import TopicPartition
 
-MEMBER, FIRST, SECOND = (f"m-0123456789abcdef-{number:010}" for number in range(3))
-HELD = {member: frozenset({TopicPartition("t", number)}) for number, member in enumerate((FIRST, SECOND))}
-ONE, TWO = (frozenset(TopicPartition("t", number) for number in range(count)) for count in (1, 2))
-
+MEMBER = f"m-0123456789abcdef-{0:010}"
 LARGE = {MEMBER: frozenset(TopicPartition(f"t{number * 7919 % 10007}", number) for number in range(99))}
 
 
-class Deaf(Store):
-    """The watch event of a claim may come later than a response: kazoo uses two threads."""
-
-    async def claim(
-        self, member: str, watch: Watch | None = None, *, budget: InflateBudget | None = None
-    ) -> Claim | None:
-        return await super().claim(member, lambda: None, budget=budget)
-
-
 @asynccontextmanager
-async def stored(
-    hosts: str, group: str, kind: type[Store] = Deaf, client: type[ZooKeeperClient] = ZooKeeperClient
-) -> AsyncIterator[Store]:
+async def stored(hosts: str, group: str, client: type[ZooKeeperClient] = ZooKeeperClient) -> AsyncIterator[Store]:
     zk = client(hosts)
     await zk.connect()
     try:
-        store = kind(zk, Paths("/allocator", group))
+        store = Store(zk, Paths("/allocator", group))
         await store.prepare()
         yield store
     finally:
         await zk.close()
 
 
-async def test_an_unreadable_assignment_is_replaced_and_no_later_one(zk_chroot: str, group: str) -> None:
-    async with stored(zk_chroot, group) as store:
-        await store.zk.create(store.paths.assignment, b"rubbish")
-        with pytest.raises(InvalidZnode) as caught:
-            await store.document()
-        good = AssignmentDocument(generation=1, revision=1, owners={MEMBER: ONE})
-        assert await store.write_document(good, caught.value.version) == 1
-        with pytest.raises(BadVersion):
-            await store.write_document(AssignmentDocument(generation=1, revision=2), caught.value.version)
-        assert (await store.document())[0] == good
-
-
-async def test_claims_are_read_after_the_assignment_was_lost(zk_chroot: str, group: str) -> None:
-    async with stored(zk_chroot, group) as store:
-        await store.zk.create(store.paths.claim(MEMBER), Claim(1, ONE, 1).encode())
-        watch = GroupZnodes(store, StaticTopics({"t": 2}).counts.get)
-        assert (await watch.read()).document.owners == {MEMBER: ONE}
-        await store.zk.set(store.paths.claim(MEMBER), Claim(2, TWO, 1).encode())
-        await store.zk.create(store.paths.assignment, b"rubbish")
-        watch.start_over()
-        found = await watch.read()
-        assert found.document.owners == {MEMBER: TWO}
-        assert found.version == 0
-
-
-class Releasing(Store):
-    """Two members that a document waits for."""
-
-    def __init__(self, zk: ZooKeeperClient, paths: Paths) -> None:
-        super().__init__(zk, paths)
-        self.watched: set[str] = set()
-        """The members whose claims the leader watches."""
-        self.while_writing: Callable[[AssignmentDocument], Awaitable[None]] | None = None
-
-    async def claim(
-        self, member: str, watch: Watch | None = None, *, budget: InflateBudget | None = None
-    ) -> Claim | None:
-        def fired() -> None:
-            self.watched.discard(member)
-            assert watch is not None
-            watch()
-
-        found = await super().claim(member, fired, budget=budget)
-        self.watched.add(member)
-        return found
-
-    async def write_document(self, document: AssignmentDocument, version: int) -> int:
-        written = await super().write_document(document, version)
-        if self.while_writing is not None:
-            await self.while_writing(document)
-        return written
-
-    async def release(self, member: str) -> None:
-        await self.zk.set(self.paths.claim(member), Claim(2).encode())
-
-
-@asynccontextmanager
-async def releasing(hosts: str, group: str) -> AsyncIterator[Releasing]:
-    """Runs a leader that waits for two members, and that would wait for hours to write their releases together."""
-    async with stored(hosts, group, Releasing) as store:
-        for member, parts in HELD.items():
-            await store.zk.create(store.paths.claim(member), Claim(1, parts).encode())
-        waiting = {member: Waiting(2, parts) for member, parts in HELD.items()}
-        await store.write_document(AssignmentDocument(generation=1, revision=2, waiting=waiting), -1)
-        settings = LeaderSettings(releases_s=3600.0, topic_poll_s=3600.0)
-        leader = Leader(store, MEMBER, StaticTopics({"t": 2}), {}, settings)
-        leading = asyncio.ensure_future(leader.run())
-        try:
-            await wait_until_async(lambda: store.watched == HELD.keys(), 10, "the leader to watch both claims")
-            yield store
-        finally:
-            leading.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await leading
-
-
-async def revision_after_all_released(store: Store) -> int:
-    async def found() -> int:
-        document, _ = await store.document()
-        assert document is not None
-        return 0 if document.waiting else document.revision
-
-    return await wait_until_async(found, 10, "the leader to see both releases")
-
-
-async def test_members_that_release_together_cost_one_document(zk_chroot: str, group: str) -> None:
-    async with releasing(zk_chroot, group) as store:
-        await store.release(FIRST)
-        await wait_until_async(lambda: FIRST not in store.watched, 10, "the leader to notice the release")
-        await store.release(SECOND)
-        assert await revision_after_all_released(store) == 3
-
-
-async def test_a_leader_does_not_wait_for_members_that_have_released(zk_chroot: str, group: str) -> None:
-    """The second member releases while the leader writes that the first one has released."""
-
-    async def release_too(document: AssignmentDocument) -> None:
-        if list(document.waiting) == [SECOND]:
-            await store.release(SECOND)
-            await wait_until_async(lambda: SECOND not in store.watched, 10, "the event of the claim")
-
-    async with releasing(zk_chroot, group) as store:
-        store.while_writing = release_too
-        await store.release(FIRST)
-        await store.zk.create(f"{store.paths.members}/{MEMBER}")  # ends the wait for further releases
-        assert await revision_after_all_released(store) == 4
-
-
 class Late(ZooKeeperClient):
-    """Waits for `first` between the write of the leader and its list of the shards."""
+    """Calls `first` after the leader wrote the document, before it lists the shards."""
 
     first: Callable[[], Awaitable[object]]
 
@@ -179,13 +51,11 @@ async def test_a_leader_that_was_paused_deletes_no_shard_of_its_successor(zk_chr
 
 
 @pytest.mark.usefixtures("small_shards")
-async def test_the_shards_of_a_former_leader_go_with_the_first_document_of_the_next_one(
-    zk_chroot: str, group: str
-) -> None:
+async def test_the_next_leader_deletes_the_shards_of_the_former_one(zk_chroot: str, group: str) -> None:
     document = AssignmentDocument(generation=1, revision=1, leader="old", owners=LARGE)
     async with stored(zk_chroot, group) as old, stored(zk_chroot, group) as new:
         await old.write_document(document, -1)
-        await old.zk.create(f"{old.paths.shards}/rubbish")
+        await old.zk.create(f"{old.paths.shards}/garbage")
         assert len(await new.zk.get_children(new.paths.shards)) > 1
         await new.write_document(AssignmentDocument(revision=2, leader="new"), 0)  # small enough for one znode
         assert await new.zk.get_children(new.paths.shards) == []

@@ -87,7 +87,7 @@ steps = st.lists(
 
 
 @given(steps, st.data())
-def test_orders_are_what_was_put_and_not_removed_whatever_else_is_there_and_after_every_compaction(
+def test_readers_derive_the_orders_that_were_put_and_not_removed_after_any_compaction(
     steps: list[tuple[str, Any]], data: st.DataObject
 ) -> None:
     log: list[Entry] = []
@@ -109,7 +109,7 @@ def test_orders_are_what_was_put_and_not_removed_whatever_else_is_there_and_afte
     assert small.orders == folded(log).orders
 
 
-def test_two_operators_who_write_at_once_leave_one_order_and_its_withdrawal_leaves_none() -> None:
+def test_concurrent_writes_leave_one_order_and_its_removal_leaves_none() -> None:
     seen = folded([])
     log: list[Entry] = [
         *seen.change(seen.orders.put(an_order(1), NOW)),
@@ -137,14 +137,7 @@ def test_results_of_several_owners_end_an_order_and_go_with_it() -> None:
     assert all(value is None for _, value in gone)
 
 
-def test_an_order_of_a_newer_format_counts_for_nothing_and_stays_in_the_topic() -> None:
-    log: list[Entry] = [(b"o-00000001", b'{"format": 2, "id": "o-00000001"}')]
-    records = folded(log)
-    assert records.orders == Orders()
-    assert [key for key, _ in records.change(records.orders.put(an_order(2), NOW))] == [b"o-00000002"]
-
-
-def test_memory_is_bounded_and_what_is_too_much_is_refused() -> None:
+def test_memory_is_bounded_and_further_orders_are_refused() -> None:
     records = OrderRecords()
     for number in range(20):
         records.add(b"o-%08x" % number, b"x" * (MAX_BYTES // 8))

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from members import plain_view
-from test_orders import NOW, order
+from test_orders import order
 
-from allocator.assignors import resolve
 from allocator.core.assignors.constraints import Constraints
 from allocator.core.commands.orders import KINDS, Order, Orders
 from allocator.core.commands.steering import (
-    Budget,
     OrdersInForce,
     constraints_of,
     counting,
     members_named,
 )
-from allocator.core.membership.zookeeper.decision import GroupDecision, decide
 from allocator.core.membership.zookeeper.plan import advance, portion
 from allocator.core.types import Partitions
 from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, OrderState
@@ -47,11 +41,7 @@ def parts(*numbers: int) -> Partitions:
 @pytest.mark.parametrize("text", [A, "one", "#0", "one@web1:7#0", "one@web1:7"])
 def test_a_member_is_named_in_several_ways(text: str) -> None:
     assert members_named(text, MEMBERS) == [A]
-
-
-def test_a_client_id_that_several_share_names_them_all() -> None:
     assert members_named("same", {A: info("same"), B: info("same", pid=8)}) == [A, B]
-    assert member_name(B, info("same", pid=8), session=False) == "same@web1:8"
 
 
 # -- members of older versions ---------------------------------------------------------------------------------------
@@ -65,49 +55,15 @@ def test_an_order_waits_for_members_that_do_not_know_it_and_names_them() -> None
     assert (state.state, state.why) == ("pending", "it counts once these members of older versions left: old@web1:7#1")
     assert counting([freeze], members, {freeze.id: state}) == ([], pending)
     assert counting([freeze], MEMBERS, {freeze.id: state}) == ([freeze], {})
-
-
-def test_an_order_in_effect_stays_so_when_an_older_member_joins() -> None:
-    freeze = order("freeze")
-    members = {**MEMBERS, B: info("old", orders=())}
+    # a command in effect stays so when an older member joins
     assert counting([freeze], members, {freeze.id: OrderState("kept")}) == ([freeze], {})
 
 
 # -- constraints -----------------------------------------------------------------------------------------------------
 
 
-def put(*orders: Order) -> tuple[Order, ...]:
-    found = Orders()
-    for each in orders:
-        found = found.put(each, NOW)
-    return found.in_force(NOW)
-
-
 def pin(ranges: str, **place: str) -> Order:
     return order("pin", arguments={"partitions": {"t": ranges}, "place": place})
-
-
-def test_orders_become_constraints_on_live_members() -> None:
-    orders = put(
-        order("cordon", arguments={"member": "one"}),
-        order("evacuate", arguments={"member": "two"}),
-        order("freeze"),
-        order("budget"),
-        pin("0-1", rack="b"),
-        pin("5", member="three"),
-    )
-    found = constraints_of(orders, MEMBERS)
-    assert found == Constraints(
-        cordoned=frozenset({A}),
-        evacuated=frozenset({B}),
-        allowed={
-            TopicPartition("t", 0): frozenset({B, C}),
-            TopicPartition("t", 1): frozenset({B, C}),
-            TopicPartition("t", 5): frozenset({C}),
-        },
-        frozen=True,
-    )
-    assert Budget.of(orders) == Budget(5, None)
 
 
 def test_a_swap_needs_both_members_and_comes_before_their_evacuation() -> None:
@@ -115,13 +71,10 @@ def test_a_swap_needs_both_members_and_comes_before_their_evacuation() -> None:
     leaves = order("evacuate", arguments={"member": "one"})
     assert constraints_of([swap, leaves], MEMBERS) == Constraints(swapped={A: B})
     assert constraints_of([swap], {A: MEMBERS[A]}) == Constraints()
-    # two that would stand in for each other
+    # two members that would replace each other
     other = order("swap", arguments={"old": "two", "new": "one"})
     assert constraints_of([swap, other], MEMBERS) == Constraints(swapped={A: B})
-
-
-def test_an_evacuated_member_replaces_no_other() -> None:
-    swap = order("swap", arguments={"old": "one", "new": "two"})
+    # an evacuated member replaces no other
     leaves = order("evacuate", arguments={"member": "two"})
     assert constraints_of([swap, leaves], MEMBERS) == Constraints(evacuated=frozenset({B}))
     document = AssignmentDocument(owners={A: parts(0)})
@@ -144,10 +97,10 @@ def test_new_members_are_canaries_until_they_are_promoted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "owners", "goal", "state", "why"),
+    ("command", "owners", "goal", "state", "why"),
     [
         (order("cordon", arguments={"member": "one"}), {}, {}, "kept", ""),
-        (order("cordon", arguments={"member": "nobody"}), {}, {}, "waiting", "no live member has this name"),
+        (order("cordon", arguments={"member": "unknown"}), {}, {}, "waiting", "no live member has this name"),
         (order("evacuate", arguments={"member": "one"}), {A: parts(0, 1)}, {B: parts(0, 1)}, "waiting", "2 partitions"),
         (order("evacuate", arguments={"member": "one"}), {A: parts(0)}, {A: parts(0)}, "not kept", "may have t:0"),
         (order("evacuate", arguments={"member": "one"}), {B: parts(0)}, {B: parts(0)}, "done", "has no partitions"),
@@ -170,9 +123,9 @@ def test_new_members_are_canaries_until_they_are_promoted() -> None:
     ],
 )
 def test_each_order_has_a_state(
-    made: Order, owners: dict[str, Partitions], goal: dict[str, Partitions], state: str, why: str
+    command: Order, owners: dict[str, Partitions], goal: dict[str, Partitions], state: str, why: str
 ) -> None:
-    found = OrdersInForce(Orders(), [made], {}).states(MEMBERS, AssignmentDocument(owners=owners), goal)[made.id]
+    found = OrdersInForce(Orders(), [command], {}).states(MEMBERS, AssignmentDocument(owners=owners), goal)[command.id]
     assert found.state == state
     assert why in found.why
 
@@ -184,21 +137,6 @@ def test_the_state_of_an_order_names_a_freeze_that_delays_it() -> None:
         MEMBERS, AssignmentDocument(owners=stays), stays
     )[leaves.id]
     assert found == OrderState("waiting", "1 partitions are left to move; the group is frozen")
-
-
-# -- the decision ----------------------------------------------------------------------------------------------------
-
-
-def decided(*orders: Order, document: AssignmentDocument | None = None) -> GroupDecision:
-    functions = {"sticky": resolve("sticky")}
-    found = decide(MEMBERS, {"t": 9}, document or AssignmentDocument(), orders, functions, plain_view)
-    return asyncio.run(found)
-
-
-def test_a_frozen_group_keeps_what_was_promised_to_a_member() -> None:
-    on_the_move = AssignmentDocument(owners={A: parts(0, 1, 2, 3, 4, 5, 6)}, promised={B: parts(7, 8)})
-    found = decided(order("freeze"), document=on_the_move)
-    assert found.target == {A: parts(0, 1, 2, 3, 4, 5, 6), B: parts(7, 8), C: frozenset()}
 
 
 # -- budgets ---------------------------------------------------------------------------------------------------------
@@ -237,11 +175,3 @@ def test_a_budget_splits_the_moves_and_changes_nothing_else(
     claims = {member: Claim(document.revision, document.owners.get(member, frozenset())) for member in alive}
     document = advance(document, A, alive, claims) or document
     assert {member: document.owners.get(member, frozenset()) for member in alive} == goal
-
-
-def test_no_budget_and_a_used_up_one() -> None:
-    document = AssignmentDocument(owners={A: parts(0, 1, 2)})
-    goal = {A: parts(0), B: parts(1, 2, 3)}
-    assert portion(document, goal, {A, B}, None) == (goal, 2, 0)
-    part, begun, left = portion(document, goal, {A, B}, 0)
-    assert (part, begun, left) == ({A: parts(0, 1, 2), B: parts(3)}, 0, 2)

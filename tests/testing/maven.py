@@ -11,11 +11,11 @@ from typing import Optional
 
 from allocator.testing.pins import Jar
 
-Answer = Callable[["Request"], bool]
+Rule = Callable[["Request"], bool]
 
 
 class Request(BaseHTTPRequestHandler):
-    """One request. A rule of `MavenRepository.rules` answers it by the methods below, or returns False."""
+    """One request. A rule of `MavenRepository.rules` responds with the methods below, or returns False."""
 
     protocol_version = "HTTP/1.1"
     server: MavenRepository  # type: ignore[assignment]
@@ -32,7 +32,7 @@ class Request(BaseHTTPRequestHandler):
             self.send_file(content)
 
     def log_message(self, *arguments: object) -> None:
-        """pytest's output is not for requests."""
+        pass
 
     def first_byte(self) -> int:
         found = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
@@ -48,7 +48,7 @@ class Request(BaseHTTPRequestHandler):
         return True
 
     def send_file(self, content: bytes, end: Optional[int] = None, ranges: bool = True) -> bool:
-        """All of it, or what the range asks for; with `end` the connection breaks off before that byte."""
+        """Sends the content or the requested range. With `end`, the connection breaks before that byte."""
         at = self.first_byte() if ranges else 0
         self.send_response(206 if at else 200)
         if at:
@@ -70,7 +70,7 @@ class MavenRepository(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Request)
         self.files: dict[str, bytes] = {}
         self.seen: list[tuple[str, Optional[str], Optional[str]]] = []
-        self.rules: list[Answer] = []
+        self.rules: list[Rule] = []
         self._thread = threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True)
 
     def __enter__(self) -> MavenRepository:
@@ -94,14 +94,14 @@ class MavenRepository(ThreadingHTTPServer):
     def content(self, path: str) -> Optional[bytes]:
         return self.files.get(path)
 
-    def rule(self, answer: Answer, times: int = 1) -> None:
-        """The next `times` requests are answered by `answer`."""
+    def rule(self, rule: Rule, times: int = 1) -> None:
+        """`rule` handles the next `times` requests."""
         left = [times]
 
         def limited(request: Request) -> bool:
             if left[0] == 0:
                 return False
             left[0] -= 1
-            return answer(request)
+            return rule(request)
 
         self.rules.append(limited)

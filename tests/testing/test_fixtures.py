@@ -5,7 +5,7 @@ from __future__ import annotations
 from allocator.testing.topics import zookeeper_client
 
 
-def test_a_topic_made_by_the_factory_is_led(kafka_cluster, topic_factory):
+def test_a_topic_of_the_factory_has_leaders(kafka_cluster, topic_factory):
     topic = topic_factory(partitions=3)
     states = kafka_cluster.metadata()[0].topics[topic]
     assert {partition: state.leader for partition, state in states.items()} == {0: 0, 1: 0, 2: 0}
@@ -35,8 +35,3 @@ def test_a_shared_server_may_be_killed(kafka_cluster, zookeeper):
 
 def test_what_an_earlier_test_killed_is_up_again(kafka_cluster, zookeeper):
     assert all(node.alive and not node.paused for node in kafka_cluster.nodes + zookeeper.nodes)
-
-
-async def test_a_coroutine_test_has_the_fixtures_too(kafka_cluster, group):
-    assert kafka_cluster.version == "3.9.1"
-    assert group.startswith("test-a-coroutine-test")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -10,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from read_back import records_of
 
-from allocator import Consumer, Fixed, TopicPartition
 from allocator.errors import ConfigError
 from allocator.testing import ClusterError
 from allocator.testing.traffic import Recording, TrafficRecord
@@ -50,39 +49,41 @@ def run_inner(directory: Path, source: str, *arguments: str) -> str:
 
 
 def test_a_marked_test_runs_once_for_each_version_in_the_order_of_the_mark(tmp_path: Path) -> None:
-    said = run_inner(
-        tmp_path,
+    source = (
         '@pytest.mark.kafka_versions("3.9.1", "0.8.2.2")\ndef test_a(kafka_version, outcome): outcome.same([1])\n'
-        '@pytest.mark.kafka_versions("0.8.2.2", "3.9.1")\ndef test_b(kafka_version, outcome): outcome.same([1])\n',
-        "-v",
+        '@pytest.mark.kafka_versions("0.8.2.2", "3.9.1")\ndef test_b(kafka_version, outcome): outcome.same([1])\n'
     )
+    said = run_inner(tmp_path, source, "-v")
     names = [line.split()[0].partition("::")[2] for line in said.splitlines() if " PASSED" in line]
     assert names == ["test_a[3.9.1]", "test_a[0.8.2.2]", "test_b[0.8.2.2]", "test_b[3.9.1]"]
+    said = run_inner(tmp_path, source, "--kafka-versions=4.1.1")
+    assert "2 passed" in said
+    said = run_inner(tmp_path, source, "-k", "test_b and 3.9.1")
+    assert "1 skipped, 3 deselected" in said
+    assert "there is no outcome to compare with: on Kafka 0.8.2.2 this test failed or was not run" in said
+    said = run_inner(tmp_path, source, "--kafka-versions=4.1.1,5.0")
+    assert "--kafka-versions: Kafka '5.0' cannot be started by allocator.testing" in said
 
 
-def test_a_difference_is_shown_line_by_line(tmp_path: Path) -> None:
+def test_a_difference_is_shown_line_by_line_and_a_long_one_is_cut(tmp_path: Path) -> None:
     said = run_inner(
         tmp_path,
-        '@pytest.mark.kafka_versions("0.8.2.2", "3.9.1")\n'
+        'pytestmark = pytest.mark.kafka_versions("0.8.2.2", "3.9.1")\n'
         "def test_it(kafka_version, outcome):\n"
         '    stamp = None if kafka_version == "0.8.2.2" else 1700000000000\n'
-        '    outcome.same({"sent": [{"id": 1, "at": stamp}, {"id": 2}], "errors": 0})\n',
+        '    outcome.same({"sent": [{"id": 1, "at": stamp}, {"id": 2}], "errors": 0})\n'
+        "def test_long(kafka_version, outcome): outcome.same([kafka_version + str(n) for n in range(1000)])\n",
     )
-    assert "1 failed, 1 passed" in said
+    assert "2 failed, 2 passed" in said
     shown = said[said.index("Kafka 3.9.1 differs from Kafka 0.8.2.2:") :]
-    for line in (
-        "--- Kafka 0.8.2.2",
-        "+++ Kafka 3.9.1",
-        '-  {"at": null, "id": 1}',
-        '+  {"at": 1700000000000, "id": 1}',
-    ):
+    old, new = '  {"at": null, "id": 1}', '  {"at": 1700000000000, "id": 1}'
+    for line in ("--- Kafka 0.8.2.2", "+++ Kafka 3.9.1", f"-{old}", f"+{new}", '   {"id": 2}'):
         assert f"\n{line}\n" in shown
-    assert '\n   {"id": 2}\n' in shown
+    assert "... and 1943 more lines" in said
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
+def test_values_are_compared_with_their_types_and_apart_for_each_parameter(tmp_path: Path) -> None:
+    different = [
         ('["a"]', '[b"a"]'),
         ('"5"', "5"),
         ("[]", "{}"),
@@ -90,50 +91,16 @@ def test_a_difference_is_shown_line_by_line(tmp_path: Path) -> None:
         ("{1: 2}", '{"1": 2}'),
         ('[{"a": 1}]', '[{"a": True}]'),
         ("(n for n in [1, 2])", "[1, 3]"),
-    ],
-)
-def test_values_of_different_types_differ(tmp_path: Path, one: str, other: str) -> None:
-    said = run_inner(
-        tmp_path,
-        '@pytest.mark.kafka_versions("0.8.2.2", "3.9.1")\n'
-        f'def test_it(kafka_version, outcome): outcome.same({one} if kafka_version == "0.8.2.2" else {other})\n',
+    ]
+    source = "pytestmark = pytest.mark.kafka_versions('0.8.2.2', '3.9.1')\n" + "".join(
+        f"def test_{n}(kafka_version, outcome): outcome.same({one} if kafka_version == '0.8.2.2' else {other})\n"
+        for n, (one, other) in enumerate(different)
     )
-    assert "1 failed, 1 passed" in said
-    assert "\n+++ Kafka 3.9.1\n" in said
-
-
-def test_iterators_of_equal_items_are_the_same(tmp_path: Path) -> None:
-    said = run_inner(
-        tmp_path,
-        '@pytest.mark.kafka_versions("0.8.2.2", "3.9.1")\n'
-        'def test_it(outcome): outcome.same({"sent": (n for n in range(3)), "rest": [iter("ab")]})\n',
-    )
-    assert "2 passed" in said
-
-
-def test_a_long_difference_is_cut(tmp_path: Path) -> None:
-    said = run_inner(
-        tmp_path,
-        '@pytest.mark.kafka_versions("0.8.2.2", "3.9.1")\n'
-        "def test_it(kafka_version, outcome): outcome.same([kafka_version + str(n) for n in range(1000)])\n",
-    )
-    assert "... and 1943 more lines" in said
-
-
-def test_without_the_first_version_nothing_is_compared_and_the_test_says_so(tmp_path: Path) -> None:
-    source = '@pytest.mark.kafka_versions("0.8.2.2", "3.9.1")\ndef test_it(outcome): outcome.same(1)\n'
-    said = run_inner(tmp_path, source, "-k", "3.9.1")
-    assert "1 skipped, 1 deselected" in said
-    assert "there is no outcome to compare with: on Kafka 0.8.2.2 this test failed or was not run" in said
-
-
-def test_other_parameters_are_compared_apart(tmp_path: Path) -> None:
-    said = run_inner(
-        tmp_path,
-        '@pytest.mark.parametrize("size", [1, 2])\n@pytest.mark.kafka_versions("0.8.2.2", "3.9.1")\n'
-        "def test_it(size, outcome): outcome.same(size)\n",
-    )
-    assert "4 passed" in said
+    source += "def test_iterators(outcome): outcome.same({'sent': (n for n in range(3)), 'rest': [iter('ab')]})\n"
+    source += "@pytest.mark.parametrize('size', [1, 2])\ndef test_parameters(size, outcome): outcome.same(size)\n"
+    said = run_inner(tmp_path, source)
+    assert f"{len(different)} failed, {len(different) + 6} passed" in said
+    assert said.count("\n+++ Kafka 3.9.1\n") == len(different)
 
 
 @pytest.mark.parametrize(
@@ -160,24 +127,17 @@ def test_marks_and_fixtures_go_together(tmp_path: Path) -> None:
     assert "test_inner.py::test_it takes 'kafka_version' and has no mark @pytest.mark.kafka_versions" in said
 
 
-def test_the_command_line_replaces_the_versions(tmp_path: Path) -> None:
-    source = '@pytest.mark.kafka_versions("0.8.2.2")\ndef test_it(kafka_version): assert kafka_version == "4.1.1"\n'
-    assert "1 passed" in run_inner(tmp_path, source, "--kafka-versions=4.1.1")
-    said = run_inner(tmp_path, source, "--kafka-versions=4.1.1,5.0")
-    assert "--kafka-versions: Kafka '5.0' cannot be started by allocator.testing" in said
-
-
 # -- recordings ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["traffic.jsonl", "traffic.jsonl.gz"])
-def test_a_recording_comes_back_as_it_was(tmp_path: Path, name: str) -> None:
+def test_a_recording_is_loaded_as_it_was_saved(tmp_path: Path, name: str) -> None:
     TRAFFIC.save(tmp_path / name)
     assert Recording.load(tmp_path / name) == TRAFFIC
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_the_order_of_each_log_stands_above_that_of_the_timestamps() -> None:
+def test_the_order_of_each_log_wins_over_that_of_the_timestamps() -> None:
     from allocator.core.record import PlainRecord  # records of consumers are recorded traffic too
 
     def record(partition: int, offset: int, timestamp: int) -> Any:
@@ -218,21 +178,10 @@ def test_a_file_that_is_no_recording_is_named_with_its_line(tmp_path: Path, text
 # -- on servers ----------------------------------------------------------------------------------------------------
 
 
-async def _read_back(bootstrap: str, topic: str, partitions: int, count: int) -> dict[int, list[Any]]:
-    every = [TopicPartition(topic, number) for number in range(partitions)]
-    found: dict[int, list[Any]] = {number: [] for number in range(partitions)}
-    async with Consumer(brokers=bootstrap, group=None, membership=Fixed(every)) as consumer:
-        while sum(map(len, found.values())) < count:
-            batch = await consumer.getbatch(30)
-            assert batch is not None
-            found[batch.partition] += list(batch)
-    return found
-
-
 def _replayed_as_recorded(cluster: Any, replay: Any, tmp_path: Path) -> None:
     names = replay(TRAFFIC)
     assert set(names) == {"orders", "bills"}
-    found = asyncio.run(_read_back(cluster.bootstrap, names["orders"], 3, 3))
+    found = records_of(cluster.bootstrap, names["orders"], 3, 3)
     stamped, headed = cluster.release.number >= (0, 10), cluster.release.number >= (0, 11)
     for number in range(3):
         wanted = [r for r in TRAFFIC.records if (r.topic, r.partition) == ("orders", number)]
@@ -272,7 +221,7 @@ def test_a_replay_is_what_was_recorded_on_the_others(versioned_cluster: Any, rep
     _replayed_as_recorded(versioned_cluster, replay, tmp_path)
 
 
-def test_recording_what_is_not_there_is_an_error(kafka_cluster: Any, tmp_path: Path) -> None:
+def test_recording_a_missing_topic_is_an_error(kafka_cluster: Any, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "allocator.cli", "traffic", "record", str(tmp_path / "f"), "--topic", "no-such"]
     done = subprocess.run([*command, "--brokers", kafka_cluster.bootstrap], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
@@ -291,7 +240,7 @@ def test_the_suite_of_the_example_passes(old: str) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_table_says_what_was_tested_on_which_version(tmp_path: Path, workers: int) -> None:
+def test_the_table_lists_what_was_tested_on_which_version(tmp_path: Path, workers: int) -> None:
     in_parallel = ["-p", "xdist", f"-n{workers}", "--dist=load"] if workers else []
     if workers:
         pytest.importorskip("xdist")
@@ -327,7 +276,7 @@ def test_the_table_says_what_was_tested_on_which_version(tmp_path: Path, workers
     assert "| Moves | yes (1) | yes (1) | yes (1) | yes (1) | yes (1) |" in lines
     assert any(line.startswith("8 tests passed, 1 failed and 1 were skipped on ") for line in lines)
     assert "- skipped: test_inner.py on 3.9.1: Skipped: no time" in lines
-    table.write_text(table.read_text().replace("# Compatibility", "# Ours\n\nA word before."))
+    table.write_text(table.read_text().replace("# Compatibility", "# Our table\n\nA word before."))
     run_inner(tmp_path, source, f"--compatibility={table}", "-k", "test_d", *in_parallel)
     again = table.read_text()
     assert "A word before." in again

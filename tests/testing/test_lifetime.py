@@ -27,11 +27,6 @@ START = """
 """
 
 
-def child(zookeepers=1, then="", at_last="time.sleep(120)"):
-    source = textwrap.dedent(START).format(zookeepers=zookeepers, then=then, at_last=at_last)
-    return subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)
-
-
 def running(pid):
     try:
         os.kill(pid, 0)
@@ -40,60 +35,36 @@ def running(pid):
     return True
 
 
-def all_gone(process):
-    pids, directory = json.loads(process.stdout.readline())
-    assert pids
-    assert all(running(pid) for pid in pids)
-    yield
-    wait_until(lambda: not any(running(pid) for pid in pids), 30, "the servers to be gone")
-    wait_until(lambda: not os.path.exists(directory), 30, f"{directory} to be removed")
-
-
 @pytest.mark.servers
-def test_nothing_is_left_after_kill_9():
-    process = child(zookeepers=3)
-    check = all_gone(process)
-    next(check)
-    process.kill()
-    process.wait()
-    assert next(check, None) is None
-
-
-@pytest.mark.servers
-def test_nothing_is_left_when_a_forked_child_lives_on():
-    """The child holds the pipes open, so their end cannot tell; the supervisors look at their parent, too."""
-    process = child(then="forked = os.fork() or time.sleep(60)")
+@pytest.mark.parametrize(
+    ("zookeepers", "then", "at_last"),
+    [
+        pytest.param(3, "", "time.sleep(120)", id="kill-9"),
+        # the forked child keeps the pipes open, so the supervisors also check their parent
+        pytest.param(1, "forked = os.fork() or time.sleep(60)", "time.sleep(120)", id="forked child"),
+        pytest.param(1, "cluster.zookeepers[0].pause()", "time.sleep(120)", id="paused server"),
+        pytest.param(1, "", "time.sleep(0.1); sys.exit(1)", id="exit"),
+        pytest.param(1, "", "time.sleep(0.1); raise ValueError('a test failed')", id="exception"),
+        pytest.param(1, "", "time.sleep(0.1); os._exit(3)", id="_exit"),
+    ],
+)
+def test_servers_and_files_are_gone_after_the_end_of_the_process_that_started_them(zookeepers, then, at_last):
+    source = textwrap.dedent(START).format(zookeepers=zookeepers, then=then, at_last=at_last)
+    process = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)
     try:
-        check = all_gone(process)
-        next(check)
-        process.kill()
+        pids, directory = json.loads(process.stdout.readline())
+        assert len(pids) == zookeepers
+        assert all(running(pid) for pid in pids)
+        if "120" in at_last:
+            process.kill()
         process.wait()
-        assert next(check, None) is None
+        wait_until(lambda: not any(running(pid) for pid in pids), 30, "the servers to be gone")
+        wait_until(lambda: not os.path.exists(directory), 30, f"{directory} to be removed")
     finally:
         process.stdout.close()
 
 
-@pytest.mark.servers
-@pytest.mark.parametrize("at_last", ["sys.exit(1)", "raise ValueError('a test failed')", "os._exit(3)"])
-def test_nothing_is_left_after_an_end_without_stop(at_last):
-    process = child(at_last="time.sleep(0.1); " + at_last)
-    check = all_gone(process)
-    next(check)
-    process.wait()
-    assert next(check, None) is None
-
-
-@pytest.mark.servers
-def test_a_paused_server_dies_too():
-    process = child(then="cluster.zookeepers[0].pause()")
-    check = all_gone(process)
-    next(check)
-    process.kill()
-    process.wait()
-    assert next(check, None) is None
-
-
-def test_orders_reach_the_process_and_its_end_is_known(tmp_path):
+def test_the_end_of_a_process_and_its_exit_code_are_known(tmp_path):
     process = ServerProcess([sys.executable, "-c", "print('hello', flush=True); input()"], tmp_path / "log")
     assert process.wait(10)  # its standard input is empty
     assert process.exit_code == 1
@@ -103,7 +74,7 @@ def test_orders_reach_the_process_and_its_end_is_known(tmp_path):
     process.close()
 
 
-def test_the_end_by_a_signal_is_told(tmp_path):
+def test_the_end_by_a_signal_is_reported(tmp_path):
     process = ServerProcess(["/bin/sleep", "60"], tmp_path / "log")
     assert process.alive
     assert not process.wait(0)
@@ -113,7 +84,7 @@ def test_the_end_by_a_signal_is_told(tmp_path):
     process.close()
 
 
-def test_a_command_that_cannot_run_says_why(tmp_path):
+def test_a_command_that_cannot_run_logs_the_reason(tmp_path):
     process = ServerProcess(["/no/such/java"], tmp_path / "log")
     assert process.wait(10)
     assert process.exit_code == 127
@@ -130,7 +101,7 @@ def test_leased_ports_are_not_leased_twice():
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc, which has the states of threads")
-def test_a_server_is_paused_with_all_of_its_threads_when_the_order_returns(tmp_path):
+def test_a_server_is_paused_with_all_of_its_threads_when_the_request_returns(tmp_path):
     program = "import threading\nfor _ in range(8): threading.Thread(target=lambda: exec('while True: pass')).start()"
     process = ServerProcess([sys.executable, "-c", program], tmp_path / "log")
     try:

@@ -50,7 +50,7 @@ def test_the_fixtures_are_there_without_a_conftest(tmp_path):
     assert "1 passed" in said
 
 
-def test_a_cluster_that_cannot_be_repaired_starts_anew_and_fails_no_later_test(tmp_path):
+def test_a_cluster_that_cannot_be_repaired_starts_again_and_fails_no_later_test(tmp_path):
     source = """
 from allocator.testing.cluster import LocalCluster
 
@@ -104,23 +104,19 @@ def test_the_option_and_a_parameter_choose_the_version_of_zookeeper(tmp_path):
     assert "known: 3.4.14, 3.5.10" in said
 
 
-def test_a_coroutine_test_fails_at_its_deadline_and_shows_where(tmp_path):
+def test_a_coroutine_test_fails_by_an_assertion_or_at_its_deadline_and_shows_where(tmp_path):
     source = (
         "import asyncio, pytest\n@pytest.mark.deadline(0.2)\nasync def test_it():\n    await asyncio.Event().wait()\n"
+        "async def test_other():\n    assert 1 == 2\n"
     )
     said = pytest_run(tmp_path, source, conftest=True)
-    assert "1 failed" in said
+    assert "2 failed" in said
     assert "not done within 0.2 s" in said
     assert "await asyncio.Event().wait()" in said
-
-
-def test_an_assertion_of_a_coroutine_test_fails_it(tmp_path):
-    said = pytest_run(tmp_path, "async def test_it():\n    assert 1 == 2\n", conftest=True)
-    assert "1 failed" in said
     assert "assert 1 == 2" in said
 
 
-def test_long_tests_wait_to_be_asked(tmp_path):
+def test_long_tests_run_on_request_only(tmp_path):
     source = "import pytest\n@pytest.mark.long\ndef test_long(): pass\ndef test_short(): pass\n"
     assert "1 passed, 1 deselected" in pytest_run(tmp_path, source, conftest=True)
     assert "2 passed" in pytest_run(tmp_path, source, "--long", conftest=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import select
 import socket
@@ -25,7 +24,7 @@ linux = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /pr
 
 
 class Echo:
-    """Sends received bytes back, in threads; knows its connections."""
+    """Sends received bytes back, in threads; records its connections."""
 
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -40,9 +39,9 @@ class Echo:
             while True:
                 connection, _ = self.listener.accept()
                 self.connections.append(connection)
-                threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+                threading.Thread(target=self._echo, args=(connection,), daemon=True).start()
 
-    def _answer(self, connection: socket.socket) -> None:
+    def _echo(self, connection: socket.socket) -> None:
         try:
             while data := connection.recv(65536):
                 self.heard.append(data)
@@ -79,20 +78,20 @@ def quickest(connection: socket.socket) -> float:
     took = []
     for _ in range(3):
         began = time.monotonic()
-        ask(connection)
+        echoed(connection)
         took.append(time.monotonic() - began)
     return min(took)
 
 
-def ask(connection: socket.socket, data: bytes = b"hello") -> bytes:
+def echoed(connection: socket.socket, data: bytes = b"hello") -> bytes:
     connection.sendall(data)
-    answer = b""
-    while len(answer) < len(data):
+    response = b""
+    while len(response) < len(data):
         chunk = connection.recv(65536)
         if not chunk:
             raise ConnectionError("closed")
-        answer += chunk
-    return answer
+        response += chunk
+    return response
 
 
 def silent(connection: socket.socket, seconds: float = 0.3) -> bool:
@@ -104,11 +103,11 @@ def test_without_faults_bytes_and_ends_pass_both_ways(echo: Echo, fault_proxy: P
     proxy = fault_proxy(echo.port)
     data = bytes(range(256)) * 4000
     with client(proxy) as connection:
-        answer: list[bytes] = []
-        asking = threading.Thread(target=lambda: answer.append(ask(connection, data)))
-        asking.start()
-        asking.join(20)
-        assert answer == [data]
+        responses: list[bytes] = []
+        sending = threading.Thread(target=lambda: responses.append(echoed(connection, data)))
+        sending.start()
+        sending.join(20)
+        assert responses == [data]
         assert proxy.connections == 1
         connection.shutdown(socket.SHUT_WR)
         assert connection.recv(1) == b""
@@ -122,7 +121,7 @@ def test_latency_adds_up_over_the_ways_it_holds_for(
 ) -> None:
     proxy = fault_proxy(echo.port)
     with client(proxy) as connection:
-        ask(connection)
+        echoed(connection)
         proxy.latency(0.2, direction=direction)  # type: ignore[arg-type]
         assert seconds <= quickest(connection) < seconds + 0.19
         proxy.heal()
@@ -134,7 +133,7 @@ def test_latency_does_not_limit_the_bandwidth(echo: Echo, fault_proxy: Proxies) 
     proxy.latency(0.5)
     with client(proxy) as connection:
         began = time.monotonic()
-        ask(connection, bytes(4_000_000))  # 250 chunks: one after the other they would take 250 s
+        echoed(connection, bytes(4_000_000))  # 250 chunks: one after the other they would take 250 s
         assert time.monotonic() - began < 120
 
 
@@ -143,7 +142,7 @@ def test_bandwidth_is_a_bound(echo: Echo, fault_proxy: Proxies) -> None:
     proxy.bandwidth(100_000, direction="to_client")
     with client(proxy) as connection:
         began = time.monotonic()
-        ask(connection, bytes(66_000))
+        echoed(connection, bytes(66_000))
         # the last chunk has arrived before its time is up
         assert time.monotonic() - began > 0.45
 
@@ -152,7 +151,7 @@ def test_bandwidth_is_a_bound(echo: Echo, fault_proxy: Proxies) -> None:
 def test_a_black_hole_holds_what_is_sent_and_closes_nothing(echo: Echo, fault_proxy: Proxies, direction: str) -> None:
     proxy = fault_proxy(echo.port)
     with client(proxy) as connection:
-        ask(connection)
+        echoed(connection)
         proxy.drop(direction=direction)  # type: ignore[arg-type]
         connection.sendall(b"held")
         assert silent(connection)
@@ -164,7 +163,7 @@ def test_a_black_hole_holds_what_is_sent_and_closes_nothing(echo: Echo, fault_pr
 def test_an_end_does_not_leave_a_black_hole_either(echo: Echo, fault_proxy: Proxies) -> None:
     proxy = fault_proxy(echo.port)
     with client(proxy) as connection:
-        ask(connection)
+        echoed(connection)
         proxy.drop()
         echo.connections[0].shutdown(socket.SHUT_WR)
         assert silent(connection)
@@ -172,7 +171,7 @@ def test_an_end_does_not_leave_a_black_hole_either(echo: Echo, fault_proxy: Prox
         assert connection.recv(1) == b""
 
 
-def test_a_new_connection_into_a_black_hole_hangs_and_lives_on(echo: Echo, fault_proxy: Proxies) -> None:
+def test_a_new_connection_into_a_black_hole_hangs_until_it_is_healed(echo: Echo, fault_proxy: Proxies) -> None:
     proxy = fault_proxy(echo.port)
     proxy.drop()
     with client(proxy) as connection:
@@ -183,43 +182,43 @@ def test_a_new_connection_into_a_black_hole_hangs_and_lives_on(echo: Echo, fault
         assert connection.recv(10) == b"hello"
 
 
-def test_half_open_the_client_believes_that_it_stands(echo: Echo, fault_proxy: Proxies) -> None:
+def test_half_open_the_client_gets_no_sign_of_the_end(echo: Echo, fault_proxy: Proxies) -> None:
     proxy = fault_proxy(echo.port)
     with client(proxy) as connection:
-        ask(connection)
+        echoed(connection)
         proxy.half_open()
         wait_until(lambda: echo.ends, 30, "the server to see the end")
         for _ in range(3):
             connection.sendall(b"into the void")
             assert silent(connection, 0.1)
         with client(proxy) as another:
-            assert ask(another) == b"hello"
+            assert echoed(another) == b"hello"
         assert b"into the void" not in echo.heard
     wait_until(lambda: proxy.connections == 0, 30, "the connection to be forgotten when its client has given up")
 
 
-def test_half_open_the_server_believes_that_it_stands(echo: Echo, fault_proxy: Proxies) -> None:
+def test_half_open_the_server_gets_no_sign_of_the_end(echo: Echo, fault_proxy: Proxies) -> None:
     proxy = fault_proxy(echo.port)
     with client(proxy) as connection:
-        ask(connection)
+        echoed(connection)
         proxy.half_open(kept="server")
         assert connection.recv(1) == b""
         echo.connections[0].sendall(b"into the void")
         assert not echo.ends
         proxy.heal()
-        wait_until(lambda: echo.ends == ["reset"], 30, "the server to be told by a reset")
+        wait_until(lambda: echo.ends == ["reset"], 30, "the server to get a reset")
 
 
 def test_reset_reaches_both_sides(echo: Echo, fault_proxy: Proxies) -> None:
     proxy = fault_proxy(echo.port)
     with client(proxy) as connection:
-        ask(connection)
+        echoed(connection)
         proxy.reset()
         with pytest.raises(ConnectionResetError):
             connection.recv(1)
         wait_until(lambda: echo.ends == ["reset"], 30, "the server to be reset")
     with client(proxy) as connection:
-        assert ask(connection) == b"hello"
+        assert echoed(connection) == b"hello"
 
 
 def test_a_server_that_is_down_refuses_through_the_proxy(fault_proxy: Proxies) -> None:
@@ -247,7 +246,7 @@ def test_a_fault_for_one_process_leaves_the_others_alone(echo: Echo, fault_proxy
         assert other.stdin is not None
         assert other.stdout is not None
 
-        def tell(word: str) -> None:
+        def command(word: str) -> None:
             assert other.stdin is not None
             other.stdin.write(word + "\n")
             other.stdin.flush()
@@ -255,42 +254,28 @@ def test_a_fault_for_one_process_leaves_the_others_alone(echo: Echo, fault_proxy
         def nothing() -> bool:
             return not select.select([other.stdout], [], [], 0.3)[0]
 
-        tell("one")
+        command("one")
         assert other.stdout.readline() == "one\n"
         with client(proxy) as connection:
             proxy.drop(client=other.pid)
-            tell("two")
+            command("two")
             assert nothing()
-            assert ask(connection) == b"hello"
+            assert echoed(connection) == b"hello"
             proxy.heal(client=other.pid)
             assert other.stdout.readline() == "two\n"
             proxy.drop(client=other.pid)
-            tell("again")  # a connection that it opens only now
-            tell("three")
+            command("again")  # a connection that it opens only now
+            command("three")
             assert nothing()
-            assert ask(connection) == b"hello"
+            assert echoed(connection) == b"hello"
             proxy.heal()
             assert other.stdout.readline() == "three\n"
             proxy.reset(client=other.pid)
-            assert ask(connection) == b"hello"
+            assert echoed(connection) == b"hello"
         other.kill()
 
 
-async def test_from_a_coroutine(echo: Echo) -> None:
-    async with FaultProxy(echo.port) as proxy:
-        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
-        writer.write(b"hello")
-        assert await reader.readexactly(5) == b"hello"
-        proxy.drop()
-        writer.write(b"held")
-        done, _ = await asyncio.wait({asyncio.ensure_future(reader.readexactly(4))}, timeout=0.2)
-        assert not done
-        proxy.heal()
-        proxy.stop()
-        writer.close()
-
-
-def test_what_makes_no_sense_is_refused(fault_proxy: Proxies) -> None:
+def test_invalid_arguments_are_refused(fault_proxy: Proxies) -> None:
     with pytest.raises(ClusterError, match="start"):
         FaultProxy(1).drop()
     proxy = fault_proxy(1)

@@ -1,4 +1,4 @@
-"""What a user's pytest run says of the libraries underneath."""
+"""A user's pytest run shows no warnings of the libraries underneath."""
 
 from __future__ import annotations
 

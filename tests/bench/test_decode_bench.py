@@ -14,8 +14,8 @@ from bench.decode.decoders import CONTENDERS
 def test_every_contender_reads_every_record(codec: str, magic: int) -> None:
     if magic == 1 and codec == "zstd":
         pytest.skip("zstd came with v2")
-    made = sample(100, codec, magic=magic, set_bytes=50_000)
-    found, rows = run(made, 0.0)
+    data = sample(100, codec, magic=magic, set_bytes=50_000)
+    found, rows = run(data, 0.0)
     lacking = [name for name in CONTENDERS if not any(f"| {name} |" in row for row in rows)]
     assert set(found) == {"limit", *CONTENDERS} - set(lacking)
     assert all("kafka-python" in name or CONTENDERS[name] is None for name in lacking), lacking

@@ -15,7 +15,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return gate.main()
 
 
-def test_a_loss_counts_if_it_shows_each_time(
+def test_a_loss_counts_if_each_run_shows_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(gate, "RATIOS", tmp_path / "gate.json")
@@ -29,27 +29,5 @@ def test_a_loss_counts_if_it_shows_each_time(
     assert run(monkeypatch) == 0
     measured = [{"decode: a": 1.5}] * 3  # and b was not measured at all
     assert run(monkeypatch) == 1
-    assert "15% lost: decode: a\n" in (said := capsys.readouterr().err)
-    assert "15% lost: decode: b\n" in said
-
-
-def test_ratios_above_one_mean_that_ours_is_better() -> None:
-    result = {"cpu_s": 1.0, "count": 100}
-    found = gate.consume(
-        {
-            "throughput": [{"results": {"ours, records": result, "confluent-kafka": {"cpu_s": 4.0, "count": 100}}}],
-            "idle": [
-                {
-                    "results": {
-                        "ours, records": {"cpu_s": 0.2, "count": 0},
-                        "confluent-kafka": {"cpu_s": 0.1, "count": 0},
-                    }
-                }
-            ],
-        }
-    )
-    assert found == {"ours, records, CPU, confluent-kafka": 4.0, "ours, records, idle CPU, confluent-kafka": 0.5}
-    events = {"join": {"ours": {"last_s": 0.1}, "confluent-coop": {"last_s": 2.0}}}
-    assert gate.rebalance({"cases": [{"events": events}]}) == {"join, ms, confluent-kafka's cooperative-sticky": 20.0}
-    clients = {"ours": {"first_s": [2, 9, 1], "commit_s": [1]}, "aiokafka": {"first_s": [4], "commit_s": [0.5]}}
-    assert gate.group({"clients": clients}) == {"first record, ms, aiokafka": 2.0, "commits, ms, aiokafka": 0.5}
+    assert "15% lost: decode: a\n" in (shown := capsys.readouterr().err)
+    assert "15% lost: decode: b\n" in shown

@@ -1,4 +1,4 @@
-"""The image of the daemon, built once for the tests of this room."""
+"""The image of the daemon, built once for the tests of this directory."""
 
 from __future__ import annotations
 

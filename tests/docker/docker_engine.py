@@ -46,7 +46,9 @@ def need_images(names: Sequence[str]) -> None:
     need_engine()
     missing = [name for name in names if not _has(name)]
     if missing:
-        pytest.skip(f"{', '.join(missing)}: not here, and cannot be pulled; docker/standins/build.sh makes stand-ins")
+        pytest.skip(
+            f"{', '.join(missing)}: missing, and cannot be pulled; docker/standins/build.sh builds replacements"
+        )
 
 
 def bases(*dockerfiles: str) -> list[str]:
@@ -74,7 +76,7 @@ def _no_engine() -> str:
     except FileNotFoundError:
         return "docker is not installed"
     if done.returncode:
-        return f"no Docker engine answers: {done.stderr.strip().splitlines()[-1:]}"
+        return f"no Docker engine responds: {done.stderr.strip().splitlines()[-1:]}"
     return ""
 
 

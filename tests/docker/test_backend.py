@@ -1,4 +1,4 @@
-"""`--allocator-backend=containers`: our own tests of servers, and a consumer, on servers in containers."""
+"""`--allocator-backend=containers`: the tests of servers, and of a consumer, on servers in containers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_tests_of_servers_pass() -> None:
     ("version", "image"),
     [("0.9.0.1", "allocator/kafka:0.9.0.1"), ("2.8.2", "allocator/kafka:2.8.2"), ("4.1.1", "apache/kafka:4.1.1")],
 )
-def test_a_consumer_reads_shares_and_commits(version: str, image: str) -> None:
+def test_a_consumer_reads_in_a_group_and_commits(version: str, image: str) -> None:
     need_images(["zookeeper:3.8.4", image])
     test = f"tests/consumer/test_consumer_versions.py::test_the_whole_path[{version}]"
     assert passed("--long", test) == 1

@@ -7,7 +7,6 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -90,29 +89,24 @@ class Project:
 def project(request: pytest.FixtureRequest) -> Iterator[Project]:
     need_compose()
     need_images(images(request.param))
-    made = Project(request.param)
-    yield made
-    command = f"docker compose -f docker/{made.file} down --volumes --timeout 20 --rmi local"
-    subprocess.run(command, shell=True, cwd=ROOT, env=made.environ, capture_output=True, timeout=600)
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_compose_reads_its_files(file: str) -> None:
-    need_compose()
-    docker("compose", "--file", f"docker/{file}", "config", "--quiet")
+    found = Project(request.param)
+    yield found
+    command = f"docker compose -f docker/{found.file} down --volumes --timeout 20 --rmi local"
+    subprocess.run(command, shell=True, cwd=ROOT, env=found.environ, capture_output=True, timeout=600)
 
 
 @pytest.mark.parametrize("project", FILES, indirect=True)
 def test_the_steps_of_the_header_work(project: Project) -> None:
     up, *between, down = steps(project.file)
     assert " up --build --detach" in up
+    assert all(f"-f docker/{project.file} " in step for step in steps(project.file))
     assert down.endswith(" down --volumes")
     project.run(up, UP_S)
     for step in between:
         step, _, comment = step.partition("  #")
         if " logs --follow " in step:
             wanted = re.search(r"ends with (.+)$", comment)
-            assert wanted is not None, "a step that follows a log says until when"
+            assert wanted is not None, "a step that follows a log names its last line"
             line = project.shows(step, wanted[1])
             assert line.rstrip().endswith(wanted[1])
         elif " group describe " in step:
@@ -133,12 +127,3 @@ def test_the_steps_of_the_header_work(project: Project) -> None:
     assert stopped_s < 120
     project.run(down)
     assert not project.containers()
-
-
-def test_each_file_says_how_to_begin_and_to_end() -> None:
-    for file in FILES:
-        commands = steps(file)
-        assert len(commands) >= 4, file
-        for command in commands:
-            assert f"-f docker/{file} " in command, command
-    assert Path(DOCKER / "config.toml").is_file()

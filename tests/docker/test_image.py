@@ -16,11 +16,8 @@ import pytest
 import yaml
 from docker_engine import docker, state
 from kafka.admin import KafkaAdminClient
-from repository import ROOT
+from repository import ROOT, committed
 
-from allocator import TopicPartition
-from allocator.core.client.client import KafkaClient
-from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800), pytest.mark.xdist_group("docker")]
@@ -40,8 +37,8 @@ def handle(record):
 
 def test_the_image_runs_as_nobody_and_decodes_compiled(image: str) -> None:
     assert docker("run", "--rm", image, "--version").startswith("allocator, version ")
-    ask = "import os, allocator.core.fetch; print(os.getuid(), allocator.core.fetch.accelerated)"
-    assert docker("run", "--rm", "--entrypoint", "python", image, "-c", ask).split() == ["10001", "True"]
+    code = "import os, allocator.core.fetch; print(os.getuid(), allocator.core.fetch.accelerated)"
+    assert docker("run", "--rm", "--entrypoint", "python", image, "-c", code).split() == ["10001", "True"]
 
 
 def test_any_user_can_run_it(image: str) -> None:
@@ -80,11 +77,11 @@ class Daemon:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def said(self) -> str:
+    def log(self) -> str:
         return docker("logs", self.name)
 
     def handled(self) -> set[tuple[int, int]]:
-        return {(int(p), int(o)) for p, o in re.findall(r"^handled (\d+) (\d+)$", self.said(), re.MULTILINE)}
+        return {(int(p), int(o)) for p, o in re.findall(r"^handled (\d+) (\d+)$", self.log(), re.MULTILINE)}
 
 
 @pytest.fixture
@@ -132,23 +129,23 @@ def test_a_stopped_container_drains_commits_and_leaves(
     topic: str = daemons.topic  # type: ignore[attr-defined]
     kafka_cluster.produce(topic, [b"%d" % number for number in range(RECORDS)])
     first = daemons(membership)
-    wait_until(lambda: len(first.handled()) >= 20, 120, first.said)
+    wait_until(lambda: len(first.handled()) >= 20, 120, first.log)
     assert len(members(kafka_cluster, group, membership)) == 1
     before = time.monotonic()
     docker("stop", "--time", str(GRACE_S), first.name)
     took_s = time.monotonic() - before
-    assert state(first.name)["ExitCode"] == 0, first.said()
+    assert state(first.name)["ExitCode"] == 0, first.log()
     assert took_s < GRACE_S
     done = first.handled()
-    assert 20 <= len(done) < RECORDS, "it was to be stopped in the middle"
+    assert 20 <= len(done) < RECORDS, "it was stopped too late"
     # each record that was handled is committed, and no other
-    assert asyncio.run(committed(kafka_cluster, group, topic)) == {
+    assert asyncio.run(committed(kafka_cluster, group, topic, PARTITIONS)) == {
         partition: 1 + max(offset for of, offset in done if of == partition) for partition in {of for of, _ in done}
     }
-    # it has left: a member that only died is there until its session ends
+    # it has left: a killed member stays until its session ends
     assert members(kafka_cluster, group, membership) == []
     second = daemons(membership)
-    wait_until(lambda: len(done | second.handled()) == RECORDS, 120, second.said)
+    wait_until(lambda: len(done | second.handled()) == RECORDS, 120, second.log)
     assert not done & second.handled(), "a record was handled twice"
 
 
@@ -167,16 +164,3 @@ def members(cluster: LocalCluster, group: str, membership: str) -> list[Any]:
     assert done.returncode == 0, done.stdout + done.stderr
     found: list[Any] = json.loads(done.stdout)["members"]
     return found
-
-
-async def committed(cluster: LocalCluster, group: str, topic: str) -> dict[int, int]:
-    """The group's offset of each partition that has one."""
-    client = KafkaClient(cluster.bootstrap)
-    await client.connect()
-    try:
-        offsets = GroupOffsets(client, group)
-        found = await offsets.fetch([TopicPartition(topic, number) for number in range(PARTITIONS)])
-        await offsets.close()
-        return {partition.partition: each.offset for partition, each in found.items() if each.offset > 0}
-    finally:
-        await client.close()

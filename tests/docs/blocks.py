@@ -1,10 +1,10 @@
 """The code blocks of a Markdown page, and their tests.
 
-A test runs each block, unless a mark in the line above says otherwise:
+A test runs each block, unless the line above has a mark:
 
     <!-- test: write orders.toml -->    it becomes a file of that name, beside the page's other files
     <!-- test: until TEXT -->           a program that does not end: interrupted once it has printed TEXT
-    <!-- test: keep TEXT -->            goes on in the background once it has printed TEXT, until the page ends
+    <!-- test: keep TEXT -->            runs in the background once it has printed TEXT, until the page ends
     <!-- test: code 2 -->               ends with that exit code; 0 is what the others end with
     <!-- test: output -->               what the block before it prints, among other lines; `...` stands for anything
     <!-- test: shows -->                the same of a program in the background, which is waited for: its new lines only
@@ -77,7 +77,7 @@ class Session:
 
     directory: Path
     places: dict[str, str]
-    """What the page calls a server -> where the test has it."""
+    """The address of a server on the page -> its address in the test."""
     programs: Path = Path(sys.executable).parent
     """The directory of `python` and `allocator`."""
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -150,7 +150,7 @@ class Session:
         command = ["bash", "-eu", program.name] if in_shell else [str(self.programs / "python"), program.name]
         path = f"{self.programs}{os.pathsep}{os.environ.get('PATH', '')}"
         environ = {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1", "PYTHONPATH": "."}
-        environ["XDG_STATE_HOME"] = str(self.directory / ".state")  # files of the user stay as they are
+        environ["XDG_STATE_HOME"] = str(self.directory / ".state")  # leaves the user's files alone
         environ.update(self.variables)
         with open(log, "wb") as output:
             return subprocess.Popen(
@@ -231,7 +231,7 @@ def _toml_faults(code: str) -> Iterator[str]:
     from allocator.daemon.config import SECTIONS
 
     if "handler" not in document:
-        return  # some other room's settings
+        return  # the settings of another program
     for name, values in document.items():
         if name in SECTIONS:
             unknown = set(values) - set(SECTIONS[name].__dataclass_fields__)

@@ -23,7 +23,7 @@ TESTS = "\n".join(path.read_text() for path in sorted((ROOT / "tests" / "consume
 
 class Page(NamedTuple):
     path: str
-    theirs: type[Any]
+    client: type[Any]
     settings: set[str]
 
 
@@ -41,7 +41,7 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.path)
 def rows(page: Page, section: str) -> list[tuple[str, str, str]]:
     text = (ROOT / page.path).read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
     cells = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
-    return [(theirs, ours, "".join(rest)) for theirs, ours, *rest in cells[1:]]
+    return [(there, here, "".join(rest)) for there, here, *rest in cells[1:]]
 
 
 def called(text: str) -> set[str]:
@@ -50,19 +50,19 @@ def called(text: str) -> set[str]:
 
 
 @each_page
-def test_every_method_of_theirs_has_a_row(page: Page) -> None:
-    public = {name for name, _ in inspect.getmembers(page.theirs, inspect.isroutine) if not name.startswith("_")}
-    assert {name for theirs, _, _ in rows(page, "Methods") for name in called(theirs)} == public
+def test_every_method_of_the_other_client_has_a_row(page: Page) -> None:
+    public = {name for name, _ in inspect.getmembers(page.client, inspect.isroutine) if not name.startswith("_")}
+    assert {name for there, _, _ in rows(page, "Methods") for name in called(there)} == public
 
 
 @each_page
-def test_what_takes_their_place_exists_is_awaited_as_it_says_and_is_tried(page: Page) -> None:
-    for theirs, ours, _ in rows(page, "Methods"):
-        assert called(ours) or "async for" in ours or "Consumer(" in ours or "errors" in ours or ours == "none", theirs
-        for code in CODE.findall(ours):
+def test_replacements_exist_are_awaited_as_shown_and_are_tested(page: Page) -> None:
+    for there, here, _ in rows(page, "Methods"):
+        assert called(here) or "async for" in here or "Consumer(" in here or "errors" in here or here == "none", there
+        for code in CODE.findall(here):
             for name in called(f"`{code}`"):
                 method = getattr(Consumer, name)
-                if "`Consumer(...)`" not in ours:  # a row that only mentions methods
+                if "`Consumer(...)`" not in here:  # a row that only mentions methods
                     assert inspect.iscoroutinefunction(method) == code.startswith("await "), code
                 assert re.search(rf"\.{name}\(", TESTS), f"no test of consumers calls {name}"
                 known = inspect.signature(method).parameters
@@ -71,47 +71,47 @@ def test_what_takes_their_place_exists_is_awaited_as_it_says_and_is_tried(page: 
 
 
 @each_page
-def test_names_that_stay_have_no_other_name_here(page: Page) -> None:
-    for theirs, ours, differs in rows(page, "Methods"):
-        for name in called(theirs):
+def test_a_method_that_exists_here_is_its_own_replacement(page: Page) -> None:
+    for there, here, differs in rows(page, "Methods"):
+        for name in called(there):
             if hasattr(Consumer, name):
-                assert name in called(ours), f"{name} is there, and the page says {ours}"
-            elif called(ours):
-                assert called(ours) == {"start"} or "another name" in differs or name in ("poll", "last_stable_offset")
+                assert name in called(here), f"{name} is there, and the page names {here}"
+            elif called(here):
+                assert called(here) == {"start"} or "another name" in differs or name in ("poll", "last_stable_offset")
 
 
 @each_page
-def test_every_setting_of_theirs_has_a_row_and_what_takes_its_place_exists(page: Page) -> None:
-    ours_known = set(inspect.signature(Consumer).parameters)
-    told: list[str] = []
-    for theirs, ours, _ in rows(page, "Settings"):
-        names = CODE.findall(theirs)
-        told += names
-        for name in CODE.findall(ours):
+def test_every_setting_of_the_other_client_has_a_row_and_its_replacement_exists(page: Page) -> None:
+    known = set(inspect.signature(Consumer).parameters)
+    listed: list[str] = []
+    for there, here, _ in rows(page, "Settings"):
+        names = CODE.findall(there)
+        listed += names
+        for name in CODE.findall(here):
             if "(" in name:
                 method, argument = re.fullmatch(r"(\w+)\((\w+)=?\)", name).groups()  # type: ignore[union-attr]
                 called_with = Kafka if method == "Kafka" else getattr(Consumer, method)
                 assert argument in inspect.signature(called_with).parameters
             else:
-                assert name in ours_known, name
-        if ours == "`security`":
+                assert name in known, name
+        if here == "`security`":
             assert set(names) <= set(KEYS), names
         else:
             assert not set(names) & set(KEYS), names
-            assert ours == "none" or len(names) == 1, theirs
-    assert sorted(told) == sorted(page.settings)
+            assert here == "none" or len(names) == 1, there
+    assert sorted(listed) == sorted(page.settings)
 
 
 @each_page
-def test_the_defaults_that_differ_are_told(page: Page) -> None:
+def test_differing_defaults_are_documented(page: Page) -> None:
     """A default that differs silently is the worst difference."""
-    if page.theirs is kafka.KafkaConsumer:
+    if page.client is kafka.KafkaConsumer:
         defaults = dict(kafka.KafkaConsumer.DEFAULT_CONFIG)
     else:
-        defaults = {name: each.default for name, each in inspect.signature(page.theirs).parameters.items()}
+        defaults = {name: each.default for name, each in inspect.signature(page.client).parameters.items()}
     known = inspect.signature(Consumer).parameters
-    for theirs, ours, differs in rows(page, "Settings"):
-        (name, *others), taken = CODE.findall(theirs), CODE.findall(ours)
+    for there, here, differs in rows(page, "Settings"):
+        (name, *others), taken = CODE.findall(there), CODE.findall(here)
         if others or not taken or "(" in taken[0] or known[taken[0]].default is inspect.Parameter.empty:
             continue
         here, there = known[taken[0]].default, defaults[name]

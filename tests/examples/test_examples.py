@@ -31,11 +31,11 @@ def place_orders(cluster: LocalCluster, topic: str) -> None:
     cluster.produce(topic, [(name.encode(), b"%d" % n) for name, orders in CUSTOMERS.items() for n in range(orders)])
 
 
-def ask(port: int, path: str) -> tuple[int, Any]:
+def get(port: int, path: str) -> tuple[int, Any]:
     """(status, JSON); (0, None) while no process listens."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
-            return answer.status, json.load(answer)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as response:
+            return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
     except (urllib.error.URLError, ConnectionError):
@@ -56,18 +56,18 @@ def test_the_web_service_counts_serves_and_hands_over(
         return Program([sys.executable, "-m", "examples.web_service", *arguments], tmp_path / str(port))
 
     def counted() -> dict[str, int]:
-        """Customer -> the count of all services together; -1 per service that does not answer."""
+        """Customer -> the count of all services together; -1 per service that does not respond."""
         found: Counter[str] = Counter()
         for port in ports:
             for name in CUSTOMERS:
-                status, answer = ask(port, f"/customers/{name}")
-                found[name] += answer["orders"] if status == 200 else -1000
+                status, body = get(port, f"/customers/{name}")
+                found[name] += body["orders"] if status == 200 else -1000
         return dict(found)
 
     with service(ports[0]) as first, service(ports[1]) as second:
-        shares = lambda: [ask(port, "/ready")[1] for port in ports]  # noqa: E731
+        states = lambda: [get(port, "/ready")[1] for port in ports]  # noqa: E731
         wait_until(
-            lambda: [share and share["partitions"] for share in shares()] == [2, 2], 60, lambda: f"shares: {shares()}"
+            lambda: [state and state["partitions"] for state in states()] == [2, 2], 60, lambda: f"states: {states()}"
         )
         wait_until(lambda: counted() == CUSTOMERS, 30, lambda: f"counts: {counted()}")
         second.process.send_signal(signal.SIGTERM)
@@ -75,7 +75,7 @@ def test_the_web_service_counts_serves_and_hands_over(
         ports.pop()
         # this process counts the partitions of the other one from zero
         wait_until(lambda: counted() == CUSTOMERS, 30, lambda: f"counts: {counted()}")
-        assert ask(ports[0], "/ready") == (200, {"ready": True, "partitions": 4})
+        assert get(ports[0], "/ready") == (200, {"ready": True, "partitions": 4})
         first.process.send_signal(signal.SIGTERM)
         assert first.process.wait(30) == 0, first.lines()
     lease.release()
@@ -100,16 +100,16 @@ def homes(assignment: Any) -> dict[str, set[str]]:
     return found
 
 
-def test_a_tenant_lives_with_one_member_and_the_load_is_spread() -> None:
-    dealt = random.Random(7)
-    tenants = {f"tenant{n}": dealt.randint(1, 9) for n in range(60)}
+def test_a_tenant_belongs_to_one_member_and_the_load_is_spread() -> None:
+    chance = random.Random(7)
+    tenants = {f"tenant{n}": chance.randint(1, 9) for n in range(60)}
     assignment = compute(resolve(by_tenant), view(5, tenants))
     assert all(len(members) == 1 for members in homes(assignment).values())
     counts = [len(partitions) for partitions in assignment.values()]
     assert max(counts) - min(counts) <= 2 * max(tenants.values())
 
 
-def test_tenants_stay_when_a_member_comes_and_only_its_own_move_when_one_goes() -> None:
+def test_tenants_stay_when_a_member_joins_and_only_its_own_move_when_it_leaves() -> None:
     tenants = {f"tenant{n:02}": 2 for n in range(24)}
     before = compute(resolve(by_tenant), view(4, tenants))
     again = compute(resolve(by_tenant), view(4, tenants, dict(before)))

@@ -11,7 +11,7 @@ from allocator.testing import LocalCluster, wait_until_async
 from examples.handover import Handover
 
 
-async def test_counts_move_with_their_partition_to_the_member_that_was_named(
+async def test_counts_move_with_their_partition_to_its_next_owner(
     kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
 ) -> None:
     topic = topic_factory(2)

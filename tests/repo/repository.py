@@ -8,7 +8,10 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from allocator.testing import wait_until
+from allocator import TopicPartition
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.testing import LocalCluster, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "allocator"
@@ -46,6 +49,15 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
 def code_blocks(document: Path, language: str) -> list[str]:
     """The fenced blocks of a Markdown file that are in `language`."""
     return re.findall(rf"^```{language}\n(.*?)^```$", document.read_text(), re.MULTILINE | re.DOTALL)
+
+
+async def committed(cluster: LocalCluster, group: str, topic: str, partitions: int) -> dict[int, int]:
+    """The group's offset of each partition that has one."""
+    async with KafkaClient(cluster.bootstrap) as client:
+        offsets = GroupOffsets(client, group)
+        found = await offsets.fetch([TopicPartition(topic, number) for number in range(partitions)])
+        await offsets.close()
+    return {partition.partition: each.offset for partition, each in found.items() if each.offset > 0}
 
 
 class Program:

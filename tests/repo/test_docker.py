@@ -26,45 +26,6 @@ SERVICES: dict[str, dict[str, Any]] = {
 DOCKERFILES = sorted(DOCKER.rglob("Dockerfile"))
 
 
-@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.relative_to(DOCKER).as_posix())
-def test_images_are_built_in_stages_and_do_not_run_as_root(path: Path) -> None:
-    lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
-    stages = [number for number, line in enumerate(lines) if line.startswith("FROM ")]
-    assert len(stages) == 2
-    final = lines[stages[-1] :]
-    users = [line.split()[1] for line in final if line.startswith("USER ")]
-    assert users
-    assert users[-1].isdigit(), "a number, because Kubernetes cannot resolve a name"
-    assert int(users[-1]) > 0
-    assert not any("latest" in line for line in lines if line.startswith("FROM "))
-
-
-@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.relative_to(DOCKER).as_posix())
-def test_what_an_image_copies_exists_and_is_not_ignored(path: Path) -> None:
-    kept = [
-        line[1:] for line in path.with_name("Dockerfile.dockerignore").read_text().splitlines() if line.startswith("!")
-    ]
-    for line in re.findall(r"^COPY (?!--from)(.+)$", path.read_text(), re.MULTILINE):
-        for source in line.split()[:-1]:
-            assert (ROOT / source).exists(), source
-            assert any(source == name or source.startswith(f"{name}/") for name in kept), source
-
-
-def test_services_have_pinned_images_or_a_dockerfile_and_depend_on_services_with_health_checks() -> None:
-    for name, service in SERVICES.items():
-        if "build" in service:
-            context = DOCKER / service["build"]["context"]
-            assert (context / service["build"]["dockerfile"]).is_file(), name
-        else:
-            assert re.fullmatch(r"[\w./-]+:[\d.]+", service["image"]), service["image"]
-        for other, how in service.get("depends_on", {}).items():
-            assert other in SERVICES, other
-            if how["condition"] == "service_healthy":
-                assert "healthcheck" in SERVICES[other], other
-        for volume in service.get("volumes", []):
-            assert (DOCKER / volume.split(":")[0]).exists(), volume
-
-
 def test_ports_are_published_on_this_machine_only() -> None:
     for service in SERVICES.values():
         for port in service.get("ports", []):
@@ -90,18 +51,6 @@ def test_hadolint_finds_nothing(path: Path) -> None:
         pytest.skip("no hadolint for this machine")
     done = subprocess.run([linter, str(path)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-# -- stand-ins -----------------------------------------------------------------------------------------------------
-
-STANDINS = DOCKER / "standins" / "build.sh"
-
-
-@pytest.mark.parametrize(("word", "code", "message"), [("--help", 0, "debootstrap"), ("kafak", 2, "kafak is none of")])
-def test_the_stand_ins_explain_themselves_and_refuse_what_they_do_not_know(word: str, code: int, message: str) -> None:
-    done = subprocess.run(["sh", STANDINS, word], capture_output=True, text=True, timeout=60)
-    assert done.returncode == code
-    assert message in done.stdout + done.stderr
 
 
 # -- Kubernetes ----------------------------------------------------------------------------------------------------

@@ -11,12 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from repository import ROOT, Program, code_blocks
+from repository import ROOT, Program, code_blocks, committed
 
-from allocator import TopicPartition
 from allocator.assignors import GroupView, Member, compute, resolve
-from allocator.core.client.client import KafkaClient
-from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.daemon.config import load
 from allocator.testing import LocalCluster
 
@@ -27,19 +24,6 @@ EXAMPLE, FUNCTION = code_blocks(README, "python")
 
 def fill(cluster: LocalCluster, topic: str, count: int, form: str = "value {}") -> None:
     cluster.produce(topic, [form.format(number).encode() for number in range(count)])
-
-
-async def committed(cluster: LocalCluster, group: str, topic: str, partitions: int) -> int:
-    """The number of records that a group has committed."""
-    client = KafkaClient(cluster.bootstrap)
-    await client.connect()
-    try:
-        offsets = GroupOffsets(client, group)
-        found = await offsets.fetch([TopicPartition(topic, number) for number in range(partitions)])
-        await offsets.close()
-        return sum(each.offset for each in found.values())
-    finally:
-        await client.close()
 
 
 def test_the_example_of_the_readme_runs_and_commits(
@@ -63,7 +47,7 @@ def test_the_example_of_the_readme_runs_and_commits(
     # no request may have followed the last batch. Before 3.11, asyncio.run cancels every task at Ctrl-C, also the one
     # that commits, and the records are delivered again
     if sys.version_info >= (3, 11):
-        assert 0 < asyncio.run(committed(kafka_cluster, group, topic, 4)) <= 100
+        assert 0 < sum(asyncio.run(committed(kafka_cluster, group, topic, 4)).values()) <= 100
 
 
 def test_the_allocator_function_of_the_readme_is_a_good_one() -> None:
@@ -104,7 +88,7 @@ def test_the_daemon_of_the_readme_runs(
         running.prints(20)
         running.process.send_signal(signal.SIGTERM)
         assert running.process.wait(30) == 0, running.lines()
-    assert asyncio.run(committed(kafka_cluster, group, topic, 2)) == 20
+    assert sum(asyncio.run(committed(kafka_cluster, group, topic, 2)).values()) == 20
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.name)

@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
-import inspect
 import re
 from importlib import metadata
 
 import pytest
-from repository import PACKAGE, ROOT, sources
+from repository import ROOT, sources
 
 import allocator
-
-
-def test_no_two_classes_share_a_name() -> None:
-    """`testing` stands alone, with models of its own."""
-    places: dict[str, list[str]] = {}
-    for path in sources():
-        if path.is_relative_to(PACKAGE / "testing"):
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                places.setdefault(node.name, []).append(f"{path.relative_to(PACKAGE).as_posix()}:{node.lineno}")
-    twice = {name: where for name, where in places.items() if len(where) > 1}
-    assert not twice, f"a name means one thing: {twice}"
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="Consummer"):
         allocator.Consummer  # noqa: B018
-
-
-def test_each_public_name_says_what_it_promises() -> None:
-    for name in allocator.__all__:
-        thing = getattr(allocator, name)
-        if inspect.isclass(thing) and thing.__module__.startswith("allocator"):
-            assert inspect.getdoc(thing), name
 
 
 def test_what_a_module_exports_exists() -> None:

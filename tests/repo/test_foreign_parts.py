@@ -60,16 +60,6 @@ def test_each_module_that_the_code_imports_is_listed(library: str, package: str)
     assert {name for name in listed(library) if name.startswith(f"{package}.")} == imported(package)
 
 
-@pytest.mark.parametrize("library", ["kafka-python", "kazoo"])
-def test_the_listed_tests_exist(library: str) -> None:
-    rows = table_of(library)
-    assert rows
-    for row in rows:
-        tests = re.findall(r"`(tests/[^`]+\.py)`", row[-1])
-        assert tests, row
-        assert [each for each in tests if not (ROOT / each).is_file()] == []
-
-
 def test_no_private_part_of_kafka_python_is_used() -> None:
     mechanisms = [get_sasl_mechanism(name) for name in ("PLAIN", "SCRAM-SHA-256", "OAUTHBEARER")]
     names = private_names(ApiMessage, MetadataRequest(), BrokerVersionData((4, 1)), *mechanisms)

@@ -73,6 +73,6 @@ def test_the_package_itself_loads_neither_kafka_nor_zookeeper() -> None:
     """The pytest plugin and the command line import it, in every test run where it is installed."""
     done = run_python("""
         import sys, allocator, allocator.testing.plugin, allocator.cli.commands
-        print(sorted({"kafka", "kazoo", "tornado", "pyspark", "testcontainers"} & set(sys.modules)))
+        print(sorted({"kafka", "kazoo", "tornado", "pyspark", "testcontainers", "filelock"} & set(sys.modules)))
         """)
     assert done.stdout.strip() == "[]", done.stderr

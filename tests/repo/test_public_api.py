@@ -96,11 +96,3 @@ def test_what_the_documents_teach_is_public() -> None:
         if each[0] not in public_api.MODULES or each[1] not in importlib.import_module(each[0]).__all__
     }
     assert not private
-
-
-def test_names_that_documents_write_out_are_public() -> None:
-    written = re.compile(r"`(allocator(?:\.[a-z_]+)+)\.(\w+)")
-    for path in (ROOT / "docs").rglob("*.md"):
-        for module, name in written.findall(path.read_text()):
-            found = f"{module}.{name}"
-            assert found in public_api.MODULES or module in public_api.MODULES, (path.name, found)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from lacking import NEEDS
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,12 +73,6 @@ def test_each_test_runs_once_and_all_workers_are_shut_down() -> None:
         assert all(worker.shutting_down for worker in run.workers)
 
 
-def test_a_worker_stays_in_its_file_and_with_the_servers_that_it_has() -> None:
-    first, second = Run(OLD + SPARK + MORE_OLD + NEW, 2).done()
-    assert first == SPARK + NEW
-    assert second == OLD + MORE_OLD
-
-
 def test_the_tests_of_a_worker_that_dies_run_elsewhere() -> None:
     run = Run(OLD + NEW, 2)
     dead = run.workers.pop(0)
@@ -118,49 +108,3 @@ def test_a_test_that_starts_servers_without_the_mark_fails(tmp_path: Path, argum
     )
     assert outcome in done.stdout, done.stdout
     assert "mark-this-test-with-servers" in done.stdout
-
-
-def test_the_end_of_a_run_lists_what_skips_leave_unproven(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
-    (tmp_path / "test_some.py").write_text(
-        "import pytest\n"
-        "pytestmark = pytest.mark.skipif(True, reason='there is no C compiler here')\n"
-        "def test_one(): ...\n"
-        "def test_two(): ...\n"
-    )
-    (tmp_path / "test_other.py").write_text(
-        "import pytest\ndef test_three():\n    pytest.skip('the moon is away')\ndef test_four(): ...\n"
-    )
-    environ = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
-        cwd=tmp_path,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert "   2 skipped: the compiled decoder and encoder (Debian: gcc python3-dev)\n" in run.stdout
-    assert "   1 skipped: the moon is away\n" in run.stdout
-    assert run.stdout.splitlines()[-1].startswith("1 passed, 3 skipped in ")
-
-
-def test_reasons_of_skips_are_explained_at_the_end() -> None:
-    """All but those that lie in the version or the system under test, which nothing would bring."""
-    inherent = re.compile(r"/proc|zstd came with v2|Java 13 and newer|goes through Python lists|no time")
-    found = {reason for path in sorted((ROOT / "tests").rglob("*.py")) for reason in skip_reasons(path)}
-    assert len(found) > 20
-    known = [*(re.compile(need.reason) for need in NEEDS), inherent]
-    unexplained = {reason for reason in found if not any(each.search(reason) for each in known)}
-    assert not unexplained, "add them to tests/lacking.py"
-
-
-def skip_reasons(path: Path) -> Iterator[str]:
-    """The reasons that a file of tests writes out."""
-    for call in ast.walk(ast.parse(path.read_text())):
-        name = getattr(getattr(call, "func", None), "attr", "")
-        if isinstance(call, ast.Call) and name in ("skip", "skipif", "importorskip"):
-            given = [word.value for word in call.keywords if word.arg == "reason"]
-            if name == "skip" and getattr(call.func, "value", None) and ast.unparse(call.func) == "pytest.skip":
-                given += call.args
-            yield from (ast.unparse(each) for each in given if isinstance(each, (ast.Constant, ast.JoinedStr)))

@@ -116,17 +116,13 @@ async def serve(membership: MembershipName) -> int:
         consumer.subscribe("a", "b")
         consumer.subscribe({"a"})
         consumer.assign([("a", 0), TopicPartition("a", 1), ForeignPartition("a", 2)])
-        reveal_type(consumer.subscription())
-        reveal_type(consumer.assignment())
-        reveal_type(consumer.paused())
-        reveal_type(consumer.unreachable())
-        reveal_type(consumer.lag())
+        reveal_type((consumer.subscription(), consumer.assignment(), consumer.paused()))
+        reveal_type((consumer.unreachable(), consumer.lag(), consumer.losses))
 
         # records
         batch: Batch | None = await consumer.getbatch(1.0)
-        reveal_type(batch)
         record = await consumer.getone()
-        reveal_type(record)
+        reveal_type((batch, record))
         if batch is not None and record is not None:
             reveal_type((batch.topic, batch.partition, batch.fence, batch.high_watermark, batch[0], batch[1:]))
             reveal_type((record.topic, record.partition, record.offset, record.timestamp, record.fence))
@@ -134,10 +130,7 @@ async def serve(membership: MembershipName) -> int:
             reveal_type(record.key)  # a key
             reveal_type(record.value)  # a value
         for partition, records in (await consumer.getmany(0, max_records=5)).items():
-            reveal_type(partition)
-            reveal_type(records)
-            reveal_type(partition.topic)
-            reveal_type(partition[1])
+            reveal_type((partition, records, partition.topic, partition[1]))
             consumer.commit_async({partition: records[-1].offset + 1}, done)
         async for each in consumer:
             reveal_type(each)
@@ -148,8 +141,7 @@ async def serve(membership: MembershipName) -> int:
         consumer.seek(("t", 0), 5)
         consumer.seek(TopicPartition("t", 0), OffsetAndMetadata(5))
         consumer.seek(ForeignPartition("t", 0), ForeignOffset(5, "m"))
-        committed = await consumer.committed(("t", 0))
-        reveal_type(committed)
+        reveal_type(committed := await consumer.committed(("t", 0)))
         if committed is not None:
             consumer.seek(("t", 0), committed)
             reveal_type((committed.offset, committed.metadata, committed.leader_epoch))
@@ -161,28 +153,22 @@ async def serve(membership: MembershipName) -> int:
         own: dict[TopicPartition, OffsetAndMetadata] = {}
         await consumer.commit(own)
         consumer.commit_async({("t", 0): OffsetAndMetadata(5, "m")}, lambda offsets, error: print(offsets, error))
-        reveal_type(await consumer.position(("t", 0)))
-        reveal_type(consumer.fence(("t", 0)))
-        reveal_type(consumer.high_watermark(("t", 0)))
-        reveal_type(consumer.topic_id(("t", 0)))
+        reveal_type((await consumer.position(("t", 0)), consumer.fence(("t", 0))))
+        reveal_type((consumer.high_watermark(("t", 0)), consumer.topic_id(("t", 0))))
         consumer.report_load(("t", 0), 0.5)
         consumer.pause(consumer.assignment())
         consumer.pause(("t", 0), TopicPartition("t", 1))
         consumer.resume([("t", 0)], {TopicPartition("t", 1)})
         await consumer.seek_to_beginning()
         reveal_type(await consumer.seek_to_committed(("t", 0), [("t", 1)]))
-        reveal_type(await consumer.end_offsets(consumer.assignment()))
-        reveal_type(await consumer.beginning_offsets([("t", 0)]))
+        reveal_type((await consumer.end_offsets(consumer.assignment()), await consumer.beginning_offsets([("t", 0)])))
         times = await consumer.offsets_for_times({("t", 0): 1_700_000_000_000})
         reveal_type(times)
         found = times[TopicPartition("t", 0)]
         if found is not None:
             reveal_type((found.offset, found.timestamp, found.leader_epoch))
-        reveal_type(await consumer.partitions_for_topic("a"))
-        reveal_type(await consumer.topics())
-        reveal_type(await consumer.next_owners(("t", 0)))
-        reveal_type(await consumer.former_owners([("t", 0)]))
-        reveal_type(consumer.losses)
+        reveal_type((await consumer.partitions_for_topic("a"), await consumer.topics()))
+        reveal_type((await consumer.next_owners(("t", 0)), await consumer.former_owners([("t", 0)])))
 
         # values of both libraries are equal, so either is a key
         ends: dict[TopicPartition, int] = await consumer.end_offsets([("t", 0)])
@@ -199,15 +185,12 @@ async def read(generation: Generation, offset: int) -> str:
 
 async def others() -> None:
     async with SwitchingConsumer("a", brokers="b:9092", group="g", zookeeper="z:2181") as switching:
-        reveal_type(await switching.getbatch(0))
-        reveal_type(await switching.committed(("a", 0)))
-        reveal_type(switching.assignment())
+        reveal_type((await switching.getbatch(0), await switching.committed(("a", 0)), switching.assignment()))
         await switching.commit({("a", 0): 5})
     config = ConsumerGroupConfig(group="g", brokers="b:9092", topics=["a"], membership="kafka", start_offset="latest")
     async with ConsumerGroup(config) as group:
         generation = await group.next()
-        reveal_type(generation)
-        reveal_type(generation.partitions)
+        reveal_type((generation, generation.partitions))
         for topic, starts in generation.assignments.items():
             for number, offset in starts:
                 reveal_type((topic, number, offset))
@@ -216,8 +199,7 @@ async def others() -> None:
         await orders.pin([("a", 0)], "member-1")
         reveal_type(await orders.pause([TopicPartition("a", 0)], why="maintenance"))
         for each in await orders.list():
-            reveal_type(each)
-            reveal_type(each.order.partitions)
+            reveal_type((each, each.order.partitions))
     async with Allocation(["x"], group="g", zookeeper="z:2181", on_assigned=lambda names: print(len(names))) as held:
         reveal_type(held.held)
     sink = SqliteSink("orders.db")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import click
 
-__all__ = ["MEMBER", "NO_MEMBER", "WITHOUT", "leaves", "words"]
+__all__ = ["MEMBER", "NO_MEMBER", "WITHOUT", "leaves", "words", "write_settings"]
 
 LETTERS: Final = ["{dead}", "{brokers}"]
 SPARK: Final = ["{brokers}", "--topic", "{topic}", "--dry-run"]
@@ -58,6 +59,41 @@ NO_MEMBER: Final = {
 }
 # these need no servers, or run until a signal
 WITHOUT: Final = {"cluster fetch", "cluster up", "completion", "cutover", "mirror", "run", "web"}
+
+
+CONFIG: Final = """
+[kafka]
+brokers = ["{address}"]
+[zookeeper]
+hosts = "{zookeeper}"
+[group]
+name = "{group}"
+topics = ["{topic}"]
+connect_timeout_s = 0.5
+{more}
+[handler]
+target = "examples.handlers:show"
+[log]
+format = "text"
+"""
+PLAN: Final = """
+[cutover]
+groups = ["{group}"]
+topics = ["{topic}"]
+zookeeper = "{zookeeper}"
+[old]
+brokers = "{address}"
+[new]
+brokers = "127.0.0.1:2"
+"""
+
+
+def write_settings(directory: Path, address: str, *, more: str = "", **values: str) -> Path:
+    """Writes orders.toml for the daemon and plan.toml for a cutover. Returns the first."""
+    values = {"address": address, "zookeeper": address, "group": "billing", "topic": "orders", "more": more, **values}
+    (directory / "plan.toml").write_text(PLAN.format(**values))
+    (directory / "orders.toml").write_text(CONFIG.format(**values))
+    return directory / "orders.toml"
 
 
 def words(name: str, arguments: list[str], values: dict[str, str]) -> list[str]:

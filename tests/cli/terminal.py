@@ -1,12 +1,24 @@
-"""Runs a command in a terminal."""
+"""Runs commands in a process, or in a terminal."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pty
 import subprocess
+import sys
 
-__all__ = ["in_a_terminal"]
+__all__ = ["in_a_terminal", "run_command"]
+
+
+async def run_command(*words: str) -> tuple[int, str, str]:
+    """Returns the exit code, the output and the errors of `allocator WORDS...`."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "allocator.cli", *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
 
 
 def in_a_terminal(

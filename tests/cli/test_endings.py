@@ -1,4 +1,4 @@
-"""How a command ends without a traceback: Ctrl-C, output that goes nowhere, limits of the system."""
+"""How a command ends without a traceback: Ctrl-C, output that cannot be written, limits of the system."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from every_command import leaves
+from every_command import leaves, write_settings
 
 from allocator.cli.commands import LAZY, main
 from allocator.testing.topics import zookeeper_client
@@ -24,25 +24,11 @@ ALLOCATOR: Final = [sys.executable, "-m", "allocator.cli"]
 AWAY: Final = ["--zookeeper", "127.0.0.1:1", "--timeout", "0.5"]
 PATIENCE_S: Final = 120
 ENVIRON: Final = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-CONFIG: Final = """
-[kafka]
-brokers = ["127.0.0.1:1"]
-[zookeeper]
-hosts = "127.0.0.1:1"
-[group]
-name = "billing"
-topics = ["orders"]
-connect_timeout_s = 0.5
-[handler]
-target = "builtins:print"
-"""
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> str:
-    path = tmp_path / "orders.toml"
-    path.write_text(CONFIG)
-    return str(path)
+    return str(write_settings(tmp_path, "127.0.0.1:1"))
 
 
 def ended(command: list[str], begin: Callable[[], None] | None = None, **environ: str) -> tuple[int, str, str]:
@@ -55,14 +41,14 @@ def ended(command: list[str], begin: Callable[[], None] | None = None, **environ
 
 # -- Ctrl-C ------------------------------------------------------------------------------------------------------------
 
-# runs before the program: does something when it begins to import a module
+# runs code when the program begins to import a module
 HOOK: Final = """
     import os, signal, sys
 
     class Hook:
         def find_spec(self, name, path=None, target=None):
             if name == os.environ["HOOK_IMPORT"]:
-                # of a text that raises KeyboardInterrupt, Python remembers to end by SIGINT
+                # if exec() gets text and raises KeyboardInterrupt, Python ends by SIGINT
                 exec(compile(os.environ["HOOK_DOES"], "hook", "exec"))
 
     sys.meta_path.insert(0, Hook())
@@ -74,7 +60,7 @@ OF_COMMANDS: Final = {path[0] for path, _ in leaves(main)}
 
 @pytest.fixture
 def at_import(tmp_path: Path) -> AtImport:
-    """Runs a command that does something when it begins to import a module."""
+    """Runs a command, and code when it begins to import a module."""
     (tmp_path / "sitecustomize.py").write_text(textwrap.dedent(HOOK))
     path = os.pathsep.join([str(tmp_path), ENVIRON["PYTHONPATH"]])
     return lambda module, does, command: ended(command, PYTHONPATH=path, HOOK_IMPORT=module, HOOK_DOES=does)
@@ -119,16 +105,16 @@ def pipe_without_reader() -> int:
 
 @pytest.mark.parametrize("buffered", [True, False])
 @pytest.mark.parametrize(
-    ("opened", "code", "told"),
+    ("opened", "code", "message"),
     [
         (full_device, 1, "error: no space left on the device: free some, or write elsewhere"),
         (pipe_without_reader, 128 + signal.SIGPIPE, ""),
     ],
 )
-def test_every_command_whose_output_goes_nowhere_ends_without_a_traceback(
+def test_every_command_whose_output_cannot_be_written_ends_without_a_traceback(
     opened: Callable[[], int],
     code: int,
-    told: str,
+    message: str,
     buffered: bool,
     config: str,
     zk_chroot: str,
@@ -149,11 +135,11 @@ def test_every_command_whose_output_goes_nowhere_ends_without_a_traceback(
                 main(command, prog_name="allocator")
             out.flush()  # as Python does at its end
         assert end.value.code == code, command
-        assert capfd.readouterr().err.replace(f"\n{config} is fine\n", "").strip() == told, command
+        assert capfd.readouterr().err.replace(f"\n{config} is fine\n", "").strip() == message, command
 
 
 @pytest.mark.parametrize("where", ["/dev/full", "pipe"])
-def test_a_process_whose_output_goes_nowhere_says_no_more_at_its_end(where: str, config: str) -> None:
+def test_a_process_whose_output_cannot_be_written_ends_without_a_traceback(where: str, config: str) -> None:
     with open(pipe_without_reader() if where == "pipe" else full_device(), "wb") as device:
         done = subprocess.run(
             [*ALLOCATOR, "run", config, "--check"], env=ENVIRON, stdout=device, stderr=subprocess.PIPE, text=True,
@@ -164,7 +150,7 @@ def test_a_process_whose_output_goes_nowhere_says_no_more_at_its_end(where: str,
     assert "Exception ignored" not in done.stderr
 
 
-def test_an_error_in_json_that_cannot_be_printed_is_told_on_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_error_in_json_that_cannot_be_printed_goes_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
     with open(full_device(), "wb") as device:
         out = io.TextIOWrapper(device, encoding="utf-8")
         with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as end:
@@ -182,18 +168,18 @@ def commands(config: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("raised", ["MemoryError()", "ImportError('x.so: failed to map segment from shared object')"])
 @pytest.mark.parametrize("module", ["click", "allocator.cli.group", "allocator.cli.access"])
-def test_too_little_memory_is_told_in_one_line(module: str, raised: str, at_import: AtImport) -> None:
+def test_too_little_memory_is_reported_in_one_line(module: str, raised: str, at_import: AtImport) -> None:
     code, out, err = at_import(module, f"raise {raised}", ["group", "list", *AWAY])
     assert (code, out) == (1, "")
     assert err == "error: out of memory: raise the memory limit of the process (ulimit -v) or of its container\n"
 
 
-def test_too_few_open_files_are_told_with_the_limit(config: str) -> None:
-    told = []
+def test_too_few_open_files_are_reported_with_the_limit(config: str) -> None:
+    named = []
     for most in (7, 8):
         for command in commands(config):
             code, _, err = ended(command, lambda most=most: resource.setrlimit(resource.RLIMIT_NOFILE, (most, most)))
             assert code == 1
             assert "Traceback" not in err, (most, err)
-            told.append("oo many open files" in err and "ulimit -n" in err)
-    assert any(told)
+            named.append("oo many open files" in err and "ulimit -n" in err)
+    assert any(named)

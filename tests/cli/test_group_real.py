@@ -98,7 +98,7 @@ async def test_a_living_group_is_shown_with_owners_positions_lag_and_generation(
         assert without["partitions"][0]["owner"] == consumer.member_id
 
 
-async def test_offsets_of_a_cluster_that_the_group_no_longer_reads_are_told_as_such(shell: Shell) -> None:
+async def test_offsets_of_a_cluster_that_the_group_no_longer_reads_are_reported(shell: Shell) -> None:
     async with shell.consumer() as consumer:
         await shell.consume(consumer, 30)
     path = choice_path("/allocator", shell.group)
@@ -148,7 +148,7 @@ async def test_a_group_that_has_ended_still_shows_its_offsets_and_lag(shell: She
         ("3", [3, 3, 3]),
     ],
 )
-async def test_offsets_are_reset_only_when_told_to_execute(shell: Shell, to: str, offsets: list[int]) -> None:
+async def test_offsets_are_reset_only_with_execute(shell: Shell, to: str, offsets: list[int]) -> None:
     async with KafkaClient(shell.cluster.bootstrap) as client:
         await GroupOffsets(client, shell.group).commit({shell.partitions[0]: OffsetAndMetadata(7, "", -1)})
     plan = await shell.json("offsets", "reset", shell.group, "--to", to, *NOWHERE)
@@ -184,7 +184,7 @@ async def test_a_reset_is_refused_while_members_are_alive(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("command", [["offsets", "reset", "--to", "earliest"], ["delete"]])
-async def test_a_group_whose_members_are_not_looked_for_is_not_changed(shell: Shell, command: list[str]) -> None:
+async def test_a_group_is_not_changed_without_a_check_for_members(shell: Shell, command: list[str]) -> None:
     group_command, arguments = command[:-2] or command, command[-2:] if len(command) > 2 else []
     async with shell.consumer() as consumer:
         await shell.consume(consumer, 30)
@@ -225,7 +225,7 @@ async def test_only_the_named_topics_are_reset(shell: Shell, topic_factory: Call
     assert {(p["topic"], p["committed"]) for p in found["partitions"]} == {(shell.topic, 10), (other, 1)}
 
 
-async def test_who_looks_makes_no_chroot_and_is_told_that_there_is_none(shell: Shell) -> None:
+async def test_commands_report_a_missing_chroot_and_do_not_create_it(shell: Shell) -> None:
     where = ["--zookeeper", shell.zookeeper, "--brokers", shell.cluster.bootstrap, "--json"]
     reset = ["group", "offsets", "reset", shell.group, "--to", "latest", "--topic", shell.topic, "--execute"]
     for command in (reset, ["top", "--once"], ["doctor", "--interval", "0"]):
@@ -234,10 +234,10 @@ async def test_who_looks_makes_no_chroot_and_is_told_that_there_is_none(shell: S
         assert f"has no znode /{shell.group}" in done.stdout
     async with ensemble(shell.cluster.zookeeper) as zk:
         assert await zk.exists(f"/{shell.group}") is None
-    assert await shell.committed() == {}, "its members stand elsewhere, perhaps, and would commit over these"
+    assert await shell.committed() == {}, "members under another chroot may exist, and would overwrite these"
 
 
-async def test_a_znode_that_no_group_can_have_is_no_group(shell: Shell) -> None:
+async def test_a_znode_with_an_invalid_group_name_is_not_listed(shell: Shell) -> None:
     async with shell.consumer() as consumer:
         await shell.consume(consumer, 30)
         async with ensemble(shell.zookeeper) as zk:
@@ -245,12 +245,12 @@ async def test_a_znode_that_no_group_can_have_is_no_group(shell: Shell) -> None:
         assert [each["group"] for each in (await shell.json("list"))["groups"]] == [shell.group]
 
 
-async def test_what_cannot_be_done_is_said(shell: Shell) -> None:
+async def test_refusals_name_what_is_wrong(shell: Shell) -> None:
     async with shell.consumer() as consumer:
         await shell.consume(consumer, 30)
-    missing = await shell.json("describe", "nobody", code=1)
+    missing = await shell.json("describe", "missing", code=1)
     assert missing["error"]["type"] == "NoSuchGroup"
-    assert "ZooKeeper has no group 'nobody' under /allocator" in missing["error"]["message"]
+    assert "ZooKeeper has no group 'missing' under /allocator" in missing["error"]["message"]
 
     code, _, err = await shell.run("offsets", "reset", shell.group, "--to", "11")
     assert code == 2
@@ -266,7 +266,7 @@ async def test_what_cannot_be_done_is_said(shell: Shell) -> None:
     assert "no brokers were given" in err
 
 
-async def test_members_are_shown_though_the_brokers_are_gone(shell: Shell) -> None:
+async def test_members_are_shown_without_brokers(shell: Shell) -> None:
     async with shell.consumer(client_id="billing-1") as consumer:
         await shell.consume(consumer, 30)
         found = await shell.json(
@@ -274,19 +274,6 @@ async def test_members_are_shown_though_the_brokers_are_gone(shell: Shell) -> No
         )
         assert found["members"][0]["client_id"] == "billing-1"
         assert any("offsets are not known" in problem for problem in found["problems"])
-
-
-async def test_the_settings_of_the_daemon_say_where_the_clusters_and_the_group_are(
-    shell: Shell, tmp_path: Path
-) -> None:
-    async with shell.consumer() as consumer:
-        await shell.consume(consumer, 30)
-    config = tmp_path / "config.toml"
-    config.write_text(
-        f'[kafka]\nbrokers = "{shell.cluster.bootstrap}"\n[zookeeper]\nhosts = "{shell.zookeeper}"\n'
-        f'[group]\nname = "{shell.group}"\ntopics = ["{shell.topic}"]\n[handler]\ntarget = "a:b"\n'
-    )
-    assert (await shell.json("offsets", "-c", str(config)))["group"] == shell.group
 
 
 @pytest.mark.parametrize("zookeeper", [True, False])
@@ -338,24 +325,24 @@ async def test_a_group_of_kafkas_own_protocol_is_shown_as_its_coordinator_has_it
     assert await shell.committed() == {}
 
 
-async def test_members_where_kiels_stand_are_told_and_not_counted_as_none(shell: Shell) -> None:
+async def test_members_under_kiels_paths_are_reported(shell: Shell) -> None:
     async with shell.consumer(
         membership="kiel", zookeeper=shell.zookeeper, offsets="both", auto_commit_interval_s=None
     ) as consumer:
         await wait_until_async(lambda: len(consumer.assignment()) == 3, 30, "its partitions")
         code, out, err = await shell.run("describe", shell.group)
-        told = f"group '{shell.group}' has 1 members under /kiel/groups/{shell.group}/members"
+        hint = f"group '{shell.group}' has 1 members under /kiel/groups/{shell.group}/members"
         assert (code, out) == (1, "")
-        assert told in err
+        assert hint in err
         assert f"allocator doctor {shell.group}" in err
         await shell.consume(consumer, 30)
         code, out, err = await shell.run("describe", shell.group)
     assert code == 1
-    assert told in " ".join((out + err).split())
-    assert "partition" in out, "where the group stands is shown all the same"
+    assert hint in " ".join((out + err).split())
+    assert "partition" in out, "its offsets are shown too"
 
 
-async def test_a_plan_tells_the_lag_that_each_member_would_have(shell: Shell) -> None:
+async def test_a_plan_shows_the_lag_of_each_member(shell: Shell) -> None:
     async with shell.consumer(client_id="billing-1", assignor=by_lag) as consumer:
         await shell.consume(consumer, 30)
         await wait_until_async(lambda: len(consumer.assignment()) == 3, 30.0)

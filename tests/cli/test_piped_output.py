@@ -1,4 +1,4 @@
-"""What every command writes into a pipe: no line is filled up with spaces."""
+"""What every command writes into a pipe: no line ends with spaces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from click.testing import CliRunner
-from every_command import MEMBER, NO_MEMBER, WITHOUT, leaves, words
+from every_command import MEMBER, NO_MEMBER, WITHOUT, leaves, words, write_settings
 
 from allocator import Consumer
 from allocator.cli.commands import main
@@ -26,28 +26,6 @@ OTHERS: Final = {
 # no group of kiel's, no reservation, an order that is not kept
 CODES: Final = {"group adopt": 1, "group release": 1, "doctor": 3}
 
-CONFIG: Final = """
-[kafka]
-brokers = ["{address}"]
-[zookeeper]
-hosts = "{zookeeper}"
-[group]
-name = "{group}"
-topics = ["{topic}"]
-[handler]
-target = "examples.handlers:show"
-"""
-PLAN: Final = """
-[cutover]
-groups = ["{group}"]
-topics = ["{topic}"]
-zookeeper = "{zookeeper}"
-[old]
-brokers = "{address}"
-[new]
-brokers = "127.0.0.1:2"
-"""
-
 
 def test_every_command_is_tried() -> None:
     assert {" ".join(path) for path, _ in leaves(main)} == {*MEMBER, *NO_MEMBER, *WITHOUT}
@@ -62,7 +40,7 @@ def check(name: str, arguments: list[str], values: dict[str, str]) -> None:
     assert len(done.output) < 10_000, name
 
 
-def test_no_command_fills_its_lines_up_in_a_pipe(
+def test_no_command_pads_its_lines_in_a_pipe(
     kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
 ) -> None:
     topic, dead = topic_factory(2), topic_factory(1)
@@ -72,8 +50,7 @@ def test_no_command_fills_its_lines_up_in_a_pipe(
     produce(kafka_cluster.bootstrap, dead, [ProducedRecord(b"k", b"v", 0, None, first)] * 3)
     places = {"zookeeper": f"{kafka_cluster.zookeeper}/{group}", "group": group, "topic": topic}
     values = {**places, "dead": dead, "tmp": str(tmp_path), "address": kafka_cluster.bootstrap}
-    for name, text in (("orders.toml", CONFIG), ("plan.toml", PLAN)):
-        (tmp_path / name).write_text(text.format(**values))
+    write_settings(tmp_path, kafka_cluster.bootstrap, **places)
 
     async def with_a_member() -> None:
         consumer = Consumer(

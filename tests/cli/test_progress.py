@@ -45,7 +45,7 @@ def test_a_line_has_the_rate_and_the_time_that_is_left() -> None:
     text = drawn(Step("archiving orders", 1_000_000, 5_000_000, "offsets"), 120)
     assert re.search(r"archiving orders +━+.* 1,000,000 of 5,000,000 offsets +100,000/s +40 s left", text), text
     assert "left" not in drawn(Step("archiving orders", 50, 50, "offsets"), 120)
-    assert "7/s" in drawn(Step("m1 (3 partitions)", 10, 50, "records", 7.0), 120), "a rate that the caller knows better"
+    assert "7/s" in drawn(Step("m1 (3 partitions)", 10, 50, "records", 7.0), 120), "the caller's own rate"
 
 
 @pytest.mark.parametrize("width", [120, 80, 40, 20])
@@ -56,7 +56,7 @@ def test_a_line_is_one_line(width: int) -> None:
         assert cell_len(line) <= width
 
 
-def test_the_bar_of_a_lag_begins_at_its_largest() -> None:
+def test_the_bar_of_a_lag_starts_at_its_largest() -> None:
     meter = Meter(Step("mirror"))
     shown = []
     for left in (100, 40, 250, 0):
@@ -67,7 +67,7 @@ def test_the_bar_of_a_lag_begins_at_its_largest() -> None:
     assert (meter.step.done, meter.step.total) == (0, 3), "other work has a bar of its own"
 
 
-def test_a_pipe_gets_nothing_of_it(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_gets_no_progress(capfd: pytest.CaptureFixture[str]) -> None:
     with progress("copying", False) as meter:
         meter.step = Step("copying", 1, 2, "records")
     assert capfd.readouterr() == ("", "")
@@ -83,10 +83,10 @@ def test_a_terminal_is_clean_afterwards(options: tuple[str, ...]) -> None:
     assert (code == 0) == (not options)
     assert "copying" in shown
     for text in ("a line of output", "a warning"):
-        assert f"\x1b[2K{text}\r\n" in shown, "above the line, which is drawn anew"
-    last = shown.rpartition("copying")[2]  # the last drawing of the line; Python's traceback comes after it
+        assert f"\x1b[2K{text}\r\n" in shown, "above the line, which is drawn again"
+    last = shown.rpartition("copying")[2]  # the last time that the line was drawn; Python's traceback follows
     assert "\x1b[2K" in last, "the line is erased"
-    assert shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l"), "the cursor is there again"
+    assert shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l"), "the cursor is visible again"
 
 
 def test_output_in_a_file_stays_output() -> None:

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 from click.testing import CliRunner
-from every_command import MEMBER, NO_MEMBER, words
+from every_command import MEMBER, NO_MEMBER, words, write_settings
 
 from allocator.cli.commands import main
 from allocator.migrate import mirror
@@ -33,22 +33,6 @@ PATIENCE: Final = {
     "skew": ["-o", "timeout_s=0.3"],
 }
 
-CONFIG: Final = """
-[kafka]
-brokers = ["{address}"]
-[zookeeper]
-hosts = "{address}"
-[group]
-name = "billing"
-topics = ["orders"]
-connect_timeout_s = 0.5
-{group}
-[handler]
-target = "examples.handlers:show"
-[log]
-format = "text"
-"""
-
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,10 +49,7 @@ def silent() -> Iterator[str]:
 
 def refused(name: str, tmp_path: Path, address: str) -> str:
     """The error line of a command with servers at `address`, after general checks."""
-    (tmp_path / "plan.toml").write_text(
-        f'[cutover]\ngroups = ["billing"]\ntopics = ["orders"]\nzookeeper = "{AWAY}"\n'
-        f'[old]\nbrokers = "{AWAY}"\n[new]\nbrokers = "127.0.0.1:2"\n'.replace(AWAY, address)
-    )
+    write_settings(tmp_path, address)
     to = {"brokers": address, "group": "b", "storage": "kafka", "zookeepers": [address], "root": "/allocator"}
     (tmp_path / "restore.json").write_text(json.dumps({"format": FORMAT, "to": to, "before": []}))
     if name == "offsets copy":
@@ -88,30 +69,29 @@ def refused(name: str, tmp_path: Path, address: str) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_servers_that_are_away_are_told_in_one_line_with_a_remedy(name: str, tmp_path: Path) -> None:
-    said = refused(name, tmp_path, AWAY)
-    assert "Connection refused" in said
-    assert "Check that it runs, and the address." in said
+def test_servers_that_are_away_are_named_in_one_line_with_a_remedy(name: str, tmp_path: Path) -> None:
+    shown = refused(name, tmp_path, AWAY)
+    assert "Connection refused" in shown
+    assert "Check that it runs, and the address." in shown
 
 
 @pytest.mark.parametrize(
     "name", ["cutover", "doctor", "group list", "mirror", "offsets copy", "records", "skew", "top"]
 )
-def test_what_accepts_connections_and_is_no_such_server_is_told_so(name: str, tmp_path: Path, silent: str) -> None:
-    said = refused(name, tmp_path, silent)
-    assert "Check that this is a ZooKeeper port" in said or "Check that this is the address of a Kafka broker" in said
+def test_a_server_of_another_kind_is_named_with_a_remedy(name: str, tmp_path: Path, silent: str) -> None:
+    shown = refused(name, tmp_path, silent)
+    assert "Check that this is a ZooKeeper port" in shown or "Check that this is the address of a Kafka broker" in shown
 
 
 @pytest.mark.parametrize("name", ["doctor", "group list", "traffic record", "top"])
-def test_a_host_name_that_does_not_resolve_is_told_so(name: str, tmp_path: Path) -> None:
-    said = refused(name, tmp_path, "no-such-host.invalid:1")
-    assert "not known" in said or "does not resolve" in said or "resolution" in said
+def test_a_host_name_that_does_not_resolve_is_reported(name: str, tmp_path: Path) -> None:
+    shown = refused(name, tmp_path, "no-such-host.invalid:1")
+    assert "not known" in shown or "does not resolve" in shown or "resolution" in shown
 
 
 @pytest.mark.parametrize("membership", ["zookeeper", "kafka"])
-def test_a_daemon_whose_servers_are_away_says_so_once(membership: str, tmp_path: Path) -> None:
-    config = tmp_path / "config.toml"
-    config.write_text(CONFIG.format(address=AWAY, group=f'membership = "{membership}"'))
+def test_a_daemon_whose_servers_are_away_logs_one_line(membership: str, tmp_path: Path) -> None:
+    config = write_settings(tmp_path, AWAY, more=f'membership = "{membership}"')
     command = [sys.executable, "-m", "allocator.cli", "run", str(config)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1

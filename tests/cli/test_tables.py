@@ -120,16 +120,13 @@ def test_a_table_fits_or_folds_and_a_pipe_gets_one_line_for_each_row(name: str) 
         assert squeezed(line) == squeezed("".join(row))
 
 
-def test_a_wide_table_is_one_line_for_each_row_on_a_terminal_too() -> None:
+def test_ten_thousand_rows_are_printed_in_linear_time() -> None:
     listing = Listing("topic", "partition", "owner", right={1})
     for number in range(10_000):
         listing.add("orders", number, f"worker-{number % 100}")
-    lines = printed(listing, 80)
-    assert lines[0] == "topic   partition  owner"
-    assert lines[-1] == "orders       9999  worker-99"
-    assert len(lines) == 10_001
+    assert printed(listing, 80)[-1] == "orders       9999  worker-99"
     screen = Console(width=80)
-    # rich takes a `Text` of ten thousand lines apart in quadratic time
+    # rich splits a `Text` of ten thousand lines in quadratic time
     assert all(isinstance(each, Segment) for each in listing.__rich_console__(screen, screen.options))
 
 
@@ -166,10 +163,6 @@ def test_a_terminal_too_narrow_for_columns_gets_a_line_for_each_cell() -> None:
     ]
 
 
-def test_a_table_without_rows_is_its_heads() -> None:
-    assert printed(Listing("topic", "owner"), 80) == ["topic  owner"]
-
-
 def test_text_that_utf_8_cannot_encode_is_shown_as_escapes() -> None:
     """A reason of an order comes from JSON in ZooKeeper, and JSON can spell lone surrogates."""
     order = Order.make("freeze", {}, who="al\udcffice", why="\ud800 x", now_ms=1000)
@@ -181,13 +174,13 @@ def test_text_that_utf_8_cannot_encode_is_shown_as_escapes() -> None:
     assert "\\ud800 x" in text
 
 
-def test_a_time_that_is_not_known_is_no_date() -> None:
+def test_an_unknown_time_is_not_shown_as_a_date() -> None:
     head, row = printed(letters_table([Letter.of(Record("dead", 0, 5, -1, None, b"k", b"v", []))]), 80)
     assert dict(zip(head.split(), row.split()))["written"] == "-"
     assert printed(report.retries_table([WaitingRecords("retry", 3, 0)]), 80)[1].split() == ["retry", "3", "-"]
 
 
-def test_indented_text_folds_on_a_terminal_and_is_not_filled_up() -> None:
+def test_indented_text_folds_on_a_terminal_without_trailing_spaces() -> None:
     text = Indented('value: {\n  "name": "請求書を書く人"\n}')
     folded = printed(text, 18)
     assert max(map(cell_len, folded)) <= 18

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 from rich.console import Console
-from terminal import in_a_terminal
+from terminal import in_a_terminal, run_command
 
 from allocator import Consumer, ZooKeeper
 from allocator.cli.access import Access
@@ -41,16 +41,6 @@ def drawn(watcher: Watcher, chosen: str | None = None, height: int = 1000, width
     return [line.rstrip() for line in capture.get().splitlines()]
 
 
-async def run(*arguments: str) -> tuple[int, str, str]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "allocator.cli", "top", *arguments,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    out, err = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
-
-
 async def test_a_frame_json_and_a_terminal_show_a_group(
     kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:
@@ -68,24 +58,24 @@ async def test_a_frame_json_and_a_terminal_show_a_group(
         await wait_until_async(lambda: len(consumer.assignment()) == 3, PATIENCE_S)
         await consumer.commit(dict.fromkeys(consumer.assignment(), 0))
 
-        code, out, err = await run(group, "--once", "--interval", "0.3", *where)
+        code, out, err = await run_command("top", group, "--once", "--interval", "0.3", *where)
         assert code == 0, err
         assert group in out
         assert re.search(r"the-only-one@\S+:[0-9]+#0 \(leads\)", out)
         assert f"{topic}:2" in out
 
-        code, out, err = await run(group, "--json", "--interval", "0.3", *where)
+        code, out, err = await run_command("top", group, "--json", "--interval", "0.3", *where)
         assert code == 0, err
-        told = json.loads(out)
-        assert [(each["group"], each["lag"], each["partitions"]) for each in told["groups"]] == [(group, 50, 3)]
-        assert [member["client_id"] for member in told["group"]["members"]] == ["the-only-one"]
-        assert told["group"]["series"][-1]["consumed"] == 0
+        shown_json = json.loads(out)
+        assert [(each["group"], each["lag"], each["partitions"]) for each in shown_json["groups"]] == [(group, 50, 3)]
+        assert [member["client_id"] for member in shown_json["group"]["members"]] == ["the-only-one"]
+        assert shown_json["group"]["series"][-1]["consumed"] == 0
 
-        code, out, _ = await run(group, "--once", *where[:-1], "127.0.0.1:1", "--timeout", "4")
+        code, out, _ = await run_command("top", group, "--once", *where[:-1], "127.0.0.1:1", "--timeout", "4")
         assert code == 1
         assert "kafka does not respond: no Kafka broker responded" in out
 
-        code, _, err = await run("another", "--once", *where)
+        code, _, err = await run_command("top", "another", "--once", *where)
         assert code == 1
         assert f"there is no group 'another'; groups: {group}" in err
 
@@ -107,26 +97,24 @@ async def test_a_group_of_kafkas_own_protocol_needs_no_zookeeper(
         await wait_until_async(lambda: len(consumer.assignment()) == 3, PATIENCE_S)
         for where in ((), ("--zookeeper", kafka_cluster.zookeeper, "--root", f"/{group}")):
             given = (group, "--brokers", kafka_cluster.bootstrap, "--interval", "0.2", "--timeout", "30", *where)
-            code, out, err = await run(*given, "--once")
+            code, out, err = await run_command("top", *given, "--once")
             assert code == 0, err
             assert "worker@" in out
             assert re.search(rf"> {group} +stable +- +1 +3", out), out
-    code, _, err = await run("nobody", "--brokers", kafka_cluster.bootstrap, "--interval", "0.2", "--once")
+    code, _, err = await run_command(
+        "top", "missing", "--brokers", kafka_cluster.bootstrap, "--interval", "0.2", "--once"
+    )
     assert code == 1
-    assert "there is no group 'nobody'; groups: none" in err
+    assert "there is no group 'missing'; groups: none" in err
 
 
 @pytest.mark.parametrize("command", ["top --once", "top --json", "web --port 0"])
-async def test_an_address_that_is_none_is_named_at_once(command: str) -> None:
+async def test_an_invalid_address_is_named_at_once(command: str) -> None:
     """The connecting task fails while another task waits for it."""
-    name, *options = command.split()
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "allocator.cli", name, *options, "--zookeeper", "127.0.0.1:1", "--brokers", "foo:bar",
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    out, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
-    assert process.returncode == 2, err
-    assert "foo:bar" in (out + err).decode()
+    where = ("--zookeeper", "127.0.0.1:1", "--brokers", "foo:bar")
+    code, out, err = await asyncio.wait_for(run_command(*command.split(), *where), PATIENCE_S)
+    assert code == 2, err
+    assert "foo:bar" in out + err
 
 
 @pytest.mark.parametrize(("width", "heads"), [(130, 10), (80, 7), (44, 3)])
@@ -151,7 +139,7 @@ async def test_a_narrow_terminal_has_fewer_columns_and_the_lag_among_them(width:
     assert "and 42 more" in lines
 
 
-def test_without_zookeeper_nobody_knows_whether_a_group_is_stable() -> None:
+def test_without_zookeeper_the_state_of_a_group_is_uncertain() -> None:
     watcher = watched("billing")
     watcher.groups["billing"].learn(GroupState("billing", {}, {}, None), 0.0)
     for watcher.ready, state in ((True, "empty"), (False, "empty?")):
@@ -174,7 +162,7 @@ def test_the_lag_has_an_age_and_is_a_lower_bound_where_some_is_unknown() -> None
     assert " >1 234 " in text
 
 
-def test_a_plan_says_how_many_partitions_move_between_members_and_orders_that_are_over_are_counted() -> None:
+def test_a_plan_counts_moves_between_members_and_orders_that_are_over() -> None:
     watcher = watched("billing")
     names = [f"m-{number:016x}-{number:010}" for number in range(4)]
     members = {

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import sys
-from collections.abc import Callable
 from typing import Any
 
 from joining import joined
+from terminal import run_command
 
 from allocator import Consumer, OffsetAndMetadata, TopicPartition
 from allocator.core.client.client import KafkaClient
@@ -18,10 +17,6 @@ from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.operate.doctor import Finding
 from allocator.operate.doctor.doctor import examine
 from allocator.testing import LocalCluster
-
-
-async def in_thread(work: Callable[[], Any]) -> Any:
-    return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
 class Patient:
@@ -36,7 +31,7 @@ class Patient:
     async def fill(self, each: int = 10, only: int | None = None) -> None:
         numbers = [p.partition for p in self.partitions] if only is None else [only]
         records = [(None, b"%d" % n, number) for number in numbers for n in range(each)]
-        await in_thread(lambda: self.cluster.produce(self.topic, records))
+        await asyncio.to_thread(self.cluster.produce, self.topic, records)
 
     def consumer(self, *topics: str, **settings: Any) -> Consumer:
         settings = {"session_timeout_s": 10.0, "max_wait_s": 0.1, **settings}
@@ -87,13 +82,7 @@ class Patient:
         return found
 
     async def shell(self, *arguments: str) -> tuple[int, str, str]:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "allocator.cli", "doctor", *arguments,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        out, err = await process.communicate()
-        assert process.returncode is not None
-        return process.returncode, out.decode(), err.decode()
+        return await run_command("doctor", *arguments)
 
     async def shell_json(self, *arguments: str) -> tuple[int, Any]:
         code, out, err = await self.shell(*arguments, "--json")

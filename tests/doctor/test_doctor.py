@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from doctor_patient import Patient, commit_to_zookeeper, in_thread
+from doctor_patient import Patient, commit_to_zookeeper
 from kafka.admin import KafkaAdminClient
 
 from allocator.assignors import GroupView
@@ -98,16 +98,7 @@ def all_but_the_first(members: list[str], partitions: list[str]) -> Any:
 # -- members -------------------------------------------------------------------------------------------------------
 
 
-async def test_partitions_that_nobody_owns_and_the_function_that_is_to_blame(patient: Patient) -> None:
-    async with patient.consumer(assignor=of_no_use):
-        with zookeeper_client(patient.zookeeper) as zk:
-            await wait_until_async(lambda: zk.exists(f"{patient.base}/assignment"), 30)
-        found = await patient.examined(interval_s=1)
-    assert len(found["unowned-partitions"][0].where) == 4
-    assert "out of ideas" in found["assignment-refused"][0].what
-
-
-async def test_unreadable_offsets_hide_no_partition_without_an_owner(
+async def test_partitions_without_an_owner_and_the_function_that_failed(
     patient: Patient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(*_: Any, **__: Any) -> Any:
@@ -116,10 +107,13 @@ async def test_unreadable_offsets_hide_no_partition_without_an_owner(
     async with patient.consumer(assignor=of_no_use):
         with zookeeper_client(patient.zookeeper) as zk:
             await wait_until_async(lambda: zk.exists(f"{patient.base}/assignment"), 30)
+        found = await patient.examined(interval_s=1)
+        assert len(found["unowned-partitions"][0].where) == 4
+        assert "out of ideas" in found["assignment-refused"][0].what
         monkeypatch.setattr(GroupOffsets, "fetch", refuse)
         found = await patient.examined()
     assert ("committed offsets",) in [finding.where for finding in found["could-not-look"]]
-    assert len(found["unowned-partitions"][0].where) == 4
+    assert len(found["unowned-partitions"][0].where) == 4, "unreadable offsets hide them"
 
 
 async def test_partitions_that_wait_for_a_restart(patient: Patient) -> None:
@@ -152,7 +146,7 @@ async def test_members_that_differ(patient: Patient) -> None:
     assert found["topic-missing"][0].where == ("no-such-topic",)
 
 
-async def test_all_for_one_and_too_many_for_all(
+async def test_a_skewed_assignment_and_idle_members(
     patient: Patient, topic_factory: Callable[..., str], unique_name: Callable[[], str]
 ) -> None:
     one: dict[str, Any] = {"assignor": all_to_the_first}
@@ -161,7 +155,7 @@ async def test_all_for_one_and_too_many_for_all(
         found = await patient.examined(interval_s=1)
         assert "owns 4 of 4 partitions where 2.0 would be fair" in found["skewed-assignment"][0].what
         assert "idle-members" not in found
-    narrow = Patient(patient.cluster, await in_thread(topic_factory), unique_name(), 1)
+    narrow = Patient(patient.cluster, await asyncio.to_thread(topic_factory), unique_name(), 1)
     async with narrow.consumer() as first, narrow.consumer() as second:
         await owned(narrow, first, second)
         found = await narrow.examined()
@@ -169,7 +163,7 @@ async def test_all_for_one_and_too_many_for_all(
         assert "skewed-assignment" not in found
 
 
-async def test_a_claim_that_nobody_granted(patient: Patient) -> None:
+async def test_a_claim_without_an_assignment(patient: Patient) -> None:
     async with patient.consumer(session_timeout_s=4.0) as consumer:
         await patient.consume(consumer, 40)
         claim = Claim(10**6, frozenset(patient.partitions), 10**6)
@@ -193,7 +187,7 @@ async def test_a_member_that_shows_no_sign_of_life(patient: Patient) -> None:
         assert "has not started" in found["stuck-member"][0].what
 
 
-async def test_a_member_that_does_not_let_go(patient: Patient) -> None:
+async def test_a_member_that_does_not_release_its_partitions(patient: Patient) -> None:
     settings: dict[str, Any] = {"session_timeout_s": 4.0, "assignor": all_to_the_last}
     async with patient.consumer(**settings) as slow:
         await owned(patient, slow)
@@ -206,7 +200,7 @@ async def test_a_member_that_does_not_let_go(patient: Patient) -> None:
             assert "stuck-member" not in await patient.examined(patience_s=1000)
 
 
-async def test_members_on_other_layouts_and_znodes_of_others(patient: Patient) -> None:
+async def test_members_of_other_layouts_and_unreadable_znodes(patient: Patient) -> None:
     with zookeeper_client(patient.zookeeper) as zk:
         zk.create(f"/kiel/groups/{patient.group}/members/host:uuid", b"", ephemeral=True, makepath=True)
         zk.create(f"/consumers/{patient.group}/ids/{patient.group}_host-1", b"{}", ephemeral=True, makepath=True)
@@ -221,10 +215,10 @@ async def test_members_on_other_layouts_and_znodes_of_others(patient: Patient) -
         assert found["unreadable-znode"][0].where == (f"{patient.base}/members/who-is-this",)
 
 
-async def test_a_group_of_kiels_is_looked_at_where_its_offsets_are(patient: Patient) -> None:
+async def test_a_group_of_kiels_is_examined_with_its_offsets_in_zookeeper(patient: Patient) -> None:
     await patient.fill(20, only=2)
     await commit_to_zookeeper(patient.cluster.bootstrap, patient.group, dict(zip(patient.partitions, (3, 10, 10))))
-    await in_thread(lambda: delete_records(patient, {patient.partitions[0]: 8}))
+    await asyncio.to_thread(delete_records, patient, {patient.partitions[0]: 8})
     base = f"/kiel/groups/{patient.group}"
     with zookeeper_client(patient.zookeeper) as zk:
         zk.create(f"{base}/members/host:uuid", b"", ephemeral=True, makepath=True)
@@ -296,7 +290,7 @@ async def test_offsets_outside_of_the_log(patient: Patient) -> None:
         at = {first: OffsetAndMetadata(3, "", -1), second: OffsetAndMetadata(1000, "", -1)}
         await GroupOffsets(client, patient.group).commit(at)
 
-    await in_thread(lambda: delete_records(patient, {first: 8}))
+    await asyncio.to_thread(delete_records, patient, {first: 8})
     found = await patient.examined()
     (below,), (above,) = found["offset-below-log-start"], found["offset-above-log-end"]
     assert below.where == (f"{patient.topic}:0",)
@@ -345,12 +339,12 @@ async def test_lag_that_grows_and_partitions_where_nothing_is_done(patient: Pati
 async def test_a_topic_that_was_deleted(patient: Patient) -> None:
     async with patient.consumer() as consumer:
         await patient.consume(consumer, 40)
-    await in_thread(lambda: patient.cluster.delete_topic(patient.topic))
+    await asyncio.to_thread(patient.cluster.delete_topic, patient.topic)
     found = await patient.examined()
     assert found["partition-gone"][0].where == tuple(f"{patient.topic}:{n}" for n in range(4))
 
 
-async def test_nobody_and_nothing(patient: Patient) -> None:
+async def test_an_unknown_group_and_one_without_members(patient: Patient) -> None:
     found = await patient.examined()
     assert set(found) == {"unknown-group"}
     async with patient.consumer() as consumer:
@@ -369,7 +363,7 @@ async def test_nobody_and_nothing(patient: Patient) -> None:
 async def test_clocks_that_differ(patient: Patient) -> None:
     day_ms = 86_400_000
     future = int(time.time() * 1000) + day_ms
-    await in_thread(lambda: patient.cluster.produce(patient.topic, [ProducedRecord(None, b"late", 2, future)]))
+    await asyncio.to_thread(patient.cluster.produce, patient.topic, [ProducedRecord(None, b"late", 2, future)])
     with zookeeper_client(patient.zookeeper) as zk:
         wrong = {"timestamp": str(future), "host": "b", "port": 1, "version": 1}
         zk.create("/brokers/ids/99", json.dumps(wrong).encode(), ephemeral=True, makepath=True)
@@ -401,15 +395,15 @@ async def test_session_timeouts_that_are_not_granted(patient: Patient) -> None:
 # -- the command ---------------------------------------------------------------------------------------------------
 
 
-async def test_the_command_says_how_it_is_and_changes_nothing(patient: Patient) -> None:
+async def test_the_command_reports_findings_and_changes_nothing(patient: Patient) -> None:
     where = ["--zookeeper", patient.zookeeper, "--brokers", patient.cluster.bootstrap, "--interval", "0.5"]
     async with patient.consumer() as consumer:
         await patient.consume(consumer, 40)
-        code, said = await patient.shell_json(patient.group, *where)
-        assert (code, said["healthy"]) == (0, True), said
+        code, report = await patient.shell_json(patient.group, *where)
+        assert (code, report["healthy"]) == (0, True), report
         # records are kept for a century here, which is only information
-        assert [finding["id"] for finding in said["findings"]] == ["offsets-expire"]
-        assert set(said["findings"][0]) == {"id", "severity", "what", "where", "why", "do", "command", "fix"}
+        assert [finding["id"] for finding in report["findings"]] == ["offsets-expire"]
+        assert set(report["findings"][0]) == {"id", "severity", "what", "where", "why", "do", "command", "fix"}
     with zookeeper_client(patient.cluster.zookeeper) as zk:
 
         def tree(path: str) -> dict[str, int]:
@@ -418,28 +412,28 @@ async def test_the_command_says_how_it_is_and_changes_nothing(patient: Patient) 
             return {path: stat.mzxid, **{p: z for each in below for p, z in each.items()}}
 
         before = {base: tree(base) for base in (f"/{patient.group}", "/consumers", "/brokers", "/config")}
-        code, said = await patient.shell_json(patient.group, *where)
+        code, report = await patient.shell_json(patient.group, *where)
         assert code == 0
-        assert {finding["id"] for finding in said["findings"]} == {"no-members", "offsets-expire"}
+        assert {finding["id"] for finding in report["findings"]} == {"no-members", "offsets-expire"}
         assert {base: tree(base) for base in before} == before
-    code, said = await patient.shell_json(*where)
-    assert (code, said) == (0, {"group": None, "healthy": True, "findings": []})
+    code, report = await patient.shell_json(*where)
+    assert (code, report) == (0, {"group": None, "healthy": True, "findings": []})
 
 
-async def test_the_command_says_what_it_could_not_look_at(patient: Patient) -> None:
+async def test_the_command_reports_what_it_could_not_check(patient: Patient) -> None:
     async with patient.consumer() as consumer:
         await patient.consume(consumer, 40)
     nowhere = ["--timeout", "2", "--interval", "0", "--brokers", "127.0.0.1:1"]
-    code, said = await patient.shell_json(patient.group, "--zookeeper", patient.zookeeper, *nowhere)
+    code, report = await patient.shell_json(patient.group, "--zookeeper", patient.zookeeper, *nowhere)
     assert code == 1
-    assert said["findings"][0]["id"] == "could-not-look"
-    assert "127.0.0.1:1" in said["findings"][0]["what"]
-    (nobody,) = [finding for finding in said["findings"] if finding["id"] == "no-members"]
-    assert "0 records" not in nobody["what"]  # the number is unknown
-    assert "unknown without Kafka" in nobody["what"]
-    code, said = await patient.shell_json(patient.group, *nowhere)
+    assert report["findings"][0]["id"] == "could-not-look"
+    assert "127.0.0.1:1" in report["findings"][0]["what"]
+    (finding,) = [finding for finding in report["findings"] if finding["id"] == "no-members"]
+    assert "0 records" not in finding["what"]  # the number is unknown
+    assert "unknown without Kafka" in finding["what"]
+    code, report = await patient.shell_json(patient.group, *nowhere)
     assert code == 1
-    assert said["error"]["type"] == "BrokersUnavailable"
+    assert report["error"]["type"] == "BrokersUnavailable"
     code, _, err = await patient.shell(patient.group)
     assert code == 2
     assert "give --zookeeper, --brokers or --config" in err

@@ -34,7 +34,7 @@ def tree(zk: Any, path: str) -> dict[str, bytes]:
     return found
 
 
-def make_groups(zk: Any) -> None:
+def create_groups(zk: Any) -> None:
     """Creates two groups of empty znodes, and one group for each reason why a group is in use."""
     for group in ("empty", "emptied", "assigned", "ordered", "joined", "chosen", "odd"):
         for name in SKELETON:
@@ -49,34 +49,34 @@ def make_groups(zk: Any) -> None:
 
 async def test_only_groups_of_empty_znodes_are_deleted_and_young_ones_are_not(zk_chroot: str) -> None:
     with zookeeper_client(zk_chroot) as zk:
-        make_groups(zk)
+        create_groups(zk)
         before = tree(zk, "/allocator")
-        ours = ZooKeeperClient(zk_chroot)
-        await ours.connect()
+        client = ZooKeeperClient(zk_chroot)
+        await client.connect()
         try:
 
             async def found(clock: Any) -> list[Any]:
-                findings = await doctor.examine(None, client=None, zookeeper=ours, interval_s=0, clock=clock)
+                findings = await doctor.examine(None, client=None, zookeeper=client, interval_s=0, clock=clock)
                 return [each for each in findings if each.id == "leftover-groups"]
 
             def later() -> float:
                 return time.time() + LATER_S
 
-            assert await found(time.time) == [], "a member that joins has just made them, as far as one can know"
+            assert await found(time.time) == [], "a member that is joining may have just created them"
             (leftover,) = await found(later)
             assert leftover.where == ("emptied", "empty")
             fix = leftover.fix
-            assert await apply(fix, ours, None, "/allocator") == "the groups are in use, or already deleted"
+            assert await apply(fix, client, None, "/allocator") == "the groups are in use, or already deleted"
             zk.create("/allocator/emptied/claims/m-0000000000000001-0000000001", b"", ephemeral=True)
-            assert await apply(fix, ours, None, "/allocator", later) == "deleted the empty znodes of 1 groups"
+            assert await apply(fix, client, None, "/allocator", later) == "deleted the empty znodes of 1 groups"
             after = tree(zk, "/allocator")
             gone = {path for path in before if path == "/allocator/empty" or path.startswith("/allocator/empty/")}
             assert {path: before[path] for path in before if path not in gone}.items() <= after.items()
             assert not gone & set(after)
-            assert await apply(fix, ours, None, "/allocator", later) == "the groups are in use, or already deleted"
+            assert await apply(fix, client, None, "/allocator", later) == "the groups are in use, or already deleted"
             assert tree(zk, "/allocator") == after
         finally:
-            await ours.close()
+            await client.close()
 
 
 class Terminal(io.BytesIO):
@@ -106,12 +106,12 @@ def test_expired_orders_are_withdrawn_and_no_other(zk_chroot: str) -> None:
 
         everything = {long_ago.id, just_now.id, in_force.id}
         assert "fix:   --fix would withdraw 1 expired orders of billing" in run().output
-        asked = run("--fix")
-        assert "cannot ask without a terminal" in asked.output
-        assert asked.exit_code == 2
+        without_terminal = run("--fix")
+        assert "cannot ask without a terminal" in without_terminal.output
+        assert without_terminal.exit_code == 2
         refused = run("--fix", typed=Terminal(b"n\n"))
         assert f"--fix would withdraw 1 expired orders of billing: {long_ago.id}" in refused.output
-        assert ids() == everything, "nothing is changed before the answer"
+        assert ids() == everything, "nothing is changed without consent"
         assert "withdrew 1 expired orders" in run("--fix", typed=Terminal(b"y\n")).output
         assert ids() == everything - {long_ago.id}
         assert "nothing that --fix can do safely" in run("--fix", "--yes").output
@@ -121,24 +121,24 @@ def test_expired_orders_are_withdrawn_and_no_other(zk_chroot: str) -> None:
 def test_a_missing_chroot_is_created_only_after_a_question(zk_chroot: str) -> None:
     arguments = ["doctor", "--zookeeper", f"{zk_chroot}/typo", "--fix"]
     with zookeeper_client(zk_chroot) as zk:
-        said = CliRunner().invoke(main, [*arguments, "--yes", "--json"])
-        assert said.exit_code == 1
-        found = json.loads(said.stdout)
+        result = CliRunner().invoke(main, [*arguments, "--yes", "--json"])
+        assert result.exit_code == 1
+        found = json.loads(result.stdout)
         assert [each["id"] for each in found["findings"]] == ["chroot-missing"]
         assert found["fixed"] == []
         assert CliRunner().invoke(main, arguments, input=Terminal(b"n\n")).exit_code == 1
         assert not zk.exists("/typo")
-        made = CliRunner().invoke(main, arguments, input=Terminal(b"y\n"))
-        assert made.exit_code == 0, made.output
-        assert "created the chroot" in made.output
+        created = CliRunner().invoke(main, arguments, input=Terminal(b"y\n"))
+        assert created.exit_code == 0, created.output
+        assert "created the chroot" in created.output
         assert zk.exists("/typo")
         assert "healthy" in CliRunner().invoke(main, arguments[:-1]).output
 
 
 @pytest.mark.parametrize(
-    ("options", "says"), [(["--yes"], "--yes needs --fix"), (["--fix", "--json"], "--json cannot ask")]
+    ("options", "message"), [(["--yes"], "--yes needs --fix"), (["--fix", "--json"], "--json cannot ask")]
 )
-def test_options_that_contradict_each_other_are_refused(options: list[str], says: str) -> None:
+def test_options_that_contradict_each_other_are_refused(options: list[str], message: str) -> None:
     result = CliRunner().invoke(main, ["doctor", "--zookeeper", "127.0.0.1:1", *options])
     assert result.exit_code == 2
-    assert says in result.output
+    assert message in result.output

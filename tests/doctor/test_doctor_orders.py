@@ -36,7 +36,7 @@ def test_orders_in_force_are_no_finding() -> None:
     assert found(order("freeze"), order("cordon", member="a"), order("budget", at_once=1, per_minute=None)) == {}
 
 
-def test_an_order_that_cannot_be_kept_is_told_with_its_reason() -> None:
+def test_an_order_that_cannot_be_kept_is_reported_with_its_reason() -> None:
     pin = order("pin", partitions={"t": "0-3"}, place={"member": "dead"})
     finding = found(pin, state=OrderState("not kept", "no live member is there"))["order-not-kept"]
     assert finding.what == "order pin t:0-3 to dead of alice@ops1 is not kept: no live member is there"
@@ -48,7 +48,7 @@ def test_an_order_that_older_members_do_not_know_names_them() -> None:
     assert "old@web1:7#1" in found(order("freeze"), state=state)["order-pending"].what
 
 
-def test_old_orders_without_expiry_are_told_and_a_freeze_sooner() -> None:
+def test_old_orders_without_expiry_are_reported_and_a_freeze_sooner() -> None:
     cordon = order("cordon", now_ms=NOW - OLD_MS - 1, member="a")
     assert found(cordon)["order-old"].severity is Severity.INFO
     freeze = order("freeze", now_ms=NOW - OLD_FREEZE_MS - 1)

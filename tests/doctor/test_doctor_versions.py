@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
-from doctor_patient import Patient, in_thread
+from doctor_patient import Patient
 
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.versions import KAFKA, NEWEST
@@ -16,11 +17,11 @@ VERSIONS = [v if v in QUICK else pytest.param(v, marks=pytest.mark.long) for v i
 
 @pytest.mark.deadline(120)
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_nothing_is_wrong_with_a_group_at_work(
+async def test_a_healthy_group_has_no_finding(
     version: str, cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str], group: str
 ) -> None:
-    cluster = await in_thread(lambda: cluster_factory(kafka=version))
-    topic = await in_thread(lambda: topic_factory(4, cluster=cluster))
+    cluster = await asyncio.to_thread(cluster_factory, kafka=version)
+    topic = await asyncio.to_thread(topic_factory, 4, cluster=cluster)
     patient = Patient(cluster, topic, group, 4)
     await patient.fill()
     async with patient.consumer() as consumer:
@@ -33,8 +34,8 @@ async def test_nothing_is_wrong_with_a_group_at_work(
 async def test_a_group_by_kafkas_own_protocol_needs_no_zookeeper(
     protocol: str, cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str], group: str
 ) -> None:
-    cluster = await in_thread(lambda: cluster_factory(kafka=NEWEST))
-    patient = Patient(cluster, await in_thread(lambda: topic_factory(4, cluster=cluster)), group, 4)
+    cluster = await asyncio.to_thread(cluster_factory, kafka=NEWEST)
+    patient = Patient(cluster, await asyncio.to_thread(topic_factory, 4, cluster=cluster), group, 4)
     await patient.fill()
     settings = {"membership": "kafka", "group_protocol": protocol, "auto_commit_interval_s": None}
     async with patient.consumer(**settings) as consumer:
@@ -42,7 +43,7 @@ async def test_a_group_by_kafkas_own_protocol_needs_no_zookeeper(
         found = await patient.examined()
         assert found["offsets-missing"][0].where == tuple(f"{patient.topic}:{n}" for n in range(4))
         await patient.consume(consumer, 40)
-        code, said = await patient.shell_json(group, "--brokers", cluster.bootstrap, "--interval", "0.5")
-        assert (code, said["findings"]) == (0, [])
+        code, report = await patient.shell_json(group, "--brokers", cluster.bootstrap, "--interval", "0.5")
+        assert (code, report["findings"]) == (0, [])
     await patient.fill(3)
     assert "(Kafka says Empty); 12 records wait" in (await patient.examined())["no-members"][0].what

@@ -1,8 +1,7 @@
-"""The page in a real browser, for tests: actions of a user, and a server over groups that were made in memory."""
+"""The page in a real browser, for tests: actions of a user, and a server over generated groups."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import importlib.util
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_groups import watcher_of
+from generated_groups import watcher_of
 from prometheus_client import CollectorRegistry
 from served import TOKEN
 
@@ -32,16 +31,19 @@ needs_browser = [
 
 PATIENCE_S = 60.0
 AXE = Path(__file__).with_name("vendor") / "axe.min.js"
-DOWN, UP, RIGHT, HOME, END, PAGE_UP, PAGE_DOWN, ENTER = [
-    "\ue015",
-    "\ue013",
-    "\ue014",
-    "\ue011",
-    "\ue010",
-    "\ue00e",
-    "\ue00f",
-    "\ue007",
-]
+DOWN, UP, RIGHT, HOME, END, PAGE_UP, PAGE_DOWN, ENTER = "\ue015\ue013\ue014\ue011\ue010\ue00e\ue00f\ue007"
+
+
+def chromium(*more: str) -> Any:
+    """A driver of a new browser."""
+    from selenium import webdriver as selenium
+
+    options = selenium.ChromeOptions()
+    options.binary_location = CHROMIUM or ""
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", *more):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    return selenium.Chrome(options=options, service=selenium.ChromeService(DRIVER))
 
 
 class Page:
@@ -50,10 +52,10 @@ class Page:
     def __init__(self, driver: Any) -> None:
         self.driver = driver
 
-    def open(self, url: str, width: int = 1280, height: int = 1000, dark: bool = False) -> None:
+    def open(self, url: str, width: int = 1280, height: int = 1000, dark: bool = False, scale: float = 1) -> None:
         self.driver.get("about:blank")  # the same address with another fragment would load nothing
-        self.complaints()  # of the page before, whose server is gone
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.complaints()  # of the previous page, whose server has ended
+        metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 500}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
@@ -68,10 +70,18 @@ class Page:
     def sees(self, selector: str, text: str) -> None:
         wait_until(lambda: text in self.text(selector), PATIENCE_S, lambda: f"{text!r} in {self.text(selector)!r}")
 
+    def click(self, words: str) -> None:
+        """Clicks the visible button with this text, once there is one."""
+        button = (
+            f"[...document.querySelectorAll('button')].find((b) => b.checkVisibility() && b.innerText === {words!r})"
+        )
+        wait_until(lambda: self.run(f"return {button} !== undefined"), PATIENCE_S, f"a button {words!r}")
+        self.run(f"{button}.click()")
+
     def press(self, *keys: str) -> None:
         from selenium.webdriver import ActionChains
 
-        for key in keys:  # to the page, because the focused element may be replaced at any moment
+        for key in keys:  # to the page, because it may replace the focused element at any moment
             ActionChains(self.driver).send_keys(key).perform()
 
     def go(self, hash_: str) -> None:
@@ -93,12 +103,8 @@ class Page:
         return list(found[1])
 
     def complaints(self) -> list[str]:
-        """What the browser says of scripts, of the policy, of what could not be loaded."""
+        """Messages of the browser about scripts, the content policy, and failed requests."""
         return [entry["message"] for entry in self.driver.get_log("browser")]
-
-
-async def by_person(work: Any, *arguments: Any) -> Any:
-    return await asyncio.get_running_loop().run_in_executor(None, work, *arguments)
 
 
 @functools.lru_cache(maxsize=1)
@@ -108,8 +114,8 @@ def watcher() -> Watcher:
 
 
 @contextlib.asynccontextmanager
-async def made(watched: Callable[[], Watcher] = watcher, **offered: Any) -> AsyncIterator[str]:
-    """The URL of a page over groups that were made in memory."""
+async def served_page(watched: Callable[[], Watcher] = watcher, **offered: Any) -> AsyncIterator[str]:
+    """The URL of a page over generated groups."""
     actions = {"rebalance": nothing, **offered.pop("actions", {})}
     site = Site(Guard.make(token=TOKEN), CollectorRegistry(), watcher=watched(), actions=actions, **offered)
     async with serve(site) as port:

@@ -11,7 +11,7 @@ const { layout } = await from("flow");
 const { ratio, reported, unevenness } = await from("load");
 
 const CASES = {
-  "unknown is said and never a number": () => {
+  "unknown is a word and never a number": () => {
     for (const words of [number, whole, span]) for (const value of [null, undefined]) assert.equal(words(value), "unknown");
     assert.deepEqual([number(0), whole(0), span(0), age(0, null)], ["0", "0", "0 s", "0 s"]);
     assert.deepEqual([age(null, 120), age(null, null), ago(null, 5)], ["over 2 min", "unknown", "unknown"]);

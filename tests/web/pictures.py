@@ -1,4 +1,4 @@
-"""Draws the pictures of the page for the documents: `make pictures`. Groups are made in memory; no server is needed.
+"""Draws the pictures of the page for the documents: `make pictures`. The groups are generated; no server is needed.
 
 Needs chromium with its driver, and Pillow for the film.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -15,10 +14,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from made_groups import group_of, state_of, watcher_of, without
+from browsing import Page, chromium
+from generated_groups import group_of, state_of, watcher_of, without
 from PIL import Image
 from prometheus_client import CollectorRegistry
-from selenium import webdriver
 from written_group import member_id
 
 from allocator.web.events import Event
@@ -39,36 +38,18 @@ SHOTS = (
 )
 FILM_WIDTH, FILM_HEIGHT = 960, 640
 FILM_SCALE = 0.75  # smaller: the window of the film is larger, and its text smaller
-COLOURS = 96  # of the film; more: smoother edges; less: a smaller file
+COLOURS = 96  # of the film; higher: smoother edges; lower: a smaller file
 
 
-class Camera:
+class Camera(Page):
     def __init__(self, url: str) -> None:
-        options = webdriver.ChromeOptions()
-        options.binary_location = shutil.which("chromium") or shutil.which("google-chrome") or ""
-        for argument in (
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            "--hide-scrollbars",
-        ):
-            options.add_argument(argument)
-        self.driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+        super().__init__(chromium("--hide-scrollbars"))
         self.url = url
         self.frames: list[tuple[Image.Image, int]] = []
 
-    def open(self, view: str, width: int, height: int, dark: bool = False, scale: float = 1) -> None:
-        metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 500}
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
-        self.driver.get("about:blank")
-        self.driver.get(f"{self.url}/{view}")
+    def view(self, view: str, width: int, height: int, dark: bool = False, scale: float = 1) -> None:
+        self.open(f"{self.url}/{view}", width, height, dark, scale)
         time.sleep(1.5)  # fonts and the first events
-
-    def run(self, script: str) -> Any:
-        return self.driver.execute_script(script)
 
     def shoot(self, name: str) -> None:
         image = Image.open(io.BytesIO(self.driver.get_screenshot_as_png())).convert("RGB")
@@ -77,13 +58,13 @@ class Camera:
         )
 
     def film(self, seconds: float, pause_s: float = 0.4) -> None:
-        """One picture of the film, shown for so long."""
+        """Adds a picture that the film shows for `seconds`."""
         time.sleep(pause_s)
         image = Image.open(io.BytesIO(self.driver.get_screenshot_as_png())).convert("RGB")
         self.frames.append((image, int(1000 * seconds)))
 
     def save(self, path: Path) -> None:
-        # one palette for all frames, so that what does not change is left out
+        # one palette for all frames, so that unchanged parts are omitted
         sheet = Image.new("RGB", (FILM_WIDTH, FILM_HEIGHT * 4))
         for at, number in enumerate((0, len(self.frames) // 3, 2 * len(self.frames) // 3, -1)):
             sheet.paste(self.frames[number][0], (0, at * FILM_HEIGHT))
@@ -96,7 +77,7 @@ class Camera:
 def pictures(camera: Camera, watcher: Watcher) -> None:
     rebalance = watcher.groups["orders"].history.rebalances[0].id
     for name, view, width, height, dark in SHOTS:
-        camera.open(view.format(rebalance=rebalance), width, height, dark)
+        camera.view(view.format(rebalance=rebalance), width, height, dark)
         camera.shoot(name)
 
 
@@ -113,7 +94,7 @@ def film(camera: Camera, watcher: Watcher, loop: asyncio.AbstractEventLoop) -> N
 
         loop.call_soon_threadsafe(learn)
 
-    camera.open("#/", round(FILM_WIDTH / FILM_SCALE), round(FILM_HEIGHT / FILM_SCALE), scale=FILM_SCALE)
+    camera.view("#/", round(FILM_WIDTH / FILM_SCALE), round(FILM_HEIGHT / FILM_SCALE), scale=FILM_SCALE)
     camera.film(2.0)
     camera.run(
         "[...document.querySelectorAll('#groups thead button')].find((each) => each.innerText === 'lag').click()"
@@ -123,11 +104,11 @@ def film(camera: Camera, watcher: Watcher, loop: asyncio.AbstractEventLoop) -> N
     camera.film(3.0, 1.0)
     camera.run("document.querySelector('.columns').scrollIntoView()")
     camera.film(2.0)
-    gone = {member: held for member, held in before.items() if member != crashed}
+    rest = {member: held for member, held in before.items() if member != crashed}
     after = without(before, crashed)
-    see("orders", 3, gone, news=News(time.time(), frozenset({crashed})))
+    see("orders", 3, rest, news=News(time.time(), frozenset({crashed})))
     camera.film(1.5, 0.8)
-    claimed = dict(gone)
+    claimed = dict(rest)
     see("orders", 4, after, claimed=dict(claimed))
     camera.film(1.0, 0.5)
     for member in after:

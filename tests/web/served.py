@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema
 from prometheus_client import CollectorRegistry
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest, HTTPResponse
+from written_group import WrittenGroup, parts, written
 
 from allocator.cli.access import Access
 from allocator.core.aio.tasks import BackgroundTasks
@@ -28,21 +29,21 @@ API = describe(operations())
 PATIENCE_S = 60.0
 
 
-def as_described(path: str, answer: Any, method: str = "get", status: str = "200") -> None:
-    """Fails unless the answer is what the description says of that path."""
+def as_described(path: str, response: Any, method: str = "get", status: str = "200") -> None:
+    """Fails unless a response has the schema that the API's description states."""
     content = API["paths"][path][method]["responses"][status]["content"]["application/json"]["schema"]
-    jsonschema.Draft202012Validator({**content, "components": API["components"]}).validate(answer)
+    jsonschema.Draft202012Validator({**content, "components": API["components"]}).validate(response)
 
 
 class Served:
-    """A running server. `url` is its address; `ask` sends it HTTP requests."""
+    """A running server. `url` is its address; `request` sends it HTTP requests."""
 
     def __init__(self, port: int, watcher: Watcher) -> None:
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self.watcher = watcher
 
-    async def ask(self, path: str, body: Any = None, *, method: str | None = None, **headers: str) -> HTTPResponse:
+    async def request(self, path: str, body: Any = None, *, method: str | None = None, **headers: str) -> HTTPResponse:
         """`headers` with underscores for dashes; a body makes it a POST of JSON."""
         given = {name.replace("_", "-"): value for name, value in headers.items()}
         data = None
@@ -55,11 +56,10 @@ class Served:
         return await AsyncHTTPClient(force_instance=True).fetch(request, raise_error=False)
 
     async def json(self, path: str, body: Any = None, **headers: str) -> Any:
-        answer = await self.ask(path, body, **headers)
-        return json.loads(answer.body)
+        return json.loads((await self.request(path, body, **headers)).body)
 
     async def settled(self, group: str, generation: int) -> None:
-        """Returns once the server knows that generation, and that it is at rest."""
+        """Waits until the server has seen that generation, and that no rebalance is open."""
 
         def known() -> bool:
             seen = self.watcher.groups.get(group)
@@ -97,3 +97,17 @@ async def served(
         finally:
             await tasks.close()
     assert not failures
+
+
+@contextlib.asynccontextmanager
+async def one_group(
+    zookeeper: str, partitions: int = 2, members: int = 1, token: str | None = TOKEN
+) -> AsyncIterator[tuple[Served, WrittenGroup, list[str]]]:
+    """A served group "g" and the ids of its members, which own equal runs of the partitions of topic t."""
+    async with written(zookeeper) as group, served(zookeeper, token=token) as it:
+        ids = await group.join(*range(members))
+        each = partitions // members
+        every = parts(t=partitions)
+        await group.own({name: frozenset(every[at * each : (at + 1) * each]) for at, name in enumerate(ids)})
+        await it.settled("g", 1)
+        yield it, group, ids

@@ -13,16 +13,16 @@ from typing import Any, Optional
 import pytest
 from certificates import Certificates
 from click.testing import CliRunner
-from made_groups import watcher_of
+from generated_groups import watcher_of
 from prometheus_client import CollectorRegistry
-from served import TOKEN, Served
-from test_server import as_described
+from served import TOKEN, Served, as_described
 from tornado.httpclient import AsyncHTTPClient
 
 from allocator.cli.commands import main
 from allocator.errors import ConfigError
 from allocator.web.guard import Guard, Login, User
 from allocator.web.history_file import HistoryFile
+from allocator.web.records import RecordsPage
 from allocator.web.server import Site, serve
 
 LOGIN = Login("X-User", "X-Groups", operators=frozenset({"alice", "@ops"}), viewers=frozenset({"bob", "@dev"}))
@@ -41,10 +41,13 @@ async def site(
     token: Optional[str] = None,
     archive: Optional[HistoryFile] = None,
     tls: Optional[ssl.SSLContext] = None,
+    records: Optional[RecordsPage] = None,
 ) -> AsyncIterator[Served]:
     watcher = watcher_of(groups=1, members=3, partitions=12)
     guard = Guard.make(token=token, login=login)
-    found = Site(guard, CollectorRegistry(), watcher=watcher, actions={"pause": pause}, archive=archive, tls=tls)
+    found = Site(
+        guard, CollectorRegistry(), watcher=watcher, actions={"pause": pause}, archive=archive, tls=tls, records=records
+    )
     async with serve(found) as port:
         yield Served(port, watcher)
 
@@ -82,24 +85,24 @@ def test_a_login_that_cannot_work_is_refused() -> None:
         Login("X-User", proxies=frozenset({"proxy.example"}))
 
 
-async def test_users_of_the_proxy_do_what_their_role_allows_and_leave_a_trace(tmp_path: Path) -> None:
+async def test_users_of_the_proxy_are_limited_to_their_role_and_audited(tmp_path: Path) -> None:
     archive = HistoryFile(tmp_path / "h.sqlite", 10_000_000)
     async with site(LOGIN, archive=archive) as it:
         path = "/api/groups/billing/pause"
-        for asked in ("/", "/page.js", "/api/groups", "/api/events", "/api/groups/billing"):
-            assert (await it.ask(asked)).code == 401, asked
-            assert (await it.ask(asked, **EVE)).code == 403, asked
-        assert (await it.ask("/metrics")).code == 200, "Prometheus does not log in"
-        assert (await it.ask("/health/live")).code == 200
+        for viewed in ("/", "/page.js", "/api/groups", "/api/events", "/api/groups/billing"):
+            assert (await it.request(viewed)).code == 401, viewed
+            assert (await it.request(viewed, **EVE)).code == 403, viewed
+        assert (await it.request("/metrics")).code == 200, "Prometheus does not log in"
+        assert (await it.request("/health/live")).code == 200
         assert (await it.json("/api/groups", **BOB))["read_only"] is True
         assert (await it.json("/api/groups", **ALICE))["read_only"] is False
-        assert (await it.ask(path, {}, **BOB)).code == 403
-        assert (await it.ask(path, "", method="POST", Content_Type="text/plain", **ALICE)).code == 415
-        assert (await it.ask(path, {}, Origin="http://evil.example.org", **ALICE)).code == 403
-        assert (await it.ask(path, {"oops": 1}, **ALICE)).code == 400
-        assert (await it.ask(path, {}, **ALICE)).code == 200, "a plan"
-        assert (await it.ask(path, {"confirm": "billing"}, **ALICE)).code == 200
-        assert (await it.ask("/api/audit", **BOB)).code == 403
+        assert (await it.request(path, {}, **BOB)).code == 403
+        assert (await it.request(path, "", method="POST", Content_Type="text/plain", **ALICE)).code == 415
+        assert (await it.request(path, {}, Origin="http://evil.example.org", **ALICE)).code == 403
+        assert (await it.request(path, {"oops": 1}, **ALICE)).code == 400
+        assert (await it.request(path, {}, **ALICE)).code == 200, "a plan"
+        assert (await it.request(path, {"confirm": "billing"}, **ALICE)).code == 200
+        assert (await it.request("/api/audit", **BOB)).code == 403
         audit = await it.json("/api/audit", **ALICE)
         as_described("/api/audit", audit)
         (change,) = audit["changes"]
@@ -108,27 +111,27 @@ async def test_users_of_the_proxy_do_what_their_role_allows_and_leave_a_trace(tm
     archive.close()
 
 
-async def test_the_past_is_answered_with_and_without_a_file(tmp_path: Path) -> None:
+async def test_the_history_is_returned_with_and_without_a_file(tmp_path: Path) -> None:
     for archive in (None, HistoryFile(tmp_path / "h.sqlite", 10_000_000)):
         async with site(archive=archive) as it:
             found = await it.json("/api/groups/billing/history?from=1000")
             as_described("/api/groups/{group}/history", found)
             assert len(found["rebalances"]) == 2
             for wrong in ("from=soon", "from=nan", "from=5&to=4", "to=-1"):
-                assert (await it.ask(f"/api/groups/billing/history?{wrong}")).code == 400, wrong
+                assert (await it.request(f"/api/groups/billing/history?{wrong}")).code == 400, wrong
             rebalance = found["rebalances"][0]
             as_described(
                 "/api/groups/{group}/rebalances/{id}",
                 await it.json(f"/api/groups/billing/rebalances/{rebalance['id']}"),
             )
-            assert (await it.ask("/api/groups/billing/rebalances/17")).code == 404
+            assert (await it.request("/api/groups/billing/rebalances/17")).code == 404
             as_described("/api/groups/{group}/offsets", await it.json("/api/groups/billing/offsets"))
 
 
 async def test_the_audit_log_keeps_the_start_of_a_long_request() -> None:
     async with site(LOGIN) as it:
-        asked = {"confirm": "billing", "text": "x" * 30_000, "list": ["y" * 15_000], **{f"f{n}": n for n in range(500)}}
-        assert (await it.ask("/api/groups/billing/pause", asked, **ALICE)).code == 200
+        body = {"confirm": "billing", "text": "x" * 30_000, "list": ["y" * 15_000], **{f"f{n}": n for n in range(500)}}
+        assert (await it.request("/api/groups/billing/pause", body, **ALICE)).code == 200
         audit = await it.json("/api/audit", **ALICE)
         as_described("/api/audit", audit)
         (change,) = audit["changes"]
@@ -137,30 +140,31 @@ async def test_the_audit_log_keeps_the_start_of_a_long_request() -> None:
         assert request["confirm"] == "billing"
         assert request["text"].endswith("x... (30000 characters)")
         assert request["list"].startswith('["yyy')
-        assert request["..."] == f"{len(asked) - 20} more fields"
+        assert request["..."] == f"{len(body) - 20} more fields"
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command to make a certificate")
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command to create a certificate")
 def test_an_encrypted_key_is_refused_without_a_prompt(tmp_path: Path) -> None:
-    made = Certificates(tmp_path)
-    made.make("page", password="geheim")
-    options = ["--tls-cert", str(made.certificate("page")), "--tls-key", str(made.key("page"))]
+    certificates = Certificates(tmp_path)
+    certificates.make("page", password="geheim")
+    options = ["--tls-cert", str(certificates.certificate("page")), "--tls-key", str(certificates.key("page"))]
     done = CliRunner().invoke(main, ["web", "--zookeeper", "127.0.0.1:1", *options])
     assert done.exit_code == 2
     assert "is encrypted" in done.output
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command to make a certificate")
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command to create a certificate")
 async def test_it_serves_tls(tmp_path: Path) -> None:
-    made = Certificates(tmp_path)
-    made.make("page")
-    cert = made.ca
+    certificates = Certificates(tmp_path)
+    certificates.make("page")
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    tls.load_cert_chain(made.certificate("page"), made.key("page"))
+    tls.load_cert_chain(certificates.certificate("page"), certificates.key("page"))
     async with site(token=TOKEN, tls=tls) as it:
         client = AsyncHTTPClient(force_instance=True)
         url = f"https://localhost:{it.port}/api/groups"
-        answer = await client.fetch(url, ca_certs=str(cert), headers={"Origin": f"https://localhost:{it.port}"})
-        assert json.loads(answer.body)["ready"] is True
+        response = await client.fetch(
+            url, ca_certs=str(certificates.ca), headers={"Origin": f"https://localhost:{it.port}"}
+        )
+        assert json.loads(response.body)["ready"] is True
         with pytest.raises(OSError, match=r"reset|closed"):
-            await it.ask("/api/groups")
+            await it.request("/api/groups")

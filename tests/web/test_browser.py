@@ -1,8 +1,8 @@
-"""The page in a real browser, over a real ZooKeeper or over groups that were made in memory."""
+"""The page in a real browser, over a real ZooKeeper or generated groups."""
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -22,25 +22,25 @@ from browsing import (
     RIGHT,
     UP,
     Page,
-    by_person,
-    made,
     needs_browser,
+    served_page,
     watcher,
 )
-from made_groups import watcher_of
-from made_records import records_page
-from made_reports import audit_report, skew_report
+from generated_groups import watcher_of
+from generated_records import records_page
+from generated_reports import audit_report, skew_report
 from prometheus_client import CollectorRegistry
-from served import TOKEN, as_described, served
-from written_group import WrittenGroup, member_id, parts
+from served import TOKEN, served
+from written_group import member_id, parts, written
 
 from allocator import Consumer
 from allocator.assignors import GroupView
 from allocator.core.aio.clock import wall_ms
+from allocator.core.client.metadata import PartitionMetadata, TopicMetadata
 from allocator.core.commands.orders import Order, OrderResult, Orders
 from allocator.core.znodes.documents import OrderState, from_ranges
 from allocator.core.znodes.load_report import LoadReport
-from allocator.core.zookeeper.client import ConnectionLost, ZooKeeperClient
+from allocator.core.zookeeper.client import ConnectionLost
 from allocator.operate import Clusters
 from allocator.operate.dead_letters import DeadLetterQueue, Letter, LetterFilter, Outcome
 from allocator.operate.deletion import GroupRemains
@@ -59,27 +59,16 @@ from allocator.web.watch import Watcher
 pytestmark = needs_browser
 
 
-@contextlib.asynccontextmanager
-async def written(zookeeper: str, name: str, *topics: str) -> AsyncIterator[WrittenGroup]:
-    zk = ZooKeeperClient(zookeeper)
-    await zk.connect(10)
-    try:
-        yield WrittenGroup(zk, "/allocator", name, list(topics))
-    finally:
-        await zk.close()
-
-
 async def test_a_page_follows_a_rebalance_without_being_loaded_again(browser: Any, zk_chroot: str) -> None:
     page = Page(browser)
     name = "orders & <co>"
     async with written(zk_chroot, name, "t") as group, served(zk_chroot) as it:
         a, b = await group.join(0, 1)
         held = {a: frozenset(parts(t=8)[:4]), b: frozenset(parts(t=8)[4:])}
-        await group.assign(held)
-        await group.claim(held)
+        await group.own(held)
         await it.settled(name, 1)
 
-        def look() -> None:
+        def check() -> None:
             page.open(it.url)
             page.sees("#groups", name)
             page.run("window.loadedOnce = true; document.querySelector('#groups tbody a').click()")
@@ -88,18 +77,18 @@ async def test_a_page_follows_a_rebalance_without_being_loaded_again(browser: An
             page.sees("#link", "live")
             page.sees("#members", "worker-01")
 
-        await by_person(look)
+        await asyncio.to_thread(check)
         (c,) = await group.join(2)
         given = frozenset({TopicPartition("t", 0), TopicPartition("t", 1)})
         await group.assign({a: held[a] - given, b: held[b]}, {c: given}, {a: given})
-        await by_person(page.sees, "#phase", "rebalancing")
-        await by_person(page.sees, "#members", "releases 2")
+        await asyncio.to_thread(page.sees, "#phase", "rebalancing")
+        await asyncio.to_thread(page.sees, "#members", "releases 2")
         held = {a: held[a] - given, b: held[b], c: given}
         await group.claim({a: held[a]})
         await group.assign(held, generation=2)
         await group.claim(held)
 
-        def look_again() -> None:
+        def check_again() -> None:
             page.sees("#phase", "stable")
             page.sees("#legend", "2 moved")
             page.go(f"#/group/{quote(name)}/rebalances")
@@ -116,31 +105,30 @@ async def test_a_page_follows_a_rebalance_without_being_loaded_again(browser: An
             assert page.run("return window.loadedOnce === true")
             assert page.complaints() == []
 
-        await by_person(look_again)
+        await asyncio.to_thread(check_again)
 
 
-async def test_a_page_keeps_the_focus_and_says_when_what_it_shows_is_old(browser: Any, zk_chroot: str) -> None:
+async def test_a_page_keeps_the_focus_and_marks_old_data(browser: Any, zk_chroot: str) -> None:
     page = Page(browser)
     async with written(zk_chroot, "g", "t") as group, served(zk_chroot) as it:
         (a,) = await group.join(0)
         held = {a: frozenset(parts(t=8))}
-        await group.assign(held)
-        await group.claim(held)
+        await group.own(held)
         await it.settled("g", 1)
 
-        def look() -> None:
+        def check() -> None:
             page.open(f"{it.url}/#/group/g")
             page.sees("#phase", "stable")
             page.sees("#link", "live")
             page.sees("#as-of", "owners as of")
             page.run("document.querySelector('#members tbody a').focus()")
 
-        await by_person(look)
+        await asyncio.to_thread(check)
         await group.join(1)
-        await by_person(page.sees, "#members", "worker-01")
-        it.watcher.fail(ConnectionLost("ZooKeeper does not answer"))
+        await asyncio.to_thread(page.sees, "#members", "worker-01")
+        it.watcher.fail(ConnectionLost("ZooKeeper does not respond"))
 
-        def look_again() -> None:
+        def check_again() -> None:
             page.sees("#link", "a cluster does not respond")
             page.sees("#phase", "when ZooKeeper last responded")
             page.sees("#wrong", "has not responded since")
@@ -152,13 +140,13 @@ async def test_a_page_keeps_the_focus_and_says_when_what_it_shows_is_old(browser
             assert page.violations() == []
             assert page.complaints() == []
 
-        await by_person(look_again)
+        await asyncio.to_thread(check_again)
 
     def without_a_server() -> None:
         page.sees("#link", "no connection")
         page.sees("#wrong", "Everything below is as of")
 
-    await by_person(without_a_server)
+    await asyncio.to_thread(without_a_server)
 
 
 async def test_the_keyboard_reaches_every_partition_and_member(browser: Any, zk_chroot: str) -> None:
@@ -194,14 +182,14 @@ async def test_the_keyboard_reaches_every_partition_and_member(browser: Any, zk_
             assert page.focused() == "u:1"
             assert page.complaints() == []
 
-        await by_person(walk)
+        await asyncio.to_thread(walk)
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1440, False), (800, True), (390, True)])
 async def test_every_view_of_a_large_group_fits_and_has_no_barrier(browser: Any, width: int, dark: bool) -> None:
     """50 groups, one of 100 members and 10,000 partitions."""
     page = Page(browser)
-    async with made() as url:
+    async with served_page() as url:
 
         def fits() -> None:
             assert page.run("return document.documentElement.scrollWidth") <= width, "nothing to scroll sideways"
@@ -226,7 +214,7 @@ async def test_every_view_of_a_large_group_fits_and_has_no_barrier(browser: Any,
             page.sees("#members", "worker-02")
             page.sees("#legend", "up to 1 min")
             high = page.run("return document.getElementById('grids').getBoundingClientRect().height")
-            assert high < 1600, "all of it at a glance"
+            assert high < 1600, "the grid is compact"
             # the last cell of the last row is in place
             page.run("document.getElementById('grids').focus()")
             page.press(PAGE_DOWN, END)
@@ -242,7 +230,7 @@ async def test_every_view_of_a_large_group_fits_and_has_no_barrier(browser: Any,
             page.press(HOME, END)
             assert page.focused() == last != ""
             fits()
-            rebalances = page.run("return fetch('api/groups/billing').then((answer) => answer.json())")["rebalances"]
+            rebalances = page.run("return fetch('api/groups/billing').then((found) => found.json())")["rebalances"]
             page.go(f"#/group/billing/rebalance/{rebalances[1]['id']}")
             page.sees("#moves", "up to 1")
             page.sees(".figures", "117 of 10\u202f000")
@@ -257,18 +245,18 @@ async def test_every_view_of_a_large_group_fits_and_has_no_barrier(browser: Any,
             fits()
             assert page.complaints() == []
 
-        await by_person(walk)
+        await asyncio.to_thread(walk)
 
 
 # -- actions of operators, over groups and letters in memory -----------------------------------------------------------
 
 
 class RecordedWork(GroupWork):
-    """Responds like the clusters, and records the requests."""
+    """Responds like the clusters and records the requests."""
 
     def __init__(self) -> None:
         super().__init__(Clusters())
-        self.asked: list[tuple[str, Any]] = []
+        self.requests: list[tuple[str, Any]] = []
 
     def actions(self) -> dict[str, Any]:
         return {
@@ -277,7 +265,7 @@ class RecordedWork(GroupWork):
         }
 
     async def ordered(self, what: str, group: str, given: Any, user: str) -> dict[str, Any]:
-        self.asked.append((what, given))
+        self.requests.append((what, given))
         return {"group": group, "order": "o-12345678", "state": "given", "state_why": "", "withdrawn": []}
 
     async def preview(self, group: str, order: OrderRequest, user: str) -> dict[str, Any]:
@@ -290,7 +278,7 @@ class RecordedWork(GroupWork):
 
     async def plan(self, group: str, body: PlanRequest, user: str) -> dict[str, Any]:
         changes = {name: getattr(body, name) for name in Suppositions.__struct_fields__}
-        self.asked.append(("plan", (changes, [order.kind for order in body.orders], body.apply)))
+        self.requests.append(("plan", (changes, [order.kind for order in body.orders], body.apply)))
         state = watcher().groups[group].report.state
         scenario = Scenario.of(state, {"orders": 6000, "payments": 4000}).removing(next(iter(state.members)))
         found = await plan_of(scenario, _view, round_trip_s=0.002)
@@ -298,7 +286,7 @@ class RecordedWork(GroupWork):
 
     async def delete(self, group: str, body: DeleteRequest, user: str) -> dict[str, Any]:
         execute = body.confirm is not None
-        self.asked.append(("delete", execute))
+        self.requests.append(("delete", execute))
         return GroupRemains(group, (), ("/allocator/g",), 12).to_json(executed=execute)
 
 
@@ -320,7 +308,7 @@ class LettersInMemory(DeadLetterQueue):
         return self
 
     async def read(self, chosen: LetterFilter = EVERY, *, settled: bool = False) -> AsyncIterator[Letter]:
-        gone = {name for _, names in self._settled_letters for name in names}
+        removed = {name for _, names in self._settled_letters for name in names}
         for number in range(120):
             headers = [
                 ("allocator.topic", b"orders"),
@@ -333,7 +321,7 @@ class LettersInMemory(DeadLetterQueue):
             letter = Letter.of(
                 Record("orders.dead", 0, number, 1_700_000_000_000, 0, b"key", b'{"price": -1}', headers)
             )
-            if chosen.matches(letter) and letter.name not in gone:
+            if chosen.matches(letter) and letter.name not in removed:
                 yield letter
 
     async def redrive(self, chosen: LetterFilter = EVERY, *, execute: bool = False, **_: Any) -> Outcome:
@@ -349,8 +337,8 @@ async def _topics() -> set[str]:
 
 def _with_orders() -> Watcher:
     """A small group that follows load, with orders about its partitions."""
-    made = watcher_of(1, 4, 40)
-    group = made.groups["billing"]
+    found = watcher_of(1, 4, 40)
+    group = found.groups["billing"]
     state = group.report.state
     now_ms = wall_ms()
     pause = Order.make("pause", {"partitions": {"orders": "0-2"}}, who="alice", now_ms=now_ms, why="a broken schema")
@@ -367,21 +355,14 @@ def _with_orders() -> Watcher:
     }
     group.learn(replace(state, orders=orders, document=document, loads=loads, read_ms=now_ms), now_ms / 1000)
     group.judge([], group.version["state"])
-    return made
+    return found
 
 
-async def test_an_operator_orders_about_records_looks_at_plans_and_settles_letters(browser: Any) -> None:
+async def test_an_operator_gives_orders_plans_and_settles_letters(browser: Any) -> None:
     """One walk over the views of operators, in the light and wide, and in the dark and narrow."""
     page = Page(browser)
     work, settled = RecordedWork(), list[tuple[str, list[str]]]()
     desk = LetterDesk(lambda topic, user: LettersInMemory(settled), _topics, Viewer(Reader("nowhere:1")))
-
-    def press(words: str) -> None:
-        found = (
-            "[...document.querySelectorAll('button')].find((each) => each.checkVisibility() && each.innerText === {!r})"
-        )
-        wait_until(lambda: page.run(f"return {found.format(words)} !== undefined"), PATIENCE_S, f"a button {words!r}")
-        page.run(f"{found.format(words)}.click()")
 
     def fill(name: str, value: str) -> None:
         page.run(
@@ -411,42 +392,42 @@ async def test_an_operator_orders_about_records_looks_at_plans_and_settles_lette
         page.sees("dialog", "pause orders:0-2, by alice")
         page.sees("dialog", "a broken schema")
         fill("token", TOKEN)
-        press("Withdraw pause")
+        page.click("Withdraw pause")
         page.sees("dialog", "The command stays for its other partitions")
-        press("Yes, withdraw pause")
+        page.click("Yes, withdraw pause")
         page.sees("dialog .answer", "Withdrawn")
-        press("Add the command")
+        page.click("Add the command")
         page.sees("dialog .answer", "first show what exactly this command does")
         fill("record-order", "skip")
         fill("record-offset", "42")
-        press("Show what it does")
+        page.click("Show what it does")
         page.sees("dialog .answer", "committed already, so the command changes nothing")
         fill("record-order", "seek")
-        press("Show what it does")
+        page.click("Show what it does")
         page.sees("dialog .answer", "100 records of 1 partition would be read again")
         fits(width)
-        press("Add the command")
-        press("Yes, seek")
+        page.click("Add the command")
+        page.click("Yes, seek")
         page.sees("dialog .answer", "is added")
-        press("Close")
+        page.click("Close")
         wait_until(lambda: page.focused() == "Commands…", PATIENCE_S, "the focus comes back to the row")
         page.go("#/group/billing/partitions?q=orders")
-        press("Commands about these 24 partitions…")
+        page.click("Commands about these 24 partitions…")
         page.sees("dialog", "seek orders:3")
-        press("Seek orders:3 back to 70")
-        press("Yes, seek back")
+        page.click("Seek orders:3 back to 70")
+        page.click("Yes, seek back")
         page.sees("dialog .answer", "Command added")
-        press("Close")
+        page.click("Close")
 
     def plans(width: int) -> None:
         page.go("#/group/billing/plan")
-        press("Add to the plan")
+        page.click("Add to the plan")
         page.sees(".answer", "enter a name")
         fill("plan-what", "remove")
-        press("Add to the plan")
+        page.click("Add to the plan")
         page.sees(".plain-list", "leaves")
         assert "what=" in page.run("return location.hash"), "a link leads to this plan"
-        press("Show the plan")
+        page.click("Show the plan")
         page.sees(".answer", "partitions would move; each stands still for about 10 ms")
         page.sees(".flow", "gave")
         page.sees("#planned-members", "leaves")
@@ -454,16 +435,16 @@ async def test_an_operator_orders_about_records_looks_at_plans_and_settles_lette
         fits(width)
         page.run("document.querySelector('.plain-list button').click()")
         fill("plan-what", "order:freeze")
-        press("Add to the plan")
-        press("Show the plan")
+        page.click("Add to the plan")
+        page.click("Show the plan")
         page.sees(".answer", "Nothing was changed")
-        press("Apply: add these commands")
-        press("Yes, add these commands")
+        page.click("Apply: add these commands")
+        page.click("Yes, add these commands")
         page.sees(".answer", "Added: o-12345678")
 
-    def dead(width: int) -> None:
+    def letters(width: int) -> None:
         page.go("#/letters?topic=orders.dead&error=timeout")
-        press("List the letters")
+        page.click("List the letters")
         page.sees("#view", "40 letters")
         page.sees("#letters", "TimeoutError: <b>slow</b>")
         page.run("document.querySelector('#letters button[aria-label]').focus()")
@@ -471,116 +452,86 @@ async def test_an_operator_orders_about_records_looks_at_plans_and_settles_lette
         page.sees("dialog", "File handlers.py, line 7")
         page.sees("dialog", "allocator.topic")
         fits(width)
-        press("Redrive this letter…")
+        page.click("Redrive this letter…")
         page.sees("dialog .answer", "1 letter of orders.dead would be written back")
-        press("Redrive 1 letter")
-        press("Yes, redrive 1 letter")
+        page.click("Redrive 1 letter")
+        page.click("Yes, redrive 1 letter")
         page.sees("dialog .answer", "1 letter redriven")
-        press("Close")
+        page.click("Close")
         page.sees("#view", "39 letters")
-        press("Redrive all that match…")
+        page.click("Redrive all that match…")
         page.sees("dialog .answer", "39 letters of orders.dead")
         fits(width)
-        press("Close")
+        page.click("Close")
 
     def end() -> None:
         page.go("#/group/billing")
         page.sees("#phase", "stable")
         page.run("document.getElementById('act').click()")
         fill("order-kind", "canary")
-        press("Add the command")
+        page.click("Add the command")
         page.sees("dialog .answer", "enter how many partitions")
         fill("order-count", "2")
-        press("Add the command")
+        page.click("Add the command")
         page.sees("dialog", "4 members before it, count 2")
-        press("Yes, canary")
+        page.click("Yes, canary")
         page.sees("dialog .answer", "is added")
-        press("Delete the group")
+        page.click("Delete the group")
         page.sees("dialog .answer", "first show what is deleted")
-        press("Show what is deleted")
+        page.click("Show what is deleted")
         page.sees("dialog .answer", "1 znode and the committed offsets of 12 partitions")
-        press("Delete the group")
+        page.click("Delete the group")
         page.sees("dialog .answer", "enter the name of the group")
         fill("delete-confirm", "billing")
-        press("Delete the group")
+        page.click("Delete the group")
         page.sees("dialog .answer", "Deleted: 1 znode")
-        press("Close")
+        page.click("Close")
         page.go("#/audit")  # with the token that the page already has
         page.sees("#changes", "deadletters/redrive")
         fits(390)
         assert page.complaints() == []
 
     shown = functools.lru_cache(_with_orders)
-    async with made(shown, actions=work.actions(), letters=desk) as url:
+    async with served_page(shown, actions=work.actions(), letters=desk) as url:
         for width, dark in ((1440, False), (390, True)):
             settled.clear()
-            await by_person(records, url, width, dark)
-            await by_person(plans, width)
-            await by_person(dead, width)
-        await by_person(end)
-    kinds = [what for what, _ in work.asked]
+            await asyncio.to_thread(records, url, width, dark)
+            await asyncio.to_thread(plans, width)
+            await asyncio.to_thread(letters, width)
+        await asyncio.to_thread(end)
+    kinds = [what for what, _ in work.requests]
     assert kinds == [*["withdraw", "put", "put", "plan", "plan", "plan"] * 2, "put", "delete", "delete"]
-    assert work.asked[0][1] == {"kind": "pause", "arguments": {"partitions": {"orders": "0"}}}
-    assert work.asked[2][1]["arguments"] == {"partitions": {"orders": "3"}, "to": "70"}
+    assert work.requests[0][1] == {"kind": "pause", "arguments": {"partitions": {"orders": "0"}}}
+    assert work.requests[2][1]["arguments"] == {"partitions": {"orders": "3"}, "to": "70"}
     known = [f"worker-{number:02}@node-{number}:{4000 + number}" for number in (0, 2, 3, 4)]
-    assert work.asked[-3][1]["arguments"] == {"known": known, "promoted": [], "count": 2}
-    assert [asked for what, asked in work.asked if what == "plan"][2][1:] == (["freeze"], True)
+    assert work.requests[-3][1]["arguments"] == {"known": known, "promoted": [], "count": 2}
+    assert [body for what, body in work.requests if what == "plan"][2][1:] == (["freeze"], True)
     assert settled == [("redriven", ["0:0"])]
     texts = [event.text for event in shown().log.events]
     assert (texts.count("deadletters/redrive"), texts.count("orders/put"), texts[-1]) == (2, 5, "delete")
 
 
-async def test_a_hundred_members_look_different_and_scrolling_draws_only_what_is_in_sight(browser: Any) -> None:
+async def test_findings_name_the_remedy_and_can_be_dismissed(browser: Any) -> None:
     page = Page(browser)
-    async with made() as url:
+    async with served_page() as url:
 
-        def look() -> None:
-            page.open(f"{url}/#/group/billing")
-            page.sees("#members", "worker-02")
-            looks = set()
-            for _ in range(40):
-                looks |= set(
-                    page.run(
-                        "return [...document.querySelectorAll('#members .swatch')].map((each) => each.toDataURL())"
-                    )
-                )
-                page.run("const box = document.querySelector('#members').parentElement; box.scrollTop += 300")
-                page.run("return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-            assert len(looks) == 100, "nobody shares colour, texture and shade with another"
-            page.go("#/group/billing/partitions")
-            page.sees("#partitions", "orders:0")
-            page.run("document.querySelector('#partitions').parentElement.scrollTop = 170_000")
-            page.sees("#partitions", "orders:5001")
-            assert page.run("return document.querySelectorAll('#partitions tbody tr').length") < 100
-            assert page.complaints() == []
-
-        await by_person(look)
-
-
-async def test_findings_name_the_remedy_and_notes_can_be_put_away(browser: Any) -> None:
-    page = Page(browser)
-    async with made() as url:
-
-        def press(words: str) -> None:
-            page.run(f"[...document.querySelectorAll('button')].find((each) => each.innerText === {words!r}).click()")
-
-        def look() -> None:
+        def check() -> None:
             page.open(f"{url}/#/group/billing")
             page.sees("#findings", "Start more members")
             assert page.run("return document.querySelector('#findings li b, #findings .badge').innerText") == "critical"
             page.sees("#findings summary", "2 notes")
             assert page.run("return document.querySelector('#findings details').open") is False
-            press("Dismiss")
+            page.click("Dismiss")
             page.sees("#findings", "Show 1 dismissed")
             assert "session timeout" not in page.text("#findings > ul")
             assert page.run("return document.activeElement !== document.body"), "the focus is not lost"
             page.run("location.reload()")
             page.sees("#findings", "Show 1 dismissed")
-            press("Show 1 dismissed")
+            page.click("Show 1 dismissed")
             page.sees("#findings > ul", "session timeout")
             assert page.run("return JSON.stringify(localStorage)") == "{}"
 
-        await by_person(look)
+        await asyncio.to_thread(check)
 
 
 async def test_a_group_of_kafkas_own_protocol_gets_orders_about_records_alone(
@@ -593,13 +544,6 @@ async def test_a_group_of_kafkas_own_protocol_gets_orders_about_records_alone(
     async with served(None, kafka_cluster.bootstrap, kafka_groups=[group]) as it, consumer:
         await wait_until_async(lambda: len(consumer.assignment()) == 4, PATIENCE_S)
 
-        def press(words: str) -> None:
-            found = (
-                f"[...document.querySelectorAll('dialog button, main button')].find((b) => b.innerText === {words!r})"
-            )
-            wait_until(lambda: page.run(f"return {found} !== undefined"), PATIENCE_S, f"a button {words!r}")
-            page.run(f"{found}.click()")
-
         def walk() -> None:
             page.open(f"{it.url}/#/")
             page.sees("#groups", group)
@@ -607,7 +551,7 @@ async def test_a_group_of_kafkas_own_protocol_gets_orders_about_records_alone(
             page.sees("#phase", "stable")
             page.sees("#strategy", "assignor")
             page.sees("#members", "worker@")
-            assert "generation" not in page.text("#figures"), "Kafka does not tell it"
+            assert "generation" not in page.text("#figures"), "Kafka does not report it"
             assert page.run("return document.querySelector('#orders-section').hidden"), (
                 "no command, and none to add here"
             )
@@ -616,10 +560,10 @@ async def test_a_group_of_kafkas_own_protocol_gets_orders_about_records_alone(
             assert page.violations() == []
             page.run("document.getElementById('act').click()")
             page.sees("dialog", "Reset offsets")
-            said = page.text("dialog")
-            assert "Recompute" not in said
-            assert "Pause and resume" not in said
-            assert "Commands" not in said
+            shown = page.text("dialog")
+            assert "Recompute" not in shown
+            assert "Pause and resume" not in shown
+            assert "Commands" not in shown
             page.press("\ue00c")
             page.go(f"#/group/{group}/partitions")
             page.sees("#partitions", f"{topic}:1")
@@ -627,62 +571,58 @@ async def test_a_group_of_kafkas_own_protocol_gets_orders_about_records_alone(
             page.sees("dialog", "No command about them")
             page.run("document.querySelector('dialog input[name=token]').focus()")
             page.press(TOKEN)
-            press("Show what it does")
+            page.click("Show what it does")
             page.sees("dialog .answer", f"It creates the topic {group}.orders")
             assert page.violations() == []
-            press("Add the command")
+            page.click("Add the command")
             page.sees("dialog .step", f"It creates the topic {group}.orders.")
-            press("Yes, pause")
+            page.click("Yes, pause")
             page.sees("dialog .answer", "is added")
             page.sees("dialog .row", "by token")
 
-        await by_person(walk)
+        await asyncio.to_thread(walk)
         paused = TopicPartition(topic, 1)
         state = consumer._engine.state
         await wait_until_async(lambda: not state.is_fetchable(paused), PATIENCE_S, "the pause")
 
         def undo() -> None:
-            press("Withdraw pause")
-            press("Yes, withdraw pause")
+            page.click("Withdraw pause")
+            page.click("Yes, withdraw pause")
             page.sees("dialog", "No command about them")
             assert page.complaints() == []
 
-        await by_person(undo)
+        await asyncio.to_thread(undo)
         await wait_until_async(lambda: state.is_fetchable(paused), PATIENCE_S, "the end of the pause")
 
 
-async def test_a_change_is_asked_for_twice_and_needs_the_token(browser: Any, zk_chroot: str) -> None:
+async def test_a_change_needs_the_token_and_a_second_click(browser: Any, zk_chroot: str) -> None:
     page = Page(browser)
     async with written(zk_chroot, "g", "t") as group, served(zk_chroot) as it:
         (a,) = await group.join(0)
-        await group.assign({a: frozenset(parts(t=2))})
-        await group.claim({a: frozenset(parts(t=2))})
+        await group.own({a: frozenset(parts(t=2))})
         await it.settled("g", 1)
 
-        def press(words: str) -> None:
-            page.run(f"[...document.querySelectorAll('button')].find((each) => each.innerText === {words!r}).click()")
-
-        def ask() -> None:
+        def check() -> None:
             page.open(f"{it.url}/#/group/g")
             page.sees("#phase", "stable")
             page.run("document.getElementById('act').click()")
-            press("Rebalance")
+            page.click("Rebalance")
             page.sees("dialog .step", "do not stop")
-            press("Yes, rebalance g")
+            page.click("Yes, rebalance g")
             page.sees("dialog .answer", "the token is missing or wrong")
             page.run("document.querySelector('dialog input[name=token]').focus()")
             page.press(TOKEN)
-            press("Yes, rebalance g")
+            page.click("Yes, rebalance g")
             page.sees("dialog .answer", "the next generation will follow")
             assert page.focused() == "Rebalance"
-            press("Pause")
+            page.click("Pause")
             page.sees("dialog", "The group reads nothing until you resume")
             assert page.focused() == "Yes, pause g"
-            press("Yes, pause g")
+            page.click("Yes, pause g")
             page.sees("dialog .answer", "its members will leave")
             page.sees("#phase", "paused, still running: 1")
-            press("Resume")
-            press("Yes, resume g")
+            page.click("Resume")
+            page.click("Yes, resume g")
             page.sees("#phase", "stable")
             choose = "const kind = document.querySelector('select[name=order-kind]'); kind.value = {!r};"
             choose += (
@@ -690,18 +630,18 @@ async def test_a_change_is_asked_for_twice_and_needs_the_token(browser: Any, zk_
             )
             for kind, inputs in {"swap": 2, "pin": 1, "budget": 0, "cordon": 1}.items():
                 assert page.run(choose.format(kind, "select:not([name=order-kind])")) == inputs, kind
-            press("Add the command")
+            page.click("Add the command")
             page.sees("dialog", "The command cordon assigns no further partitions to a member")
-            press("Yes, cordon")
+            page.click("Yes, cordon")
             page.sees("dialog .answer", "is added")
-            press("Reset offsets")
+            page.click("Reset offsets")
             page.sees("dialog .answer", "first show the plan of exactly this change")
             page.run("document.querySelector('dialog input[name=note]').focus()")
             page.press("version 1.4.2")
-            press("Mark")
+            page.click("Mark")
             page.sees("dialog .answer", "Noted")
             assert page.violations() == []
-            press("Close")
+            page.click("Close")
             page.sees("#timeline", "◆")
             page.sees("#orders", "cordon member worker-00@node-0")
             assert page.focused() == "Change…"
@@ -710,7 +650,7 @@ async def test_a_change_is_asked_for_twice_and_needs_the_token(browser: Any, zk_
                 "return document.cookie + JSON.stringify(localStorage) + JSON.stringify(sessionStorage)"
             ) == ("{}{}")
 
-        await by_person(ask)
+        await asyncio.to_thread(check)
         assert await group.store.zk.exists(group.store.paths.assignment) is None
 
 
@@ -722,8 +662,8 @@ async def test_real_servers_are_shown_with_their_offsets_and_reset_by_hand(
     unique_name: Callable[[], str],
 ) -> None:
     page = Page(browser)
-    topic = await by_person(topic_factory, 3)
-    await by_person(kafka_cluster.produce, topic, [(None, b"%d" % n, n % 3) for n in range(90)])
+    topic = await asyncio.to_thread(topic_factory, 3)
+    await asyncio.to_thread(kafka_cluster.produce, topic, [(None, b"%d" % n, n % 3) for n in range(90)])
     chroot = f"{kafka_cluster.zookeeper}/{unique_name()}"
     async with served(chroot, kafka_cluster.bootstrap) as it:
         async with Consumer(
@@ -732,13 +672,11 @@ async def test_real_servers_are_shown_with_their_offsets_and_reset_by_hand(
             await wait_until_async(lambda: len(consumer.assignment()) == 3, PATIENCE_S)
             await consumer.commit(dict.fromkeys(consumer.assignment(), 20))
 
-            def look() -> None:
+            def check() -> None:
                 page.open(f"{it.url}/#/group/{group}/partitions")
                 page.sees("#partitions", "only@")
                 page.sees("#partitions", "20")
                 page.sees("#as-of", "offsets as of")
-                got = page.run(f"return fetch('api/groups/{group}/offsets').then((it) => it.json())")["topics"][topic]
-                assert got["fence"][0] >= consumer.fence(TopicPartition(topic, 0)), "exact, or a bound"
                 page.go("#/?q=" + group)
                 page.sees("#groups", "30")  # 3 partitions of 10 records each
                 page.go(f"#/group/{group}/topic/{topic}")
@@ -747,13 +685,8 @@ async def test_real_servers_are_shown_with_their_offsets_and_reset_by_hand(
                 page.sees("#topics", group)
                 page.go("#/brokers")
                 page.sees("#brokers", "controller")
-                for what in ("topics", "brokers"):
-                    as_described(f"/api/{what}", page.run(f"return fetch('api/{what}').then((it) => it.json())"))
 
-            await by_person(look)
-
-        def press(words: str) -> None:
-            page.run(f"[...document.querySelectorAll('button')].find((each) => each.innerText === {words!r}).click()")
+            await asyncio.to_thread(check)
 
         def reset() -> None:
             page.go(f"#/group/{group}")
@@ -766,38 +699,37 @@ async def test_real_servers_are_shown_with_their_offsets_and_reset_by_hand(
                 "kind.dispatchEvent(new Event('change')); const amount = document.querySelector('input[name=amount]');"
                 "amount.value = '-5'; amount.dispatchEvent(new Event('input'))"
             )
-            press("Show the plan")
+            page.click("Show the plan")
             page.sees("dialog .answer", "15 records of 3 partitions would be read again")
             page.run("document.querySelector('dialog input[name=confirm]').focus()")
             page.press(group)
-            press("Reset offsets")
+            page.click("Reset offsets")
             page.sees("dialog .answer", "3 offsets committed")
-            press("Close")
+            page.click("Close")
             page.go(f"#/group/{group}/partitions?q={topic}:0")
             page.sees("#partitions", "15")
             assert page.complaints() == []
 
-        await by_person(reset)
+        await asyncio.to_thread(reset)
 
 
 async def test_a_read_only_page_offers_no_change(browser: Any, zk_chroot: str) -> None:
     page = Page(browser)
     async with written(zk_chroot, "g", "t") as group, served(zk_chroot, token=None) as it:
         (a,) = await group.join(0)
-        await group.assign({a: frozenset(parts(t=2))})
-        await group.claim({a: frozenset(parts(t=2))})
+        await group.own({a: frozenset(parts(t=2))})
         await it.settled("g", 1)
 
-        def look() -> None:
+        def check() -> None:
             page.open(f"{it.url}/#/group/g")
             page.sees("#phase", "stable")
             assert page.run("return document.getElementById('act').checkVisibility()") is False
 
-        await by_person(look)
+        await asyncio.to_thread(check)
         assert (await it.json("/api/groups"))["read_only"] is True
 
 
-async def test_names_from_znodes_are_text_and_nothing_else(browser: Any, zk_chroot: str) -> None:
+async def test_names_from_znodes_are_escaped(browser: Any, zk_chroot: str) -> None:
     from allocator.core.znodes.documents import Claim, MemberInfo
 
     page = Page(browser)
@@ -811,7 +743,7 @@ async def test_names_from_znodes_are_text_and_nothing_else(browser: Any, zk_chro
         await group.store.zk.create(paths.claim(member_id(0)), Claim(1, held, 1).encode(), ephemeral=True)
         await group.assign({member_id(0): held})
 
-        def look() -> None:
+        def check() -> None:
             page.open(f"{it.url}/#/group/{quote('<b>g')}")
             page.sees("#members", evil)
             page.sees("#grids", evil)
@@ -822,7 +754,7 @@ async def test_names_from_znodes_are_text_and_nothing_else(browser: Any, zk_chro
             assert page.run("return window.harm") is None
             assert page.complaints() == []
 
-        await by_person(look)
+        await asyncio.to_thread(check)
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
@@ -853,7 +785,7 @@ async def test_records_are_found_opened_and_saved_and_masks_hold(browser: Any, w
             page.sees(".records", "<b>t1</b>")
             assert page.run("return document.documentElement.scrollWidth") <= width
             assert page.violations() == []
-            page.run("[...document.querySelectorAll('button')].find((each) => each.innerText === 'Older').click()")
+            page.click("Older")
             page.sees(".looked", "offsets 0 to 49 searched")
             page.go("#/records/orders?from=offset&offset=17&before=2&limit=1")
             page.sees(".looked", "offsets 15 to 17 searched")
@@ -862,7 +794,7 @@ async def test_records_are_found_opened_and_saved_and_masks_hold(browser: Any, w
             messages = [each for each in page.complaints() if "records" not in each]
             assert messages == []
 
-        await by_person(walk)
+        await asyncio.to_thread(walk)
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
@@ -879,3 +811,79 @@ def test_pages_of_reports_fit_have_no_barrier_and_load_nothing(
         assert page.run("return performance.getEntriesByType('resource').length") == 0
         assert page.violations() == []
         assert page.complaints() == []
+
+
+def heights(page: Page, *selectors: str) -> list[tuple[float, float]]:
+    found = "const box = document.querySelector({!r}).getBoundingClientRect(); return [box.top, box.bottom]"
+    return [tuple(page.run(found.format(selector))) for selector in selectors]
+
+
+def _with_many_topics() -> Watcher:
+    found = watcher_of(2, 4, 40)
+    assert found.metadata is not None
+    one = TopicMetadata({0: PartitionMetadata(1, 5, (1, 2))}, False, None)
+    found.metadata = found.metadata.__class__(
+        found.metadata.brokers, {**found.metadata.topics, **{f"many-{n:04}": one for n in range(5000)}}, controller=1
+    )
+    return found
+
+
+async def test_topics_and_brokers_have_lists_and_records_a_choice_of_topics(browser: Any) -> None:
+    page, watched = Page(browser), functools.lru_cache(_with_many_topics)
+    async with served_page(watched, records=records_page("viewers")) as url:
+
+        def offered() -> list[str]:
+            return list(page.run("return [...document.querySelectorAll('#record-topics option')].map((o) => o.value)"))
+
+        def check() -> None:
+            page.open(f"{url}/#/")
+            page.sees("nav.tabs", "Brokers")
+            page.run("[...document.querySelectorAll('nav.tabs a')].find((a) => a.innerText === 'Topics').click()")
+            page.sees("h2 + p", "5\u202f004 topics")
+            assert page.run("return document.querySelectorAll('#topics tbody tr').length") < 100
+            page.run("document.querySelector('input[name=q]').focus()")
+            page.press("payments")
+            page.sees("h2 + p", "1 of 5\u202f004 topics")
+            found = page.text("#topics tbody").split()
+            assert (found[:4], found[-1]) == (["payments", "16", "3", "0"], "billing")
+            page.run("[...document.querySelectorAll('#topics a')].find((a) => a.innerText === 'billing').click()")
+            page.sees("h2", "Topic payments")
+            page.go("#/topics?q=unread")
+            page.sees("#topics", "none")
+            page.go("#/brokers")
+            page.sees("#brokers", "broker-1.example:9092")
+            page.sees("#brokers", "not in the cluster")
+            page.sees("#brokers", "controller")
+            page.go("#/records")
+            page.run("document.querySelector('input[name=topic]').focus()")
+            wait_until(lambda: len(offered()) == 100, PATIENCE_S, "no more than a hundred at once")
+            page.press("pay")
+            wait_until(lambda: offered() == ["payments"], PATIENCE_S)
+            ((top, bottom), (label_top, label_bottom)) = heights(page, ".check input", ".check span")
+            assert abs((top + bottom) - (label_top + label_bottom)) <= 8, "the box and its label are in one line"
+            gap = page.run(
+                "return document.querySelector('.check span').getBoundingClientRect().left"
+                " - document.querySelector('.check input').getBoundingClientRect().right"
+            )
+            assert 0 <= gap <= 16
+            assert page.complaints() == []
+
+        await asyncio.to_thread(check)
+
+
+async def test_a_late_change_of_a_closed_view_does_not_reopen_it(browser: Any) -> None:
+    page = Page(browser)
+    async with served_page() as url:
+
+        def check() -> None:
+            page.open(f"{url}/#/")
+            page.sees("h2 + p", "50 groups")
+            page.run(
+                "location.hash = '#/topics'; const search = document.querySelector('input[name=q]');"
+                "search.value = 'bill'; search.dispatchEvent(new Event('input'))"
+            )
+            page.sees("h2", "Topics")
+            assert page.run("return location.hash") == "#/topics"
+            assert page.complaints() == []
+
+        await asyncio.to_thread(check)

@@ -7,7 +7,6 @@ import contextlib
 import json
 import resource
 import socket
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -38,11 +37,11 @@ async def serving(health: Health | None = None, **limits: Any) -> AsyncIterator[
 
 
 @contextlib.asynccontextmanager
-async def connections(port: int, count: int, said: bytes) -> AsyncIterator[list[Stream]]:
+async def connections(port: int, count: int, sent: bytes) -> AsyncIterator[list[Stream]]:
     opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(count)]
     try:
         for _, writer in opened:
-            writer.write(said)
+            writer.write(sent)
         yield opened
     finally:
         for _, writer in opened:
@@ -58,31 +57,31 @@ async def all_of(reader: asyncio.StreamReader) -> bytes:
     return bytes(got)
 
 
-async def ask(port: int, path: str = "/health/live", **headers: str) -> tuple[int, bytes]:
+async def get(port: int, path: str = "/health/live", **headers: str) -> tuple[int, bytes]:
     given = {"Host": "localhost", "Connection": "close", **{k.replace("_", "-"): v for k, v in headers.items()}}
     text = f"GET {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in given.items()) + "\r\n"
     async with connections(port, 1, text.encode()) as [(reader, _)]:
-        answer = await all_of(reader)
-    return int(answer.split()[1]), answer
+        response = await all_of(reader)
+    return int(response.split()[1]), response
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"GET /", HEADER, b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nhalf"]
+    "sent", [b"", b"GET /", HEADER, b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nhalf"]
 )
-async def test_half_a_request_is_not_waited_for(said: bytes) -> None:
-    async with serving(idle_s=0.3, body_s=0.3) as port, connections(port, 3, said) as opened:
+async def test_half_a_request_is_dropped_soon(sent: bytes) -> None:
+    async with serving(idle_s=0.3, body_s=0.3) as port, connections(port, 3, sent) as opened:
         for reader, _ in opened:
             await all_of(reader)
 
-        async def answers() -> bool:
+        async def responds() -> bool:
             async with connections(port, 1, HEADER + b"Connection: close\r\n\r\n") as [(reader, _)]:
                 return b"200 OK" in await all_of(reader)
 
-        # a pause of this process may take the patience of the server, which then closes this connection too
-        await wait_until_async(answers, PATIENCE_S, "an answer to a whole request")
+        # after a pause of this process, the server may close this connection too
+        await wait_until_async(responds, PATIENCE_S, "a response to a whole request")
 
 
-async def test_a_header_that_comes_in_drops_is_not_waited_for_either() -> None:
+async def test_a_header_that_trickles_in_is_dropped_too() -> None:
     async with serving(idle_s=0.5) as port, connections(port, 1, HEADER) as [(reader, writer)]:
 
         async def drip() -> None:
@@ -97,45 +96,44 @@ async def test_a_header_that_comes_in_drops_is_not_waited_for_either() -> None:
         dripping.cancel()
 
 
-async def test_who_waits_longest_for_his_request_makes_room() -> None:
+async def test_the_oldest_incomplete_request_is_dropped_for_a_new_one() -> None:
     async with serving(connections=5, idle_s=60.0) as port, connections(port, 5, HEADER) as opened:
-        assert (await ask(port))[0] == 200, "half-sent requests kept the others out"
+        assert (await get(port))[0] == 200, "incomplete requests block the others"
         assert await all_of(opened[0][0]) == b""
         opened[4][1].write(b"Connection: close\r\n\r\n")
         assert b"200 OK" in await all_of(opened[4][0])
 
 
-async def test_when_all_have_a_request_a_new_one_is_told_to_come_later() -> None:
+async def test_a_request_beyond_the_limit_of_connections_gets_503() -> None:
     events = b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with serving(connections=3) as port, connections(port, 3, events) as opened:
         for reader, _ in opened:
             assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
-        status, answer = await ask(port)
+        status, response = await get(port)
         assert status == 503
-        assert b"Retry-After:" in answer
+        assert b"Retry-After:" in response
 
 
-async def test_so_many_streams_and_no_more() -> None:
+async def test_the_number_of_streams_is_limited() -> None:
     events = b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with serving(viewers=3) as port, connections(port, 3, events) as opened:
         for reader, _ in opened:
             assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
-        status, answer = await ask(port, "/api/events")
+        status, response = await get(port, "/api/events")
         assert status == 503
-        assert b"Retry-After:" in answer
-        assert b"3 pages are open already" in answer
+        assert b"Retry-After:" in response
+        assert b"3 pages are open already" in response
         opened[0][1].close()
-        ends = time.monotonic() + PATIENCE_S
-        while time.monotonic() < ends:
+
+        async def accepted() -> bool:
             async with connections(port, 1, events) as [(reader, _)]:
-                if b"200 OK" in await reader.readuntil(b"\r\n\r\n"):
-                    break
-        else:
-            pytest.fail("the place of a viewer who has gone is not free")
+                return b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+
+        await wait_until_async(accepted, PATIENCE_S, "a closed stream to count no longer")
 
 
 @pytest.mark.parametrize("path", ["/api/events", "/api/groups"])
-async def test_who_takes_no_answer_is_hung_up_on(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_reads_nothing_is_disconnected(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server sends more than the buffers of the system hold, and the client does not read."""
     monkeypatch.setattr("allocator.web.snapshot.overview", lambda *_: {"text": "x" * 30_000_000})
     async with serving(stalled_s=0.5) as port:
@@ -146,7 +144,7 @@ async def test_who_takes_no_answer_is_hung_up_on(path: str, monkeypatch: pytest.
             first = await asyncio.wait_for(loop.sock_recv(client, 1000), PATIENCE_S)
             assert b"200 OK" in first
             count = len(first)
-            # nothing is read until the server has given up
+            # the client reads nothing until the server closes the connection
             await wait_until_async(
                 lambda: not any("_server_request_loop" in repr(task) for task in asyncio.all_tasks()),
                 PATIENCE_S,
@@ -158,7 +156,9 @@ async def test_who_takes_no_answer_is_hung_up_on(path: str, monkeypatch: pytest.
             assert count < 30_000_000
 
 
-async def test_out_of_descriptors_it_says_so_once_and_gives_its_own_back(caplog: pytest.LogCaptureFixture) -> None:
+async def test_without_free_descriptors_it_logs_once_and_closes_incomplete_requests(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Incomplete requests once used all descriptors, and each turn of the loop logged a traceback."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with serving(idle_s=60.0, pause_s=0.2) as port, connections(port, 10, HEADER) as opened:
@@ -176,17 +176,17 @@ async def test_out_of_descriptors_it_says_so_once_and_gives_its_own_back(caplog:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
             for client in more:
                 client.close()
-        assert (await ask(port))[0] == 200
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 1, told
-    assert "accepts no connections for 0.2 s: [Errno 24]" in told[0]
+        assert (await get(port))[0] == 200
+    logged = [record.getMessage() for record in caplog.records]
+    assert len(logged) == 1, logged
+    assert "accepts no connections for 0.2 s: [Errno 24]" in logged[0]
 
 
-async def test_health_tells_a_stranger_the_status_and_no_more() -> None:
-    wrong = Health(ready=lambda: ["zookeeper.internal:2181 does not answer"])
+async def test_other_hosts_and_origins_get_only_the_status_of_health() -> None:
+    wrong = Health(ready=lambda: ["zookeeper.internal:2181 does not respond"])
     async with serving(wrong) as port:
         for headers in ({"Host": "evil.example.org"}, {"Origin": "https://evil.example.org"}):
-            status, answer = await ask(port, "/health/ready", **headers)
+            status, response = await get(port, "/health/ready", **headers)
             assert status == 503
-            assert json.loads(answer.partition(b"\r\n\r\n")[2]) == {"ok": False, "problems": []}
-        assert b"zookeeper.internal" in (await ask(port, "/health/ready"))[1]
+            assert json.loads(response.partition(b"\r\n\r\n")[2]) == {"ok": False, "problems": []}
+        assert b"zookeeper.internal" in (await get(port, "/health/ready"))[1]

@@ -32,15 +32,12 @@ P = [TopicPartition("t", number) for number in range(3)]
 PATIENCE_S = 60.0
 
 
-class Standing:
-    """A fake consumer for the health checks."""
+class FakeConsumer:
+    """A consumer for the health checks."""
 
     def __init__(self) -> None:
-        self.generation = 0
-        self.lease = False
-        self.owned: set[TopicPartition] = set()
-        self.read: set[TopicPartition] = set()
-        self.held_back: set[TopicPartition] = set()
+        self.generation, self.lease = 0, False
+        self.owned, self.read = set[TopicPartition](), set[TopicPartition]()
 
     def may_act(self) -> bool:
         return self.lease
@@ -49,54 +46,46 @@ class Standing:
         return frozenset(self.owned)
 
     def unreachable(self) -> frozenset[TopicPartition]:
-        return frozenset(self.owned - self.read - self.held_back)
+        return frozenset(self.owned - self.read)
 
 
-def test_ready_is_a_member_that_reads_what_it_owns() -> None:
+def test_a_member_is_ready_while_it_reads_what_it_owns() -> None:
     consumers: list[Any] = []
     now = [100.0]
     health = DaemonHealth(consumers, frozenset, lambda: now[0])
     assert health.ready() == ["it has not started yet, or its group is paused"]
-    it = Standing()
+    it = FakeConsumer()
     consumers.append(it)
-    assert "lease is not valid: it is joining, its group is paused, or ZooKeeper" in health.ready()[0]
+    lapsed = "lease is not valid: it is joining, its group is paused, or ZooKeeper"
+    assert lapsed in health.ready()[0]
     it.lease = True
     assert "has no assignment yet" in health.ready()[0]
     it.generation = 1
-    assert health.ready() == [], "more members than partitions: it owns nothing, and that is right"
+    assert health.ready() == [], "with more members than partitions, one owns nothing"
     it.owned = {P[0], P[1]}
     assert health.ready() == ["none of its partitions has been read yet"]
     it.read = {P[0], P[1]}
     assert health.ready() == []
-    it.owned.add(P[2])  # a rebalance assigns it one more, which takes a moment
+
+    def stays_ready_for_a_moment(unread: int) -> None:
+        assert health.ready() == []
+        now[0] += READ_WITHIN_S + 1
+        assert f"{unread} of its partitions have not been read" in health.ready()[0]
+
+    it.owned.add(P[2])  # a rebalance assigns one more partition
+    stays_ready_for_a_moment(1)
+    it.read = {P[0], P[1], P[2]}
     assert health.ready() == []
-    now[0] += READ_WITHIN_S + 1
-    assert "1 of its partitions have not been read" in health.ready()[0]
-    it.held_back = {P[2]}  # its handler has enough to do
-    assert health.ready() == []
-    it.held_back = set()
-    assert health.ready() == [], "the time begins anew"
-    it.owned, it.read = {P[1]}, {P[1]}
-    assert health.ready() == []
-    it.owned = {P[2]}  # a rebalance takes all its partitions and assigns it a different one
-    assert health.ready() == [], "it goes on with its work"
-    now[0] += READ_WITHIN_S + 1
-    assert "1 of its partitions have not been read" in health.ready()[0]
-    it.owned = it.read = {P[1], P[2]}
-    assert health.ready() == []
-    it.read = set()  # Kafka is silent
-    assert health.ready() == []
-    now[0] += READ_WITHIN_S + 1
-    assert "2 of its partitions have not been read" in health.ready()[0]
+    it.owned, it.read = {P[2]}, set()  # a rebalance replaces all its partitions
+    stays_ready_for_a_moment(1)
     it.lease = False  # ZooKeeper is silent
-    assert "lease is not valid: it is joining, its group is paused, or ZooKeeper" in health.ready()[0]
-    assert health.live() == [], "nothing that a restart would mend"
-    it.lease = True
-    it.owned, it.read = {P[0]}, set()
-    assert health.ready() == ["none of its partitions has been read yet"], "it has joined anew"
+    assert lapsed in health.ready()[0]
+    assert health.live() == [], "a restart does not help"
+    it.lease, it.owned = True, {P[0]}
+    assert health.ready() == ["none of its partitions has been read yet"], "it has joined again"
 
 
-def test_a_handler_that_hangs_is_what_a_restart_mends() -> None:
+def test_an_abandoned_handler_needs_a_restart() -> None:
     health = DaemonHealth([], lambda: frozenset({P[0]}))
     assert health.live() == ["t:0: its handler was abandoned and still runs"]
 
@@ -141,7 +130,7 @@ def config(
 
 @contextlib.asynccontextmanager
 async def daemon(path: Path) -> AsyncIterator[str]:
-    """Where it serves. It has to end in good order."""
+    """The address of a daemon, which must end with exit code 0."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "allocator.cli", "run", str(path), cwd=path.parent, stderr=asyncio.subprocess.PIPE
     )
@@ -174,27 +163,32 @@ async def get(url: str) -> HTTPResponse:
 
 
 @pytest.mark.deadline(200)
+@pytest.mark.parametrize("membership", ["zookeeper", "kafka"])
 async def test_a_daemon_is_ready_throughout_a_rebalance_and_shows_its_group(
-    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
+    membership: str, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
 ) -> None:
-    topic = await asyncio.get_running_loop().run_in_executor(None, topic_factory, 4)
-    async with daemon(config(tmp_path / "it.toml", kafka_cluster, group, topic)) as url:
-        assert (await get(f"{url}/health/live")).code == 200
+    topic = await asyncio.to_thread(topic_factory, 4)
+    async with daemon(config(tmp_path / "it.toml", kafka_cluster, group, topic, membership=membership)) as url:
+
+        async def shown() -> Any:
+            response = await get(f"{url}/api/groups/{group}")
+            return json.loads(response.body) if response.code == 200 else {"members": [], "rebalances": []}
 
         async def ready() -> bool:
-            return (await get(f"{url}/health/ready")).code == 200
+            owned = [member["partitions"] for member in (await shown())["members"]]
+            return owned == [4] and (await get(f"{url}/health/ready")).code == 200
 
-        async def owning() -> bool:
-            found = (await get(f"{url}/metrics")).body.decode()
-            return re.search(rf'allocator_assigned_partitions{{.*group="{group}"}} 4.0', found) is not None
-
-        await wait_until_async(owning, PATIENCE_S)
         await wait_until_async(ready, PATIENCE_S)
+        assert (await get(f"{url}/health/live")).code == 200
         metrics = (await get(f"{url}/metrics")).body.decode()
         assert "process_cpu_seconds_total" in metrics
+        assert re.search(rf'allocator_assigned_partitions{{.*group="{group}"}} 4.0', metrics)
         assert b"<title>allocator</title>" in (await get(f"{url}/")).body
-        shown = json.loads((await get(f"{url}/api/groups/{group}")).body)
-        assert [member["partitions"] for member in shown["members"]] == [4]
+        overview = json.loads((await get(f"{url}/api/groups")).body)
+        assert [(each["group"], each["protocol"]) for each in overview["groups"]] == [(group, membership)]
+        if membership == "kafka":
+            assert [each["cluster"] for each in overview["clusters"]] == ["kafka"], "it needs no ZooKeeper"
+            return
 
         async with Consumer(
             topic,
@@ -205,37 +199,19 @@ async def test_a_daemon_is_ready_throughout_a_rebalance_and_shows_its_group(
         ) as other:
             verdicts = []
 
-            async def shared() -> bool:
+            async def both_own() -> bool:
                 verdicts.append((await get(f"{url}/health/ready")).body)
                 return len(other.assignment()) == 2
 
-            await wait_until_async(shared, PATIENCE_S)
+            await wait_until_async(both_own, PATIENCE_S)
             verdicts.append((await get(f"{url}/health/ready")).body)
             assert {json.loads(verdict)["ok"] for verdict in verdicts} == {True}, verdicts
 
-            async def told() -> bool:
-                seen = json.loads((await get(f"{url}/api/groups/{group}")).body)
-                return bool(seen["rebalances"] and seen["rebalances"][0]["ended"])
+            async def ended() -> bool:
+                rebalances = (await shown())["rebalances"]
+                return bool(rebalances and rebalances[0]["ended"])
 
-            await wait_until_async(told, PATIENCE_S)
-
-
-@pytest.mark.deadline(200)
-async def test_a_daemon_over_kafka_shows_its_group(
-    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
-) -> None:
-    topic = await asyncio.get_running_loop().run_in_executor(None, topic_factory, 4)
-    async with daemon(config(tmp_path / "it.toml", kafka_cluster, group, topic, membership="kafka")) as url:
-
-        async def owning() -> bool:
-            answer = await get(f"{url}/api/groups/{group}")
-            found = json.loads(answer.body)
-            return answer.code == 200 and [member["partitions"] for member in found["members"]] == [4]
-
-        await wait_until_async(owning, PATIENCE_S)
-        overview = json.loads((await get(f"{url}/api/groups")).body)
-        assert [(each["group"], each["protocol"]) for each in overview["groups"]] == [(group, "kafka")]
-        assert [each["cluster"] for each in overview["clusters"]] == ["kafka"], "it has no work for ZooKeeper"
+            await wait_until_async(ended, PATIENCE_S)
 
 
 async def test_an_address_that_is_taken_stops_the_daemon_before_it_joins(
@@ -246,15 +222,13 @@ async def test_an_address_that_is_taken_stops_the_daemon_before_it_joins(
     path = config(tmp_path / "it.toml", kafka_cluster, group, "t", f"port = {port}")
     run = partial(asyncio.create_subprocess_exec, sys.executable, "-m", "allocator.cli", "run", str(path))
     process = await run(cwd=tmp_path, stderr=asyncio.subprocess.PIPE)
-    _, said = await process.communicate()
+    _, errors = await process.communicate()
     server.close()
     assert process.returncode == 1
-    assert f"cannot listen on 127.0.0.1:{port}".encode() in said
+    assert f"cannot listen on 127.0.0.1:{port}".encode() in errors
 
 
-def test_a_token_that_can_be_guessed_is_a_wrong_setting(
-    tmp_path: Path, kafka_cluster: LocalCluster, group: str
-) -> None:
+def test_a_short_token_is_a_wrong_setting(tmp_path: Path, kafka_cluster: LocalCluster, group: str) -> None:
     from allocator.cli.web import beside
 
     settings = load(config(tmp_path / "it.toml", kafka_cluster, group, "t", 'port = 0\ntoken = "secret"'), {})
@@ -265,7 +239,7 @@ def test_a_token_that_can_be_guessed_is_a_wrong_setting(
 
 
 @pytest.mark.deadline(200)
-async def test_a_daemon_whose_kafka_falls_silent_is_not_ready_until_it_answers(
+async def test_a_daemon_whose_kafka_falls_silent_is_not_ready_until_it_responds(
     kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:
     topic = await asyncio.to_thread(topic_factory, 2)

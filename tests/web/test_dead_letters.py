@@ -1,4 +1,4 @@
-"""Requests about dead letters. Pure: the queue answers from memory."""
+"""Requests about dead letters. The queue is in memory."""
 
 from __future__ import annotations
 
@@ -15,24 +15,34 @@ from allocator.types import Record
 from allocator.viewer import Reader, Viewer
 from allocator.web.dead_letters import LetterDesk, candidates
 
+SINCE_MS = 1_769_860_800_000  # 2026-01-31T12:00:00Z
+EVERY = LetterFilter()
+
 
 class Queue(DeadLetterQueue):
-    def __init__(self) -> None:
+    """One letter in memory; `calls` has the arguments of each `redrive`."""
+
+    def __init__(self, *headers: tuple[str, bytes]) -> None:
         super().__init__("dead", "nowhere:1")
-        self.asked: list[tuple[LetterFilter, bool]] = []
+        self.headers = list(headers or (("h", b"4111"), ("allocator.error", b"TimeoutError: no")))
+        self.calls: list[tuple[LetterFilter, bool]] = []
 
     async def __aenter__(self) -> Queue:
         return self
 
-    async def redrive(self, chosen: LetterFilter = LetterFilter(), *, execute: bool = False, **_: Any) -> Outcome:  # noqa: B008
-        self.asked.append((chosen, execute))
-        letter = Letter.of(Record("dead", 0, 7, 1, 0, b"\xff\n", None, []))
-        return Outcome([letter], [(letter, "it was redriven 3 times before")])
+    async def get(self, partition: int, offset: int) -> Letter:
+        value = b'{"card": "4111", "price": -1}'
+        return Letter.of(Record("dead", partition, offset, SINCE_MS + 1, 0, b"\xff\x1b", value, self.headers))
 
-    async def get(self, partition: int, offset: int) -> Letter | None:
-        return Letter.of(
-            Record("dead", partition, offset, 1, 0, b"\xff\x1b", b'{"card": "4111", "price": -1}', [("h", b"4111")])
-        )
+    async def read(self, chosen: LetterFilter = EVERY, **_: Any) -> AsyncIterator[Letter]:
+        letter = await self.get(0, 7)
+        if chosen.matches(letter):
+            yield letter
+
+    async def redrive(self, chosen: LetterFilter = EVERY, *, execute: bool = False, **_: Any) -> Outcome:
+        self.calls.append((chosen, execute))
+        found = [letter async for letter in self.read(chosen)]
+        return Outcome(found, [(letter, "it was redriven 3 times before") for letter in found])
 
 
 async def _topics() -> set[str]:
@@ -44,7 +54,7 @@ async def test_letters_are_settled_only_by_name_and_when_the_topic_is_confirmed(
     desk = LetterDesk(lambda topic, user: queue, _topics)
     seen = await desk.act("redrive", "dead", {"error": "Timeout", "since": "2026-01-31T12:00:00Z"}, "alice")
     assert (seen["executed"], seen["count"], seen["refused"][0]["letter"]) == (False, 1, "0:7")
-    assert queue.asked == [(LetterFilter(error="Timeout", since_ms=1_769_860_800_000), False)]
+    assert queue.calls == [(LetterFilter(error="Timeout", since_ms=SINCE_MS), False)]
     for wrong, why in (
         ({"confirm": "dead"}, "must name the letters"),
         ({"confirm": "other", "letters": ["0:7"]}, "must be the name of the topic, 'dead'"),
@@ -57,10 +67,10 @@ async def test_letters_are_settled_only_by_name_and_when_the_topic_is_confirmed(
     ):
         with pytest.raises(ConfigError, match=why):
             await desk.act("redrive", "dead", wrong, "alice")
-    assert len(queue.asked) == 1, "a wrong request reaches no broker"
+    assert len(queue.calls) == 1, "a wrong request reaches no broker"
     done = await desk.act("redrive", "dead", {"confirm": "dead", "letters": ["0:7"]}, "alice")
     assert done["executed"]
-    assert queue.asked[1] == (LetterFilter(places=frozenset({(0, 7)})), True)
+    assert queue.calls[1] == (LetterFilter(places=frozenset({(0, 7)})), True)
 
 
 async def test_the_contents_of_a_letter_are_masked_as_those_of_records() -> None:
@@ -83,32 +93,19 @@ async def test_masks_hide_the_text_of_errors_which_may_quote_the_record() -> Non
         ("kafka_dlt-exception-stacktrace", b"shop.Declined: " + secret),
         ("__connect.errors.exception.message", secret),
     ]
-
-    class One(Queue):
-        async def get(self, partition: int, offset: int) -> Letter | None:
-            return Letter.of(Record("dead", partition, offset, 1, 0, b"k", b"{}", headers))
-
-        async def read(self, chosen: LetterFilter = LetterFilter(), **_: Any) -> AsyncIterator[Letter]:  # noqa: B008
-            letter = await self.get(0, 7)
-            if letter is not None and chosen.matches(letter):
-                yield letter
-
-        async def redrive(self, chosen: LetterFilter = LetterFilter(), **_: Any) -> Outcome:  # noqa: B008
-            return Outcome([letter async for letter in self.read(chosen)])
-
     for masks in (["headers.token"], ["value.card"], ["key"]):
         viewer = Viewer(Reader("nowhere:1"), masks=Masks(masks))
-        desk = LetterDesk(lambda topic, user: One(), _topics, viewer)
+        desk = LetterDesk(lambda topic, user: Queue(*headers), _topics, viewer)
         for what, given in (("show", {"letter": "0:7"}), ("list", {}), ("redrive", {})):
             found = json.dumps(await desk.act(what, "dead", given, "alice"))
             assert "SECRET" not in found
             assert "shop.Declined" in found
         assert (await desk.act("list", "dead", {"error": "declined"}, "alice"))["count"] == 1, "the class"
         assert (await desk.act("list", "dead", {"error": "4111"}, "alice"))["count"] == 0
-    bare = LetterDesk(lambda topic, user: One(), _topics, Viewer(Reader("nowhere:1")))
+    bare = LetterDesk(lambda topic, user: Queue(*headers), _topics, Viewer(Reader("nowhere:1")))
     assert "SECRET" in json.dumps(await bare.act("show", "dead", {"letter": "0:7"}, "alice"))
 
 
-def test_topics_of_dead_letters_are_told_by_their_names_or_by_settled_letters() -> None:
+def test_topics_of_dead_letters_are_found_by_name_or_settled_letters() -> None:
     topics = {"orders", "orders.dead", "orders.dead.settled", "orders-dlt", "bad", "bad.settled", "DLQ.x", "x.settled"}
     assert candidates(topics) == ["DLQ.x", "bad", "orders-dlt", "orders.dead"]

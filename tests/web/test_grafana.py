@@ -32,28 +32,12 @@ PANELS: list[dict[str, Any]] = [panel for dashboard in DASHBOARDS.values() for p
 ALERTS = GRAFANA / "alerts.yaml"
 PROMTOOL = shutil.which("promtool")
 # functions and words of PromQL that the queries use
-PROMQL = {
-    "sum",
-    "by",
-    "rate",
-    "increase",
-    "deriv",
-    "changes",
-    "count",
-    "or",
-    "vector",
-    "clamp_min",
-    "topk",
-    "and",
-    "on",
-    "max",
-    "time",
-}
+PROMQL = re.compile("sum|by|rate|increase|deriv|changes|count|or|vector|clamp_min|topk|and|on|max|time")
 P = TopicPartition("t", 0)
 
 
 class Reader:
-    """As much of a consumer as a scrape reads."""
+    """The attributes of a consumer that a scrape reads."""
 
     group, client_id, generation = "g", "c", 1
 
@@ -72,7 +56,7 @@ class Reader:
 
 
 class MirrorOfOne(Mirror):
-    """A mirror that has one partition, and no servers."""
+    """A mirror of two partitions, without servers."""
 
     def progress(self) -> list[MirrorProgress]:
         return [MirrorProgress(P, 1, 3), MirrorProgress(P._replace(topic="new"), 0, None)]
@@ -86,7 +70,7 @@ def mirror() -> MirrorOfOne:
 
 
 def exported() -> dict[str, set[str]]:
-    """Name of each sample -> its labels, as the collectors make them."""
+    """Name of each sample -> its labels, as the collectors export them."""
     watcher = Watcher(Access("nowhere:1", brokers="nowhere:2"))
     group = watcher.groups.setdefault("g", WatchedGroup("g"))
     group.learn(GroupState("g", {}, {}, None), 1.0)
@@ -108,9 +92,12 @@ def alerts() -> list[dict[str, Any]]:
     return [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
 
 
-def test_every_query_names_metrics_and_labels_that_there_are() -> None:
+def test_every_query_names_existing_metrics_and_labels() -> None:
     metrics = exported()
     assert len(queries()) > 20
+    # dashboards for kafka_exporter work with these
+    for name in ("kafka_consumergroup_lag", "kafka_consumergroup_current_offset"):
+        assert metrics[name] == {"consumergroup", "topic", "partition"}
     for query in [*queries(), *(alert["expr"] for alert in alerts())]:
         names = re.findall(r"\ballocator_\w+", query)
         assert names, query
@@ -122,10 +109,10 @@ def test_every_query_names_metrics_and_labels_that_there_are() -> None:
             assert all({each.strip() for each in by.split(",")} <= metrics[name] for name in names), query
         others = re.sub(r"\{[^}]*\}|\[\w+\]|(?:by|on) \([^)]*\)", "", query)
         words = {word for word in re.findall(r"[a-zA-Z_]\w*", others) if not word.startswith("allocator_")}
-        assert words <= PROMQL, query
+        assert all(map(PROMQL.fullmatch, words)), query
 
 
-def test_every_alert_names_a_remedy_and_labels_that_there_are() -> None:
+def test_every_alert_has_a_description_with_existing_labels() -> None:
     metrics = exported()
     assert len({alert["alert"] for alert in alerts()}) == len(alerts()) > 8
     for alert in alerts():
@@ -164,10 +151,3 @@ def test_the_metrics_of_a_mirror_are_its_counts_and_an_unknown_lag_is_absent() -
         ("allocator_mirror_up", "m"): 0,
         ("allocator_mirror_last_progress_timestamp_seconds", "m"): 1_767_225_600.5,
     }
-
-
-def test_kafka_exporters_names_have_its_labels() -> None:
-    metrics = exported()
-    for name in ("kafka_consumergroup_lag", "kafka_consumergroup_current_offset"):
-        assert metrics[name] == {"consumergroup", "topic", "partition"}
-    assert metrics["kafka_consumergroup_members"] == {"consumergroup"}

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from allocator.core.types import Partitions
 from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, Waiting
@@ -26,7 +29,7 @@ def state(
     members: tuple[str, ...] | None = None,
     strategy: str = "sticky",
 ) -> GroupState:
-    """`held`: what members claim where it is not yet what `owners` gives them."""
+    """`held` has the claims that differ from `owners`."""
     present = tuple(owners) if members is None else members
     document = AssignmentDocument(
         generation=generation,
@@ -45,6 +48,18 @@ def of(*numbers: int) -> Partitions:
     return frozenset(P[number] for number in numbers)
 
 
+def observed(*steps: tuple[GroupState, float] | tuple[GroupState, float, News]) -> History:
+    history = History()
+    for step in steps:
+        history.observe(*step)
+    return history
+
+
+def only(history: History) -> dict[str, Any]:
+    (rebalance,) = history.rebalances
+    return rebalance.to_json()
+
+
 def test_a_group_at_rest_has_no_history() -> None:
     history = History()
     assert history.observe(state(3, {A: of(0, 1)}), 100.0)
@@ -56,101 +71,88 @@ def test_a_group_at_rest_has_no_history() -> None:
 def test_a_rebalance_lasts_from_the_news_of_a_member_until_the_last_claim() -> None:
     history = History()
     history.observe(state(1, {A: of(0, 1, 2, 3)}), 10.0)
-    history.observe(state(1, {A: of(0, 1, 2, 3)}, members=(A, B)), 11.0)  # it has come, nothing is computed yet
+    history.observe(state(1, {A: of(0, 1, 2, 3)}, members=(A, B)), 11.0)  # it has joined, nothing is computed yet
     assert history.open is not None
     history.observe(state(2, {A: of(0, 1)}, promised={B: of(2, 3)}, waiting={A: of(2, 3)}, members=(A, B)), 11.5)
     history.observe(state(2, {A: of(0, 1), B: of(2, 3)}, held={B: of()}), 13.0)
     assert history.open is not None
     history.observe(state(2, {A: of(0, 1), B: of(2, 3)}), 13.2)
-    (only,) = [rebalance.to_json() for rebalance in history.rebalances]
     assert history.open is None
-    assert (only["generation"], only["began"], only["took_s"]) == (2, 11.0, 2.2)
-    assert only["why"] == ["joined: beta@host#1"]
-    assert (only["moved"], only["total"]) == (2, 4)
-    assert only["between"] == [{"from": "alpha@host#0", "to": "beta@host#1", "partitions": 2}]
-    assert only["waited_for"] == [{"member": "alpha@host#0", "s": 1.5}]
+    found = only(history)
+    assert (found["generation"], found["began"], found["took_s"]) == (2, 11.0, 2.2)
+    assert found["why"] == ["joined: beta@host#1"]
+    assert (found["moved"], found["total"]) == (2, 4)
+    assert found["between"] == [{"from": "alpha@host#0", "to": "beta@host#1", "partitions": 2}]
+    assert found["waited_for"] == [{"member": "alpha@host#0", "s": 1.5}]
     assert (history.count, history.moved, round(history.seconds, 3)) == (1, 2, 2.2)
 
 
-def test_who_left_is_named_though_it_is_gone() -> None:
-    history = History()
-    history.observe(state(1, {A: of(0), B: of(1)}), 10.0)
-    history.observe(state(1, {A: of(0), B: of(1)}, members=(A,)), 11.0)
-    history.observe(state(2, {A: of(0, 1)}), 11.1)
+def test_a_member_that_left_keeps_its_name() -> None:
+    history = observed(
+        (state(1, {A: of(0), B: of(1)}), 10.0),
+        (state(1, {A: of(0), B: of(1)}, members=(A,)), 11.0),
+        (state(2, {A: of(0, 1)}), 11.1),
+    )
     assert history.last is not None
     last = history.last.to_json()
     assert last["why"] == ["left: beta@host#1"]
     assert last["between"] == [{"from": "beta@host#1", "to": "alpha@host#0", "partitions": 1}]
 
 
-def test_the_same_process_with_a_new_session_came_back() -> None:
-    history = History()
-    NAMES[C] = "beta"
-    try:
-        history.observe(state(1, {A: of(0), B: of(1)}), 10.0)
-        history.observe(state(2, {A: of(0), C: of(1)}), 11.0)
-    finally:
-        NAMES[C] = "gamma"
-    assert history.last is not None
-    assert history.last.why == ["came back as a new member: beta@host#2"]
+@pytest.mark.parametrize(
+    ("names", "before", "after", "why", "between"),
+    [
+        pytest.param(
+            *({C: "beta"}, {A: of(0), B: of(1)}, {A: of(0), C: of(1)}, "came back as a new member: beta@host#2"),
+            {"from": "beta@host#1", "to": "beta@host#2", "partitions": 1},
+            id="the same process with a new session",
+        ),
+        pytest.param(
+            *({B: "alpha"}, {A: of(0, 1)}, {A: of(0), B: of(1)}, "joined: alpha@host#1"),
+            {"from": "alpha@host#0", "to": "alpha@host#1", "partitions": 1},
+            id="two members of one client id and host",
+        ),
+    ],
+)
+def test_members_with_the_same_client_id_are_distinguished(
+    names: Any, before: Any, after: Any, why: str, between: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for member, name in names.items():
+        monkeypatch.setitem(NAMES, member, name)
+    found = only(observed((state(1, before), 10.0), (state(2, after), 11.0)))
+    assert (found["why"], found["between"]) == ([why], [between])
 
 
-def test_two_members_of_one_client_id_and_host_are_told_apart() -> None:
-    history = History()
-    NAMES[B] = "alpha"
-    try:
-        history.observe(state(1, {A: of(0, 1)}), 10.0)
-        history.observe(state(2, {A: of(0), B: of(1)}), 11.0)
-    finally:
-        NAMES[B] = "beta"
-    assert history.last is not None
-    assert history.last.why == ["joined: alpha@host#1"]
-    assert history.last.to_json()["between"] == [{"from": "alpha@host#0", "to": "alpha@host#1", "partitions": 1}]
-
-
-def test_what_changed_unseen_has_no_length() -> None:
-    """ZooKeeper was away from the page: 0 ms would be the length of a look, not of the rebalance."""
-    history = History()
-    history.observe(state(1, {A: of(0), B: of(1)}), 10.0)
-    history.observe(state(2, {A: of(0, 1)}), 99.0, News(None))
-    (only,) = [rebalance.to_json() for rebalance in history.rebalances]
-    assert (only["ended"], only["took_s"]) == (99.0, None)
+def test_a_change_that_was_not_seen_has_no_duration() -> None:
+    """ZooKeeper was away from the page: 0 ms would be the duration of a read, not of the rebalance."""
+    history = observed((state(1, {A: of(0), B: of(1)}), 10.0), (state(2, {A: of(0, 1)}), 99.0, News(None)))
+    assert (only(history)["ended"], only(history)["took_s"]) == (99.0, None)
     assert (history.count, history.seconds) == (0, 0.0)
 
 
 def test_a_rebalance_begins_with_its_first_news_not_with_the_reading_of_it() -> None:
-    history = History()
-    history.observe(state(1, {A: of(0), B: of(1)}), 10.0)
-    history.observe(state(2, {A: of(0, 1)}), 11.5, News(11.0))
-    assert history.rebalances[0].to_json()["took_s"] == 0.5
+    history = observed((state(1, {A: of(0), B: of(1)}), 10.0), (state(2, {A: of(0, 1)}), 11.5, News(11.0)))
+    assert only(history)["took_s"] == 0.5
 
 
-def test_a_crash_is_told_with_the_time_in_which_nobody_could_notice_it() -> None:
-    history = History()
+@pytest.mark.parametrize(
+    ("timeout_s", "why"),
+    [(10.0, "crashed or lost its session: beta@host#1"), pytest.param(None, "left: beta@host#1", id="older version")],
+)
+def test_a_crash_is_reported_with_the_time_until_it_could_be_noticed(timeout_s: float | None, why: str) -> None:
     before, after = state(1, {A: of(0), B: of(1)}), state(2, {A: of(0, 1)})
-    signs = {member: replace(info, session_timeout_s=10.0) for member, info in before.members.items()}
-    history.observe(replace(before, members=signs), 10.0)
-    history.observe(after, 11.5, News(11.0, frozenset({B})))
-    (only,) = [rebalance.to_json() for rebalance in history.rebalances]
-    assert (only["why"], only["took_s"], only["unnoticed_s"]) == (
-        ["crashed or lost its session: beta@host#1"], 0.5, 10.0
-    )  # fmt: skip
-
-
-def test_of_members_of_older_versions_nobody_knows_whether_they_crashed() -> None:
-    history = History()
-    history.observe(state(1, {A: of(0), B: of(1)}), 10.0)
-    history.observe(state(2, {A: of(0, 1)}), 11.5, News(11.0, frozenset({B})))
-    (only,) = [rebalance.to_json() for rebalance in history.rebalances]
-    assert (only["why"], only["unnoticed_s"]) == (["left: beta@host#1"], None)
+    infos = {member: replace(info, session_timeout_s=timeout_s) for member, info in before.members.items()}
+    found = only(observed((replace(before, members=infos), 10.0), (after, 11.5, News(11.0, frozenset({B})))))
+    assert (found["why"], found["took_s"], found["unnoticed_s"]) == ([why], 0.5, timeout_s)
 
 
 def test_topics_that_grow_and_functions_that_change_are_reasons() -> None:
-    history = History()
-    history.observe(state(1, {A: of(0, 1)}), 10.0)
-    history.observe(state(2, {A: of(0, 1, 2)}), 11.0)
-    history.observe(state(3, {A: of(0, 1, 2)}, strategy="range"), 12.0)
-    history.observe(state(4, {A: of(0, 1, 2)}, strategy="range"), 13.0)
+    history = observed(
+        (state(1, {A: of(0, 1)}), 10.0),
+        (state(2, {A: of(0, 1, 2)}), 11.0),
+        (state(3, {A: of(0, 1, 2)}, strategy="range"), 12.0),
+        (state(4, {A: of(0, 1, 2)}, strategy="range"), 13.0),
+    )
     assert [rebalance.why for rebalance in history.rebalances] == [
         ["t: 2 to 3 partitions"],
         ["allocator function range instead of sticky"],
@@ -160,79 +162,69 @@ def test_topics_that_grow_and_functions_that_change_are_reasons() -> None:
 
 
 def test_a_generation_that_the_next_one_overtakes_is_superseded() -> None:
-    history = History()
-    history.observe(state(1, {A: of(0, 1, 2)}), 10.0)
     moving = {"promised": {B: of(2)}, "waiting": {A: of(2)}}
-    history.observe(state(2, {A: of(0, 1)}, members=(A, B), **moving), 11.0)
-    history.observe(state(3, {A: of(0, 1)}, members=(A, B, C), promised={C: of(2)}, waiting={A: of(2)}), 12.0)
-    history.observe(state(3, {A: of(0, 1), B: of(), C: of(2)}), 13.0)
+    history = observed(
+        (state(1, {A: of(0, 1, 2)}), 10.0),
+        (state(2, {A: of(0, 1)}, members=(A, B), **moving), 11.0),
+        (state(3, {A: of(0, 1)}, members=(A, B, C), promised={C: of(2)}, waiting={A: of(2)}), 12.0),
+        (state(3, {A: of(0, 1), B: of(), C: of(2)}), 13.0),
+    )
     first, second = history.rebalances
-    assert first.superseded
-    assert (first.began, first.ended) == (11.0, 12.0)
-    assert not second.superseded
-    assert second.why == ["joined: gamma@host#2"]
-    assert second.ended == 13.0
+    assert (first.superseded, first.began, first.ended) == (True, 11.0, 12.0)
+    assert (second.superseded, second.why, second.ended) == (False, ["joined: gamma@host#2"], 13.0)
 
 
-def test_what_was_under_way_before_says_so_and_ends() -> None:
+def test_a_rebalance_in_progress_at_the_start_of_the_watch_says_so_and_ends() -> None:
     history = History()
     history.observe(state(5, {A: of(0)}, promised={B: of(1)}, waiting={A: of(1)}, members=(A, B)), 10.0)
     assert history.open is not None
     history.observe(state(5, {A: of(0), B: of(1)}), 12.0)
-    (only,) = history.rebalances
-    assert only.why == ["it was in progress when the watch started"]
-    assert only.moves == {P[1]: (A, B)}
-    assert only.ended == 12.0
+    (rebalance,) = history.rebalances
+    assert rebalance.why == ["it was in progress when the watch started"]
+    assert (rebalance.moves, rebalance.ended) == ({P[1]: (A, B)}, 12.0)
 
 
-def test_a_group_that_everybody_leaves_is_at_rest() -> None:
-    history = History()
-    history.observe(state(1, {A: of(0, 1)}), 10.0)
-    history.observe(state(1, {A: of(0, 1)}, members=()), 11.0)
+def test_a_group_without_members_is_at_rest() -> None:
+    history = observed((state(1, {A: of(0, 1)}), 10.0), (state(1, {A: of(0, 1)}, members=()), 11.0))
     assert history.open is None
-    assert history.last is not None
-    assert history.last.why == ["left: alpha@host#0", "no member is left"]
+    assert only(history)["why"] == ["left: alpha@host#0", "no member is left"]
 
 
 def logs(committed: int, end: int) -> Logs:
     return Logs({P[0]: OffsetAndMetadata(committed, "", -1)}, {P[0]: 0}, {P[0]: end})
 
 
-def test_rates_are_what_offsets_grew_by_a_second() -> None:
-    series = Series()
-    series.add(logs(100, 150), 50, 10.0)
-    series.add(logs(180, 200), 20, 12.0)
-    series.add(logs(180, 200), 20, 14.0)
-    first, second, third = series.points
+def series(*polls: tuple[float, int, int]) -> Series:
+    """The series after polls (time, committed offset, end of the log)."""
+    found = Series()
+    for now, committed, end in polls:
+        found.add(logs(committed, end), end - committed, now)
+    return found
+
+
+def test_rates_are_the_growth_of_offsets_per_second() -> None:
+    first, second, third = series((10.0, 100, 150), (12.0, 180, 200), (14.0, 180, 200)).points
     assert (first.lag, first.produced, first.consumed) == (50, None, None)
     assert (second.lag, second.produced, second.consumed, second.commits) == (20, 25.0, 40.0, 0.5)
     assert (third.produced, third.consumed, third.commits) == (0.0, 0.0, 0.0)
+    set_back = series((10.0, 100, 150), (12.0, 0, 20)).points[1]
+    assert (set_back.produced, set_back.consumed) == (0.0, 0.0), "no negative throughput"
 
 
-def test_rates_of_a_moment_ago_are_not_those_of_now() -> None:
-    series = Series()
-    series.add(logs(100, 150), 50, 10.0)
-    series.add(logs(180, 200), 20, 12.0)
+def test_rates_are_unknown_during_and_after_an_outage() -> None:
+    found = series((10.0, 100, 150), (12.0, 180, 200))
     for now in (13.0, 14.0):
-        series.unknown(now)
-    assert series.points[-1] == Point(13.0, None), "said once"
-    series.add(logs(200, 300), 100, 20.0)
-    assert series.points[-1] == Point(20.0, 100), "nobody knows when the records of the outage came"
+        found.unknown(now)
+    assert found.points[-1] == Point(13.0, None), "recorded once"
+    found.add(logs(200, 300), 100, 20.0)
+    assert found.points[-1] == Point(20.0, 100), "the records of the outage have no known time"
 
 
-def test_what_is_written_is_unknown_while_a_partition_has_no_leader() -> None:
-    series = Series()
+def test_the_rate_of_production_is_unknown_while_a_partition_has_no_leader() -> None:
+    found = Series()
     for now in (10.0, 12.0):
-        series.add(logs(100, 150), None, now, P[:2])
-    assert series.points[-1].produced is None
-    assert series.points[-1].consumed == 0
-
-
-def test_offsets_that_were_set_back_are_no_negative_throughput() -> None:
-    series = Series()
-    series.add(logs(100, 150), 50, 10.0)
-    series.add(logs(0, 20), 20, 12.0)
-    assert (series.points[1].produced, series.points[1].consumed) == (0.0, 0.0)
+        found.add(logs(100, 150), None, now, P[:2])
+    assert (found.points[-1].produced, found.points[-1].consumed) == (None, 0)
 
 
 # -- groups of Kafka's own protocols
@@ -248,7 +240,7 @@ def test_a_polled_group_has_rebalances_of_unknown_length() -> None:
     history = History()
     assert history.observe(coordinated({A: of(0, 1, 2, 3)}), 10.0)
     assert not history.observe(coordinated({A: of(0, 1, 2, 3)}), 11.0)
-    # during a rebalance the coordinator tells of no partitions
+    # during a rebalance the coordinator reports no partitions
     assert not history.observe(coordinated({A: of(), B: of()}, "PreparingRebalance"), 12.0)
     assert not history.rebalances
     assert history.observe(coordinated({A: of(0, 1), B: of(2, 3)}), 13.0)
@@ -266,14 +258,14 @@ def test_a_polled_group_has_rebalances_of_unknown_length() -> None:
     assert len(history.rebalances) == 3
 
 
-def test_a_coordinator_that_does_not_answer_at_first_is_no_rebalance() -> None:
+def test_a_late_first_response_of_the_coordinator_is_no_rebalance() -> None:
     history = History()
     assert not history.observe(coordinated({}, ""), 10.0)
     assert history.observe(coordinated({A: of(0, 1)}), 11.0)
     assert not history.rebalances
 
 
-def test_a_polled_group_is_compared_with_what_the_last_server_saw() -> None:
+def test_a_polled_group_is_compared_with_the_state_that_the_last_server_saw() -> None:
     before = History()
     before.observe(coordinated({A: of(0, 1)}), 10.0)
     history = History()
@@ -284,7 +276,7 @@ def test_a_polled_group_is_compared_with_what_the_last_server_saw() -> None:
     assert since.moves == {P[1]: (A, B)}
 
 
-def test_the_names_of_the_members_that_left_last_are_kept() -> None:
+def test_the_names_of_the_latest_departed_members_are_kept() -> None:
     history = History()
     ids = [f"m-{number:016x}-{number:010d}" for number in range(DEPARTED + 20)]
     stay = ids[-1]

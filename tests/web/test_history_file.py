@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_groups import watcher_of
-from test_history import A, B, of, state
+from generated_groups import watcher_of
 
 from allocator.core.aio.tasks import BackgroundTasks
 from allocator.errors import ConfigError
 from allocator.testing.waiting import wait_until_async
-from allocator.types import TopicPartition
 from allocator.web.events import Event, EventLog
-from allocator.web.history import History, Point, Remembered
+from allocator.web.history import Point
 from allocator.web.history_file import HistoryFile, keep
 from allocator.web.watch import WatchedGroup
 
@@ -37,7 +35,7 @@ def points(count: int, start: float, step: float = 5.0) -> list[Point]:
     return [Point(start + step * at, at, lag_s=0.5) for at in range(count)]
 
 
-async def test_the_next_server_knows_what_the_last_one_saw(archive: HistoryFile) -> None:
+async def test_the_next_server_continues_the_history_of_the_last(archive: HistoryFile) -> None:
     failures: list[BaseException] = []
     tasks = BackgroundTasks(failures.append)
     watcher = watcher_of(groups=2, members=5, partitions=100)
@@ -62,7 +60,7 @@ async def test_the_next_server_knows_what_the_last_one_saw(archive: HistoryFile)
     restarted = WatchedGroup("billing")
     restarted.recall(past, now + 60)
     restarted.learn(group.report.state, now + 61)
-    assert restarted.series.points[-1] == Point(now + 60, None), "nothing is known of the time between"
+    assert restarted.series.points[-1] == Point(now + 60, None), "the time between is unknown"
     assert not restarted.history.rebalances, "nothing changed meanwhile"
     log = EventLog()
     log.recall(archive.events())
@@ -93,36 +91,24 @@ async def test_a_write_under_way_at_the_end_is_not_repeated(tmp_path: Path) -> N
     archive.close()
 
 
-def test_what_changed_while_no_server_watched_is_one_rebalance() -> None:
-    history = History()
-    p = [TopicPartition("t", number) for number in range(2)]
-    history.recall(Remembered(1, {p[0]: A, p[1]: "gone"}, {"gone": "old@host"}))
-    history.observe(state(4, {A: of(0), B: of(1)}), 50.0)
-    (only,) = [rebalance.to_json() for rebalance in history.rebalances]
-    assert (only["why"], only["moved"], only["took_s"]) == (["changed while no server watched"], 1, None)
-    assert only["between"] == [{"from": "old@host", "to": "beta@host#1", "partitions": 1}]
-
-
 def test_the_size_is_bounded_and_old_points_are_thinned(tmp_path: Path) -> None:
     found = HistoryFile(tmp_path / "h.sqlite", 160_000)
     now = time.time()
     found.add([("g", point) for point in points(4000, now - 4000 * 5)])
     found.tidy(now)
     kept = found.points("g", 0, now, most=10**9)
-    assert sum(point["at"] > now - 2 * HOUR for point in kept) == pytest.approx(1440, abs=2), (
-        "the newest stay as they are"
-    )
+    assert sum(point["at"] > now - 2 * HOUR for point in kept) == pytest.approx(1440, abs=2), "the newest are kept"
     assert sum(point["at"] <= now - 2 * HOUR for point in kept) == pytest.approx((20_000 - 7200) / 60, abs=3)
     for day in range(40):
         found.add([(f"group-{at}", point) for at in range(10) for point in points(60, now - (40 - day) * 1000, 10.0)])
         found.tidy(now)
         assert found.bytes <= 160_000
-    assert found.points("group-3", 0, now - 35_000) == [], "the oldest made room"
+    assert found.points("group-3", 0, now - 35_000) == [], "the oldest were deleted"
     assert found.points("group-3", now - 2000, now)
     found.close()
 
 
-def test_a_long_time_is_told_in_few_points_that_keep_the_peaks(archive: HistoryFile) -> None:
+def test_a_long_time_has_few_points_that_keep_the_peaks(archive: HistoryFile) -> None:
     archive.add([("g", Point(float(at), 5000 if at == 33_333 else 1)) for at in range(0, 100_000, 3)])
     found = archive.points("g", 0, 100_000, most=200)
     assert len(found) <= 202
@@ -171,7 +157,7 @@ async def test_no_entry_keeps_later_ones_out_of_the_file(
     assert [point.lag for point in archive.past("billing", 10).points] == [7]
 
 
-def test_one_answer_has_a_bounded_number_of_rebalances_and_of_bytes(archive: HistoryFile) -> None:
+def test_a_response_has_a_bounded_number_of_rebalances_and_of_bytes(archive: HistoryFile) -> None:
     def summary(number: int, why: str) -> dict[str, Any]:
         return {"id": number, "began": number / 1000, "ended": None, "why": [why]}
 
@@ -184,17 +170,17 @@ def test_one_answer_has_a_bounded_number_of_rebalances_and_of_bytes(archive: His
 
 
 async def test_a_write_waits_for_one_read_at_most(archive: HistoryFile) -> None:
-    order, begun, asked = [], threading.Event(), threading.Event()
+    order, begun, released = [], threading.Event(), threading.Event()
 
     def read(number: int) -> None:
         begun.set()
-        assert asked.wait(30)
+        assert released.wait(30)
         order.append(number)
 
     reads = [asyncio.ensure_future(archive.read(read, number)) for number in range(20)]
     await wait_until_async(begun.is_set, 30)
     write = asyncio.ensure_future(archive.do(order.append, "write"))
     await asyncio.sleep(0)  # the write is in the queue of the thread
-    asked.set()
+    released.set()
     await asyncio.gather(write, *reads)
     assert order == [0, "write", *range(1, 20)]

@@ -1,22 +1,23 @@
-"""The page shows groups of Kafka's own protocols, and gives orders about their records."""
+"""The page shows groups of Kafka's own protocols, and accepts orders about their records."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from served import BEARER, PATIENCE_S, Served, as_described, served
-from written_group import WrittenGroup, parts
+from written_group import parts, written
 
 from allocator import Consumer, Kafka
-from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.testing import LocalCluster
 from allocator.testing.versions import NEWEST
 from allocator.testing.waiting import wait_until_async
+from allocator.types import TopicPartition
 
 pytestmark = pytest.mark.deadline(150)
 
@@ -33,11 +34,11 @@ def member(cluster: LocalCluster, group: str, topic: str, name: str = "worker") 
 
 
 async def shows(it: Served, group: str, members: int) -> Any:
-    """The group, once it is stable and has so many members."""
+    """The group, once it is stable and has this number of members."""
 
     async def found() -> Any:
-        answer = await it.ask(f"/api/groups/{group}")
-        now = json.loads(answer.body) if answer.code == 200 else {"phase": "unknown", "members": []}
+        response = await it.request(f"/api/groups/{group}")
+        now = json.loads(response.body) if response.code == 200 else {"phase": "unknown", "members": []}
         whole = now["phase"] == "stable" and not now["unowned"] and len(now["members"]) == members
         return now if whole else None
 
@@ -54,8 +55,8 @@ async def test_a_page_without_zookeeper_shows_members_moves_and_lag(
     await asyncio.to_thread(cluster.produce, topic, [(None, b"x", 0)] * 3)
     async with served(None, cluster.bootstrap, kafka_groups=[group, f"{group}-other"]) as it:
         await wait_until_async(lambda: it.watcher.ready, PATIENCE_S)
-        assert (await it.json("/api/groups"))["groups"] == [], "a group that Kafka does not know is not made up"
-        assert (await it.ask("/health/ready")).code == 200
+        assert (await it.json("/api/groups"))["groups"] == [], "a group that Kafka does not know is not shown"
+        assert (await it.request("/health/ready")).code == 200
         async with member(cluster, group, topic, "one") as one:
             await wait_until_async(lambda: len(one.assignment()) == 4, PATIENCE_S)
             found = await shows(it, group, 1)
@@ -68,11 +69,11 @@ async def test_a_page_without_zookeeper_shows_members_moves_and_lag(
                 named = {each["id"]: each["client_id"] for each in found["members"]}
                 (shown,) = found["topics"]
                 owners = [list(named.values())[index] for index in shown["owners"]]
-                mine = {p.partition for p in one.assignment()}
-                assert [n for n, owner in enumerate(owners) if owner == "one"] == sorted(mine)
+                held = sorted(p.partition for p in one.assignment())
+                assert [n for n, owner in enumerate(owners) if owner == "one"] == held
                 joined = next(each for each in found["rebalances"] if "joined: two" in each["why"][0])
                 assert joined["moved"] == 2
-                assert joined["took_s"] is None, "it is polled, so nobody knows how long it took"
+                assert joined["took_s"] is None, "a polled group has no duration"
                 moves = await it.json(f"/api/groups/{group}/rebalances/{joined['id']}")
                 assert sum(len(each["partitions"]) for each in moves["topics"]) == 2
                 overview = await it.json("/api/groups")
@@ -92,7 +93,7 @@ async def test_a_page_without_zookeeper_shows_members_moves_and_lag(
             await wait_until_async(lag, PATIENCE_S)
             offsets = await it.json(f"/api/groups/{group}/offsets")
             assert offsets["topics"][topic]["fence"] == [None] * 4
-            text = (await it.ask("/metrics")).body.decode()
+            text = (await it.request("/metrics")).body.decode()
             samples = {
                 (sample.name, sample.labels.get("group")): sample.value
                 for family in text_string_to_metric_families(text)
@@ -104,7 +105,7 @@ async def test_a_page_without_zookeeper_shows_members_moves_and_lag(
         await wait_until_async(lambda: not it.watcher.groups[group].report.state.members, PATIENCE_S)
 
 
-async def test_orders_about_records_are_previewed_given_and_taken_back(
+async def test_orders_about_records_are_previewed_given_and_withdrawn(
     kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:
     topic = topic_factory(2)
@@ -117,89 +118,63 @@ async def test_orders_about_records_are_previewed_given_and_taken_back(
         (shown,) = (await shows(it, group, 1))["members"]
 
         async def post(what: str, body: Any, code: int = 200) -> Any:
-            answer = await it.ask(f"/api/groups/{group}/{what}", body, Authorization=BEARER)
-            found = json.loads(answer.body)
-            assert answer.code == code, found
+            response = await it.request(f"/api/groups/{group}/{what}", body, Authorization=BEARER)
+            found = json.loads(response.body)
+            assert response.code == code, found
             as_described(f"/api/groups/{{group}}/{what}", found, "post", str(code))
             return found
 
-        async def orders() -> Any:
-            return (await it.json(f"/api/groups/{group}"))["orders"]
+        async def orders(count: int) -> Any:
+            found = (await it.json(f"/api/groups/{group}"))["orders"]
+            return found or True if len(found) == count else None
 
         seen = await post("orders/preview", pause)
         assert seen["creates"] == f"{group}.orders"
         assert [(row["partition"], row["owner_name"]) for row in seen["partitions"]] == [(1, shown["name"])]
         refused = await post("orders/put", pause, 409)
         assert "does not exist" in refused["error"]["message"]
-        assert await orders() == []
-        given = await post("orders/put", {**pause, "why": "its customer asked", "create": True})
+        assert await orders(0)
+        given = await post("orders/put", {**pause, "why": "its customer", "create": True})
         assert (await post("orders/preview", pause))["creates"] is None
-
-        async def listed() -> Any:
-            return await orders()
-
-        (order,) = await wait_until_async(listed, PATIENCE_S, "the order on the page")
-        assert (order["id"], order["why"], order["who"]) == (given["order"], "its customer asked", "token")
-        state = consumer._engine.state
-        one = parts(**{topic: 2})[1]
+        (order,) = await wait_until_async(partial(orders, 1), PATIENCE_S, "the order on the page")
+        assert (order["id"], order["why"], order["who"]) == (given["order"], "its customer", "token")
+        state, one = consumer._engine.state, TopicPartition(topic, 1)
         await wait_until_async(lambda: not state.is_fetchable(one), PATIENCE_S, "the pause")
-
-        withdrawn = await post("orders/withdraw", pause)
-        assert withdrawn["withdrawn"] == [order["id"]]
+        assert (await post("orders/withdraw", pause))["withdrawn"] == [order["id"]]
         await wait_until_async(lambda: state.is_fetchable(one), PATIENCE_S, "the end of the pause")
-
-        async def none() -> bool:
-            return await orders() == []
-
-        await wait_until_async(none, PATIENCE_S, "no order on the page")
+        await wait_until_async(partial(orders, 0), PATIENCE_S, "no order on the page")
         again = await post("orders/put", pause)
         await post("orders/remove", {"ids": [again["order"]]})
-        await wait_until_async(none, PATIENCE_S, "no order on the page")
+        await wait_until_async(partial(orders, 0), PATIENCE_S, "no order on the page")
 
-        # the coordinator assigns the partitions, so nothing of a leader can be ordered
-        for what, body in (
-            ("orders/preview", {"kind": "freeze", "arguments": {}}),
-            ("orders/put", {"kind": "freeze", "arguments": {}}),
-            ("plan", {}),
-            ("rebalance", {}),
-            ("pause", {}),
-            ("resume", {}),
-        ):
-            message = (await post(what, body, 409))["error"]["message"]
-            assert 'membership="zookeeper"' in message, (what, message)
+        # the coordinator assigns the partitions, so orders to a leader have no effect
+        freeze: Any = {"kind": "freeze", "arguments": {}}
+        for what in ("orders/preview", "orders/put", "plan", "rebalance", "pause", "resume"):
+            found = await post(what, freeze if what.startswith("orders") else {}, 409)
+            assert 'membership="zookeeper"' in found["error"]["message"], (what, found)
 
 
-async def test_a_group_with_members_in_zookeeper_is_shown_as_it_is_there(
+async def test_a_group_with_members_in_zookeeper_is_shown_with_those(
     zk_chroot: str, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:
     """A group of one name may have members in both while a service moves from one to the other."""
     topic = topic_factory(2)
-    zk = ZooKeeperClient(zk_chroot)
-    await zk.connect(10)
-    try:
-        old = WrittenGroup(zk, "/allocator", group, [topic])
-        async with served(zk_chroot, kafka_cluster.bootstrap, kafka_groups=[group]) as it:
-            (a,) = await old.join(0)
-            held = {a: frozenset(parts(**{topic: 2}))}
-            await old.assign(held)
-            await old.claim(held)
-            await it.settled(group, 1)
-            async with member(kafka_cluster, group, topic) as consumer:
-                await wait_until_async(lambda: len(consumer.assignment()) == 2, PATIENCE_S)
-                before = it.watcher.groups[group].measured_at
+    async with (
+        written(zk_chroot, group, topic) as old,
+        served(zk_chroot, kafka_cluster.bootstrap, kafka_groups=[group]) as it,
+    ):
+        (a,) = await old.join(0)
+        await old.own({a: frozenset(parts(**{topic: 2}))})
+        await it.settled(group, 1)
+        async with member(kafka_cluster, group, topic) as consumer:
+            await wait_until_async(lambda: len(consumer.assignment()) == 2, PATIENCE_S)
+            before = it.watcher.groups[group].measured_at or 0.0
+            await wait_until_async(lambda: (it.watcher.groups[group].measured_at or 0.0) > before, PATIENCE_S)
+            assert (await it.json(f"/api/groups/{group}"))["protocol"] == "zookeeper"
+            await old.leave(0)
 
-                def polled() -> bool:
-                    now = it.watcher.groups[group].measured_at
-                    return now is not None and (before is None or now > before)
+            async def moved() -> bool:
+                found = await it.json(f"/api/groups/{group}")
+                return found["protocol"] == "kafka" and len(found["members"]) == 1
 
-                await wait_until_async(polled, PATIENCE_S)
-                assert (await it.json(f"/api/groups/{group}"))["protocol"] == "zookeeper"
-                await old.leave(0)
-
-                async def moved() -> bool:
-                    found = await it.json(f"/api/groups/{group}")
-                    return found["protocol"] == "kafka" and len(found["members"]) == 1
-
-                await wait_until_async(moved, PATIENCE_S, "the members in Kafka")
-    finally:
-        await zk.close()
+            await wait_until_async(moved, PATIENCE_S, "the members in Kafka")

@@ -35,7 +35,7 @@ def test_seconds_without_a_commit_are_no_alarm_and_minutes_are() -> None:
     assert ids(trends, seen(4, 100, 170)) == set()
     assert ids(trends, seen(34, 100, 300)) == set()
     assert ids(trends, seen(94, 100, 600)) == {"no-progress"}
-    assert ids(trends, seen(100, 590, 600)) == set(), "it is over as soon as something is committed"
+    assert ids(trends, seen(100, 590, 600)) == set(), "it is over with the next commit"
 
 
 def test_lag_that_goes_up_and_down_is_no_trend() -> None:
@@ -45,14 +45,14 @@ def test_lag_that_goes_up_and_down_is_no_trend() -> None:
     assert ids(trends, seen(240, 4000, 6000)) == {"lag-grows"}
 
 
-def test_the_trend_is_never_judged_over_less_however_often_one_looks() -> None:
+def test_frequent_polls_do_not_shorten_the_trend() -> None:
     trends = DoctorTrends()
     for at_s in range(0, 600, 3):
-        # ten records a second, and a commit every 5 s: nothing is wrong with that
+        # ten records a second, and a commit every 5 s: which is healthy
         assert ids(trends, seen(at_s, 10 * (at_s - at_s % 5), 10 * at_s)) == set(), at_s
 
 
-def test_a_partition_without_an_owner_is_told_at_the_second_look() -> None:
+def test_a_partition_without_an_owner_is_reported_at_the_second_poll() -> None:
     trends = DoctorTrends()
     ids(trends, seen(0, 5, 5))
     ids(trends, seen(2, 5, 5, owned=False))
@@ -60,7 +60,7 @@ def test_a_partition_without_an_owner_is_told_at_the_second_look() -> None:
     assert [finding.id for finding in found] == ["unowned-partitions"]
 
 
-def test_a_partition_that_the_function_leaves_out_is_told_with_the_function() -> None:
+def test_a_partition_that_the_function_omits_is_reported_with_the_function() -> None:
     trends = DoctorTrends()
     for at_s in (0, 2, 4):
         (found,) = trends.judge(seen(at_s, 5, 5, owned=False, left_out=True), "/allocator")
@@ -68,11 +68,11 @@ def test_a_partition_that_the_function_leaves_out_is_told_with_the_function() ->
         assert "allocator function shop:by_region" in found.what
 
 
-async def test_the_doctor_examines_the_report_that_it_is_given_and_reads_no_group() -> None:
+async def test_the_doctor_uses_a_given_report_and_reads_no_group() -> None:
     known = seen(0, 100, 150)
     assert known.report is not None
     found = await observe("g", client=None, zookeepers=[], report=known.report)
     assert found.state == known.report.state
     by_kafka = replace(known.report, state=replace(known.report.state, coordinated=Coordinated("Stable", "range")))
     found = await observe("g", client=None, zookeepers=[], report=by_kafka)
-    assert found.state is None or not found.state.members, "the doctor knows members of Kafka's protocols by themselves"
+    assert found.state is None or not found.state.members, "the doctor reads members of Kafka's protocols itself"

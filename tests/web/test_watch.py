@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from members import History, StaticTopics, TestMember, settled
-from served import PATIENCE_S, served
-from test_server import as_described
-from written_group import WrittenGroup, parts
+from served import PATIENCE_S, as_described, served
+from written_group import parts, written
 
 from allocator.cli.access import Access
 from allocator.core.aio.tasks import BackgroundTasks
 from allocator.core.znodes.load_report import LoadReport
 from allocator.core.znodes.store import Store
-from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.operate.doctor import observe
 from allocator.testing import FaultProxy
 from allocator.testing.waiting import wait_until_async
@@ -25,26 +22,21 @@ from allocator.web.daemon import Demand
 from allocator.web.watch import Watcher
 
 
-async def test_who_leaves_while_the_group_is_read_is_named_as_the_reason(
+async def test_a_member_that_leaves_while_the_group_is_read_is_the_reason(
     zk_chroot: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    zk = ZooKeeperClient(zk_chroot)
-    await zk.connect(10)
-    try:
-        group = WrittenGroup(zk, "/allocator", "g", ["t"])
+    async with written(zk_chroot) as group:
         a, b = await group.join(0, 1)
         held = {a: frozenset(parts(t=4)[:2]), b: frozenset(parts(t=4)[2:])}
-        await group.assign(held)
-        await group.claim(held)
+        await group.own(held)
         honest, armed = Store.document, False
 
         async def read(self: Store, *watch: Any) -> Any:
             nonlocal armed
             if watch and armed:
-                armed = False  # the leader answers to a member that goes after the others were counted
+                armed = False  # a member leaves after the members were read, and the leader reacts
                 await group.leave(1)
-                await group.assign({a: frozenset(parts(t=4))})
-                await group.claim({a: frozenset(parts(t=4))})
+                await group.own({a: frozenset(parts(t=4))})
             return await honest(self, *watch)
 
         monkeypatch.setattr(Store, "document", read)
@@ -56,20 +48,16 @@ async def test_who_leaves_while_the_group_is_read_is_named_as_the_reason(
             assert not armed
             newest = (await it.json("/api/groups/g"))["rebalances"][0]
             assert (newest["why"], newest["moved"]) == (["left: worker-01@node-1#1"], 2)
-    finally:
-        await zk.close()
 
 
 async def test_the_load_that_members_report_is_shown_as_it_changes(
     zk_chroot: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "LOADS_S", 0.05)
-    zk = ZooKeeperClient(zk_chroot)
-    await zk.connect(10)
-    try:
-        group = WrittenGroup(zk, "/allocator", "g", ["t"])
+    async with written(zk_chroot) as group:
         a, b = await group.join(0, 1)
-        store, held = group.store, {a: frozenset(parts(t=4)[:2]), b: frozenset(parts(t=4)[2:])}
+        store, zk = group.store, group.store.zk
+        held = {a: frozenset(parts(t=4)[:2]), b: frozenset(parts(t=4)[2:])}
         for member in held:
             info = await store.member(member)
             assert info is not None
@@ -96,13 +84,11 @@ async def test_the_load_that_members_report_is_shown_as_it_changes(
                     return bool(found["loads"] == loads)
 
                 await wait_until_async(seen, PATIENCE_S, f"max/mean of {shown}")
-                metrics = (await it.ask("/metrics")).body.decode()
+                metrics = (await it.request("/metrics")).body.decode()
                 assert f'allocator_group_load_max_over_mean{{group="g"}} {shown}\n' in metrics
-    finally:
-        await zk.close()
 
 
-async def test_the_time_until_a_crash_was_noticed_is_told_apart_from_the_rebalance(zk_chroot: str) -> None:
+async def test_the_time_until_a_crash_was_noticed_is_not_part_of_the_rebalance(zk_chroot: str) -> None:
     hosts, _, chroot = zk_chroot.partition("/")
     topics, events = StaticTopics({"t": 6}), History()
     async with FaultProxy(int(hosts.rpartition(":")[2])) as proxy, served(zk_chroot) as it:
@@ -111,7 +97,7 @@ async def test_the_time_until_a_crash_was_noticed_is_told_apart_from_the_rebalan
         async with stays, crashes:
             async with leaves:
                 await wait_until_async(lambda: settled([stays, leaves, crashes], topics), PATIENCE_S)
-                # 3 or less: a member that joins while the leader allocates may share a generation
+                # 3 or less: a member that joins while the leader allocates may get the same generation
                 full = stays.membership.generation
                 await it.settled("g", full)
             await wait_until_async(lambda: settled([stays, crashes], topics), PATIENCE_S)
@@ -124,15 +110,15 @@ async def test_the_time_until_a_crash_was_noticed_is_told_apart_from_the_rebalan
             await it.settled("g", full + 2)
             (lost, *_) = (await it.json("/api/groups/g"))["rebalances"]
             assert lost["why"][0].startswith("crashed or lost its session: crashes@")
-            assert lost["unnoticed_s"] == stays.zk.session_timeout_s, "nobody knows when it stopped, only this"
+            assert lost["unnoticed_s"] == stays.zk.session_timeout_s, "the crash was at most this long before"
             assert 0 < lost["took_s"] < lost["unnoticed_s"] + PATIENCE_S
-            metrics = (await it.ask("/metrics")).body.decode()
+            metrics = (await it.request("/metrics")).body.decode()
             assert f'allocator_group_unnoticed_seconds_total{{group="g"}} {lost["unnoticed_s"]}' in metrics
             proxy.heal()
 
 
-async def test_what_ends_the_watch_is_shown_and_the_watch_begins_again() -> None:
-    """The page of a daemon whose settings name no broker: it stood still, and said nothing."""
+async def test_an_error_that_ends_the_watch_is_shown_and_the_watch_restarts() -> None:
+    """The settings of a daemon name no broker: its page once stopped without a message."""
     watcher = Watcher(Access("127.0.0.1:1", brokers="foo:bar"))
     demand = Demand(watcher)
     tasks = BackgroundTasks(pytest.fail)
@@ -146,7 +132,7 @@ async def test_what_ends_the_watch_is_shown_and_the_watch_begins_again() -> None
         await tasks.close()
 
 
-async def test_a_fault_of_ours_is_shown_and_the_rest_goes_on(
+async def test_an_unexpected_error_is_shown_and_the_watch_continues(
     zk_chroot: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Injects an unexpected exception into the doctor."""
@@ -154,22 +140,18 @@ async def test_a_fault_of_ours_is_shown_and_the_rest_goes_on(
 
     async def stumbling(*args: Any, **kwargs: Any) -> Any:
         if stumbles:
-            raise KeyError("nobody foresaw it")
+            raise KeyError("unexpected")
         return await observe(*args, **kwargs)
 
     monkeypatch.setattr("allocator.web.watch.observe", stumbling)
     monkeypatch.setattr("allocator.web.watch.DOCTOR_S", 0.5)
-    zk = ZooKeeperClient(zk_chroot)
-    await zk.connect(10)
-    async with contextlib.AsyncExitStack() as stack:
-        stack.push_async_callback(zk.close)
-        await WrittenGroup(zk, "/allocator", "orders", ["t"]).join(0)
-        it = await stack.enter_async_context(served(zk_chroot))
-        await wait_until_async(lambda: "nobody foresaw it" in it.watcher.problems.get("doctor", ""), PATIENCE_S)
+    async with written(zk_chroot, "orders") as group, served(zk_chroot) as it:
+        await group.join(0)
+        await wait_until_async(lambda: "unexpected" in it.watcher.problems.get("doctor", ""), PATIENCE_S)
         shown = await it.json("/api/groups")
         assert [group["group"] for group in shown["groups"]] == ["orders"]
-        assert any("nobody foresaw it" in problem for problem in shown["problems"])
-        assert sum("nobody foresaw it" in record.getMessage() for record in caplog.records) == 1
+        assert any("unexpected" in problem for problem in shown["problems"])
+        assert sum("unexpected" in record.getMessage() for record in caplog.records) == 1
         stumbles = False
         await wait_until_async(lambda: "doctor" not in it.watcher.problems, PATIENCE_S)
         assert it.watcher.groups["orders"].examined >= 0

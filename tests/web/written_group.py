@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 
 from allocator.core.types import Partitions
 from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, Paths, Waiting
@@ -23,20 +24,20 @@ def parts(**topics: int) -> list[TopicPartition]:
     return [TopicPartition(topic, number) for topic, count in topics.items() for number in range(count)]
 
 
-def dealt(partitions: list[TopicPartition], members: list[str], seed: int = 0) -> dict[str, Partitions]:
-    """In runs of uneven length, as a sticky function leaves them after some coming and going."""
+def assigned(partitions: list[TopicPartition], members: list[str], seed: int = 0) -> dict[str, Partitions]:
+    """Assigns runs of uneven length, as a sticky function does after members joined and left."""
     chance = random.Random(seed)
-    shares: dict[str, list[TopicPartition]] = {member: [] for member in members}
+    owners: dict[str, list[TopicPartition]] = {member: [] for member in members}
     at = 0
     while at < len(partitions):
         run = chance.randint(1, max(1, 2 * len(partitions) // (len(members) * 3)))
-        min(shares.values(), key=len).extend(partitions[at : at + run])
+        min(owners.values(), key=len).extend(partitions[at : at + run])
         at += run
-    return {member: frozenset(share) for member, share in shares.items()}
+    return {member: frozenset(held) for member, held in owners.items()}
 
 
 class WrittenGroup:
-    """A group of members that are not there; `zk` must stay connected, for their znodes are its session's."""
+    """A group whose members are znodes of the session of `zk`, which must stay connected."""
 
     def __init__(self, zk: ZooKeeperClient, root: str, group: str, topics: list[str]) -> None:
         self.store = Store(zk, Paths(root, group))
@@ -62,7 +63,7 @@ class WrittenGroup:
     async def assign(
         self, owners: Held, promised: Held | None = None, waiting: Held | None = None, *, generation: int | None = None
     ) -> None:
-        """Writes the next document; another generation unless told otherwise."""
+        """Writes the next document; by default it has the next generation."""
         before, version = await self.store.document()
         revision = 1 if before is None else before.revision + 1
         self.document = AssignmentDocument(
@@ -76,6 +77,11 @@ class WrittenGroup:
         )
         await self.store.write_document(self.document, version)
 
+    async def own(self, held: Held) -> None:
+        """Assigns and claims partitions."""
+        await self.assign(held)
+        await self.claim(held)
+
     async def claim(self, held: Held) -> None:
         revision, generation = self.document.revision, self.document.generation
         await asyncio.gather(
@@ -84,3 +90,13 @@ class WrittenGroup:
                 for member, parts in held.items()
             )
         )
+
+
+@contextlib.asynccontextmanager
+async def written(zookeeper: str, group: str = "g", *topics: str) -> AsyncIterator[WrittenGroup]:
+    zk = ZooKeeperClient(zookeeper)
+    await zk.connect(10)
+    try:
+        yield WrittenGroup(zk, "/allocator", group, list(topics) or ["t"])
+    finally:
+        await zk.close()

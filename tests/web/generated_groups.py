@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Optional
 
-from written_group import dealt, member_id, parts
+from written_group import assigned, member_id, parts
 
 from allocator.cli.access import Access
 from allocator.core.client.metadata import Broker, Metadata, PartitionMetadata, TopicMetadata
@@ -85,12 +85,12 @@ def state_of(
 
 
 def without(held: Mapping[str, Partitions], crashed: str) -> dict[str, Partitions]:
-    """The partitions of one member shared among the others, which keep their own."""
+    """Assigns the partitions of one member to the others, which keep their own."""
     others = [member for member in held if member != crashed]
-    shares: dict[str, set[TopicPartition]] = {member: set(held[member]) for member in others}
+    owners: dict[str, set[TopicPartition]] = {member: set(held[member]) for member in others}
     for number, partition in enumerate(sorted(held[crashed])):
-        shares[others[number % len(others)]].add(partition)
-    return {member: frozenset(share) for member, share in shares.items()}
+        owners[others[number % len(others)]].add(partition)
+    return {member: frozenset(parts) for member, parts in owners.items()}
 
 
 def group_of(
@@ -101,7 +101,7 @@ def group_of(
     group = WatchedGroup(name)
     partitions, ids = parts(**dict(topics)), [member_id(number) for number in range(members + 1)]
     names = frozenset(topics)
-    before = dealt(partitions, ids[:members], seed)
+    before = assigned(partitions, ids[:members], seed)
     group.learn(state_of(name, 1, before, topics=names), now - 900)
     if members > 2:
         after = without(before, ids[1])
@@ -142,7 +142,7 @@ def group_of(
 
 
 def metadata_of(watcher: Watcher) -> Metadata:
-    """The topics of the groups and one that nobody reads, on three brokers, of which the last is away."""
+    """The topics of the groups and one without readers, on three brokers of which the last is away."""
     counts = {p.topic: 0 for group in watcher.groups.values() for p in group.report.current}
     for group in watcher.groups.values():
         for topic in {p.topic for p in group.report.current}:
@@ -160,7 +160,7 @@ def metadata_of(watcher: Watcher) -> Metadata:
         for topic, count in counts.items()
     }
     brokers = {node: Broker(node, f"broker-{node}.example", 9092, f"r{node}") for node in (1, 2)}
-    return Metadata(brokers, topics, cluster_id="made", controller=1, complete=True)
+    return Metadata(brokers, topics, cluster_id="generated", controller=1, complete=True)
 
 
 def watcher_of(groups: int = 50, members: int = 100, partitions: int = 10_000) -> Watcher:

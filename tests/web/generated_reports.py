@@ -1,4 +1,4 @@
-"""Reports of skew and audit that were made in memory: a page needs no Spark."""
+"""Generated reports of skew and audit, for tests without Spark."""
 
 from __future__ import annotations
 

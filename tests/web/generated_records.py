@@ -1,4 +1,4 @@
-"""A viewer over records that were made in memory: the pages and the API need no broker for what they promise."""
+"""A viewer over generated records, for tests without a broker."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from allocator.web.records import RecordsPage
 AT_MS = 1_769_860_800_000
 
 
-class MadeReader(Reader):
-    """One partition with offsets 0 to 99; `asked` has every query. Reads end after the event `until`."""
+class GeneratedReader(Reader):
+    """One partition with offsets 0 to 99; `queries` has every query. Reads end after the event `until`."""
 
     def __init__(self, until: asyncio.Event | None = None) -> None:
         super().__init__("nowhere:1")
         self.until = until
-        self.asked: list[Query] = []
+        self.queries: list[Query] = []
 
     async def read(self, query: Query) -> ReadResult:
-        self.asked.append(query)
+        self.queries.append(query)
         if self.until is not None:
             await self.until.wait()
         if query.topic != "orders":
@@ -30,16 +30,18 @@ class MadeReader(Reader):
         kind, at = query.position.kind, query.position.at
         start = {"earliest": 0, "latest": 100 - query.limit, "time": 50, "offset": at}[kind] - query.before
         offsets = range(max(0, start), min(100, start + query.before + query.limit))
-        records = [made_record(offset) for offset in offsets]
+        records = [generated_record(offset) for offset in offsets]
         window = ReadWindow(0, offsets.start, offsets.stop, 0, 100)
         return ReadResult("orders", records, [window], len(records), "", query.key is not None)
 
 
-def made_record(offset: int) -> Record:
+def generated_record(offset: int) -> Record:
     value = None if offset == 97 else b'{"id": %d, "card": "4111"}' % offset if offset % 2 else b"\xff\x00 4111"
     headers = [("trace", b"<b>t1</b>")]
     return Record("orders", 0, offset, AT_MS + 1000 * offset, 0, b"c%d" % (offset % 7), value, headers)
 
 
-def records_page(access: str = "viewers", masks: Collection[str] = (), reader: MadeReader | None = None) -> RecordsPage:
-    return RecordsPage(Viewer(reader or MadeReader(), masks=Masks(masks)), access)  # type: ignore[arg-type]
+def records_page(
+    access: str = "viewers", masks: Collection[str] = (), reader: GeneratedReader | None = None
+) -> RecordsPage:
+    return RecordsPage(Viewer(reader or GeneratedReader(), masks=Masks(masks)), access)  # type: ignore[arg-type]

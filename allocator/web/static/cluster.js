@@ -27,10 +27,10 @@ const GROUPS = 5; // groups of a topic that the table names
 const unknown = (value, words = whole) => (value === null ? "unknown" : words(value));
 
 const TOPICS = [
-  { key: "topic", head: "topic", width: 180, grow: true, text: (t) => t.topic, cell: (t) => (offered() ? link(build({ view: "records", item: t.topic }), t.topic, { title: "Look at its records" }) : t.topic) },
+  { key: "topic", head: "topic", width: 180, grow: true, text: (t) => t.topic, cell: (t) => (offered() ? link(build({ view: "records", item: t.topic }), t.topic, { title: "Show its records" }) : t.topic) },
   { key: "partitions", head: "partitions", width: 88, numeric: true, value: (t) => t.partitions, text: (t) => whole(t.partitions) },
   { key: "replicas", head: "replicas", width: 80, numeric: true, value: (t) => t.replicas, text: (t) => unknown(t.replicas), hint: "copies of each partition; the least, if they differ" },
-  { key: "leaderless", head: "no leader", width: 90, numeric: true, value: (t) => t.leaderless, text: (t) => unknown(t.leaderless), cell: (t) => (t.leaderless ? element("b", { class: "wrong" }, whole(t.leaderless)) : unknown(t.leaderless)), hint: "partitions without a leader, which nobody can read or write" },
+  { key: "leaderless", head: "no leader", width: 90, numeric: true, value: (t) => t.leaderless, text: (t) => unknown(t.leaderless), cell: (t) => (t.leaderless ? element("b", { class: "wrong" }, whole(t.leaderless)) : unknown(t.leaderless)), hint: "partitions without a leader, which cannot be read or written" },
   { key: "records", head: "records", width: 80, numeric: true, value: (t) => t.records, text: (t) => unknown(t.records, number), hint: "in the log, of topics that a group reads" },
   { key: "lag", head: "lag", width: 75, numeric: true, value: (t) => t.lag, text: (t) => unknown(t.lag, number), hint: "the sum over its groups" },
   {

@@ -56,8 +56,8 @@ export const layout = (moves, { most = 24, least = 15, gap = 6, scale = 360 } = 
 export const flow = (moves, width, look) => {
   const narrow = width < 560, found = layout(moves, { most: narrow ? 12 : 24 });
   const box = narrow ? 8 : 12, words = Math.min(260, width * (narrow ? 0.34 : 0.28)), x0 = words, x1 = width - words;
-  const picture = svg("svg", { viewBox: `0 0 ${width} ${found.height + 22}`, role: "img", "aria-label": `Who gave partitions to whom: ${plural(found.bands.length, "flow")}; the table below has them` });
-  picture.append(svg("text", { x: x0, y: 11, "text-anchor": "end" }, "gave"), svg("text", { x: x1, y: 11 }, "got"));
+  const picture = svg("svg", { viewBox: `0 0 ${width} ${found.height + 22}`, role: "img", "aria-label": `Moves between members: ${plural(found.bands.length, "flow")}; the table below has them` });
+  picture.append(svg("text", { x: x0, y: 11, "text-anchor": "end" }, "from"), svg("text", { x: x1, y: 11 }, "to"));
   const down = 20, mid = (x0 + x1) / 2;
   for (const band of [...found.bands].sort((a, b) => b.partitions - a.partitions)) {
     const a = down + band.y0, b = down + band.y1;

@@ -89,7 +89,7 @@ export const letters = (route, query) => {
       go.remove();
       return `${plural(result.count, "letter")} ${done}${result.refused.length ? `, ${whole(result.refused.length)} refused` : ""}.`;
     });
-    openDialog(`${verb} letters of ${name}`, [said, rows.node, ...refused, ...(more > 0 ? [element("p", { class: "muted" }, `and ${whole(more)} more are refused`)] : []), ...(what === "discard" ? [line("Reason", reason, "for those who list settled letters")] : []), ...(names.length ? [go] : [])],
+    openDialog(`${verb} letters of ${name}`, [said, rows.node, ...refused, ...(more > 0 ? [element("p", { class: "muted" }, `and ${whole(more)} more are refused`)] : []), ...(what === "discard" ? [line("Reason", reason, "for lists of settled letters")] : []), ...(names.length ? [go] : [])],
       { close: () => { rows.close(); if (listed) tell(list); }, after: "#letters tbody button" });
     rows.show(seen.letters);
     return "";

@@ -72,7 +72,7 @@ const READERS = [
 ];
 export const topic = (route, query) => {
   const name = route.item, mine = () => state.topics.filter((each) => each.name === name);
-  const numbers = element("div"), look = link(build({ view: "records", item: name }), "Look at records", { hidden: true }), gone = element("p", { class: "empty", hidden: true }, "The group does not read this topic.");
+  const numbers = element("div"), look = link(build({ view: "records", item: name }), "Show records", { hidden: true }), gone = element("p", { class: "empty", hidden: true }, "The group does not read this topic.");
   const grids = map(mine, query), table = partitionTable(route, query, (cell) => cell.topic === name, "Partitions of the topic");
   const readers = new Table({ id: "readers", label: "Owners of the topic", columns: READERS, key: (r) => r.id, sort: "-partitions", empty: "No member owns a partition of it." });
   const inner = element("div", { class: "body" }, element("section", { "aria-label": "Figures" }, numbers), element("div", { class: "columns" }, panel("Owners", [grids.chooser], grids.node), section("Members", readers.node)), section("Partitions", table.node));

@@ -11,11 +11,11 @@ import { figures, section } from "./parts.js";
 import { looks, state } from "./state.js";
 import { Table } from "./table.js";
 
-// "3 partitions would move; each stands still for about 12 ms and its handler."
+// "3 partitions would move; each has a standstill of about 12 ms and the time of its handler."
 export const moved = (plan) => {
   if (!plan.moves.length) return "No partition would move.";
   const { move_s: each, failed_s: failed, duration_s: whole_s } = plan.standstill;
-  return `${plural(plan.moves.length, "partition")} would move; each stands still for about ${span(each)} and its handler${failed === null ? "" : `, those of failed members for up to ${span(failed)} more`}${whole_s > each ? `; the last one has moved after about ${span(whole_s)}` : ""}.`;
+  return `${plural(plan.moves.length, "partition")} would move; each has a standstill of about ${span(each)} and the time of its handler${failed === null ? "" : `, those of failed members for up to ${span(failed)} more`}${whole_s > each ? `; the last one has moved after about ${span(whole_s)}` : ""}.`;
 };
 // the states of commands that have no effect, or none yet
 export const said = (plan) => plan.orders.filter((each) => !["kept", "done", "given"].includes(each.state)).map((each) => `Command ${each.kind} ${argumentsOf(each)} is ${each.state}${each.state_why ? `: ${each.state_why}` : ""}.`);
@@ -123,7 +123,7 @@ export const plan = (route, query) => {
   const draw = () => {
     const { found } = shown, of = (key) => unevenness(found.members.filter((each) => key === "partitions_before" || key === "lag_before" ? each.change !== "joins" : each.change !== "leaves" && each.change !== "fails").map((each) => each[key]));
     numbers.replaceChildren(figures([
-      ["moves", whole(found.moves.length)], ["from live members", whole(found.voluntary_moves)], ["each stands still", found.moves.length ? span(found.standstill.move_s) : "no move"],
+      ["moves", whole(found.moves.length)], ["from live members", whole(found.voluntary_moves)], ["standstill of each", found.moves.length ? span(found.standstill.move_s) : "no move"],
       ["until the last", span(found.standstill.duration_s)], ["max/mean before", ratio(of("partitions_before"))], ["after", ratio(of("partitions_after"))], ["max/mean of lag before", ratio(of("lag_before"))], ["of lag after", ratio(of("lag_after"))],
     ]));
     states.replaceChildren(...said(found).map((words) => element("p", { class: "muted" }, words)));

@@ -45,8 +45,8 @@ export const rebalances = (route, query) => {
 
 const MOVES = [
   { key: "partition", head: "partition", width: 130, grow: true, value: (r) => r.name, text: (r) => r.name, cell: (r) => link(to("topic", r.topic, { q: `:${r.number}` }), r.name) },
-  { key: "from", head: "gave", width: 150, grow: true, text: (r) => r.from },
-  { key: "to", head: "got", width: 150, grow: true, text: (r) => r.to },
+  { key: "from", head: "from", width: 150, grow: true, text: (r) => r.from },
+  { key: "to", head: "to", width: 150, grow: true, text: (r) => r.to },
   { key: "stood", head: "standstill", width: 105, numeric: true, value: (r) => r.total, text: (r) => (r.total === null ? "unknown" : `${r.unnoticed ? "up to " : ""}${span(r.total)}`), hint: "from the fault until the new owner claimed it" },
   { key: "unnoticed", head: "unnoticed", width: 105, numeric: true, value: (r) => r.unnoticed, text: (r) => (r.unnoticed === null ? "0 s" : `up to ${span(r.unnoticed)}`), hint: "from the crash until ZooKeeper noticed it" },
   { key: "bar", head: "time", width: 100, text: (r) => `${r.share}`, cell: (r) => bar(r) },
@@ -62,7 +62,7 @@ const middle = (values) => (values.length ? [...values].sort((a, b) => a - b)[Ma
 export const rebalance = (route, query) => {
   const title = element("h2", { tabindex: "-1" }, "Rebalance"), lead = element("p"), numbers = element("div"), picture = element("div", { class: "flow" }), missing = element("p", { class: "empty", hidden: true });
   const table = new Table({ id: "moves", label: "Moved partitions", columns: MOVES, key: (r) => r.name, sort: route.query.sort ?? "-stood", empty: "No partition moved.", onsort: (sort) => query({ sort }) });
-  const inner = element("div", { class: "body" }, element("section", { "aria-label": "Figures" }, lead, numbers), section("Who gave what to whom", picture), section("Standstill of each partition", element("p", { class: "muted" }, "From the fault until the new owner claimed it. A crash is noticed when the session of the member ends; that time is the light part of the bar."), table.node));
+  const inner = element("div", { class: "body" }, element("section", { "aria-label": "Figures" }, lead, numbers), section("Moves between members", picture), section("Standstill of each partition", element("p", { class: "muted" }, "From the fault until the new owner claimed it. A crash is noticed when the session of the member ends; that time is the light part of the bar."), table.node));
   let found = null, version = "", loading = false;
   const load = async () => {
     const entry = state.rebalances.find((each) => String(each.id) === route.item), mark = JSON.stringify(entry ?? null);

@@ -114,7 +114,7 @@ export const records = (route, query) => {
     field("Topic", topic), picks, field("Partition", input("partition", { type: "number", min: "0", placeholder: "all" })),
     field("From", choice("from", FROM, q.from ?? "latest", (from) => { change({ from }); places(); })), at, when,
     field("Records before", input("before", { type: "number", min: "0", max: "1000", placeholder: "0" })), field("Records", input("limit", { type: "number", min: "0", max: "1000" })),
-    field("Key", input("key", { placeholder: "any" })), check(every, "look for the key in all partitions"),
+    field("Key", input("key", { placeholder: "any" })), check(every, "search for the key in all partitions"),
     field("Transactions", choice("isolation_level", ISOLATION, q.isolation_level ?? "read_uncommitted", (value) => change({ isolation_level: value }))), format, login,
     element("button", { type: "submit" }, "Show"), element("button", { type: "button", onclick: download }, "Download as JSON lines"));
   form.addEventListener("submit", show);

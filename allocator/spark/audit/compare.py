@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 FIELDS = {"key": "hk", "value": "hv", "headers": "hh", "timestamp": "ht"}
 HASHES = list(FIELDS.values())
+ROW = ("side", "t", "unit", "p", "o", "f")
+BUCKETS = 1 << 16
+"""Higher: fewer equal rows are paired with a different row of their bucket; lower: each task counts fewer buckets."""
+BROADCAST_UNITS = 100_000
+"""Maximum number of units that every task gets a list of, a few MB. Above it, a shuffle joins them."""
 
 
 def prepare(frame: DataFrame, left: bool, by: str, ignore: Collection[str]) -> DataFrame:
@@ -61,8 +66,29 @@ def _is_null(short: str) -> Column:
     return F.col(short).isin(0) | (F.col(short) == F.xxhash64(F.lit(True)))
 
 
+def _bucket() -> Column:
+    return F.col("f").bitwiseAND(BUCKETS - 1)
+
+
+def _balances() -> list[Column]:
+    """Returns aggregates over rows (side, hash) that are all 0 if both sides have the same hashes, in any order."""
+    # sums of 32 bits of each hash do not overflow
+    high, low = F.shiftrightunsigned("hash", 32), F.col("hash").bitwiseAND(0xFFFFFFFF)
+    parts = {"rows": F.lit(1), "high": high, "low": low}
+    return [F.sum(F.when(F.col("side"), part).otherwise(-part)).alias(name) for name, part in parts.items()]
+
+
+def _unbalanced() -> Column:
+    return (F.col("rows") != 0) | (F.col("high") != 0) | (F.col("low") != 0)
+
+
 class Comparison:
-    """Pairs the rows of both sides. As a context manager, it keeps frames on disk until the end of the block."""
+    """Pairs the rows of both sides. As a context manager, it keeps frames on disk until the end of the block.
+
+    Only a small part of the rows is shuffled and sorted by their hashes. Sums of hashes find the buckets of hashes in
+    which the sides differ, and only the rows of these are paired one by one. Their order is checked alike: a sum of
+    hashes of each record with its rank finds the units that may have reordered records.
+    """
 
     def __init__(
         self,
@@ -76,14 +102,17 @@ class Comparison:
         self._by = by
         self._kept: list[DataFrame] = []
         self._alone = self._altered = True
-        pairs = _pair(left.unionByName(right), by)
+        self._rows = self._keep(left.unionByName(right).withColumn("f", F.xxhash64(*HASHES)))
+        self._suspect = self._keep(self._suspect_buckets())
+        suspects = self._in_buckets("left_semi") if self._suspect.count() else self._rows.where(F.lit(False))
+        pairs = _pair(suspects, by)
         for side, other, there in zip("lr", "rl", ends or ()):
             if there:
                 end = F.create_map(*(F.lit(value) for pair in sorted(there.items()) for value in pair))
                 arrived = F.col(side + "o") >= end[F.col(side + "p")]
                 pairs = pairs.where(~(F.col(other + "o").isNull() & F.coalesce(arrived, F.lit(False))))
         self.pairs = self._keep(pairs)
-        """One row for each pair of equal records. A record without a partner has a row with nulls for the other
+        """One row for each pair of the suspect buckets, and for each row without a partner, with nulls for the other
         side."""
 
     def __enter__(self) -> Comparison:
@@ -97,33 +126,56 @@ class Comparison:
         self._kept.append(frame.persist(StorageLevel.DISK_ONLY))
         return frame
 
-    def partitions(self) -> list[Any]:
-        """Returns for each side, topic and partition: number of records, first and last offset, an order-independent
-        checksum, and number of differences."""
+    def _suspect_buckets(self) -> DataFrame:
+        """Returns the buckets in which the sides differ. Equal records share a bucket, so that each row of the other
+        buckets has its partner there, and no row of a suspect bucket has its partner, or an equal row, elsewhere."""
+        place = ["t", "unit", "o", "f"] if self._by == "offset" else ["t", "unit", "f"]
+        rows = self._rows.select("side", _bucket().alias("bucket"), F.xxhash64(*place).alias("hash"))
+        return rows.groupBy("bucket").agg(*_balances()).where(_unbalanced()).select("bucket")
+
+    def _in_buckets(self, join: str) -> DataFrame:
+        """Returns the rows of the suspect buckets (`join`: "left_semi"), or of the others ("left_anti")."""
+        return self._rows.join(F.broadcast(self._suspect), _bucket() == self._suspect["bucket"], join)
+
+    def _compared(self) -> DataFrame:
+        """Returns all rows but the dropped ones: side, t, unit, p, o, f, and whether they are `alone` or `altered`."""
+        never = F.lit(False)
+        matched = self._in_buckets("left_anti").select(*ROW, never.alias("alone"), never.alias("altered"))
         sides = [
             F.struct(
                 F.lit(left).alias("side"),
-                F.col(side + "p").alias("p"),
-                F.col(side + "o").alias("o"),
-                F.col(side + "f").alias("f"),
+                *("t", "unit"),
+                *(F.col(side + name).alias(name) for name in "pof"),
                 F.col(other + "o").isNull().alias("alone"),
+                (F.size("fields") > 0).alias("altered"),
             )
             for left, side, other in ((True, "l", "r"), (False, "r", "l"))
         ]
-        rows = self.pairs.select("t", F.size("fields").alias("altered"), F.explode(F.array(*sides)).alias("x"))
-        rows = rows.where("x.o is not null").groupBy("x.side", "t", "x.p")
-        found: list[Any] = rows.agg(
-            F.count("*").alias("records"),
-            F.min("x.o").alias("first"),
-            F.max("x.o").alias("last"),
-            # the checksum: a sum and an exclusive or. The sum takes 31 bits of each hash, so it does not overflow
-            F.sum(F.shiftrightunsigned("x.f", 33)).alias("total"),
-            F.bit_xor("x.f").alias("parity"),
-            F.count_if("x.alone").alias("alone"),
-            F.count_if(F.col("altered") > 0).alias("altered"),
-        ).collect()
+        suspects = self.pairs.select(F.inline(F.array(*sides))).where(F.col("o").isNotNull())
+        return matched.unionByName(suspects)
+
+    def partitions(self) -> list[Any]:
+        """Returns for each side, t, p: records, first and last offset, an order-independent checksum, number of
+        differences."""
+        found: list[Any] = (
+            self._compared()
+            .groupBy("side", "t", "p")
+            .agg(
+                F.count("*").alias("records"),
+                F.min("o").alias("first"),
+                F.max("o").alias("last"),
+                # the checksum: a sum and an exclusive or. The sum takes 31 bits of each hash, so it does not overflow
+                F.sum(F.shiftrightunsigned("f", 33)).alias("total"),
+                F.bit_xor("f").alias("parity"),
+                F.count_if("alone").alias("alone"),
+                F.count_if("altered").alias("altered"),
+                F.max(F.when(~F.col("alone"), F.col("o"))).alias("paired"),
+            )
+            .collect()
+        )
         self._alone = any(row.alone for row in found)
         self._altered = any(row.altered for row in found)
+        self._last_paired = [(row.t, row.p, row.paired) for row in found if row.side and row.paired is not None]
         return found
 
     def differences(self) -> DataFrame | None:
@@ -131,8 +183,13 @@ class Comparison:
 
         Columns: kind, t, lp, lo, rp, ro, `fields` (the altered fields), `passed` (the offset that came too early).
         """
-        # by "offset", a record's offset is fixed, so none can be reordered
-        found = [self._reordered()] if self._by != "offset" else []
+        found = []
+        # by "offset", each record has a fixed place, so none can be reordered
+        if self._by != "offset":
+            units = self._disordered()
+            number = units.count()
+            if number:
+                found.append(self._reordered(F.broadcast(units) if number <= BROADCAST_UNITS else units))
         if self._altered:
             found.append(self._altered_in_place())
         if self._alone:
@@ -141,16 +198,25 @@ class Comparison:
             return None
         return self._keep(functools.reduce(DataFrame.unionByName, found))
 
-    def _paired(self) -> DataFrame:
-        return self.pairs.where(F.col("lo").isNotNull() & F.col("ro").isNotNull())
-
     def _altered_in_place(self) -> DataFrame:
-        changed = self._paired().where(F.size("fields") > 0)
+        changed = self.pairs.where(F.size("fields") > 0)
         return _shaped(changed.withColumn("kind", F.lit("altered")))
 
-    def _reordered(self) -> DataFrame:
-        """Returns the pairs of reordered records: a record that is later on the left comes before them on the right."""
-        both = self._paired().where(F.col("unit").isNotNull())
+    def _disordered(self) -> DataFrame:
+        """Returns the units (t, unit) whose pairs come in another order on the right."""
+        rows = self._compared().where(~F.col("alone") & F.col("unit").isNotNull())
+        rank = F.row_number().over(Window.partitionBy("side", "t", "unit").orderBy("p", "o"))
+        # one shuffle for the window and the grouping
+        ranked = rows.select(*ROW).repartition("t", "unit").withColumn("n", rank)
+        # if the n-th rows of both sides are equal, for every n, then all pairs have equal ranks
+        places = ranked.select("side", "t", "unit", F.xxhash64("f", "n").alias("hash"))
+        return self._keep(places.groupBy("t", "unit").agg(*_balances()).where(_unbalanced()).select("t", "unit"))
+
+    def _reordered(self, units: DataFrame) -> DataFrame:
+        """Returns the pairs of `units` whose record was overtaken: a later record of the left precedes it on the
+        right."""
+        both = _pair(self._rows.join(units, ["t", "unit"], "left_semi"), self._by)
+        both = both.where(F.col("lo").isNotNull() & F.col("ro").isNotNull())
         # in descending order of left offsets, the rows before a record follow it on the left. Records of a key in two
         # partitions have no order
         later = (
@@ -211,11 +277,10 @@ class Comparison:
         return joined.withColumn("kind", F.when(again, "duplicated").otherwise(F.col("kind"))).drop("known")
 
     def _ends(self, rows: DataFrame) -> DataFrame:
-        """Classifies the other rows: missing, truncated (no later record of the partition is on the right), or
-        extra."""
-        paired = self._paired().select("t", "lp", "lo")
-        later = rows.where(F.col("side") & F.col("mo").isNotNull()).select("t", F.col("p").alias("lp"), "o")
-        ends = paired.union(later).groupBy("t", F.col("lp").alias("p")).agg(F.max("lo").alias("end"))
+        """Classifies the rest: missing, truncated (no later record of the partition is found), or extra."""
+        paired = rows.sparkSession.createDataFrame(self._last_paired, "t string, p int, o bigint")
+        later = rows.where(F.col("side") & F.col("mo").isNotNull()).select("t", "p", "o")
+        ends = paired.union(later).groupBy("t", "p").agg(F.max("o").alias("end"))
         joined = rows.join(F.broadcast(ends), ["t", "p"], "left")
         lost = F.when(F.col("o") > F.coalesce(F.col("end"), F.lit(-1)), "truncated").otherwise("missing")
         kind = F.coalesce(F.col("kind"), F.when(F.col("side"), lost).otherwise("extra"))
@@ -226,7 +291,7 @@ def _pair(rows: DataFrame, by: str) -> DataFrame:
     """Pairs equal rows of a unit in order: the first of one side with the first of the other, and so on."""
     alike = ["t", "unit", "o"] if by == "offset" else ["t", "unit", *HASHES]
     # one shuffle for the window and the grouping
-    rows = rows.withColumn("f", F.xxhash64(*HASHES)).repartition(*(alike if by == "offset" else ["t", *HASHES]))
+    rows = rows.repartition(*(alike if by == "offset" else ["t", *HASHES]))
     order = Window.partitionBy("side", *alike).orderBy("p", "o")
     rows = rows.withColumn("n", F.row_number().over(order))
     sides = {"l": F.col("side"), "r": ~F.col("side")}

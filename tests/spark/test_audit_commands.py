@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import kafka
 import pytest
 from click.testing import CliRunner
 
@@ -89,6 +90,45 @@ def test_records_that_arrive_during_an_audit_of_two_topics_are_not_reported(
     resting = [Topic(brokers, source), Topic(brokers, copy)]
     report = audit(*(resting if source_is == "left" else reversed(resting)), ignore=["timestamp"], spark=spark)
     assert sum(report.kinds.values()) == 4
+
+
+class Expiring(Topic):
+    """Retention deletes the records before offset 6 of partition 0 once the audit has chosen what to read."""
+
+    reads = 0
+
+    def extent(self) -> Extent:
+        found = super().extent()
+        type(self).reads += 1
+        if type(self).reads == 2:
+            admin = kafka.KafkaAdminClient(bootstrap_servers=self.brokers)
+            try:
+                admin.delete_records({kafka.TopicPartition(self.name, 0): 6})
+            finally:
+                admin.close()
+        return found
+
+
+@pytest.mark.parametrize("by", ["partition", "key", "offset"])
+@pytest.mark.parametrize("expires", ["left", "right"])
+def test_records_that_retention_deletes_during_an_audit_are_named_and_not_missing(
+    spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], expires: str, by: str
+) -> None:
+    brokers, source, copy = kafka_cluster.bootstrap, topic_factory(partitions=2), topic_factory(partitions=2)
+    records = [(b"k%d" % (n % 4), b"%d" % n, n % 2) for n in range(40)]
+    produce(brokers, source, records)
+    produce(brokers, copy, [record for record in records if record[1] != b"32"])  # offset 16 of partition 0
+    Expiring.reads = 0
+    sides = [Topic(brokers, source), Topic(brokers, copy)]
+    number = ("left", "right").index(expires)
+    sides[number] = Expiring(brokers, sides[number].name)
+    report = audit(*sides, by=by, ignore=["timestamp"], spark=spark)
+    found = {kind: count for kind, count in report.kinds.items() if count}
+    lost = {"missing": 1} if by != "offset" else {"altered": 3, "truncated": 1}
+    assert found == lost, report.to_text()
+    assert [report.left.deleted_offsets, report.right.deleted_offsets] == [6 - 6 * number, 6 * number]
+    assert f"note: retention deleted 6 offsets of the {expires} before the audit read them" in report.to_text()
+    assert "note: 6 records may be copies of those that retention deleted" in report.to_text()
 
 
 def test_failures_within_spark_are_shown_without_a_stack(

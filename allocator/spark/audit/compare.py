@@ -23,6 +23,7 @@ HASHES = list(FIELDS.values())
 ROW = ("side", "t", "unit", "p", "o", "f")
 BUCKETS = 1 << 16
 """Higher: fewer equal rows are paired with a different row of their bucket; lower: each task counts fewer buckets."""
+MAX_OFFSET = (1 << 63) - 1
 BROADCAST_UNITS = 100_000
 """Maximum number of units that every task gets a list of, a few MB. Above it, a shuffle joins them."""
 
@@ -82,38 +83,84 @@ def _unbalanced() -> Column:
     return (F.col("rows") != 0) | (F.col("high") != 0) | (F.col("low") != 0)
 
 
+def _by_partition(offsets: Mapping[int, int], partition: str) -> Column:
+    pairs = F.create_map(*(F.lit(value) for pair in sorted(offsets.items()) for value in pair))
+    return pairs[F.col(partition)]
+
+
 class Comparison:
     """Pairs the rows of both sides. As a context manager, it keeps frames on disk until the end of the block.
 
-    Only a small part of the rows is shuffled and sorted by their hashes. Sums of hashes find the buckets of hashes in
-    which the sides differ, and only the rows of these are paired one by one. Their order is checked alike: a sum of
-    hashes of each record with its rank finds the units that may have reordered records.
+    It sorts only rows that may differ. Sums of hashes show in which buckets the sides differ; all rows of the other
+    buckets are equal pairs. Sums of hashes of each row with its rank show in which units the order differs.
     """
 
-    def __init__(
-        self,
-        left: DataFrame,
-        right: DataFrame,
-        by: str,
-        ends: tuple[Mapping[int, int], Mapping[int, int]] | None = None,
-    ) -> None:
-        """`ends`: for each side, partition -> offset. Rows at or after these offsets that have no partner are
-        dropped."""
+    def __init__(self, left: DataFrame, right: DataFrame, by: str) -> None:
+        """Reads both sides."""
         self._by = by
         self._kept: list[DataFrame] = []
         self._alone = self._altered = True
         self._rows = self._keep(left.unionByName(right).withColumn("f", F.xxhash64(*HASHES)))
         self._suspect = self._keep(self._suspect_buckets())
-        suspects = self._in_buckets("left_semi") if self._suspect.count() else self._rows.where(F.lit(False))
-        pairs = _pair(suspects, by)
+        self._suspects = self._suspect.count()
+
+    def read_before(self, left: bool, offsets: Mapping[int, int]) -> dict[int, int]:
+        """Returns how many records of a side were read before these offsets: partition -> number."""
+        rows = self._rows.where((F.col("side") == left) & (F.col("o") < _by_partition(offsets, "p")))
+        return {row.p: row["count"] for row in rows.groupBy("p").count().collect()}
+
+    def pair(
+        self,
+        ends: tuple[Mapping[int, int], Mapping[int, int]] | None = None,
+        deleted: tuple[Mapping[int, int], Mapping[int, int]] = ({}, {}),
+    ) -> int:
+        """Pairs the records. Call it once, before the other methods. Both arguments have a map for each side.
+
+        Rows without a partner are dropped at or after `ends` (partition -> offset). They are also dropped if their
+        partner may be one of the unread records before `deleted` (partition -> offset) of the other side. Returns the
+        number of the latter.
+        """
+        suspects = self._in_buckets("left_semi") if self._suspects else self._rows.where(F.lit(False))
+        pairs = _pair(suspects, self._by)
         for side, other, there in zip("lr", "rl", ends or ()):
             if there:
-                end = F.create_map(*(F.lit(value) for pair in sorted(there.items()) for value in pair))
-                arrived = F.col(side + "o") >= end[F.col(side + "p")]
+                arrived = F.col(side + "o") >= _by_partition(there, side + "p")
                 pairs = pairs.where(~(F.col(other + "o").isNull() & F.coalesce(arrived, F.lit(False))))
         self.pairs = self._keep(pairs)
         """One row for each pair of the suspect buckets, and for each row without a partner, with nulls for the other
         side."""
+        maybe = F.lit(False)
+        for side, other, there in zip("lr", "rl", deleted):
+            copies = self._possible_copies(side, other, there) if there else {}
+            if copies:
+                before = F.col(other + "o") < _by_partition(copies, other + "p")
+                maybe = maybe | (F.col(side + "o").isNull() & F.coalesce(before, F.lit(False)))
+        number = self.pairs.where(maybe).count() if any(deleted) else 0
+        if number:
+            self.pairs = self.pairs.where(~maybe)
+        return number
+
+    def _possible_copies(self, side: str, other: str, deleted: Mapping[int, int]) -> dict[int, int]:
+        """Returns partition of `other` -> offset; an earlier row may be the partner of a deleted record of `side`.
+
+        The partner of a deleted record precedes the partners of the records after it.
+        """
+        if self._by == "offset":
+            return dict(deleted)
+        rows = self._rows
+        if self._by == "partition":
+            rows = rows.where(F.col("p").isin(sorted(deleted)))
+        after = F.col(side + "o") >= _by_partition(deleted, side + "p")
+        found = _pair(rows, self._by).where(F.col(other + "o").isNotNull())
+        places = found.groupBy(F.col(other + "p").alias("p"), F.col(side + "p").alias("of"))
+        firsts = places.agg(F.min(F.when(after, F.col(other + "o"))).alias("first")).collect()
+        known = {(row.p, row.of): row["first"] for row in firsts}
+        copies = {}
+        for p in {row.p for row in firsts}:
+            each = [known.get((p, of)) for of in ([p] if self._by == "partition" else deleted)]
+            # without a later record, the partner may be anywhere in this partition
+            copies[p] = max(MAX_OFFSET if first is None else first for first in each)
+        return copies
 
     def __enter__(self) -> Comparison:
         return self
@@ -127,8 +174,11 @@ class Comparison:
         return frame
 
     def _suspect_buckets(self) -> DataFrame:
-        """Returns the buckets in which the sides differ. Equal records share a bucket, so that each row of the other
-        buckets has its partner there, and no row of a suspect bucket has its partner, or an equal row, elsewhere."""
+        """Returns the buckets in which the sides differ.
+
+        Equal rows share a bucket. So each row of another bucket has its partner in that bucket, and no row of a suspect
+        bucket has an equal row elsewhere.
+        """
         place = ["t", "unit", "o", "f"] if self._by == "offset" else ["t", "unit", "f"]
         rows = self._rows.select("side", _bucket().alias("bucket"), F.xxhash64(*place).alias("hash"))
         return rows.groupBy("bucket").agg(*_balances()).where(_unbalanced()).select("bucket")
@@ -155,8 +205,8 @@ class Comparison:
         return matched.unionByName(suspects)
 
     def partitions(self) -> list[Any]:
-        """Returns for each side, t, p: records, first and last offset, an order-independent checksum, number of
-        differences."""
+        """Returns for each side, topic and partition: number of records, first and last offset, an order-independent
+        checksum, number of differences, and the last offset with a partner."""
         found: list[Any] = (
             self._compared()
             .groupBy("side", "t", "p")
@@ -184,7 +234,7 @@ class Comparison:
         Columns: kind, t, lp, lo, rp, ro, `fields` (the altered fields), `passed` (the offset that came too early).
         """
         found = []
-        # by "offset", each record has a fixed place, so none can be reordered
+        # by "offset", a record's offset is fixed, so none can be reordered
         if self._by != "offset":
             units = self._disordered()
             number = units.count()
@@ -213,8 +263,8 @@ class Comparison:
         return self._keep(places.groupBy("t", "unit").agg(*_balances()).where(_unbalanced()).select("t", "unit"))
 
     def _reordered(self, units: DataFrame) -> DataFrame:
-        """Returns the pairs of `units` whose record was overtaken: a later record of the left precedes it on the
-        right."""
+        """Returns the pairs of reordered records of `units`: a record that is later on the left comes before them on
+        the right."""
         both = _pair(self._rows.join(units, ["t", "unit"], "left_semi"), self._by)
         both = both.where(F.col("lo").isNotNull() & F.col("ro").isNotNull())
         # in descending order of left offsets, the rows before a record follow it on the left. Records of a key in two
@@ -277,7 +327,8 @@ class Comparison:
         return joined.withColumn("kind", F.when(again, "duplicated").otherwise(F.col("kind"))).drop("known")
 
     def _ends(self, rows: DataFrame) -> DataFrame:
-        """Classifies the rest: missing, truncated (no later record of the partition is found), or extra."""
+        """Classifies the other rows: missing, truncated (no later record of the partition is on the right), or
+        extra."""
         paired = rows.sparkSession.createDataFrame(self._last_paired, "t string, p int, o bigint")
         later = rows.where(F.col("side") & F.col("mo").isNotNull()).select("t", "p", "o")
         ends = paired.union(later).groupBy("t", "p").agg(F.max("o").alias("end"))

@@ -22,13 +22,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 from allocator.errors import ConfigError
 from allocator.spark.audit.report import KINDS, Difference, Report, Side
-from allocator.spark.errors import SchemaMismatch
+from allocator.spark.errors import DataLoss, SchemaMismatch
+from allocator.spark.options import own_name
 from allocator.spark.report_html import readable
 from allocator.spark.sessions import session
 from allocator.spark.topic import Topic
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from allocator.spark.archive import Archive
+    from allocator.spark.audit.compare import Comparison
 
 __all__ = ["BY", "FIELDS", "Report", "Source", "audit"]
 
@@ -60,6 +62,30 @@ class _Pinned:
     frame: DataFrame
     topic: Optional[str] = None
     reach: Optional[Reach] = None
+    read: Optional[_PinnedTopic] = None
+
+
+@dataclass
+class _PinnedTopic:
+    """The ranges of a topic that the audit reads, and the topic's id when it chose them."""
+
+    topic: Topic
+    reach: Reach
+    topic_id: Optional[str]
+
+    def deleted(self) -> dict[int, int]:
+        """Returns partition -> first offset now, where retention has deleted some of the ranges since.
+
+        Raises DataLoss if the topic was created again, or lost records at its end.
+        """
+        now = self.topic.extent()
+        short = [p for p, (_, high) in self.reach.items() if now.log.get(p, (0, 0))[1] < high]
+        if now.topic_id != self.topic_id or short:
+            raise DataLoss(
+                f"{self.topic} was created again, or lost records at its end, while the audit read it; run it again"
+            )
+        firsts = {p: (low, min(now.log[p][0], high)) for p, (low, high) in self.reach.items()}
+        return {p: first for p, (low, first) in firsts.items() if first > low}
 
 
 def audit(
@@ -81,8 +107,10 @@ def audit(
     `spark`: by default the active session, or a new one.
 
     Records that arrive after the audit began are not compared. Of a topic and an archive, it compares only offsets that
-    the archive covers and the topic still has; a note counts the others. Raises ConfigError, SchemaMismatch, and the
-    errors of reading a topic.
+    the archive covers and the topic still has; a note counts the others. Notes also count the offsets that retention
+    deletes during the audit, and the records of the other side that may be their copies, which are not compared. Raises
+    ConfigError, SchemaMismatch, DataLoss for a topic that is created again meanwhile, and the errors of reading a
+    topic.
     """
     _check(by, ignore, samples)
     spark = spark or session("allocator audit")
@@ -98,10 +126,20 @@ def audit(
     frames = [_checked(side.frame, side.name) for side in (one, other)]
     frames[1] = _renamed(frames[1], one, other, rename or {})
     rows = [prepare(frame, left, chosen, ignore) for frame, left in zip(frames, (True, False))]
-    with Comparison(rows[0], rows[1], chosen, ends) as comparison:
+    with Comparison(rows[0], rows[1], chosen) as comparison:
+        lost = _unread(comparison, one, True), _unread(comparison, other, False)
+        copies = comparison.pair(ends, (lost[0].firsts, lost[1].firsts))
         partitions = comparison.partitions()
         counts, found = _counted(comparison.differences(), samples)
-    sides = [Side(side.name, [row for row in partitions if row.side is (side is one)]) for side in (one, other)]
+    sides = [
+        Side(side.name, [row for row in partitions if row.side is (side is one)], each.offsets)
+        for side, each in zip((one, other), lost)
+    ]
+    for name, side in zip(("left", "right"), sides):
+        if side.deleted_offsets:
+            notes.append(f"retention deleted {side.deleted_offsets} offsets of the {name} before the audit read them")
+    if copies:
+        notes.append(f"{copies} records may be copies of those that retention deleted, and were not compared")
     shown = _looked_up(found, *frames)
     if not sides[0].records and not sides[1].records:
         notes.append("both sides are empty: nothing was compared")
@@ -116,6 +154,30 @@ def audit(
         started=started,
         seconds=time.monotonic() - began,
     )
+
+
+class _Unread(NamedTuple):
+    """The offsets that retention deleted before the audit read them: partition -> first offset after them."""
+
+    firsts: Mapping[int, int]
+    offsets: int
+
+
+def _unread(comparison: Comparison, side: _Pinned, left: bool) -> _Unread:
+    firsts = {} if side.read is None else side.read.deleted()
+    if not firsts:
+        return _Unread({}, 0)
+    assert side.read is not None
+    read = comparison.read_before(left, firsts)
+    missing = {p: first - side.read.reach[p][0] - read.get(p, 0) for p, first in firsts.items()}
+    return _Unread({p: firsts[p] for p, number in missing.items() if number}, sum(missing.values()))
+
+
+def _tolerant(topic: Topic) -> Topic:
+    """Returns the topic with reads that skip deleted offsets, unless its options say otherwise."""
+    if "fail_on_data_loss" in map(own_name, topic.options):
+        return topic
+    return replace(topic, options={**topic.options, "fail_on_data_loss": "false"})
 
 
 def _check(by: str | None, ignore: Collection[str], samples: int) -> None:
@@ -149,8 +211,10 @@ def _pin(spark: SparkSession, left: Source, right: Source, notes: list[str]) -> 
         if isinstance(source, Topic):
             assert extent is not None
             reach = extent.chosen if other is None else _common(extent.chosen, other)
-            frame = source.frame(spark, source.ranges(reach))
-            pinned.append(_Pinned(str(source), frame, source.name, extent.chosen))
+            tolerant = _tolerant(source)
+            frame = tolerant.frame(spark, source.ranges(reach))
+            read = _PinnedTopic(tolerant, reach, extent.topic_id)
+            pinned.append(_Pinned(str(source), frame, source.name, extent.chosen, read))
         elif hasattr(source, "reach"):
             covered, topic_has = archived[number], extents[1 - number]
             assert covered is not None

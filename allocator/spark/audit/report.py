@@ -40,8 +40,10 @@ _UNSIGNED = (1 << 64) - 1
 class Side:
     """The name and the partitions of one side."""
 
-    def __init__(self, name: str, rows: list[Any]) -> None:
+    def __init__(self, name: str, rows: list[Any], deleted_offsets: int = 0) -> None:
         self.name = name
+        self.deleted_offsets = deleted_offsets
+        """Number of offsets that retention deleted before the audit read them."""
         self.partitions = tuple(
             PartitionDifference(
                 row.t,
@@ -59,7 +61,12 @@ class Side:
         return sum(partition.records for partition in self.partitions)
 
     def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "records": self.records, "partitions": [asdict(p) for p in self.partitions]}
+        return {
+            "name": self.name,
+            "records": self.records,
+            "deleted_offsets": self.deleted_offsets,
+            "partitions": [asdict(p) for p in self.partitions],
+        }
 
 
 @dataclass(frozen=True)

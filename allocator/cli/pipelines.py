@@ -207,6 +207,10 @@ def skew(
 )
 @repeated("--ignore", type=click.Choice(FIELDS), text="Ignore differences in this field")
 @click.option("--samples", default=10, type=click.IntRange(min=0), help="Maximum examples of each kind of difference.")
+@click.option(
+    "--state",
+    help="File for repeated audits: start where the audit before, with the same file, found all records equal.",
+)
 @_side_option("left")
 @_side_option("right")
 @html_option
@@ -218,6 +222,7 @@ def audit(
     by: Optional[str],
     ignore: tuple[str, ...],
     samples: int,
+    state: Optional[str],
     left_options: tuple[str, ...],
     right_options: tuple[str, ...],
     **run: Any,
@@ -235,7 +240,10 @@ def audit(
       3  different
     """
     sides = [_side(left, left_options), _side(right, right_options)]
-    work = partial(audit_sides, *sides, by=by, ignore=ignore, samples=samples)
+    _check_writable("--state", state)
+    if state is not None and run["dry_run"]:
+        raise ConfigError("--dry-run shows the ranges of an audit without --state; give one of the two options")
+    work = partial(audit_sides, *sides, by=by, ignore=ignore, samples=samples, state=state)
     report = _report("allocator audit", sides, "comparing", work, **run)
     if report is not None and not report.equal:
         sys.exit(DIFFERENT)
@@ -290,7 +298,7 @@ def _report(
     as_json: bool,
 ) -> Any:
     """Runs `work` with Spark, prints and returns its report. With `dry_run`, prints only the ranges to read."""
-    _check_writable(html)
+    _check_writable("--html", html)
     if dry_run:
         return _print_ranges(sides, as_json)
     spark = _session(name, master, quiet)
@@ -316,13 +324,13 @@ def _print_ranges(sides: list[Any], as_json: bool) -> None:
         click.echo(f"{one['side']}: {one['offsets']} offsets of {len(one['partitions'])} partitions would be read")
 
 
-def _check_writable(path: str | None) -> None:
+def _check_writable(option: str, path: str | None) -> None:
     """Raises ConfigError if the file cannot be written: before the work, not after an hour of it."""
     if path is None:
         return
     place = Path(path).absolute()
     if (place.exists() and not place.is_file()) or not (place.parent.is_dir() and os.access(place.parent, os.W_OK)):
-        raise ConfigError(f"--html {path}: cannot be written; name a file in a writable directory")
+        raise ConfigError(f"{option} {path}: cannot be written; name a file in a writable directory")
 
 
 def _session(name: str, master: str | None, quiet: bool) -> SparkSession:

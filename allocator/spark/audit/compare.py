@@ -24,6 +24,8 @@ ROW = ("side", "t", "unit", "p", "o", "f")
 BUCKETS = 1 << 16
 """Higher: fewer equal rows are paired with a different row of their bucket; lower: each task counts fewer buckets."""
 MAX_OFFSET = (1 << 63) - 1
+ROUNDS = 10
+"""Limits how often `matched_before` lowers offsets and pairs again."""
 BROADCAST_UNITS = 100_000
 """Maximum number of units that every task gets a list of, a few MB. Above it, a shuffle joins them."""
 
@@ -121,24 +123,23 @@ class Comparison:
         number of the latter.
         """
         suspects = self._in_buckets("left_semi") if self._suspects else self._rows.where(F.lit(False))
-        pairs = _pair(suspects, self._by)
+        pairs = self._keep(_pair(suspects, self._by))
+        arrived = F.lit(False)
         for side, other, there in zip("lr", "rl", ends or ()):
             if there:
-                arrived = F.col(side + "o") >= _by_partition(there, side + "p")
-                pairs = pairs.where(~(F.col(other + "o").isNull() & F.coalesce(arrived, F.lit(False))))
-        self.pairs = self._keep(pairs)
-        """One row for each pair of the suspect buckets, and for each row without a partner, with nulls for the other
-        side."""
+                late = F.col(side + "o") >= _by_partition(there, side + "p")
+                arrived = arrived | (F.col(other + "o").isNull() & F.coalesce(late, F.lit(False)))
         maybe = F.lit(False)
         for side, other, there in zip("lr", "rl", deleted):
             copies = self._possible_copies(side, other, there) if there else {}
             if copies:
                 before = F.col(other + "o") < _by_partition(copies, other + "p")
                 maybe = maybe | (F.col(side + "o").isNull() & F.coalesce(before, F.lit(False)))
-        number = self.pairs.where(maybe).count() if any(deleted) else 0
-        if number:
-            self.pairs = self.pairs.where(~maybe)
-        return number
+        self.pairs = pairs.where(~(arrived | maybe))
+        """One row for each pair of the suspect buckets, and for each row without a partner, with nulls for the other
+        side."""
+        self._dropped = pairs.where(arrived)
+        return pairs.where(maybe & ~arrived).count() if any(deleted) else 0
 
     def _possible_copies(self, side: str, other: str, deleted: Mapping[int, int]) -> dict[int, int]:
         """Returns partition of `other` -> offset; an earlier row may be the partner of a deleted record of `side`.
@@ -251,6 +252,45 @@ class Comparison:
     def _altered_in_place(self) -> DataFrame:
         changed = self.pairs.where(F.size("fields") > 0)
         return _shaped(changed.withColumn("kind", F.lit("altered")))
+
+    def matched_before(
+        self, differences: DataFrame | None, ends: tuple[Mapping[int, int], Mapping[int, int]]
+    ) -> tuple[Mapping[int, int], Mapping[int, int]] | None:
+        """Returns for both sides partition -> offset such that the records before these offsets are pairs without a
+        difference, and these pairs are complete. They are as close to `ends` as they can be. Returns None if the search
+        takes too long: then audit the same range again.
+
+        Expects records of one topic. Call it last.
+        """
+        found = dict(ends[0]), dict(ends[1])
+        for open_rows in (differences, self._dropped):
+            if open_rows is not None:
+                self._lower(found, open_rows)
+        if self._by == "offset":
+            both = {p: min(offset, found[1].get(p, offset)) for p, offset in found[0].items()}
+            return both, {p: both.get(p, offset) for p, offset in found[1].items()}
+        for _ in range(ROUNDS):
+            if found == (dict(ends[0]), dict(ends[1])):
+                return found
+            left = F.col("o") >= _by_partition(found[0], "p")
+            right = F.col("o") >= _by_partition(found[1], "p")
+            later = self._rows.where(F.when(F.col("side"), left).otherwise(right)).select("f").distinct()
+            pairs = _pair(self._rows.join(later, "f", "left_semi"), self._by)
+            early = F.col("lo") < _by_partition(found[0], "lp"), F.col("ro") < _by_partition(found[1], "rp")
+            if not self._lower(found, pairs.where(early[0] != early[1])):
+                return found
+        return None
+
+    def _lower(self, offsets: tuple[dict[int, int], dict[int, int]], rows: DataFrame) -> bool:
+        """Lowers `offsets` of both sides to the first of `rows` (lp, lo, rp, ro). Returns whether any changed."""
+        changed = False
+        for there, side in zip(offsets, "lr"):
+            firsts = rows.groupBy(F.col(side + "p").alias("p")).agg(F.min(side + "o").alias("first")).collect()
+            for row in firsts:
+                if row.p is not None and row.first < there[row.p]:
+                    there[row.p] = row.first
+                    changed = True
+        return changed
 
     def _disordered(self) -> DataFrame:
         """Returns the units (t, unit) whose pairs come in another order on the right."""

@@ -22,17 +22,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 from allocator.errors import ConfigError
 from allocator.spark.audit.report import KINDS, Difference, Report, Side
+from allocator.spark.audit.state import AuditState, SideState
 from allocator.spark.errors import DataLoss, SchemaMismatch
 from allocator.spark.options import own_name
 from allocator.spark.report_html import readable
 from allocator.spark.sessions import session
-from allocator.spark.topic import Topic
+from allocator.spark.topic import Extent, Topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -62,7 +64,11 @@ class _Pinned:
     frame: DataFrame
     topic: Optional[str] = None
     reach: Optional[Reach] = None
+    planned: Reach = field(default_factory=dict)
+    """The offsets that the audit reads."""
     read: Optional[_PinnedTopic] = None
+    state: Optional[SideState] = None
+    """With the first offsets of all partitions; None for a DataFrame."""
 
 
 @dataclass
@@ -96,6 +102,7 @@ def audit(
     ignore: Collection[str] = (),
     rename: Mapping[str, str] | None = None,
     samples: int = 10,
+    state: str | Path | None = None,
     spark: SparkSession | None = None,
 ) -> Report:
     """Compares two topics, archives or DataFrames with the columns of Spark's Kafka connector.
@@ -104,7 +111,8 @@ def audit(
     "partition" if both have the same partitions, else "key". `ignore`: fields ("timestamp", "headers", ...) that may
     differ. `rename`: for DataFrames of many topics, name on the right -> name on the left; two single topics may have
     different names anyway. `samples`: number of differences to list for each kind and topic; the report counts all.
-    `spark`: by default the active session, or a new one.
+    `state`: for topics and archives, a file with the offsets at which the next audit with this file starts; created by
+    the first one. `spark`: by default the active session, or a new one.
 
     Records that arrive after the audit began are not compared. Of a topic and an archive, it compares only offsets that
     the archive covers and the topic still has; a note counts the others. Notes also count the offsets that retention
@@ -116,7 +124,13 @@ def audit(
     spark = spark or session("allocator audit")
     began, started = time.monotonic(), datetime.now(timezone.utc)
     notes: list[str] = []
-    one, other, ends = _pin(spark, left, right, notes)
+    path = None if state is None else Path(state)
+    before = None if path is None else AuditState.load(path)
+    if path is not None and before is not None:
+        before.check(by, ignore, path)
+        by = before.by
+        notes.append(f"only the records since the audit before, by {path}, were compared")
+    one, other, ends = _pin(spark, left, right, notes, path, before)
     chosen = by or _choose(left, right, one, other)
     if chosen == "key" and "key" in ignore:
         raise ConfigError("by = key compares the records of each key: key cannot be ignored")
@@ -130,7 +144,9 @@ def audit(
         lost = _unread(comparison, one, True), _unread(comparison, other, False)
         copies = comparison.pair(ends, (lost[0].firsts, lost[1].firsts))
         partitions = comparison.partitions()
-        counts, found = _counted(comparison.differences(), samples)
+        differences = comparison.differences()
+        counts, found = _counted(differences, samples)
+        after = None if path is None else _after(comparison, differences, one, other)
     sides = [
         Side(side.name, [row for row in partitions if row.side is (side is one)], each.offsets)
         for side, each in zip((one, other), lost)
@@ -143,6 +159,8 @@ def audit(
     shown = _looked_up(found, *frames)
     if not sides[0].records and not sides[1].records:
         notes.append("both sides are empty: nothing was compared")
+    if path is not None and after is not None:
+        AuditState(chosen, tuple(sorted(ignore)), *after).save(path)
     return Report(
         left=sides[0],
         right=sides[1],
@@ -173,6 +191,20 @@ def _unread(comparison: Comparison, side: _Pinned, left: bool) -> _Unread:
     return _Unread({p: firsts[p] for p, number in missing.items() if number}, sum(missing.values()))
 
 
+def _after(
+    comparison: Comparison, differences: DataFrame | None, one: _Pinned, other: _Pinned
+) -> tuple[SideState, SideState]:
+    """Returns the states from which the next audit continues."""
+    ends = [{p: high for p, (_, high) in side.planned.items()} for side in (one, other)]
+    found = comparison.matched_before(differences, (ends[0], ends[1])) or ({}, {})
+    assert one.state is not None
+    assert other.state is not None
+    left, right = (
+        replace(side, next={**side.next, **offsets}) for side, offsets in zip((one.state, other.state), found)
+    )
+    return left, right
+
+
 def _tolerant(topic: Topic) -> Topic:
     """Returns the topic with reads that skip deleted offsets, unless its options say otherwise."""
     if "fail_on_data_loss" in map(own_name, topic.options):
@@ -192,8 +224,17 @@ def _check(by: str | None, ignore: Collection[str], samples: int) -> None:
         raise ConfigError(f"samples = {samples} must be 0 or more")
 
 
-def _pin(spark: SparkSession, left: Source, right: Source, notes: list[str]) -> tuple[_Pinned, _Pinned, Ends | None]:
+def _pin(
+    spark: SparkSession,
+    left: Source,
+    right: Source,
+    notes: list[str],
+    path: Path | None,
+    before: AuditState | None,
+) -> tuple[_Pinned, _Pinned, Ends | None]:
     """Returns both sides with fixed ends, and, for two topics, the earlier ends by side and partition.
+
+    With `before`, the state in the file `path`, both sides start at its offsets.
 
     It reads the ends of two topics twice. A record before an earlier end and its copy are both before the later ends,
     however fast records arrive and whichever topic they reach first. A record between the ends may have no copy yet.
@@ -205,25 +246,56 @@ def _pin(spark: SparkSession, left: Source, right: Source, notes: list[str]) -> 
         first, second = ({p: end for p, (_, end) in each.chosen.items()} for each in extents if each is not None)
         ends = first, second
         extents = [left.extent(), right.extent()]
+    states: list[SideState | None] = [None, None]
+    if path is not None:
+        for number, source in enumerate((left, right)):
+            kept = (before.left, before.right)[number] if before is not None else None
+            states[number], archived[number], extents[number] = _continued(
+                source, archived[number], extents[number], kept, path
+            )
     pinned = []
     for number, source in enumerate((left, right)):
-        extent, other = extents[number], archived[1 - number]
+        extent, other, state = extents[number], archived[1 - number], states[number]
         if isinstance(source, Topic):
             assert extent is not None
             reach = extent.chosen if other is None else _common(extent.chosen, other)
             tolerant = _tolerant(source)
             frame = tolerant.frame(spark, source.ranges(reach))
             read = _PinnedTopic(tolerant, reach, extent.topic_id)
-            pinned.append(_Pinned(str(source), frame, source.name, extent.chosen, read))
+            pinned.append(_Pinned(str(source), frame, source.name, extent.chosen, reach, read, state))
         elif hasattr(source, "reach"):
             covered, topic_has = archived[number], extents[1 - number]
             assert covered is not None
             if topic_has is not None:
                 covered = _still_there(covered, topic_has.chosen, notes)
-            pinned.append(_Pinned(str(source), source.frame(spark, covered), source.topic, covered))
+            frame = source.frame(spark, covered)
+            pinned.append(_Pinned(str(source), frame, source.topic, covered, covered, state=state))
         else:
             pinned.append(_Pinned(("left", "right")[number], source))
     return pinned[0], pinned[1], ends
+
+
+def _continued(
+    source: Source, covered: Reach | None, extent: Extent | None, before: SideState | None, path: Path
+) -> tuple[SideState, Reach | None, Extent | None]:
+    """Returns the state of a side, and what it has since `before`: an archive's reach, or a topic's extent."""
+    if isinstance(source, Topic):
+        assert extent is not None
+        has, log = extent.chosen, extent.log
+        now = SideState(source.name, None, extent.cluster, extent.topic_id, {p: end for p, (_, end) in log.items()})
+    elif hasattr(source, "reach"):
+        assert covered is not None
+        has = covered
+        now = SideState(source.topic, str(source.directory), None, None, {p: end for p, (_, end) in has.items()})
+    else:
+        raise ConfigError(f"state = {path}: a DataFrame has no offsets to continue at; give topics or archives")
+    if before is not None:
+        before.check(now, path)
+        has = {p: (start, max(start, has[p][1])) for p, start in before.next.items()}
+    state = replace(now, next={p: low for p, (low, _) in has.items()})
+    if extent is None:
+        return state, has, None
+    return state, None, replace(extent, chosen=has)
 
 
 def _common(has: Reach, covered: Reach) -> dict[int, tuple[int, int]]:

@@ -1,0 +1,187 @@
+"""Repeated audits continue where all records were equal, and lose no record from view."""
+
+from __future__ import annotations
+
+import functools
+import json
+import operator
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import kafka
+import pytest
+from click.testing import CliRunner
+from spark_records import Log, Row, frame
+
+from allocator.cli.commands import main
+from allocator.errors import AllocatorError, ConfigError
+from allocator.spark.audit import audit
+from allocator.spark.errors import DataLoss
+from allocator.testing import LocalCluster, produce
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class Kept:
+    """An archive in memory."""
+
+    def __init__(self, name: str, log: Log) -> None:
+        self.topic, self.directory, self.log = "t", Path(name), log
+
+    def reach(self) -> dict[int, tuple[int, int]]:
+        return {partition: (0, len(records)) for partition, records in enumerate(self.log)}
+
+    def frame(self, spark: SparkSession, reach: Mapping[int, tuple[int, int]]) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        parts = [
+            (F.col("partition") == partition) & F.col("offset").between(low, high - 1)
+            for partition, (low, high) in reach.items()
+        ]
+        return frame(spark, [("t", self.log)]).where(functools.reduce(operator.or_, parts))
+
+
+def log(*partitions: str) -> list[list[Row]]:
+    """Each letter is a record with a value and a key; an upper-case letter has the key of the lower-case one."""
+    return [[Row(letter.lower().encode(), letter.encode(), 1) for letter in text] for text in partitions]
+
+
+NEXT: dict[str, tuple[str, list[list[Row]], list[list[Row]], dict[str, int], list[dict[str, int]]]] = {
+    # by; left; right; differences; next offsets of both sides
+    "equal": ("partition", log("abc", "d"), log("abc", "d"), {}, [{"0": 3, "1": 1}] * 2),
+    "the right is behind": (
+        "partition",
+        log("abcd", "ef"),
+        log("ab", "ef"),
+        {"truncated": 2},
+        [{"0": 2, "1": 2}, {"0": 2, "1": 2}],
+    ),
+    "one is missing": ("partition", log("abcd"), log("acd"), {"missing": 1}, [{"0": 1}, {"0": 1}]),
+    "one is there twice": ("partition", log("abcd"), log("abbcd"), {"duplicated": 1}, [{"0": 2}, {"0": 2}]),
+    # b is overtaken by c, so both are compared again
+    "one is overtaken": ("partition", log("abcdef"), log("acbd"), {"reordered": 1, "truncated": 2}, [{"0": 1}] * 2),
+    "one is moved": ("partition", log("abc", "de"), log("ac", "dbe"), {"moved": 1}, [{"0": 1, "1": 1}] * 2),
+    "keys in other partitions": (
+        "key",
+        log("abcd", "efg"),
+        log("abg", "cef", ""),
+        {"truncated": 1},
+        [{"0": 3, "1": 3}, {"0": 3, "1": 3, "2": 0}],
+    ),
+    "a key was missing in between": (
+        "key",
+        log("abXcd"),
+        log("ac", "bd"),
+        {"missing": 1},
+        [{"0": 2}, {"0": 1, "1": 1}],
+    ),
+    "other bytes at an offset": ("offset", log("abcd"), log("abxdz"), {"altered": 1, "extra": 1}, [{"0": 2}] * 2),
+}
+
+
+@pytest.mark.parametrize("case", NEXT)
+def test_the_next_audit_starts_where_all_records_are_pairs(case: str, spark: SparkSession, tmp_path: Path) -> None:
+    by, left, right, differences, following = NEXT[case]
+    path = tmp_path / "state.json"
+    report = audit(Kept("l", left), Kept("r", right), by=by, samples=0, state=path, spark=spark)
+    assert {kind: number for kind, number in report.kinds.items() if number} == differences
+    state = json.loads(path.read_text())
+    assert [state["left"]["next"], state["right"]["next"]] == following
+
+
+def test_a_repeated_audit_reads_only_new_records_and_keeps_what_is_open(
+    spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], tmp_path: Path
+) -> None:
+    brokers, source, copy = kafka_cluster.bootstrap, topic_factory(partitions=2), topic_factory(partitions=2)
+    path = tmp_path / "state.json"
+    command = ["audit", *(f"kafka://{brokers}/{name}" for name in (source, copy)), "--ignore", "timestamp"]
+
+    def result() -> tuple[int, list[int], dict[str, int]]:
+        done = CliRunner().invoke(main, [*command, "--state", str(path), "--json"])
+        report = json.loads(done.stdout)
+        found = {kind: number for kind, number in report["differences"].items() if number}
+        return done.exit_code, [report[side]["records"] for side in ("left", "right")], found
+
+    def made(first: int, end: int) -> list[tuple[bytes, bytes, int]]:
+        return [(b"k", b"%d" % n, n % 2) for n in range(first, end)]
+
+    produce(brokers, source, made(0, 40))
+    produce(brokers, copy, made(0, 30))
+    assert result() == (3, [40, 30], {"truncated": 10})
+    produce(brokers, source, made(40, 44))
+    produce(brokers, copy, made(30, 44))
+    assert result() == (0, [14, 14], {})
+    assert result() == (0, [0, 0], {})
+    produce(brokers, source, made(44, 50))
+    produce(brokers, copy, made(45, 50))
+    # reported again and again, until the copy has it
+    assert result() == (3, [6, 5], {"missing": 1})
+    assert result() == (3, [3, 2], {"missing": 1})
+    # retention deletes it, and a record that was to be compared again; the other side may have its copy
+    admin = kafka.KafkaAdminClient(bootstrap_servers=brokers)
+    try:
+        admin.delete_records({kafka.TopicPartition(source, 0): 24})
+    finally:
+        admin.close()
+    assert result() == (0, [1, 1], {})
+    kafka_cluster.add_partitions(copy, 3)
+    done = CliRunner().invoke(main, [*command, "--state", str(path)])
+    assert (done.exit_code, "had 2 partitions at the audit before and has 3" in done.stderr) == (2, True), done.stderr
+
+
+def changed(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda state: state["left"].update(changes)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "error", "words"),
+    [
+        (lambda state: state.pop("by"), {}, ConfigError, "is not the state of an audit"),
+        (lambda state: state.update(allocator_audit=2), {}, ConfigError, "version 2"),
+        (changed(topic="other"), {}, ConfigError, "is the state of archive:l, not of archive:l|'other'"),
+        (changed(archive="/elsewhere"), {}, ConfigError, "state of archive:/elsewhere, not of archive:l"),
+        (changed(next={"0": 1, "1": 0}), {}, ConfigError, "had 2 partitions at the audit before and has 1"),
+        (changed(next={"0": 3}), {}, DataLoss, "t:0 ends at offset 2, before 3"),
+        (lambda state: None, {"by": "key"}, ConfigError, "compared by partition"),
+        (lambda state: None, {"ignore": ["headers"]}, ConfigError, "compared by partition"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused(
+    change: Callable[[Any], object],
+    options: Any,
+    error: type[AllocatorError],
+    words: str,
+    spark: SparkSession,
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "state.json"
+    side = {"topic": "t", "archive": "l", "cluster": None, "topic_id": None, "next": {"0": 1}}
+    state = {
+        "allocator_audit": 1,
+        "by": "partition",
+        "ignore": [],
+        "left": dict(side),
+        "right": {**side, "archive": "r"},
+    }
+    change(state)
+    path.write_text(json.dumps(state))
+    with pytest.raises(error, match=words):
+        audit(Kept("l", log("ab")), Kept("r", log("ab")), state=path, spark=spark, **options)
+
+
+def test_a_topic_that_was_created_again_is_refused() -> None:
+    from allocator.spark.audit.state import SideState
+
+    before = SideState("t", None, "cluster", "one", {0: 1})
+    before.check(SideState("t", None, "cluster", None, {0: 1}), Path("s"))  # brokers before 2.8 tell no id
+    with pytest.raises(DataLoss, match="deleted and created again"):
+        before.check(SideState("t", None, "cluster", "two", {0: 1}), Path("s"))
+    with pytest.raises(ConfigError, match="'t' of cluster cluster, not of 't' of cluster another"):
+        before.check(SideState("t", None, "another", "one", {0: 1}), Path("s"))
+
+
+def test_a_dataframe_has_no_state(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a DataFrame has no offsets"):
+        audit(Kept("l", log("a")), frame(spark, []), state=tmp_path / "state.json", spark=spark)

@@ -8,9 +8,18 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from fake_group import GroupBroker
-from kafka.protocol.consumer import JoinGroupRequest, OffsetCommitResponse, OffsetFetchResponse
+from kafka.protocol.consumer import JoinGroupRequest
+from offset_responses import commit_response, fetch_response, requested
 
-from allocator import ConsumerGroup, ConsumerGroupConfig, Generation, GenerationEnded, GroupClosed, TopicPartition
+from allocator import (
+    ConsumerGroup,
+    ConsumerGroupConfig,
+    Generation,
+    GenerationEnded,
+    GroupClosed,
+    OffsetAndMetadata,
+    TopicPartition,
+)
 from allocator.core.client.client import KafkaClient
 
 COMMIT, FETCH, FIND, JOIN, HEARTBEAT, LEAVE, SYNC = 8, 9, 10, 11, 12, 13, 14
@@ -32,7 +41,7 @@ class GroupServer(GroupBroker):
         self.handlers.update({COMMIT: self.commit, FETCH: self.fetch})
         self.codes.update({COMMIT: [], FETCH: []})
         self.topics = {"t": [1, 1, 1]}
-        self.stored: dict[tuple[str, int], int] = {}
+        self.stored: dict[TopicPartition | tuple[str, int], int] = {}
 
     def config(self, **options: Any) -> ConsumerGroupConfig:
         settings = {"group": "g", "brokers": self.address, "topics": ["t"], "membership": "kafka", **FAST, **options}
@@ -43,38 +52,20 @@ class GroupServer(GroupBroker):
 
     async def commit(self, request: Any) -> Any:
         code = await self._code(COMMIT)
-        answer = OffsetCommitResponse.OffsetCommitResponseTopic
-        topics = []
-        for topic in request.topics:
-            parts = []
-            for each in topic.partitions:
-                if code == 0:
-                    self.stored[topic.name, each.partition_index] = each.committed_offset
-                part = answer.OffsetCommitResponsePartition
-                parts.append(part(partition_index=each.partition_index, error_code=code))
-            topics.append(answer(name=topic.name, partitions=parts))
-        return OffsetCommitResponse(throttle_time_ms=0, topics=topics, version=request.API_VERSION)
+
+        def store(partition: TopicPartition, at: OffsetAndMetadata) -> int:
+            if code == 0:
+                self.stored[partition] = at.offset
+            return code
+
+        return commit_response(request, store)
 
     async def fetch(self, request: Any) -> Any:
         code = await self._code(FETCH)
-        answer = OffsetFetchResponse.OffsetFetchResponseTopic
-        topics = [
-            answer(
-                name=topic.name,
-                partitions=[
-                    answer.OffsetFetchResponsePartition(
-                        partition_index=n,
-                        committed_offset=self.stored.get((topic.name, n), -1),
-                        committed_leader_epoch=-1,
-                        metadata="",
-                        error_code=code,
-                    )
-                    for n in topic.partition_indexes
-                ],
-            )
-            for topic in request.topics
-        ]
-        return OffsetFetchResponse(throttle_time_ms=0, topics=topics, error_code=0, version=request.API_VERSION)
+        stored = {
+            TopicPartition(*partition): OffsetAndMetadata(offset, "", -1) for partition, offset in self.stored.items()
+        }
+        return fetch_response(request, requested(request), stored, lambda _: code)
 
 
 async def forever(_: Any = None) -> None:
@@ -95,7 +86,7 @@ class Stubborn:
 
 
 class Ledger:
-    """The recorded work in order, and violations."""
+    """Records the work of all members, and each violation of a promise."""
 
     def __init__(self) -> None:
         self.running: dict[tuple[str, str, int], Generation] = {}
@@ -163,7 +154,7 @@ class Service:
                 generation = await self.group.next()
             except GroupClosed:
                 return
-            except Exception as error:  # noqa: BLE001  whatever comes out
+            except Exception as error:  # noqa: BLE001  the test checks them
                 self.errors.append(error)
                 continue
             for old in self.generations:
@@ -189,10 +180,10 @@ class Service:
                 await asyncio.sleep(0.01)
                 done += 1
         finally:
-            await asyncio.sleep(0.05)  # some take their time
+            await asyncio.sleep(0.05)  # so that members wait for the functions
             try:
                 await generation.commit({topic: {partition: done}})
                 self.ledger.committed[topic, partition] = done
             except GenerationEnded:
-                pass  # lost: it may have another owner now
+                pass  # lost: the partition may have another owner
             self.ledger.end(self.name, topic, partition)

@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from joining import joined
 
-from allocator import Consumer, TopicPartition
+from allocator import Consumer, RebalanceListener, TopicPartition
 from allocator.testing import LocalCluster, wait_until_async
 
-__all__ = ["Service", "owns", "read"]
+__all__ = ["Recording", "Service", "owns", "read"]
+
+
+class Recording(RebalanceListener):
+    """Records its calls; first calls `on_revoked`, if set."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, frozenset[TopicPartition]]] = []
+        self.on_revoked: Callable[[frozenset[TopicPartition]], Awaitable[None]] | None = None
+
+    def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        self.calls.append(("assigned", partitions))
+
+    async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        if self.on_revoked is not None:
+            await self.on_revoked(partitions)
+        self.calls.append(("revoked", partitions))
+
+    async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
+        self.calls.append(("lost", partitions))
 
 
 class Service:
@@ -23,7 +43,7 @@ class Service:
         self.cluster, self.topic, self.group, self.membership = cluster, topic, group, membership
         self.partitions = [TopicPartition(topic, number) for number in range(partitions)]
         self.topics: tuple[str, ...] = (topic,)
-        """Those of a consumer that names none."""
+        """Topics of a consumer that names none."""
 
     def consumer(self, *topics: Any, **options: Any) -> Consumer:
         """A consumer of `topics`, or of `self.topics` unless it chooses by a pattern or partitions."""

@@ -18,11 +18,11 @@ from typing import Any
 
 from fake_broker import MODERN, FakeBroker
 from fetch_encode import R, batch
-from kafka.protocol.consumer import FetchResponse as TheirFetchResponse
-from kafka.protocol.consumer import OffsetCommitResponse, OffsetFetchResponse
+from kafka.protocol.consumer import FetchResponse as KafkaFetchResponse
+from offset_responses import commit_response, fetch_response
 
 import allocator
-from allocator import Consumer, TopicPartition
+from allocator import Consumer, OffsetAndMetadata, TopicPartition
 from allocator.core.client.fetch_messages import FetchedPartition, FetchResponse
 from allocator.core.client.offset_commit import OffsetCommit
 from allocator.core.client.response_reader import ResponseReader
@@ -33,7 +33,7 @@ from allocator.core.offsets.pending_commit import PendingCommit
 from allocator.types import Record
 
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
-OURS = str(Path(allocator.__file__).parent)
+PACKAGE = str(Path(allocator.__file__).parent)
 MOST_STOPS = 15
 
 P = TopicPartition("orders", 0)
@@ -78,28 +78,23 @@ class Orders(FakeBroker):
         if not self._responses:
             await self.over.wait()
         records = self._responses.pop(0) if self._responses else b""
-        kind = TheirFetchResponse.FetchableTopicResponse
+        kind = KafkaFetchResponse.FetchableTopicResponse
         data = kind.PartitionData(
             partition_index=P.partition, error_code=0, high_watermark=END, last_stable_offset=END,
             log_start_offset=0, aborted_transactions=[], preferred_read_replica=-1, records=records,
         )  # fmt: skip
         topic = kind(topic=P.topic, partitions=[data])
-        return TheirFetchResponse(throttle_time_ms=0, error_code=0, session_id=0, responses=[topic], version=11)
+        return KafkaFetchResponse(throttle_time_ms=0, error_code=0, session_id=0, responses=[topic], version=11)
 
     def _commit(self, request: Any) -> Any:
-        self.committed += [part.committed_offset for topic in request.topics for part in topic.partitions]
-        topic = OffsetCommitResponse.OffsetCommitResponseTopic
-        part = topic.OffsetCommitResponsePartition(partition_index=P.partition, error_code=0)
-        topics = [topic(name=P.topic, partitions=[part])]
-        return OffsetCommitResponse(throttle_time_ms=0, topics=topics, version=request.API_VERSION)
+        def store(partition: TopicPartition, at: OffsetAndMetadata) -> int:
+            self.committed.append(at.offset)
+            return 0
+
+        return commit_response(request, store)
 
     def _committed(self, request: Any) -> Any:
-        topic = OffsetFetchResponse.OffsetFetchResponseTopic
-        part = topic.OffsetFetchResponsePartition(
-            partition_index=P.partition, committed_offset=OFFSET, committed_leader_epoch=-1, metadata="", error_code=0
-        )
-        topics = [topic(name=P.topic, partitions=[part])]
-        return OffsetFetchResponse(throttle_time_ms=0, error_code=0, topics=topics, version=request.API_VERSION)
+        return fetch_response(request, [P], {P: OffsetAndMetadata(OFFSET, "", -1)})
 
 
 class Trace:
@@ -119,7 +114,7 @@ class Trace:
         sys.setprofile(None)
 
     def _event(self, frame: FrameType, event: str, value: Any) -> None:
-        if self._over or not is_ours(frame):
+        if self._over or not in_package(frame):
             return
         if event == "call":
             code = frame.f_code
@@ -128,10 +123,10 @@ class Trace:
                 self._came_to(frame)
                 self._over = self._delivered and code.co_name == "send_now"
         elif event == "return" and self._carries(value):
-            # before that, the offset is only where the next fetch begins
+            # before that, the offset is only the start of the next fetch
             self._delivered = self._delivered or isinstance(value, Batch)
             self._came_to(frame)
-            if frame.f_back is not None and is_ours(frame.f_back):
+            if frame.f_back is not None and in_package(frame.f_back):
                 self._came_to(frame.f_back)
 
     def _carries(self, value: Any) -> bool:
@@ -144,7 +139,7 @@ class Trace:
             return
         caller = frame.f_back
         while caller is not None:
-            if is_ours(caller):
+            if in_package(caller):
                 if caller.f_locals.get("self") is not owner:
                     break
                 frame = caller
@@ -154,9 +149,9 @@ class Trace:
             self.stops.append(name_of(frame.f_code, owner))
 
 
-def is_ours(frame: FrameType) -> bool:
+def in_package(frame: FrameType) -> bool:
     name = frame.f_code.co_filename
-    return name.startswith(OURS) and not name.endswith(DECODER)
+    return name.startswith(PACKAGE) and not name.endswith(DECODER)
 
 
 def carries_record(value: Any) -> bool:
@@ -206,7 +201,7 @@ def listed() -> list[str]:
     return re.findall(r"^\d+\. `([\w.]+)`", section, re.MULTILINE)
 
 
-async def test_the_way_of_a_record_is_the_one_in_the_documentation() -> None:
+async def test_a_record_takes_the_documented_path() -> None:
     async with Orders() as broker:
         consumer = Consumer(
             P.topic, brokers=broker.address, group="g", membership="fixed", auto_commit_interval_s=None, max_wait_s=0.1
@@ -214,7 +209,6 @@ async def test_the_way_of_a_record_is_the_one_in_the_documentation() -> None:
         with Trace() as trace:
             async with consumer:
                 record = await consumer.getone(5)
-                assert record is not None
                 assert (record.offset, record.value) == (OFFSET, MARK)
                 await consumer.commit()
                 broker.over.set()

@@ -27,7 +27,7 @@ P = tuple[TopicPartition, ...]
     ],
     ids=["zookeeper", "consumers", "classic", "kip848"],
 )
-async def test_a_partition_that_moves_gets_a_higher_fence_and_its_records_carry_it(
+async def test_a_moved_partition_has_a_higher_fence_and_so_do_its_records(
     cluster_factory: Callable[..., Any], unique_name: Callable[[], str], kafka: str, options: dict[str, Any]
 ) -> None:
     cluster, topic, group = cluster_factory(kafka=kafka), unique_name(), unique_name()

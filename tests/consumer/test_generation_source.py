@@ -7,7 +7,6 @@ import uuid
 from typing import Any
 
 import pytest
-from group_bench import Stubborn, forever
 
 from allocator import ConsumerGroup, ConsumerGroupConfig, Generation, OffsetAndMetadata, TopicPartition
 from allocator.compat.generation import PartitionStart
@@ -42,7 +41,7 @@ def begin(tracker: GenerationTracker, *numbers: int) -> Generation:
     return tracker.current
 
 
-def test_an_offset_of_a_topic_that_was_created_anew_counts_as_none(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_offset_of_a_topic_that_was_created_again_counts_as_none(caplog: pytest.LogCaptureFixture) -> None:
     old, new = uuid.UUID(int=1), uuid.UUID(int=2)
 
     class Client:
@@ -53,9 +52,9 @@ def test_an_offset_of_a_topic_that_was_created_anew_counts_as_none(caplog: pytes
 
     config = ConsumerGroupConfig(group="g", brokers="b:9092", topics=["t"], zookeeper="z:2181")
     committed = {
-        TopicPartition("t", 0): OffsetAndMetadata(50, stamped("mine", old), -1),
-        TopicPartition("t", 1): OffsetAndMetadata(60, stamped("mine", new), -1),
-        TopicPartition("t", 2): OffsetAndMetadata(70, "of a client that says nothing", -1),
+        TopicPartition("t", 0): OffsetAndMetadata(50, stamped("member m", old), -1),
+        TopicPartition("t", 1): OffsetAndMetadata(60, stamped("member m", new), -1),
+        TopicPartition("t", 2): OffsetAndMetadata(70, "of a client that does not store ids", -1),
     }
     client: Any = Client()
     former = GroupOffsets(client, "g").of_former_topics(committed)
@@ -74,38 +73,12 @@ async def test_a_generation_commits_with_the_topics_id() -> None:
 
     topic_id, offsets = uuid.UUID(int=7), Offsets()
     starts = {"t": (PartitionStart(0, -2),)}
-    made: Any = Generation(1, "g", "m", starts, offsets, lambda: True, lambda topic: topic_id)  # type: ignore[arg-type]
-    await made.commit({"t": {0: 5}})
+    generation: Any = Generation(1, "g", "m", starts, offsets, lambda: True, lambda topic: topic_id)  # type: ignore[arg-type]
+    await generation.commit({"t": {0: 5}})
     assert topic_of(sent[0][TopicPartition("t", 0)].metadata) == topic_id
 
 
-@pytest.mark.parametrize("call", ["revoked", "lost", "ending"])
-async def test_what_the_membership_waits_for_returns_when_every_function_has(call: str) -> None:
-    tracker = GenerationTracker()
-    generation = begin(tracker, 0, 1)
-    stubborn = Stubborn()
-    generation.start(stubborn())
-    tracker.settle(PendingGeneration(1, "m", parts(0)))
-    argument: Any = "a rebalance" if call == "ending" else parts(0)
-    waiting = asyncio.ensure_future(getattr(tracker, call)(argument))
-    await asyncio.sleep(0.01)
-    assert generation.done
-    assert tracker.pending is None
-    assert not waiting.done()
-    stubborn.may_go.set()
-    await waiting
-
-
-async def test_what_is_gained_ends_the_generation_and_holds_up_nobody() -> None:
-    tracker = GenerationTracker()
-    generation = begin(tracker, 0)
-    task = generation.start(forever)
-    await tracker.assigned(parts(1))
-    assert "gains 1" in str(generation.ended)
-    assert not task.done()
-
-
-async def test_an_assignment_that_changes_nothing_here_ends_nothing() -> None:
+async def test_an_assignment_with_the_same_partitions_does_not_end_the_generation() -> None:
     tracker = GenerationTracker()
     generation = begin(tracker, 0, 1)
     tracker.settle(PendingGeneration(2, "m", parts(1, 0)))
@@ -115,7 +88,7 @@ async def test_an_assignment_that_changes_nothing_here_ends_nothing() -> None:
     assert tracker.pending == PendingGeneration(2, "m", parts(0))
 
 
-async def test_while_it_is_not_certain_that_partitions_are_ours_nothing_begins() -> None:
+async def test_no_generation_starts_while_the_ownership_is_uncertain() -> None:
     tracker = GenerationTracker()
     tracker.settle(PendingGeneration(1, "m", parts(0)))
     found = await tracker.settled()
@@ -139,13 +112,15 @@ class Follower(ZooKeeperGenerations):
         super().__init__(config, KafkaClient("b"), tracker)
         self.member_id, self.generation = "me", 7
 
-    def reads(self, held: Parts, given: Parts, promised: Parts = frozenset()) -> None:
+    def reads(self, held: Parts, assigned: Parts, promised: Parts = frozenset()) -> None:
         self.tenures.lose()
         self.tenures.claim(dict.fromkeys(held, 7))
-        self._read(AssignmentDocument(generation=7, owners={"me": given, "other": parts(9)}, promised={"me": promised}))
+        self._read(
+            AssignmentDocument(generation=7, owners={"me": assigned, "other": parts(9)}, promised={"me": promised})
+        )
 
 
-async def test_a_generation_waits_for_what_is_still_promised() -> None:
+async def test_a_generation_waits_for_promised_partitions() -> None:
     tracker = GenerationTracker()
     member = Follower(tracker)
     member.reads(parts(), parts(0, 1))  # the member is about to take the partitions
@@ -158,14 +133,14 @@ async def test_a_generation_waits_for_what_is_still_promised() -> None:
     assert tracker.pending == PendingGeneration(7, "me", parts(0, 1, 2))
 
 
-async def test_a_promise_that_is_not_kept_in_time_is_not_waited_for() -> None:
+async def test_the_wait_for_a_promised_partition_ends_after_the_rebalance_timeout() -> None:
     tracker = GenerationTracker()
     member = Follower(tracker)
     loop = asyncio.get_running_loop()
     began = loop.time()
     waiting = asyncio.ensure_future(tracker.settled())
     while not waiting.done():
-        member.reads(parts(0), parts(0), parts(2))  # reading it again is no new patience
+        member.reads(parts(0), parts(0), parts(2))  # reading it again does not restart the timeout
         await asyncio.wait({waiting}, timeout=0.05)
     assert waiting.result() == PendingGeneration(7, "me", parts(0))
     assert loop.time() - began > 0.15

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parent.parent))
-
 from group_bench import COMMIT, GroupServer
 from hand_clock import Clock
+from stored import stored_offsets
 
 from allocator import Consumer, TopicPartition
 from allocator.compat.kept_offsets import KeptOffsets
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.coordinator import SHORTEST_RETENTION_S
-from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.offsets.idle import CHECK_S, MAX_PERIOD_S, IdleOffsets
 from allocator.errors import CommitFailed
 from allocator.testing import LocalCluster, wait_until_async
@@ -35,10 +30,10 @@ class Group:
         self.clock = Clock()
         self.owned = set(owned)
         self.kept_s = retention_s
-        self.asked = 0
+        self.requests = 0
         self.commits: list[tuple[float, set[TopicPartition]]] = []
         self.error: CommitFailed | None = None
-        self.stored = dict.fromkeys((A, B, C), OffsetAndMetadata(7, "mine", 3))
+        self.stored = dict.fromkeys((A, B, C), OffsetAndMetadata(7, "note", 3))
         self.known = {p: at.offset for p, at in self.stored.items()}
         self.idle = IdleOffsets(self, self.may_commit, self.commit, self.clock)  # type: ignore[arg-type]
 
@@ -55,7 +50,7 @@ class Group:
         self.stored.update(offsets)
 
     async def retention_s(self) -> float | None:
-        self.asked += 1
+        self.requests += 1
         return self.kept_s
 
     async def live(self, seconds: float) -> None:
@@ -74,11 +69,11 @@ async def test_idle_offsets_are_committed_in_one_request_a_period_and_never_olde
     times = [at for at, _ in group.commits]
     assert max(later - before for before, later in zip(times[1:], times[2:])) <= DAY_S / 2
     assert len(times) <= 30 * DAY_S / MAX_PERIOD_S + 2
-    assert group.asked <= 30 * DAY_S / MAX_PERIOD_S + 2
+    assert group.requests <= 30 * DAY_S / MAX_PERIOD_S + 2
 
 
 @pytest.mark.parametrize("retention_s", [60.0, 3600.0, 7 * DAY_S, None])
-async def test_the_period_follows_what_the_broker_says(retention_s: float | None) -> None:
+async def test_the_period_follows_the_retention_of_the_broker(retention_s: float | None) -> None:
     group = Group(A, retention_s=retention_s)
     kept_s = SHORTEST_RETENTION_S if retention_s is None else retention_s
     await group.live(4 * kept_s)
@@ -88,18 +83,10 @@ async def test_the_period_follows_what_the_broker_says(retention_s: float | None
     assert min(gaps) >= min(kept_s / 4, MAX_PERIOD_S)
 
 
-async def test_what_is_committed_anyway_is_not_committed_again() -> None:
-    group = Group(A)
-    for _ in range(100):
-        group.idle.committed([A])
-        await group.live(3600.0)
-    assert group.commits == []
-
-
-async def test_nothing_is_asked_while_nothing_is_owned_and_new_partitions_come_soon() -> None:
+async def test_no_request_is_sent_without_partitions_and_new_ones_are_committed_soon() -> None:
     group = Group()
     await group.live(3600.0)
-    assert (group.asked, group.commits) == (0, [])
+    assert (group.requests, group.commits) == (0, [])
     group.owned = {B}
     began = group.clock.now
     await group.live(60.0)
@@ -108,7 +95,7 @@ async def test_nothing_is_asked_while_nothing_is_owned_and_new_partitions_come_s
     assert at - began <= CHECK_S
 
 
-async def test_a_commit_that_fails_is_tried_again_at_the_next_turn() -> None:
+async def test_a_failed_commit_is_retried_at_the_next_turn() -> None:
     group = Group(A)
     group.error = CommitFailed("not now")
     await group.live(CHECK_S)
@@ -117,20 +104,20 @@ async def test_a_commit_that_fails_is_tried_again_at_the_next_turn() -> None:
     assert [what for _, what in group.commits] == [{A}]
 
 
-async def test_what_stands_is_committed_as_it_stands_and_what_others_moved_is_left_alone() -> None:
+async def test_offsets_are_committed_unchanged_unless_another_client_moved_them() -> None:
     group = Group(A, B, C)
     group.known = {A: 7, B: 9, C: 5}
     reset = group.stored[B] = OffsetAndMetadata(3, "reset by hand", -1)
     del group.stored[C]  # it had expired already
     await group.idle.commit_again({A, B, C})
-    assert group.stored == {A: OffsetAndMetadata(7, "mine", 3), B: reset, C: OffsetAndMetadata(5, "", -1)}
+    assert group.stored == {A: OffsetAndMetadata(7, "note", 3), B: reset, C: OffsetAndMetadata(5, "", -1)}
     assert [what for _, what in group.commits] == [{A, C}]
     group.known = {}
     await group.idle.commit_again({A, B})
     assert len(group.commits) == 1, "another commit of them is under way"
 
 
-async def test_a_generation_keeps_what_it_began_with_and_what_it_commits() -> None:
+async def test_a_generation_keeps_its_first_offsets_and_its_commits() -> None:
     async with GroupServer() as broker, KafkaClient(broker.address) as client:
         broker.stored = {("t", 0): 1, ("t", 1): 2}
         offsets = KeptOffsets(client, "g", timeout_s=5, retention_s=1.0)
@@ -145,9 +132,7 @@ async def test_a_generation_keeps_what_it_began_with_and_what_it_commits() -> No
 
 
 async def committed(cluster: LocalCluster, group: str, topic: str) -> dict[int, int]:
-    async with KafkaClient(cluster.bootstrap) as client:
-        found = await GroupOffsets(client, group).fetch([TopicPartition(topic, number) for number in range(2)])
-        return {partition.partition: value.offset for partition, value in found.items()}
+    return {number: at.offset for number, at in (await stored_offsets(cluster.bootstrap, group, topic, 2)).items()}
 
 
 @pytest.mark.long
@@ -164,15 +149,16 @@ async def test_the_offsets_of_a_live_group_do_not_expire(
     def consumer(name: str) -> Consumer:
         return Consumer(topic, brokers=cluster.bootstrap, group=name, zookeeper=cluster.zookeeper)
 
+    async def read_all(one: Consumer) -> None:
+        seen = 0
+        while seen < 10:
+            seen += len(await one.getbatch(30) or ())
+
     stopped = f"{group}-stopped"
     async with consumer(stopped) as one:
-        seen = 0
-        while seen < 10:
-            seen += len(await one.getbatch(30) or ())
+        await read_all(one)
     async with consumer(group) as one:
-        seen = 0
-        while seen < 10:
-            seen += len(await one.getbatch(30) or ())
+        await read_all(one)
         await one.commit()
         assert await committed(cluster, group, topic) == {0: 5, 1: 5}
 

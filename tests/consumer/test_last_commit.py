@@ -20,7 +20,7 @@ pytestmark = pytest.mark.deadline(150)
 
 
 @pytest.mark.parametrize("kind", ["reader", "process", "switching"])
-async def test_a_lost_connection_to_zookeeper_costs_no_commit_of_a_member_that_leaves(
+async def test_a_leaving_member_commits_although_its_connection_to_zookeeper_was_lost(
     kind: str,
     kafka_cluster: LocalCluster,
     zk_chroot: str,
@@ -70,5 +70,4 @@ async def test_a_lost_connection_to_zookeeper_costs_no_commit_of_a_member_that_l
         await consumer.close()
     async with Consumer(brokers=kafka_cluster.bootstrap, group=group, membership="fixed") as reader:
         found = await reader.committed((topic, 0))
-    assert found is not None
     assert found.offset == 9

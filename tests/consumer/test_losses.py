@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import uuid
@@ -12,6 +13,7 @@ import pytest
 from kafka import KafkaAdminClient, KafkaConsumer
 from kafka.structs import OffsetAndMetadata
 from real_service import Service, read
+from stored import stored_offset
 
 from allocator import GroupedConsumer, RebalanceListener, RecordsLost
 from allocator.core.client.client import KafkaClient
@@ -20,7 +22,7 @@ from allocator.errors import TopicRecreated
 from allocator.testing import LocalCluster
 
 
-class Told(RebalanceListener):
+class Losses(RebalanceListener):
     def __init__(self) -> None:
         self.losses: list[RecordsLost] = []
 
@@ -49,9 +51,12 @@ class Setting(Service):
         await asyncio.to_thread(self.cluster.delete_topic, self.topic)
         await asyncio.to_thread(self.cluster.create_topic, self.topic, 1)
 
-    async def committed(self) -> OffsetAndMetadata | None:
+    async def committed(self) -> OffsetAndMetadata:
+        return await stored_offset(self.cluster.bootstrap, self.group, self.partition)
+
+    async def commit_outside(self, offset: OffsetAndMetadata) -> None:
         async with KafkaClient(self.cluster.bootstrap) as client:
-            return (await GroupOffsets(client, self.group).fetch([self.partition])).get(self.partition)
+            await GroupOffsets(client, self.group).commit({self.partition: offset})
 
 
 @pytest.fixture
@@ -59,18 +64,18 @@ def setting(kafka_cluster: LocalCluster, topic_factory: Callable[..., str], grou
     return Setting(kafka_cluster, topic_factory(1), group)
 
 
-async def test_records_that_retention_took_are_told(setting: Setting, caplog: pytest.LogCaptureFixture) -> None:
+async def test_records_that_retention_deleted_are_reported(setting: Setting, caplog: pytest.LogCaptureFixture) -> None:
     await setting.produce(0, 100)
     async with setting.consumer() as consumer:
         await read(consumer, 100)
         await consumer.commit({setting.partition: 10})
         await consumer.close(commit=False)
     await setting.delete_before(60)
-    told = Told()
+    listener = Losses()
     with caplog.at_level(logging.WARNING):
-        async with setting.consumer(listener=told) as consumer:
+        async with setting.consumer(listener=listener) as consumer:
             assert await read(consumer, 40) == list(range(60, 100))
-            (loss,) = told.losses
+            (loss,) = listener.losses
             assert (loss.partition, loss.first, loss.last, loss.count) == (setting.partition, 10, 59, 50)
             assert consumer.losses == (loss,)
             assert (consumer.measures.resets, consumer.measures.records_lost) == (1, 50)
@@ -78,42 +83,37 @@ async def test_records_that_retention_took_are_told(setting: Setting, caplog: py
 
 
 @pytest.mark.parametrize("membership", ["zookeeper", "kafka"])
-async def test_a_topic_made_anew_under_a_running_consumer_is_read_from_its_beginning(
+async def test_a_topic_created_again_under_a_running_consumer_is_read_from_its_beginning(
     setting: Setting, membership: str
 ) -> None:
     await setting.produce(0, 50)
-    told = Told()
-    async with setting.consumer(listener=told, auto_commit_interval_s=0.2, membership=membership) as consumer:
+    listener = Losses()
+    async with setting.consumer(listener=listener, auto_commit_interval_s=0.2, membership=membership) as consumer:
         assert await read(consumer, 50) == list(range(50))
         reading = asyncio.ensure_future(read(consumer, 80))
         await setting.recreate()
         await setting.produce(1000, 1080)  # more than were read of the old one
         assert await reading == list(range(1000, 1080))
-        assert [(loss.recreated, loss.position, loss.count) for loss in told.losses] == [(True, 50, 0)]
+        assert [(loss.recreated, loss.position, loss.count) for loss in listener.losses] == [(True, 50, 0)]
         await consumer.commit()
-    committed = await setting.committed()
-    assert committed is not None
-    assert committed.offset == 80
+    assert (await setting.committed()).offset == 80
 
 
-async def test_an_offset_that_was_committed_to_the_old_topic_skips_nothing_of_the_new_one(setting: Setting) -> None:
+async def test_an_offset_committed_for_the_old_topic_skips_nothing_of_the_new_one(setting: Setting) -> None:
     await setting.produce(0, 50)
     async with setting.consumer() as consumer:
         await read(consumer, 50)
         await consumer.commit()
-    async with KafkaClient(setting.cluster.bootstrap) as client:
-        old = (await GroupOffsets(client, setting.group).fetch([setting.partition]))[setting.partition]
+    old = await setting.committed()
     await setting.recreate()
     await setting.produce(1000, 1080)
-    async with KafkaClient(setting.cluster.bootstrap) as client:
-        # brokers forget the offsets of a topic that is deleted, but a member may commit once more before it knows
-        await GroupOffsets(client, setting.group).commit({setting.partition: old})
-    told = Told()
-    async with setting.consumer(listener=told) as consumer:
+    # brokers delete the offsets of a deleted topic, but a member may commit once more before it notices
+    await setting.commit_outside(old)
+    listener = Losses()
+    async with setting.consumer(listener=listener) as consumer:
         assert await read(consumer, 80) == list(range(1000, 1080))
-    assert [loss.recreated for loss in told.losses] == [True]
-    async with KafkaClient(setting.cluster.bootstrap) as client:
-        await GroupOffsets(client, setting.group).commit({setting.partition: old})
+    assert [loss.recreated for loss in listener.losses] == [True]
+    await setting.commit_outside(old)
     async with setting.consumer(auto_offset_reset="none") as consumer:
         with pytest.raises(TopicRecreated, match=f"{setting.topic}:0 at offset 50"):
             await consumer.getbatch(30)
@@ -121,32 +121,29 @@ async def test_an_offset_that_was_committed_to_the_old_topic_skips_nothing_of_th
         assert await read(consumer, 80) == list(range(1000, 1080))
 
 
-async def test_an_offset_that_was_copied_from_another_cluster_stands_for_itself(setting: Setting) -> None:
+async def test_an_offset_copied_from_another_cluster_is_used(setting: Setting) -> None:
     """MirrorMaker copies offsets with their metadata, in which members store the topic's id."""
     await setting.produce(0, 50)
     async with setting.consumer() as consumer:
         await read(consumer, 50)
         await consumer.commit()
     kafka = KafkaConsumer(bootstrap_servers=setting.cluster.bootstrap, group_id=setting.group, enable_auto_commit=False)
-    try:
+    with contextlib.closing(kafka):
         kafka.assign([setting.partition])
         raw = await asyncio.to_thread(kafka.committed, setting.partition, metadata=True)
         cluster = re.search(r" topic [0-9a-f-]{36}@(\S+)$", raw.metadata)
         assert cluster is not None, raw
         elsewhere = f"generation 1 topic {uuid.uuid4()}@{cluster[1][::-1]}"
         await asyncio.to_thread(kafka.commit, {setting.partition: OffsetAndMetadata(20, elsewhere, -1)})
-    finally:
-        await asyncio.to_thread(kafka.close)
-    told = Told()
-    async with setting.consumer(listener=told) as consumer:
+    listener = Losses()
+    async with setting.consumer(listener=listener) as consumer:
         assert await read(consumer, 30) == list(range(20, 50))
         committed = await consumer.committed(setting.partition)
-        assert committed is not None
         assert committed.metadata == "generation 1"
-    assert told.losses == []
+    assert listener.losses == []
 
 
-async def test_a_service_of_kiels_hears_of_lost_values_too(setting: Setting) -> None:
+async def test_a_service_for_kiel_is_notified_of_lost_values(setting: Setting) -> None:
     losses: list[RecordsLost] = []
 
     class Service(GroupedConsumer):

@@ -1,28 +1,22 @@
-"""The setting `membership` selects the group protocol; the rest of a service stays the same."""
+"""One service over each membership."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from real_service import Service, owns, read
+from real_service import Recording, Service, owns, read
 
-import allocator
-from allocator import Consumer, OffsetAndMetadata, RebalanceListener, TopicPartition
+from allocator import Consumer, OffsetAndMetadata, TopicPartition
 from allocator.core.consumer import client_of
-from allocator.errors import AllocatorError, Closed, CommitFailed, ConfigError, IllegalState, NotOwned
+from allocator.errors import Closed, CommitFailed, ConfigError, IllegalState, NotOwned
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.versions import NEWEST
 
 MEMBERSHIPS = ["zookeeper", "kafka", "fixed"]
 GROUPS = ["zookeeper", "kafka"]
-
-
-async def in_thread(work: Callable[[], Any]) -> Any:
-    return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
 @pytest.fixture
@@ -36,21 +30,7 @@ def each(*memberships: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("service", memberships, indirect=True)
 
 
-class Heard(RebalanceListener):
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, frozenset[TopicPartition]]] = []
-
-    def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        self.calls.append(("assigned", partitions))
-
-    def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        self.calls.append(("revoked", partitions))
-
-    def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
-        self.calls.append(("lost", partitions))
-
-
-async def test_a_service_moves_by_one_setting_and_goes_on_where_it_was(service: Service) -> None:
+async def test_a_service_changes_its_membership_by_one_setting_and_continues(service: Service) -> None:
     seen: list[int] = []
     for turn, membership in enumerate(["zookeeper", "kafka", "fixed", "kafka", "zookeeper"]):
         await service.produce(100 * turn, 100 * turn + 100)
@@ -62,38 +42,23 @@ async def test_a_service_moves_by_one_setting_and_goes_on_where_it_was(service: 
     assert sorted(seen) == list(range(500))
 
 
-@each(*GROUPS)
-async def test_assignors_of_ones_own_work_in_either(service: Service) -> None:
-    def all_to_the_first(members: list[str], partitions: list[str]) -> dict[str, dict[str, list[int]]]:
-        mine: dict[str, list[int]] = {}
-        for partition in partitions:
-            topic, _, number = partition.rpartition(":")
-            mine.setdefault(topic, []).append(int(number))
-        return {min(members): mine}
-
-    options = {"assignor": all_to_the_first}
-    async with service.consumer(**options, client_id="a") as one, service.consumer(**options, client_id="b") as two:
-        await wait_until_async(
-            lambda: sorted([len(one.assignment()), len(two.assignment())]) == [0, 4], 30, "all to one of them"
-        )
-
-
-async def test_members_outside_are_refused_while_a_kafka_group_lives(service: Service) -> None:
+async def test_commits_from_outside_are_rejected_while_a_kafka_group_lives(service: Service) -> None:
     """Two memberships of one group at the same time would overwrite each other's offsets."""
     await service.produce(0, 8)
-    async with service.consumer(membership="kafka") as inside:
+    inside = service.consumer(membership="kafka")
+    outside = service.consumer(membership="fixed", auto_commit_interval_s=None)
+    async with inside, outside:
         await owns(inside, 4)
-        async with service.consumer(membership="fixed", auto_commit_interval_s=None) as outside:
-            await owns(outside, 4)
-            with pytest.raises(CommitFailed, match="member"):
-                await outside.commit({service.partitions[0]: 1})
+        await owns(outside, 4)
+        with pytest.raises(CommitFailed, match="member"):
+            await outside.commit({service.partitions[0]: 1})
 
 
 async def test_the_next_generation_protocol_is_one_more_setting(
     cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str], group: str
 ) -> None:
-    cluster = await in_thread(lambda: cluster_factory(kafka=NEWEST))
-    topic = await in_thread(lambda: topic_factory(4, cluster=cluster))
+    cluster = await asyncio.to_thread(lambda: cluster_factory(kafka=NEWEST))
+    topic = await asyncio.to_thread(lambda: topic_factory(4, cluster=cluster))
     service = Service(cluster, topic, group, "kafka")
     await service.produce(0, 100)
     async with service.consumer() as classic:
@@ -108,46 +73,41 @@ async def test_the_next_generation_protocol_is_one_more_setting(
                 await first.getbatch(0)
                 return len(first.assignment()) == 2 and len(second.assignment()) == 2
 
-            await wait_until_async(shared, 30, "the second member's share")
+            await wait_until_async(shared, 30, "the second member's assignment")
             second.unsubscribe()
             assert await second.getbatch(0) is None
             await owns(first, 4)
             assert second.assignment() == frozenset()
             second.subscribe([topic])
-            await wait_until_async(shared, 30, "the share of the member that is back")
+            await wait_until_async(shared, 30, "the assignment of the member that is back")
     with pytest.raises(ConfigError, match="the broker assigns"):
         service.consumer(group_protocol="consumer", assignor=["range"])
-    with pytest.raises(ConfigError, match=r'group_protocol = .next.: must be "classic" or "consumer"'):
-        service.consumer(group_protocol="next")
-
-
-@pytest.mark.parametrize("name", ["instance_id", "assignor"])
-def test_the_next_generation_protocol_refuses_an_empty_name(name: str) -> None:
-    options = {"instance_id": ""} if name == "instance_id" else {}
-    kafka = allocator.Kafka(group_protocol="consumer", **options)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=f"{name} is empty"):
-        Consumer("t", group="g", brokers="b:9092", membership=kafka, assignor="" if name == "assignor" else None)
+    for name, options in (("instance_id", {"instance_id": ""}), ("assignor", {"assignor": ""})):
+        with pytest.raises(ConfigError, match=f"{name} is empty"):
+            service.consumer(group_protocol="consumer", **options)
 
 
 # -- fixed ----------------------------------------------------------------------------------------------------------
 
 
 @each("fixed")
-async def test_all_partitions_are_read_new_ones_too(service: Service) -> None:
-    heard = Heard()
-    async with service.consumer(listener=heard) as consumer:
+async def test_new_partitions_are_read_too(service: Service) -> None:
+    listener = Recording()
+    async with service.consumer(listener=listener) as consumer:
         await owns(consumer, 4)
-        await in_thread(lambda: service.cluster.add_partitions(service.topic, 6))
+        await asyncio.to_thread(lambda: service.cluster.add_partitions(service.topic, 6))
         await client_of(consumer).refresh()
         await owns(consumer, 6)
-        await in_thread(lambda: service.cluster.produce(service.topic, [(None, b"%d" % n, n % 6) for n in range(60)]))
+        await asyncio.to_thread(
+            lambda: service.cluster.produce(service.topic, [(None, b"%d" % n, n % 6) for n in range(60)])
+        )
         assert sorted(await read(consumer, 60)) == list(range(60))
-    assert [what for what, _ in heard.calls] == ["assigned", "assigned", "revoked"]
-    assert heard.calls[1][1] == {TopicPartition(service.topic, 4), TopicPartition(service.topic, 5)}
+    assert [what for what, _ in listener.calls] == ["assigned", "assigned", "revoked"]
+    assert listener.calls[1][1] == {TopicPartition(service.topic, 4), TopicPartition(service.topic, 5)}
 
 
 @each("fixed")
-async def test_partitions_by_hand_and_two_that_do_not_know_of_each_other(service: Service) -> None:
+async def test_two_consumers_without_a_group_both_read_the_partitions_that_they_name(service: Service) -> None:
     await service.produce(0, 40)
     some = service.partitions[1:3]
     async with (
@@ -163,7 +123,7 @@ async def test_partitions_by_hand_and_two_that_do_not_know_of_each_other(service
 
 
 @each("fixed")
-async def test_without_a_group_commits_are_refused_and_reading_begins_where_the_reset_says(service: Service) -> None:
+async def test_without_a_group_commits_are_rejected_and_the_reset_policy_sets_the_position(service: Service) -> None:
     await service.produce(0, 40)
     async with service.consumer(group=None) as consumer:
         assert len(await read(consumer, 40)) == 40
@@ -183,7 +143,7 @@ async def test_topics_by_pattern_without_a_group(service: Service, topic_factory
     async with service.consumer(group=None, pattern=service.topic[:-2]) as consumer:
         await owns(consumer, 4)
         later = service.topic + "-later"
-        await in_thread(lambda: service.cluster.create_topic(later, partitions=2))
+        await asyncio.to_thread(lambda: service.cluster.create_topic(later, partitions=2))
         await wait_until_async(lambda: _refreshed(consumer, 6), 30, "the partitions of the new topic")
 
 
@@ -196,9 +156,7 @@ async def _refreshed(consumer: Consumer, count: int) -> bool:
 
 
 @each(*MEMBERSHIPS)
-async def test_another_subscription_takes_the_place_of_the_first(
-    service: Service, topic_factory: Callable[..., str]
-) -> None:
+async def test_a_second_subscription_replaces_the_first(service: Service, topic_factory: Callable[..., str]) -> None:
     other = topic_factory(4)
     await service.produce(0, 40)
     await service.produce(100, 140, other)
@@ -221,92 +179,35 @@ async def test_another_subscription_takes_the_place_of_the_first(
 
 
 @each(*GROUPS)
-async def test_who_asks_for_nothing_too_long_leaves_and_comes_back_when_he_asks(service: Service) -> None:
+async def test_a_member_that_does_not_poll_leaves_and_joins_again_when_it_polls(service: Service) -> None:
     await service.produce(0, 40)
-    heard = Heard()
-    async with service.consumer(max_poll_interval_s=1.5, listener=heard) as consumer:
+    listener = Recording()
+    async with service.consumer(max_poll_interval_s=1.5, listener=listener) as consumer:
         batch = await consumer.getbatch(30)
         assert batch is not None
         mine = TopicPartition(batch.topic, batch.partition)
-        async with service.consumer() as heir:
+        async with service.consumer() as successor:
             # the first one is not polled: all its partitions go to the other, also the batch in use
-            await owns(heir, 4)
+            await owns(successor, 4)
             assert not consumer.may_act()
-            assert ("lost", frozenset({mine})) in [(what, parts & {mine}) for what, parts in heard.calls]
+            assert ("lost", frozenset({mine})) in [(what, parts & {mine}) for what, parts in listener.calls]
+            for call in (consumer.fence, consumer.pause, consumer.topic_id):
+                with pytest.raises(NotOwned):
+                    call(mine)
+            assert mine not in consumer.lag()
             with pytest.raises((NotOwned, CommitFailed)):
                 await consumer.commit({mine: batch.next_offset})
-            values = await read(heir, 40)
-            assert sorted(values) == list(range(40)), "what was in the silent one's hands was not committed"
-            await heir.commit()
+            values = await read(successor, 40)
+            assert sorted(values) == list(range(40)), "the delivered batch was never committed"
+            await successor.commit()
             waiting = asyncio.ensure_future(consumer.getbatch())
             await owns(consumer, 2)
-            await owns(heir, 2)
+            await owns(successor, 2)
             # a member that waits for records counts as polling
             await asyncio.wait({waiting}, timeout=3.0)
             assert len(consumer.assignment()) == 2
             waiting.cancel()
             await asyncio.wait({waiting})
-
-
-@each("kafka")
-async def test_a_deleted_topic_does_not_delay_the_commits_of_others(
-    service: Service, topic_factory: Callable[..., str]
-) -> None:
-    gone = topic_factory(4)
-    await service.produce(0, 40)
-    await service.produce(0, 40, gone)
-    async with service.consumer(service.topic, gone, auto_commit_interval_s=0.2) as consumer:
-        await owns(consumer, 8)
-        assert len(await read(consumer, 80)) == 80
-        delete = asyncio.ensure_future(in_thread(lambda: service.cluster.delete_topic(gone)))
-        # each batch is done, and to be committed, once the next one is requested; one that is in hand is not
-        number = 40
-        while not delete.done() or len(consumer.assignment()) > 4:
-            await service.produce(number, number + 4)
-            number += 4
-            await read(consumer, 4)
-        await delete
-        refused = time.monotonic()
-        await service.produce(number, number + 4)
-        await read(consumer, 4)
-
-        async def committed() -> int:
-            return sum([(await consumer.committed(p)).offset for p in service.partitions])  # type: ignore[union-attr]
-
-        while await committed() < number + 4:
-            await consumer.getbatch(0.1)
-            assert time.monotonic() < refused + 25, "the commits wait for the deleted topic"
-
-
-# -- commits without waiting ------------------------------------------------------------------------------------------
-
-
-@each(*MEMBERSHIPS)
-async def test_commits_with_a_callback_take_effect_in_their_order(service: Service) -> None:
-    await service.produce(0, 400)
-    told: list[tuple[int, AllocatorError | None]] = []
-    partition = service.partitions[0]
-
-    def callback(offsets: Any, error: AllocatorError | None) -> None:
-        told.append((offsets[partition].offset, error))
-        raise ZeroDivisionError  # an error of the user's callback is only logged
-
-    async with service.consumer(auto_commit_interval_s=None) as consumer:
-        await owns(consumer, 4)
-        for offset in range(1, 51):
-            consumer.commit_async({partition: OffsetAndMetadata(offset, "mine", -1)}, callback)
-        await wait_until_async(lambda: len(told) == 50, 30, "the callbacks")
-        assert told == [(offset, None) for offset in range(1, 51)]
-        stands = await consumer.committed(partition)
-        assert stands is not None
-        assert stands[:2] == (50, "mine")  # with the leader epoch only if the records were fetched before the commit
-        with pytest.raises(NotOwned):
-            consumer.commit_async({TopicPartition("other", 0): 1})
-        consumer.commit_async({partition: 60})
-    async with service.consumer(auto_commit_interval_s=None) as again:
-        committed = await again.committed(partition)
-        assert committed is not None
-        assert committed.offset == 60, "closing did not wait for the last one"
 
 
 @each(*MEMBERSHIPS)
@@ -346,12 +247,12 @@ async def test_commits_have_the_epoch_of_the_last_record(service: Service) -> No
 
 
 @each(*MEMBERSHIPS)
-async def test_closing_commits_what_is_done_unless_told_not_to(service: Service) -> None:
+async def test_closing_commits_done_records_unless_commit_is_false(service: Service) -> None:
     await service.produce(0, 40)
     for commit in (False, True):
         consumer = service.consumer(auto_commit_interval_s=600.0)
         await consumer.start()
-        assert len(await read(consumer, 40)) == 40, "what was not committed did not come again"
+        assert len(await read(consumer, 40)) == 40, "records that were not committed did not come again"
         assert await consumer.getbatch(0) is None
         await consumer.close(commit=commit)
     async with service.consumer() as after:
@@ -359,17 +260,15 @@ async def test_closing_commits_what_is_done_unless_told_not_to(service: Service)
         assert [await after.position(partition) for partition in service.partitions] == [10] * 4
 
 
-@each("fixed")
-async def test_a_topic_that_does_not_exist_yet_is_waited_for_without_a_group_too(service: Service) -> None:
+@each(*MEMBERSHIPS)
+async def test_a_topic_that_does_not_exist_yet_is_waited_for(service: Service) -> None:
     later = service.topic + "-later"
-    async with service.consumer(later, group=None) as consumer:
+    async with service.consumer(later, **({"group": None} if service.membership == "fixed" else {})) as consumer:
         assert await consumer.getbatch(0.2) is None
-        await in_thread(lambda: service.cluster.create_topic(later, partitions=4))
+        await asyncio.to_thread(lambda: service.cluster.create_topic(later, partitions=4))
         await service.produce(0, 40, later)
+        await client_of(consumer).refresh()  # the default interval is long
         assert sorted(await read(consumer, 40)) == list(range(40))
-
-
-# -- settings -------------------------------------------------------------------------------------------------------
 
 
 @each("zookeeper", "kafka", "fixed", "kiel")
@@ -386,7 +285,7 @@ async def test_a_close_during_the_start_ends_both(service: Service) -> None:
         await asyncio.wait_for(consumer.close(), 30)
         await asyncio.wait({starting}, timeout=1)
         await asyncio.wait({starting}, timeout=1)
-        assert starting.done(), "it starts on"
+        assert starting.done(), "the start continues"
         with pytest.raises(Closed, match="closed while it started"):
             await starting
         assert asyncio.all_tasks() == before

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from joining import joined
+from real_service import Recording, Service
 
-from allocator import Consumer, RebalanceListener, Record, TopicPartition
+from allocator import Consumer, Record, TopicPartition
 from allocator.errors import ConfigError, DeserializationError, HandlerFailed
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.versions import NEWEST
@@ -31,28 +31,20 @@ VERSIONS = [
 ]
 
 
-class Service:
+class Keyed(Service):
     """One topic with 100 records of ten keys in one partition, and consumers of it."""
 
-    def __init__(self, cluster: LocalCluster, topic: str, group: str, options: dict[str, Any]) -> None:
-        self.topic = topic
-        self.partition = TopicPartition(topic, 0)
-        zookeeper = cluster.zookeeper if options["membership"] == "zookeeper" else None
-        self.settings: dict[str, Any] = {
-            "brokers": cluster.bootstrap,
-            "zookeeper": zookeeper,
-            "group": group,
-            **options,
-        }
-        self.cluster = cluster
+    def __init__(self, cluster: LocalCluster, topic: str, group: str, **options: Any) -> None:
+        super().__init__(cluster, topic, group, partitions=1)
+        (self.partition,) = self.partitions
+        self.options = options
         cluster.produce(topic, [(b"%d" % (n % 10), b"%d" % n) for n in range(100)])
 
-    def consumer(self) -> Consumer:
-        return Consumer(self.topic, **joined(**self.settings))
+    def member(self) -> Consumer:
+        return self.consumer(**self.options)
 
     async def leave_one_key(self) -> str:
-        """Handles all records except those of key 3, whose handler is stuck, and leaves the group. Returns the
-        member's id."""
+        """Handles all records except those of key 3, and leaves the group. Returns the member's id."""
         done: list[int] = []
         stuck = asyncio.Event()
 
@@ -61,31 +53,30 @@ class Service:
                 await stuck.wait()
             done.append(record.offset)
 
-        async with self.consumer() as consumer:
+        async with self.member() as consumer:
             settings = {"concurrency": 20, "drain_timeout_s": 0.01, "commit_interval_s": 0.05}
             work = asyncio.ensure_future(consumer.process(handle, ordering="key", **settings))
             await wait_until_async(lambda: len(done) == 90 or work.done(), 30, "the other keys")
             work.cancel()
             await asyncio.wait({work})
             found = await consumer.committed(self.partition)
-            assert found is not None
             assert (found.offset, found.metadata) == (3, "")
             return consumer.member_id
 
 
 @pytest.mark.parametrize(("version", "options"), VERSIONS)
-async def test_what_is_done_beyond_a_stuck_record_is_not_handled_again(
+async def test_records_done_beyond_a_stuck_record_are_not_handled_again(
     cluster_factory: Any, topic_factory: Topics, group: str, version: str, options: dict[str, Any]
 ) -> None:
     cluster = cluster_factory(kafka=version)
-    service = Service(cluster, topic_factory(1, cluster=cluster), group, options)
+    service = Keyed(cluster, topic_factory(1, cluster=cluster), group, **options)
     former = await service.leave_one_key()
     again: list[int] = []
 
     async def handle(record: Record) -> None:
         again.append(record.offset)
 
-    async with service.consumer() as consumer:
+    async with service.member() as consumer:
         assert await consumer.former_owners(service.partition) == {service.partition: former}
         work = asyncio.ensure_future(consumer.process(handle, ordering="key", commit_interval_s=0.05))
         await wait_until_async(lambda: len(again) >= 10 or work.done(), 30, "the rest")
@@ -94,48 +85,44 @@ async def test_what_is_done_beyond_a_stuck_record_is_not_handled_again(
         assert again == [*range(3, 100, 10), 100]
         await consumer.close()
         await work
-    async with service.consumer() as consumer:
+    async with service.member() as consumer:
         found = await consumer.committed(service.partition)
-        assert found is not None
         assert found.offset == 101
 
 
-async def test_without_metadata_the_plain_offset_counts_and_the_log_says_so(
+async def test_without_metadata_the_plain_offset_counts_and_a_log_line_says_so(
     kafka_cluster: LocalCluster, topic_factory: Topics, group: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = {"membership": "zookeeper", "offsets": "zookeeper"}
-    service = Service(kafka_cluster, topic_factory(1), group, options)
+    service = Keyed(kafka_cluster, topic_factory(1), group, offsets="zookeeper")
     await service.leave_one_key()
     assert [line for line in caplog.messages if "offsets in ZooKeeper have no metadata" in line]
-    async with service.consumer() as consumer:
+    async with service.member() as consumer:
         record = await consumer.getone(30)
-        assert record is not None
         assert record.offset == 3
 
 
-async def test_a_failing_handler_ends_the_call_and_the_consumer_goes_on_at_that_record(
+async def test_a_failing_handler_ends_the_call_and_the_consumer_continues_at_that_record(
     kafka_cluster: LocalCluster, topic_factory: Topics, group: str
 ) -> None:
-    service = Service(kafka_cluster, topic_factory(1), group, {"membership": "zookeeper"})
+    service = Keyed(kafka_cluster, topic_factory(1), group)
 
     def handle(record: Record) -> None:
         if record.offset == 42:
             raise ValueError("never")
 
-    async with service.consumer() as consumer:
+    async with service.member() as consumer:
         with pytest.raises(ConfigError, match="concurrency = 0: must be a whole number from 1 to 1024"):
             await consumer.process(handle, concurrency=0)
         with pytest.raises(HandlerFailed, match="offset 42"):
             await consumer.process(handle, retries=0)
         record = await consumer.getone(30)
-        assert record is not None
         assert record.offset == 42
 
 
 async def test_a_further_call_waits_for_a_call_of_the_handler_that_outlasts_the_first(
     kafka_cluster: LocalCluster, topic_factory: Topics, group: str
 ) -> None:
-    service = Service(kafka_cluster, topic_factory(1), group, {"membership": "zookeeper"})
+    service = Keyed(kafka_cluster, topic_factory(1), group)
     inside, release, ended = threading.Event(), threading.Event(), threading.Event()
     early: list[int] = []
     handled: list[int] = []
@@ -150,7 +137,7 @@ async def test_a_further_call_waits_for_a_call_of_the_handler_that_outlasts_the_
             early.append(record.offset)
         handled.append(record.offset)
 
-    async with service.consumer() as consumer:
+    async with service.member() as consumer:
         first = asyncio.ensure_future(consumer.process(block, drain_timeout_s=0.01))
         await wait_until_async(inside.is_set, 30, "the first call")
         first.cancel()
@@ -160,17 +147,17 @@ async def test_a_further_call_waits_for_a_call_of_the_handler_that_outlasts_the_
         cancelled.cancel()
         await asyncio.wait({cancelled})
         second = asyncio.ensure_future(consumer.process(handle))
-        asyncio.get_running_loop().call_later(1.0, release.set)  # a call that does not wait begins before
+        asyncio.get_running_loop().call_later(1.0, release.set)  # a call that does not wait starts earlier
         await wait_until_async(lambda: 99 in handled or second.done(), 60, "the last record")
         assert not early
         second.cancel()
         await asyncio.wait({second})
 
 
-async def test_deserializers_are_called_for_the_handler_and_fail_as_it_does(
+async def test_errors_of_deserializers_count_as_errors_of_the_handler(
     kafka_cluster: LocalCluster, topic_factory: Topics, group: str
 ) -> None:
-    service = Service(kafka_cluster, topic_factory(1), group, {"membership": "zookeeper"})
+    service = Keyed(kafka_cluster, topic_factory(1), group)
     values: list[int] = []
 
     def only_even(data: bytes) -> int:
@@ -181,8 +168,8 @@ async def test_deserializers_are_called_for_the_handler_and_fail_as_it_does(
     async def handle(record: Record) -> None:
         values.append(record.value)
 
-    service.settings["value_deserializer"] = only_even
-    async with service.consumer() as consumer:
+    service.options["value_deserializer"] = only_even
+    async with service.member() as consumer:
         work = asyncio.ensure_future(consumer.process(handle, ordering="key", skip_on=[DeserializationError]))
         await wait_until_async(lambda: consumer.measures.records_skipped == 50 or work.done(), 30, "all records")
         await consumer.close()
@@ -190,10 +177,10 @@ async def test_deserializers_are_called_for_the_handler_and_fail_as_it_does(
     assert sorted(values) == list(range(0, 100, 2))
 
 
-async def test_a_second_call_of_process_is_refused_and_the_first_keeps_its_partitions(
+async def test_a_second_call_of_process_is_rejected_and_the_first_keeps_its_partitions(
     kafka_cluster: LocalCluster, topic_factory: Topics, group: str
 ) -> None:
-    service = Service(kafka_cluster, topic_factory(), group, {"membership": "zookeeper"})
+    service = Keyed(kafka_cluster, topic_factory(1), group)
     began, go_on, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def handle(_: Record) -> None:
@@ -201,7 +188,7 @@ async def test_a_second_call_of_process_is_refused_and_the_first_keeps_its_parti
         await go_on.wait()
         ended.set()
 
-    consumer = service.consumer()
+    consumer = service.member()
     await consumer.start()
     first = asyncio.ensure_future(consumer.process(handle))
     await asyncio.wait_for(began.wait(), 30)
@@ -215,21 +202,13 @@ async def test_a_second_call_of_process_is_refused_and_the_first_keeps_its_parti
     assert ended.is_set()
 
 
-async def test_a_partition_that_is_assigned_again_while_its_handler_drains_goes_on(
+async def test_a_partition_assigned_again_while_its_handler_drains_continues(
     kafka_cluster: LocalCluster, topic_factory: Topics, group: str
 ) -> None:
     topic = topic_factory(2)
     busy, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
     kafka_cluster.produce(topic, [(None, b"%d" % n, 0) for n in range(10)])
     calls, go_on, cut_off = [], asyncio.Event(), asyncio.Event()
-    ours: set[TopicPartition] = set()
-
-    class Listener(RebalanceListener):
-        def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-            ours.update(partitions)
-
-        def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-            ours.difference_update(partitions)
 
     async def handle(record: Record) -> None:
         calls.append(record.offset)
@@ -240,7 +219,8 @@ async def test_a_partition_that_is_assigned_again_while_its_handler_drains_goes_
             await go_on.wait()
 
     options: dict[str, Any] = {"brokers": kafka_cluster.bootstrap, "group": group, "membership": "fixed"}
-    consumer = Consumer(**options, listener=Listener(), max_wait_s=0.1)
+    listener = Recording()
+    consumer = Consumer(**options, listener=listener, max_wait_s=0.1)
     consumer.assign([busy])
     async with consumer:
         work = asyncio.ensure_future(consumer.process(handle, drain_timeout_s=0.1))
@@ -251,10 +231,13 @@ async def test_a_partition_that_is_assigned_again_while_its_handler_drains_goes_
         consumer.assign([busy])
         go_on.set()
         await wait_until_async(lambda: calls[-1] == 9 or work.done(), 30, "the rest")
-        assert ours == consumer.assignment() == {busy}
+        assert consumer.assignment() == {busy}
+        owned: frozenset[TopicPartition] = frozenset()
+        for callback, partitions in listener.calls:
+            owned = owned | partitions if callback == "assigned" else owned - partitions
+        assert owned == {busy}
         work.cancel()
         await asyncio.wait({work})
         committed = await consumer.committed(busy)
-        assert committed is not None
         assert committed.offset == 10
     assert set(calls) == set(range(10))

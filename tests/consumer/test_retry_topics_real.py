@@ -1,4 +1,4 @@
-"""Retry topics on real servers: created, read beside the group's topics, and left again; `group describe` tells."""
+"""Retry topics on real servers: created, read with the topics of the group, shown, and unsubscribed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RETRIES: dict[str, Any] = {"retry_topics": ["1s", "1h"], "retries": 0, "commit_i
 
 
 @pytest.mark.parametrize("membership", ["zookeeper", "kafka"])
-async def test_records_wait_beside_the_others_and_come_again_as_they_were(
+async def test_records_wait_in_retry_topics_and_return_unchanged(
     kafka_cluster: LocalCluster, topic_factory: Topics, group: str, membership: Any
 ) -> None:
     topic = topic_factory(2, config={"max.message.bytes": "2000000"})
@@ -81,7 +81,6 @@ async def test_records_wait_beside_the_others_and_come_again_as_they_were(
         await wait_until_async(lambda: {each.topic for each in consumer.assignment()} == {topic}, 60, "a release")
         kafka_cluster.produce(topic, [b"more"])
         record = await consumer.getone(60)
-        assert record is not None
         assert record.value == b"more"
 
 
@@ -98,7 +97,7 @@ def describe(group: str, cluster: LocalCluster) -> Any:
         ({"retention.ms": "7000000"}, "has retention.ms = 7000000, less than twice its delay of 3600 s"),
     ],
 )
-async def test_a_retry_topic_that_would_lose_what_waits_is_refused(
+async def test_a_retry_topic_that_would_lose_waiting_records_is_rejected(
     kafka_cluster: LocalCluster, topic_factory: Topics, group: str, config: dict[str, str], why: str
 ) -> None:
     topic = topic_factory(1)

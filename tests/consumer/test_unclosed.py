@@ -8,12 +8,10 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import kafka.errors
 import pytest
 
 from allocator import Allocation, Consumer, GroupedConsumer
-from allocator.core.subscription.loss import PositionOfOldTopic, PositionOutOfRange, PositionTruncated
-from allocator.errors import AllocatorError, ConfigError, OffsetOutOfRange
+from allocator.errors import AllocatorError
 from allocator.testing import LocalCluster
 
 
@@ -31,10 +29,11 @@ def collected(work: Callable[[], Any]) -> list[str]:
     ]
 
 
-def test_a_start_that_failed_leaves_nothing_to_close() -> None:
+def test_an_object_that_never_started_or_failed_to_start_does_not_warn() -> None:
     where: dict[str, Any] = {"brokers": "127.0.0.1:1", "zookeeper": "127.0.0.1:1", "group": "g"}
 
     async def work() -> None:
+        Consumer("t", **where)
         for start in (
             Consumer("t", **where, connect_timeout_s=0.2).start,
             GroupedConsumer(["127.0.0.1:1"], "g", ["127.0.0.1:1"], connect_timeout_s=0.2).connect,
@@ -48,7 +47,7 @@ def test_a_start_that_failed_leaves_nothing_to_close() -> None:
 
 @pytest.mark.parametrize("kind", ["Consumer", "GroupedConsumer", "Allocation"])
 @pytest.mark.parametrize("closed", [True, False])
-def test_what_is_started_and_not_closed_warns(kind: str, closed: bool, kafka_cluster: LocalCluster, group: str) -> None:
+def test_a_started_and_unclosed_object_warns(kind: str, closed: bool, kafka_cluster: LocalCluster, group: str) -> None:
     async def work() -> None:
         it: Any
         if kind == "Consumer":
@@ -64,22 +63,3 @@ def test_what_is_started_and_not_closed_warns(kind: str, closed: bool, kafka_clu
     assert [text.split(":")[0] for text in collected(work)] == (
         [] if closed else [f"unclosed {kind} of group {group!r}"]
     )
-
-
-def test_what_never_started_does_not_warn() -> None:
-    async def work() -> None:
-        Consumer("t", brokers="127.0.0.1:1", group="g", zookeeper="127.0.0.1:1")
-        with pytest.raises(ConfigError):
-            Consumer("t", brokers="127.0.0.1:1", group="g", zookeeper="127.0.0.1:1", max_wait_s=-1)
-
-    assert collected(work) == []
-
-
-@pytest.mark.parametrize(
-    "error",
-    [PositionOutOfRange("t", 0, 5, "why"), PositionTruncated("t", 0, 5, None), PositionOfOldTopic("t", 0, 5)],
-    ids=lambda error: type(error).__name__,
-)
-def test_an_offset_out_of_range_is_kafka_pythons_error_too(error: OffsetOutOfRange) -> None:
-    assert isinstance(error, kafka.errors.OffsetOutOfRangeError)
-    assert str(error).startswith("t:0 at offset 5: ")

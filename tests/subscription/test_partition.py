@@ -1,4 +1,4 @@
-"""Promises of one partition's state, one by one."""
+"""Moves of one partition's position, and the leader epochs of the records before it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ TO: dict[FetchState, Callable[[TopicPartitionState], object]] = {
 
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.product(FetchState, FetchState)))
-def test_every_move_of_a_position_is_in_the_table_or_refused(
+def test_every_move_of_a_position_is_in_the_table_or_rejected(
     state: TopicPartitionState, record: Tenures[Tenure], before: FetchState, after: FetchState
 ) -> None:
     bring(state, before)
@@ -79,60 +79,11 @@ def test_every_move_of_a_position_is_in_the_table_or_refused(
     assert (state.fetch_state, state.epoch, record.version, state.position) == (before, epoch, version, position)
 
 
-def test_a_seek_ends_everything_that_was_under_way(state: TopicPartitionState, clock: Clock) -> None:
-    state.reset(LATEST)
-    state.retry_at = clock.now + 5
-    state.seek(AT_50)
-    assert state.reset_strategy is None
-    assert state.retry_at < 0
-    state.maybe_validate_position(5)
-    state.retry_at = clock.now + 5
-    state.update_preferred_read_replica(3, clock.now + 60)
-    state.seek(OffsetAndMetadata(8, "", -1))
-    assert state.is_fetchable()
-    assert state.retry_at < 0
-    assert state.preferred_read_replica() is None
-
-
-def test_a_reset_gives_up_position_validation_and_replica(state: TopicPartitionState, clock: Clock) -> None:
-    state.seek(AT_50)
-    state.maybe_validate_position(5)
-    state.update_preferred_read_replica(3, clock.now + 60)
-    state.retry_at = clock.now + 5
-    state.reset(EARLIEST)
-    assert state.position is None
-    assert not state.awaiting_validation
-    assert state.retry_at < 0
-    assert state.preferred_read_replica() is None
-    assert state.reset_strategy == EARLIEST
-
-
-# -- validation
-
-
-def test_a_newer_leader_closes_the_gate_once(state: TopicPartitionState, clock: Clock) -> None:
-    state.seek(AT_50)
-    state.update_preferred_read_replica(3, clock.now + 60)
-    assert not state.maybe_validate_position(3), "the leader that the last record came from"
-    assert not state.maybe_validate_position(2), "an older one: our metadata is behind"
-    assert state.preferred_read_replica() == 3
-    assert state.maybe_validate_position(5)
-    assert state.preferred_read_replica() is None, "the new leader has not named one"
-    assert not state.is_fetchable()
-    state.complete_validation()
-    assert not state.maybe_validate_position(5), "compared already, though the record before it is of an older leader"
-    assert state.maybe_validate_position(6)
-
-
-def test_a_fenced_epoch_demands_validation_and_keeps_the_replica(state: TopicPartitionState, clock: Clock) -> None:
-    state.seek(AT_50)
-    state.update_preferred_read_replica(3, clock.now + 60)
-    assert state.request_position_validation()
-    assert state.awaiting_validation
-    assert state.preferred_read_replica() == 3
-
-
-# -- preferred read replica
+def test_a_seek_or_reset_ends_the_back_off_before_the_next_request(state: TopicPartitionState, clock: Clock) -> None:
+    for move in (lambda: state.seek(AT_50), lambda: state.reset(EARLIEST)):
+        state.retry_at = clock.now + 5
+        move()
+        assert state.retry_at < 0
 
 
 def test_a_position_knows_the_epochs_of_the_records_before_it(state: TopicPartitionState) -> None:

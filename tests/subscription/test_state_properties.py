@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from allocator.core.subscription import SubscriptionState
+from allocator.core.subscription import LogTruncation, SubscriptionState
 from allocator.core.subscription.partition import FetchState
 from allocator.errors import AllocatorError
 from allocator.types import OffsetAndMetadata, TopicPartition
@@ -46,6 +46,7 @@ class States(RuleBasedStateMachine):
         self.model: dict[TopicPartition, Model] = {}
         self.order: list[TopicPartition] = []
         self.epochs_seen: dict[int, TopicPartition] = {}
+        self.held_back: set[TopicPartition] = set()
 
     @initialize(strategy=st.sampled_from(["latest", "none"]))
     def make(self, strategy: str) -> None:
@@ -101,7 +102,7 @@ class States(RuleBasedStateMachine):
 
     @precondition(lambda self: any(m.reset is not None for m in self.model.values()))
     @rule(data=st.data(), outcome=st.sampled_from(["found", "stale"]), offset=st.integers(0, 100))
-    def answer_reset(self, data: st.DataObject, outcome: str, offset: int) -> None:
+    def complete_reset(self, data: st.DataObject, outcome: str, offset: int) -> None:
         tp = data.draw(st.sampled_from([tp for tp, m in self.model.items() if m.reset is not None]))
         model, epoch = self.model[tp], self.state.epoch(tp)
         assert epoch is not None
@@ -144,7 +145,7 @@ class States(RuleBasedStateMachine):
 
     @precondition(lambda self: any(m.validating for m in self.model.values()))
     @rule(data=st.data(), late=st.booleans(), end=st.integers(-1, 100), end_epoch=st.integers(-1, 5))
-    def answer_validation(self, data: st.DataObject, late: bool, end: int, end_epoch: int) -> None:
+    def complete_validation(self, data: st.DataObject, late: bool, end: int, end_epoch: int) -> None:
         tp = data.draw(st.sampled_from([tp for tp, m in self.model.items() if m.validating]))
         model, epoch, position = self.model[tp], self.state.epoch(tp), self.state.position(tp)
         assert epoch is not None
@@ -157,11 +158,12 @@ class States(RuleBasedStateMachine):
         assert (lost is not None) == (unknown or end < position.offset)
         if lost is None:
             model.validating = False
-            assert self.state.epoch(tp) == epoch, "nothing was cut, so what is read since is good"
+            assert self.state.epoch(tp) == epoch, "the log was not truncated, so records read since then are valid"
             return
-        assert lost.resolved == (self.default_reset is not None)
-        assert (lost.divergent is None) == unknown
-        if not lost.resolved:
+        resolved = self.default_reset is not None
+        divergent = None if unknown else OffsetAndMetadata(end, "", end_epoch)
+        assert lost == LogTruncation(tp, position, divergent, resolved)
+        if not resolved:
             model.validating, model.truncated = False, True
         elif unknown:
             model.moved(None, reset=self.default_reset)
@@ -184,6 +186,11 @@ class States(RuleBasedStateMachine):
             if tp in self.model:
                 self.model[tp].revoking = True
 
+    @rule(partitions=some)
+    def hold_back(self, partitions: list[TopicPartition]) -> None:
+        self.state.hold_back(frozenset(partitions))
+        self.held_back = set(partitions)
+
     @rule(seconds=st.sampled_from([0.5, 1.0, 2.0]))
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
@@ -204,7 +211,7 @@ class States(RuleBasedStateMachine):
         assert state.paused_partitions() == {tp for tp, m in model.items() if m.paused}
         for tp in PARTITIONS:
             m = model.get(tp)
-            hindered = m is None or m.paused or m.revoking or m.validating or m.truncated
+            hindered = m is None or m.paused or m.revoking or m.validating or m.truncated or tp in self.held_back
             assert state.is_fetchable(tp) == (m is not None and m.position is not None and not hindered)
         for tp, m in model.items():
             found = state.assignment[tp]

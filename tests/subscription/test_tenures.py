@@ -21,15 +21,15 @@ class Records(RuleBasedStateMachine):
         self.tenures = Tenures(Tenure)
         self.tenures.on_end = self.ended
         self.phases: dict[Tenure, Phase] = {}
-        """Every tenure that ever was, and how far it should be."""
-        self.told: list[Tenure] = []
+        """Each tenure ever created, and its expected phase."""
+        self.notified: list[Tenure] = []
         self.fence = 0
 
     def ended(self, tenures: list[Tenure]) -> None:
         for tenure in tenures:
             assert tenure.phase is Phase.ENDED
             assert self.tenures.assignment.get(tenure.partition) is not tenure
-        self.told += tenures
+        self.notified += tenures
 
     def owned(self, *phases: Phase) -> set[TopicPartition]:
         return {tenure.partition for tenure, phase in self.phases.items() if phase in phases}
@@ -57,7 +57,7 @@ class Records(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        """Of any tenures that ever were: some have ended, and their partition has another one by now."""
+        """Releases any tenures ever created. Some have ended, and their partition has another tenure."""
         chosen = data.draw(st.lists(st.sampled_from(list(self.phases)), max_size=4)) if self.phases else []
         if any(self.phases[tenure] is Phase.ACTIVE for tenure in chosen):
             with pytest.raises(IllegalState, match="must drain before"):
@@ -81,8 +81,8 @@ class Records(RuleBasedStateMachine):
         assert record.owned == self.owned(Phase.ACTIVE, Phase.DRAINING)
         assert record.held == self.owned(Phase.ACTIVE)
         assert all(record.is_assigned(partition) == (partition in record.owned) for partition in PARTITIONS)
-        assert len(self.told) == len(set(self.told)), "notified twice of an end"
-        assert set(self.told) == {tenure for tenure, phase in self.phases.items() if phase is Phase.ENDED}
+        assert len(self.notified) == len(set(self.notified)), "notified twice of an end"
+        assert set(self.notified) == {tenure for tenure, phase in self.phases.items() if phase is Phase.ENDED}
 
 
 Records.TestCase.settings = settings(max_examples=100, stateful_step_count=40)

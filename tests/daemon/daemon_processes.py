@@ -67,7 +67,7 @@ class Setup:
 
     def run(self, config: Path, *, create: bool = True, **environ: str) -> subprocess.Popen[str]:
         """Starts a daemon, which may create the chroot with `create`."""
-        log = open(self.directory / f"log-{len(self.processes)}", "w")  # noqa: SIM115 - the process has it
+        log = open(self.directory / f"log-{len(self.processes)}", "w")  # noqa: SIM115 - the process writes to it
         process = subprocess.Popen(
             [*COMMAND, "run", str(config), *(["--create"] if create else [])],
             env=self.environ(**environ),
@@ -149,16 +149,16 @@ def stopped(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> int
 def make(
     topic_factory: Callable[..., str], group: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Setup]]:
-    made: list[Setup] = []
+    setups: list[Setup] = []
 
     def setup(partitions: int = 1, cluster: LocalCluster | None = None, zookeeper: str | None = None) -> Setup:
         where = cluster if cluster is not None else request.getfixturevalue("kafka_cluster")
         topic = topic_factory(partitions, cluster=where)
-        made.append(Setup(where, zookeeper or f"{where.zookeeper}/{group}", topic, group, tmp_path))
-        return made[-1]
+        setups.append(Setup(where, zookeeper or f"{where.zookeeper}/{group}", topic, group, tmp_path))
+        return setups[-1]
 
     yield setup
-    for each in made:
+    for each in setups:
         for process in each.processes:
             process.kill()
             process.wait()

@@ -13,18 +13,6 @@ DONE = os.environ.get("DONE_FILE", "")
 POISON = os.environ.get("POISON", "").encode()
 
 
-if "SPANS_FILE" in os.environ:  # as a service does it that sends its spans somewhere
-    from opentelemetry import trace
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
-
-    lines = open(os.environ["SPANS_FILE"], "a")  # noqa: SIM115 - until the process ends
-    exporter = ConsoleSpanExporter(out=lines, formatter=lambda span: f"{span.to_json(indent=None)}\n")
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    trace.set_tracer_provider(provider)
-
-
 def note(record: Any, **more: Any) -> None:
     line = {"pid": os.getpid(), "partition": record.partition, "offset": record.offset, "value": record.value.decode()}
     line["time"] = time.time()

@@ -140,7 +140,7 @@ async def test_moves_losses_and_cancellations_skip_nothing(ordering: str, seed: 
                     await sources[old].lose(moving)
             new = rng.randint(0, 1)
             for partition in moving:
-                # lost ones may still be in a thread of the old owner, which knows of no other process
+                # lost ones may still be in a thread of the old owner, which does not know the other process
                 assert plain or cluster.inside[partition] == 0
                 owner[partition] = new if cluster.inside[partition] == 0 else old
             for to in (0, 1):

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.deadline(200)
 
 
 @asynccontextmanager
-async def told(it: Setup) -> AsyncIterator[tuple[ZooKeeperClient, str]]:
+async def cluster_choice(it: Setup) -> AsyncIterator[tuple[ZooKeeperClient, str]]:
     """A session, and the znode with the cluster choice."""
     zk = ZooKeeperClient(it.zookeeper)
     await zk.connect()
@@ -51,10 +51,10 @@ async def test_a_daemon_drains_pauses_and_continues_with_other_brokers(
         systemd.bind(address)
         systemd.setblocking(False)
         process = it.run(it.config(), NOTIFY_SOCKET=address)
-        async with told(it) as (zk, path):
+        async with cluster_choice(it) as (zk, path):
             await handled(it, 200)
             await choose_cluster(zk, path, ClusterChoice(None, frozen=True))
-            await wait_until_async(lambda: _nobody(zk, path), 60, "the member to leave")
+            await wait_until_async(lambda: _has_no_members(zk, path), 60, "the member to leave")
             assert await it.committed() == {0: 100, 1: 100}, "it committed before it left"
             await asyncio.to_thread(it.fill, 100)
             assert len(it.done()) == 200
@@ -65,11 +65,11 @@ async def test_a_daemon_drains_pauses_and_continues_with_other_brokers(
             await handled(it, 100)
             await wait_until_async(lambda: len(it.done()) == 300, 60, "the rest")
             assert len(await members(zk, path)) == 1
-            heard = {systemd.recv(1000) async for _ in _while_there(systemd)}
-            assert b"READY=1" in heard
-            assert b"STOPPING=1" not in heard, "systemd would end it"
+            states = {systemd.recv(1000) async for _ in _pending(systemd)}
+            assert b"READY=1" in states
+            assert b"STOPPING=1" not in states, "systemd would kill the daemon"
         assert await asyncio.to_thread(stopped, process) == 0
-        assert b"STOPPING=1" in {systemd.recv(1000) async for _ in _while_there(systemd)}
+        assert b"STOPPING=1" in {systemd.recv(1000) async for _ in _pending(systemd)}
     for partition in (0, 1):
         assert [each["offset"] for each in it.done() if each["partition"] == partition] == list(range(150))
     assert await it.committed() == {0: 150, 1: 150}
@@ -80,11 +80,11 @@ async def test_a_daemon_that_starts_while_its_group_is_paused_waits_and_can_be_s
 ) -> None:
     it = await asyncio.to_thread(make)
     await asyncio.to_thread(it.fill, 10)
-    async with told(it) as (zk, path):
+    async with cluster_choice(it) as (zk, path):
         await choose_cluster(zk, path, ClusterChoice(None, frozen=True))
         waiting, idle = it.run(it.config()), it.run(it.config())
         for number in (0, 1):
-            await wait_until_async(lambda number=number: _says(it, number, "paused"), 60, "it to rest")
+            await wait_until_async(lambda number=number: _logged(it, number, "paused"), 60, "the daemon to pause")
         assert await members(zk, path) == []
         assert await asyncio.to_thread(stopped, idle) == 0
         await choose_cluster(zk, path, ClusterChoice())
@@ -92,9 +92,9 @@ async def test_a_daemon_that_starts_while_its_group_is_paused_waits_and_can_be_s
     assert await asyncio.to_thread(stopped, waiting) == 0
 
 
-async def test_an_invalid_cluster_choice_is_refused_with_its_path(make: Callable[..., Setup]) -> None:
+async def test_an_invalid_cluster_choice_is_rejected_with_its_path(make: Callable[..., Setup]) -> None:
     it = await asyncio.to_thread(make)
-    async with told(it) as (zk, path):
+    async with cluster_choice(it) as (zk, path):
         await zk.ensure_path(path)
         await zk.set(path, json.dumps({"brokers": 3}).encode())
     process = it.run(it.config())
@@ -102,17 +102,17 @@ async def test_an_invalid_cluster_choice_is_refused_with_its_path(make: Callable
     assert any(path in line["message"] for line in it.logs() if line["level"] == "error")
 
 
-async def _nobody(zk: ZooKeeperClient, path: str) -> bool:
+async def _has_no_members(zk: ZooKeeperClient, path: str) -> bool:
     return await members(zk, path) == []
 
 
-def _says(it: Setup, number: int, text: str) -> bool:
+def _logged(it: Setup, number: int, text: str) -> bool:
     lines = (it.directory / f"log-{number}").read_text().splitlines()
     return any(text in json.loads(line)["message"] for line in lines)
 
 
-async def _while_there(sock: socket.socket) -> AsyncIterator[None]:
-    """Once for each datagram that has come."""
+async def _pending(sock: socket.socket) -> AsyncIterator[None]:
+    """Yields once for each datagram that is queued."""
     while True:
         try:
             sock.recv(1, socket.MSG_PEEK)

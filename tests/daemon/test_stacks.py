@@ -29,11 +29,11 @@ def run(**settings: float) -> str:
     return subprocess.run(program, stderr=subprocess.PIPE, text=True, check=True, timeout=60).stderr
 
 
-def test_a_loop_that_stands_still_shows_the_call_that_blocks_it():
+def test_a_blocked_loop_shows_the_blocking_call():
     written = run(limit_s=0.2, hangs_s=1.0, turns=1)
     assert "Timeout (0:00:00.2" in written
     assert " in hang" in written
 
 
-def test_a_loop_that_turns_writes_nothing():
+def test_a_running_loop_writes_nothing():
     assert run(limit_s=30.0, hangs_s=0.0, turns=5) == ""

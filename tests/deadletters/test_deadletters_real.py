@@ -39,30 +39,38 @@ def before_each(kind: type, action: Callable[[], Awaitable[None]], patch: pytest
     patch.setattr(KafkaClient, "send", sent)
 
 
-async def fill(cluster: LocalCluster, dead: str, orders: str, count: int) -> None:
-    letters = DeadLetterTopic(dead, cluster.bootstrap, "billing")
-    records = [Record(orders, n % 2, n, 1000 + n, 0, b"k%d" % n, b"v%d" % n, []) for n in range(count)]
-    for number, record in enumerate(records):
-        await letters.send([record], TimeoutError("slow") if number % 2 else ValueError("bad"), 3)
-    await letters.close()
+class Topics:
+    """A topic of orders with two partitions, and its dead-letter topic."""
+
+    def __init__(self, cluster: LocalCluster, orders: str, dead: str) -> None:
+        self.cluster, self.orders, self.dead = cluster, orders, dead
+
+    async def fill(self, count: int) -> None:
+        letters = DeadLetterTopic(self.dead, self.cluster.bootstrap, "billing")
+        for n in range(count):
+            record = Record(self.orders, n % 2, n, 1000 + n, 0, b"k%d" % n, b"v%d" % n, [])
+            await letters.send([record], TimeoutError("slow") if n % 2 else ValueError("bad"), 3)
+        await letters.close()
+
+    def queue(self, **options: Any) -> DeadLetterQueue:
+        return DeadLetterQueue(self.dead, self.cluster.bootstrap, **options)
+
+    async def values(self, isolation: Any) -> list[tuple[int, bytes]]:
+        """Returns (partition, value) of the orders."""
+        found: list[tuple[int, bytes]] = []
+        fixed = Fixed([TopicPartition(self.orders, n) for n in range(2)])
+        where = {"brokers": self.cluster.bootstrap, "group": None, "membership": fixed}
+        async with Consumer(**where, isolation_level=isolation, max_wait_s=0.05) as consumer:  # type: ignore[arg-type]
+            ends = await consumer.end_offsets(fixed.partitions)
+            while any([await consumer.position(each) < end for each, end in ends.items()]):
+                batch = await consumer.getbatch(0.1)
+                found += [(record.partition, record.value) for record in batch or ()]
+        return sorted(found)
 
 
-async def values(cluster: LocalCluster, topic: str, isolation: str) -> list[tuple[int, bytes]]:
-    """Returns (partition, value) of the records in the topic."""
-    found: list[tuple[int, bytes]] = []
-    partitions = [TopicPartition(topic, n) for n in range(2)]
-    async with Consumer(
-        brokers=cluster.bootstrap,
-        group=None,
-        membership=Fixed(partitions),
-        isolation_level=isolation,  # type: ignore[arg-type]
-        max_wait_s=0.05,
-    ) as consumer:
-        ends = await consumer.end_offsets(partitions)
-        while any([await consumer.position(each) < ends[each] for each in partitions]):
-            batch = await consumer.getbatch(0.1)
-            found += [(record.partition, record.value) for record in batch or ()]
-    return sorted(found)
+@pytest.fixture
+def topics(kafka_cluster: LocalCluster, topic_factory: Callable[..., str]) -> Topics:
+    return Topics(kafka_cluster, topic_factory(2), topic_factory(1))
 
 
 async def collected(letters: AsyncIterator[object]) -> int:
@@ -70,54 +78,49 @@ async def collected(letters: AsyncIterator[object]) -> int:
 
 
 async def test_a_redrive_that_is_killed_before_its_commit_is_repeated_and_each_record_comes_once(
-    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    topics: Topics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    orders, dead = topic_factory(2), topic_factory(1)
-    await fill(kafka_cluster, dead, orders, 20)
+    await topics.fill(20)
 
     async def killed() -> None:
         raise Killed
 
-    async with DeadLetterQueue(dead, kafka_cluster.bootstrap) as letters:
+    async with topics.queue() as letters:
         planned = await letters.redrive()
         assert len(planned.done) == 20
-        assert await values(kafka_cluster, orders, "read_uncommitted") == []
+        assert await topics.values("read_uncommitted") == []
         with monkeypatch.context() as patch:
             before_each(EndTxnRequest, killed, patch)
             with pytest.raises(Killed):
                 await letters.redrive(execute=True)
     # the records are in the log, and no transaction has them yet
-    assert len(await values(kafka_cluster, orders, "read_uncommitted")) == 20
-    async with DeadLetterQueue(dead, kafka_cluster.bootstrap) as letters:
+    assert len(await topics.values("read_uncommitted")) == 20
+    async with topics.queue() as letters:
         timeouts = LetterFilter(error="timeouterror")
         assert len((await letters.redrive(timeouts, execute=True, rate=200)).done) == 10
         assert len((await letters.redrive(execute=True)).done) == 10
         assert (await letters.redrive(execute=True)).done == []
         assert await collected(letters.read()) == 0
         assert await collected(letters.read(settled=True)) == 20
-    everything = sorted((n % 2, b"v%d" % n) for n in range(20))
-    assert await values(kafka_cluster, orders, "read_committed") == everything
+    assert await topics.values("read_committed") == sorted((n % 2, b"v%d" % n) for n in range(20))
 
 
-async def test_a_process_that_was_replaced_writes_nothing_more(
-    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    orders, dead = topic_factory(2), topic_factory(1)
-    await fill(kafka_cluster, dead, orders, 4)
+async def test_a_redrive_that_was_replaced_writes_nothing_more(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
+    await topics.fill(4)
     replaced = False
 
     async def replace() -> None:
         nonlocal replaced
         if not replaced:
             replaced = True
-            async with DeadLetterQueue(dead, kafka_cluster.bootstrap) as other:
+            async with topics.queue() as other:
                 assert len((await other.redrive(execute=True)).done) == 4
 
-    async with DeadLetterQueue(dead, kafka_cluster.bootstrap) as letters:
+    async with topics.queue() as letters:
         before_each(ProduceRequest, replace, monkeypatch)
         with pytest.raises(BrokerError, match="another process has begun to write"):
             await letters.redrive(execute=True)
-    assert len(await values(kafka_cluster, orders, "read_committed")) == 4
+    assert len(await topics.values("read_committed")) == 4
 
 
 async def newest(cluster: LocalCluster, topic: str) -> list[Record]:
@@ -128,7 +131,7 @@ async def newest(cluster: LocalCluster, topic: str) -> list[Record]:
         return [record async for batch in reader.read(await reader.bounds([at])) for record in batch]
 
 
-async def test_a_redrive_fits_the_topic_and_its_retention_and_refuses_only_what_cannot_fit(
+async def test_a_redrive_fits_the_limits_of_the_topic_and_rejects_only_larger_records(
     kafka_cluster: LocalCluster, topic_factory: Callable[..., str]
 ) -> None:
     orders = topic_factory(1, config={"max.message.bytes": "2000", "retention.ms": "60000"})
@@ -154,17 +157,14 @@ async def test_a_redrive_fits_the_topic_and_its_retention_and_refuses_only_what_
         assert list(found[0].headers) == [*headers, *first]
 
 
-async def test_letters_of_a_topic_that_was_created_again_are_not_settled(
-    kafka_cluster: LocalCluster, topic_factory: Callable[..., str]
-) -> None:
-    orders, dead = topic_factory(2), topic_factory(1)
-    await fill(kafka_cluster, dead, orders, 4)
-    async with DeadLetterQueue(dead, kafka_cluster.bootstrap) as letters:
+async def test_letters_of_a_topic_that_was_created_again_are_not_settled(topics: Topics) -> None:
+    await topics.fill(4)
+    async with topics.queue() as letters:
         assert len((await letters.redrive(execute=True)).done) == 4
         assert await collected(letters.read()) == 0
-        kafka_cluster.delete_topic(dead)
-        kafka_cluster.create_topic(dead)
-        await fill(kafka_cluster, dead, orders, 4)
+        topics.cluster.delete_topic(topics.dead)
+        topics.cluster.create_topic(topics.dead)
+        await topics.fill(4)
         assert await collected(letters.read()) == 4
         assert len((await letters.discard(LetterFilter(places=frozenset({(0, 1)})), execute=True)).done) == 1
         assert [letter.name async for letter in letters.read()] == ["0:0", "0:2", "0:3"]
@@ -174,16 +174,17 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["deadletters", *arguments])
 
 
-async def test_letters_whose_leader_is_away_are_not_waited_for_without_end(
+async def test_reading_letters_without_a_leader_times_out(
     cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str]
 ) -> None:
     cluster = cluster_factory(brokers=3)
-    dead, orders = topic_factory(2, cluster=cluster), topic_factory(2, cluster=cluster)
-    await fill(cluster, dead, orders, 20)
+    dead = topic_factory(2, cluster=cluster)
+    topics = Topics(cluster, topic_factory(2, cluster=cluster), dead)
+    await topics.fill(20)
     async with KafkaClient(cluster.bootstrap) as client:
         await client.refresh([dead])
         leaders = {client.leader(TopicPartition(dead, number)) for number in range(2)}
-    async with DeadLetterQueue(dead, cluster.bootstrap, timeout_s=3) as letters:
+    async with topics.queue(timeout_s=3) as letters:
         assert await collected(letters.read()) == 20
         for broker in cluster.brokers:
             if broker.id in leaders:
@@ -195,13 +196,9 @@ async def test_letters_whose_leader_is_away_are_not_waited_for_without_end(
         assert time.monotonic() - began < 25
 
 
-def test_the_command_lists_shows_redrives_and_discards(
-    kafka_cluster: LocalCluster, topic_factory: Callable[..., str]
-) -> None:
-
-    orders, dead = topic_factory(2), topic_factory(1)
-    asyncio.run(fill(kafka_cluster, dead, orders, 4))
-    where = [dead, "--brokers", kafka_cluster.bootstrap]
+def test_the_command_lists_shows_redrives_and_discards(topics: Topics) -> None:
+    asyncio.run(topics.fill(4))
+    orders, where = topics.orders, [topics.dead, "--brokers", topics.cluster.bootstrap]
     listed = run("list", *where, "--error", "slow")
     assert "2 letters" in listed.output
     assert f"{orders}:1" in listed.output
@@ -225,17 +222,15 @@ def test_the_command_lists_shows_redrives_and_discards(
         assert run(*wrong).exit_code == 2
 
 
-async def test_letters_that_come_back_too_often_or_from_nowhere_are_refused(
-    kafka_cluster: LocalCluster, topic_factory: Callable[..., str]
-) -> None:
-    orders, dead = topic_factory(2), topic_factory(1)
-    letters = DeadLetterTopic(dead, kafka_cluster.bootstrap, "billing")
+async def test_letters_that_failed_too_often_or_have_no_origin_are_rejected(topics: Topics) -> None:
+    orders = topics.orders
+    letters = DeadLetterTopic(topics.dead, topics.cluster.bootstrap, "billing")
     often = Record(orders, 0, 7, 1000, 0, None, b"v", [("allocator.redrives", b"3")])
     gone = Record(orders, 9, 7, 1000, 0, None, b"v", [])
     await letters.send([often, gone], ValueError("bad"), 1)
     await letters.close()
-    kafka_cluster.produce(dead, [b"no headers"])
-    async with DeadLetterQueue(dead, kafka_cluster.bootstrap) as found:
+    topics.cluster.produce(topics.dead, [b"no headers"])
+    async with topics.queue() as found:
         outcome = await found.redrive(execute=True)
         assert outcome.done == []
         reasons = [why for _, why in outcome.refused]
@@ -245,5 +240,5 @@ async def test_letters_that_come_back_too_often_or_from_nowhere_are_refused(
         assert len((await found.redrive(max_redrives=4)).done) == 1
         assert await found.get(0, 99) is None
     with pytest.raises(TopicNotFound):
-        async with DeadLetterQueue("missing", kafka_cluster.bootstrap):
+        async with DeadLetterQueue("missing", topics.cluster.bootstrap):
             pass

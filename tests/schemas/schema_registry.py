@@ -26,27 +26,27 @@ def avro(schema: Any, value: Any) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def registry(answers: dict[str, Any], asked: list[str], port: int = 0) -> AsyncIterator[str]:
+async def registry(responses: dict[str, Any], requests: list[str], port: int = 0) -> AsyncIterator[str]:
     """Serves responses by path to the user `reader`, and 404 for other paths. Yields the URL.
 
     A number instead of a response is an error status.
     """
 
-    class Answer(web.RequestHandler):
+    class Schemas(web.RequestHandler):
         def get(self) -> None:
-            asked.append(self.request.uri or "")
+            requests.append(self.request.uri or "")
             user = base64.b64encode(b"reader:p/w").decode()
             if self.request.headers.get("Authorization") != f"Basic {user}":
                 self.set_status(401)
                 return
-            answer = answers.get(self.request.uri or "", 404)
-            if isinstance(answer, int):
-                self.set_status(answer)
+            response = responses.get(self.request.uri or "", 404)
+            if isinstance(response, int):
+                self.set_status(response)
             else:
-                self.finish(answer)
+                self.finish(response)
 
     sockets = netutil.bind_sockets(port, "127.0.0.1")
-    server = HTTPServer(web.Application([(".*", Answer)], log_function=lambda _: None))
+    server = HTTPServer(web.Application([(".*", Schemas)], log_function=lambda _: None))
     server.add_sockets(sockets)
     try:
         yield f"http://reader:p%2Fw@127.0.0.1:{sockets[0].getsockname()[1]}"

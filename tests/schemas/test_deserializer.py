@@ -14,7 +14,7 @@ from schema_registry import avro, framed, registry
 from tornado import netutil
 
 from allocator.errors import ConfigError
-from allocator.handlers.schemas import deserializer
+from allocator.handlers.schemas import deserializer as deserializer_module
 from allocator.schemas import RegistryDeserializer
 from allocator.testing import wait_until_async
 from allocator.types import LoadingDeserializer
@@ -35,29 +35,29 @@ def schema(found: Any) -> dict[str, Any]:
     return {"schema": json.dumps(found)}
 
 
-async def loaded(made: RegistryDeserializer, *data: bytes) -> RegistryDeserializer:
-    await made.load(made.missing(data))
-    return made
+async def loaded(deserializer: RegistryDeserializer, *data: bytes) -> RegistryDeserializer:
+    await deserializer.load(deserializer.missing(data))
+    return deserializer
 
 
-async def test_records_of_all_schemas_come_out_in_the_shape_of_the_reader_schema() -> None:
-    asked: list[str] = []
-    async with registry({"/schemas/ids/1": schema(V1), "/schemas/ids/2": schema(V2)}, asked) as url:
+async def test_records_of_all_schemas_are_decoded_to_the_reader_schema() -> None:
+    requests: list[str] = []
+    async with registry({"/schemas/ids/1": schema(V1), "/schemas/ids/2": schema(V2)}, requests) as url:
         old = framed(1, avro(V1, {"id": 1, "text": "a"}))
         new = framed(2, avro(V2, {"id": 2, "note": "b", "currency": "CHF"}))
-        made = RegistryDeserializer(url, reader_schema=json.dumps(V2), timeout_s=30)
-        assert isinstance(made, LoadingDeserializer)
-        assert made.missing([old, new, old, None, b"text"]) == {1, 2}
-        await loaded(made, old, new)
-        assert made(old) == {"id": 1, "note": "a", "currency": "EUR"}
-        assert made(new) == {"id": 2, "note": "b", "currency": "CHF"}
-        assert made.missing([old, new]) == set()
-        assert asked == ["/schemas/ids/1", "/schemas/ids/2"], "once each"
+        deserializer = RegistryDeserializer(url, reader_schema=json.dumps(V2), timeout_s=30)
+        assert isinstance(deserializer, LoadingDeserializer)
+        assert deserializer.missing([old, new, old, None, b"text"]) == {1, 2}
+        await loaded(deserializer, old, new)
+        assert deserializer(old) == {"id": 1, "note": "a", "currency": "EUR"}
+        assert deserializer(new) == {"id": 2, "note": "b", "currency": "CHF"}
+        assert deserializer.missing([old, new]) == set()
+        assert requests == ["/schemas/ids/1", "/schemas/ids/2"], "once each"
         by_writer = await loaded(RegistryDeserializer(url, timeout_s=30), old)
         assert by_writer(old) == {"id": 1, "text": "a"}
 
 
-async def test_logical_types_are_values_of_python() -> None:
+async def test_logical_types_become_python_values() -> None:
     kinds = {
         "type": "record",
         "name": "Kinds",
@@ -71,21 +71,21 @@ async def test_logical_types_are_values_of_python() -> None:
     value = {"at": at, "price": decimal.Decimal("1.50"), "raw": b"\xff"}
     async with registry({"/schemas/ids/1": schema(kinds), "/schemas/ids/2": {"schemaType": "JSON"}}, []) as url:
         data = framed(1, avro(kinds, value))
-        made = await loaded(RegistryDeserializer(url, timeout_s=30), data, framed(2, b"{}"))
-        assert made(data) == value
-        assert made(framed(2, b'{"a": [1]}')) == {"a": [1]}
+        deserializer = await loaded(RegistryDeserializer(url, timeout_s=30), data, framed(2, b"{}"))
+        assert deserializer(data) == value
+        assert deserializer(framed(2, b'{"a": [1]}')) == {"a": [1]}
 
 
 async def test_a_record_that_cannot_be_decoded_is_a_value_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: dict[str, Any] = {
+    responses: dict[str, Any] = {
         "/schemas/ids/1": schema(V1),
         "/schemas/ids/2": {"schemaType": "JSON"},
         "/schemas/ids/3": schema("string"),
     }
-    async with registry(answers, asked := []) as url:
-        made = RegistryDeserializer(url, reader_schema=V2, timeout_s=30)
+    async with registry(responses, requests := []) as url:
+        deserializer = RegistryDeserializer(url, reader_schema=V2, timeout_s=30)
         with pytest.raises(ValueError, match=r"schema 1 is not loaded; .*load\(\[1\]\)"):
-            made(framed(1, b""))
+            deserializer(framed(1, b""))
         wrong = {
             b"plain text": "no schema id",
             b"\0\0": "no schema id",
@@ -95,61 +95,61 @@ async def test_a_record_that_cannot_be_decoded_is_a_value_error(monkeypatch: pyt
             framed(3, avro("string", "a")): "schema 3: the reader schema cannot read this schema",
             framed(9, b""): "schema 9: .* does not have it",
         }
-        await loaded(made, *wrong)
+        await loaded(deserializer, *wrong)
         for data, why in wrong.items():
             with pytest.raises(ValueError, match=why):
-                made(data)
-        # a schema that came later is found, but not asked for with each record
-        assert made.missing([framed(9, b"")]) == set()
-        answers["/schemas/ids/9"] = schema(V1)
-        monkeypatch.setattr(deserializer.time, "monotonic", lambda: float("inf"))
+                deserializer(data)
+        # a schema that is added later is found, but not requested for each record
+        assert deserializer.missing([framed(9, b"")]) == set()
+        responses["/schemas/ids/9"] = schema(V1)
+        monkeypatch.setattr(deserializer_module.time, "monotonic", lambda: float("inf"))
         late = framed(9, avro(V1, {"id": 1, "text": "a"}))
-        assert made.missing([late]) == {9}
+        assert deserializer.missing([late]) == {9}
         monkeypatch.undo()
-        await made.load({9})
-        assert made(late)["note"] == "a"
-        assert asked.count("/schemas/ids/9") == 2
+        await deserializer.load({9})
+        assert deserializer(late)["note"] == "a"
+        assert requests.count("/schemas/ids/9") == 2
 
 
-async def test_a_registry_that_is_away_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+async def test_loading_waits_for_an_unreachable_registry(caplog: pytest.LogCaptureFixture) -> None:
     sockets = netutil.bind_sockets(0, "127.0.0.1")
     port = sockets[0].getsockname()[1]
     for socket in sockets:
         socket.close()
-    answers: dict[str, Any] = {"/schemas/ids/1": 503}
-    made = RegistryDeserializer(f"http://reader:p%2Fw@127.0.0.1:{port}", timeout_s=30)
-    waiting = asyncio.ensure_future(made.load({1}))
+    responses: dict[str, Any] = {"/schemas/ids/1": 503}
+    deserializer = RegistryDeserializer(f"http://reader:p%2Fw@127.0.0.1:{port}", timeout_s=30)
+    waiting = asyncio.ensure_future(deserializer.load({1}))
     await wait_until_async(lambda: "does not respond" in caplog.text, 30, "a warning")
-    async with registry(answers, [], port):
+    async with registry(responses, [], port):
         await wait_until_async(lambda: "responds 503" in caplog.text, 30, "another warning")
-        answers["/schemas/ids/1"] = schema("string")
+        responses["/schemas/ids/1"] = schema("string")
         await asyncio.wait_for(waiting, 30)
-    assert made(framed(1, avro("string", "a"))) == "a"
+    assert deserializer(framed(1, avro("string", "a"))) == "a"
     assert "trying again in" in caplog.text
     assert "p/w" not in caplog.text
 
 
-async def test_a_message_of_protobuf_is_of_the_given_class() -> None:
+async def test_a_protobuf_message_has_the_given_class() -> None:
     descriptor = pytest.importorskip("google.protobuf.descriptor_pb2", reason="protobuf is not installed")
     from google.protobuf import descriptor_pool, message_factory
 
     field = descriptor.FieldDescriptorProto
 
     def file(*names: str) -> Any:
-        made = descriptor.FileDescriptorProto(name="order.proto", package="shop", syntax="proto3")
-        kind = made.message_type.add(name="Order")
+        proto = descriptor.FileDescriptorProto(name="order.proto", package="shop", syntax="proto3")
+        kind = proto.message_type.add(name="Order")
         for number, name in enumerate(names, 1):
             kind.field.add(name=name, number=number, type=field.TYPE_INT64, label=1)
-        made.message_type.add(name="Other")
-        return made
+        proto.message_type.add(name="Other")
+        return proto
 
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file("id", "cents"))
     order = message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Order"))
     text = base64.b64encode(file("id").SerializeToString()).decode()
     compiled = {"schemaType": "PROTOBUF", "schema": text}
-    answers = {f"/schemas/ids/1{end}": compiled for end in ("", "?format=serialized")}
-    async with registry(answers, []) as url:
+    responses = {f"/schemas/ids/1{end}": compiled for end in ("", "?format=serialized")}
+    async with registry(responses, []) as url:
         data = framed(1, b"\x00\x08\x05")
         plain = await loaded(RegistryDeserializer(url, timeout_s=30), data)
         assert plain(data).id == 5
@@ -170,6 +170,6 @@ async def test_a_message_of_protobuf_is_of_the_given_class() -> None:
         ({"type": "nothing"}, "the reader schema is not an Avro schema"),
     ],
 )
-def test_a_wrong_reader_schema_is_refused_at_once(given_schema: Any, says: str) -> None:
+def test_an_invalid_reader_schema_is_rejected_at_once(given_schema: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         RegistryDeserializer("http://registry", reader_schema=given_schema)

@@ -30,8 +30,8 @@ def read(found: Any, data: bytes) -> Any:
 
 
 async def test_schemas_are_requested_once_with_all_their_references() -> None:
-    asked: list[str] = []
-    answers = {
+    requests: list[str] = []
+    responses = {
         "/schemas/ids/1": {"schema": json.dumps(ORDER), "references": REFERENCES},
         "/subjects/items%2Fvalue/versions/2": {"schema": json.dumps(ITEM), "id": 7},
         "/schemas/ids/2": {"schemaType": "JSON", "schema": "{}"},
@@ -40,7 +40,7 @@ async def test_schemas_are_requested_once_with_all_their_references() -> None:
         "/schemas/ids/6": {"schemaType": "PROTOBUF", "schema": "syntax"},
         "/schemas/ids/6?format=serialized": {"schema": "syntax = 3;"},
     }
-    async with registry(answers, asked) as url:
+    async with registry(responses, requests) as url:
         known = Registry(url, timeout_s=30)
         assert "p" not in known.url.replace("http", "")
         for _ in range(2):
@@ -51,7 +51,7 @@ async def test_schemas_are_requested_once_with_all_their_references() -> None:
         assert "is not an Avro schema" in str(found[4])
         assert "does not have it" in str(found[5])
         assert "does not compile" in str(found[6])
-        assert [asked.count(f"/schemas/ids/{number}") for number in (1, 2)] == [1, 1], "an id never changes"
+        assert [requests.count(f"/schemas/ids/{number}") for number in (1, 2)] == [1, 1], "an id never changes"
         other = Registry(url.replace("p%2Fw", "wrong"), timeout_s=30)
         assert "responds 401" in str((await other.load({1}))[1])
 
@@ -70,18 +70,18 @@ async def test_a_compiled_schema_of_protobuf_comes_with_its_imports() -> None:
         text = base64.b64encode(file.SerializeToString()).decode()
         return {"schemaType": "PROTOBUF", "schema": text}
 
-    answers = {
+    responses = {
         "/schemas/ids/1": {"schemaType": "PROTOBUF", "schema": "...", "references": references},
         "/schemas/ids/1?format=serialized": compiled(order),
         "/subjects/money/versions/1": {"schemaType": "PROTOBUF", "schema": "...", "id": 2},
         "/schemas/ids/2?format=serialized": compiled(money),
     }
-    async with registry(answers, []) as url:
+    async with registry(responses, []) as url:
         found = await Registry(url, timeout_s=30).load({1})
         assert read(found[1], b"\x00\x0a\x02\x08\x05") == {"price": {"cents": 5}}
 
 
-async def test_a_registry_that_is_away_is_a_note_and_costs_one_timeout() -> None:
+async def test_an_unreachable_registry_costs_one_timeout() -> None:
     sockets = netutil.bind_sockets(0, "127.0.0.1")
     url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
     for socket in sockets:
@@ -101,7 +101,7 @@ async def test_a_registry_that_is_away_is_a_note_and_costs_one_timeout() -> None
         "http://ada:geheim@[registry:8081",
     ],
 )
-def test_an_url_that_is_none_is_refused_without_its_password(url: str) -> None:
+def test_an_invalid_url_is_rejected_without_its_password(url: str) -> None:
     with pytest.raises(ConfigError, match="schema registry's URL") as caught:
         Registry(url)
     assert "geheim" not in "".join(traceback.format_exception(caught.value))

@@ -30,12 +30,12 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def new_store(place: str) -> Iterator[Callable[[], Store]]:
     """Returns a function that creates stores on the same two new tables, each for another process."""
-    number, made = next(NUMBERS), []
+    number, stores = next(NUMBERS), []
 
     def make() -> Store:
-        made.append(Store(place, f"effects_{number}", f"offsets_{number}"))
-        return made[-1]
+        stores.append(Store(place, f"effects_{number}", f"offsets_{number}"))
+        return stores[-1]
 
     yield make
-    for store in made:
+    for store in stores:
         store.close()

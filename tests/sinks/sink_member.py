@@ -26,7 +26,7 @@ AT_ONCE = 10  # records in a transaction
 
 
 class Store:
-    """A table that notes each effect, and the sink beside it. No key of the table hides an effect that came twice."""
+    """A table of effects and its sink. The table has no key that would hide a repeated effect."""
 
     def __init__(self, place: str, effects: str, offsets: str) -> None:
         self.place, self.effects = place, effects

@@ -66,7 +66,7 @@ async def test_effects_and_the_offset_are_stored_together(new_store: Stores) -> 
     assert once(store, 6)
 
 
-async def test_effects_that_fail_store_nothing_and_may_be_tried_again(new_store: Stores) -> None:
+async def test_effects_that_fail_store_nothing_and_may_be_retried(new_store: Stores) -> None:
     store = new_store()
     await begin(store, "a", 1)
 
@@ -96,7 +96,7 @@ async def test_a_commit_whose_response_was_lost_is_not_repeated(
 
         def __exit__(self, *error: Any) -> None:
             self.inner.__exit__(*error)
-            raise ConnectionError("the answer to COMMIT was lost")
+            raise ConnectionError("the response to COMMIT was lost")
 
     with monkeypatch.context() as patch:
         patch.setattr(store.sink, "_transaction", Lost)
@@ -108,22 +108,22 @@ async def test_a_commit_whose_response_was_lost_is_not_repeated(
     assert once(store, 8)
 
 
-async def test_an_older_owner_is_refused_whatever_it_believes(new_store: Stores) -> None:
-    frozen, heir = new_store(), new_store()
+async def test_writes_of_an_older_owner_are_rejected(new_store: Stores) -> None:
+    frozen, successor = new_store(), new_store()
     await begin(frozen, "a", 7)
     frozen.sink.write(batch(0, 5, 7), frozen.store)
-    assert await begin(heir, "b", 9) == {P: 5}
+    assert await begin(successor, "b", 9) == {P: 5}
     with pytest.raises(Fenced, match="under fence 7 is refused: the owner with fence 9"):
         frozen.sink.write(batch(5, 9, 7), frozen.store)
     with pytest.raises(SinkError, match="does not confirm"):
-        await begin(frozen, "a", 7)  # it was frozen before it registered
-    assert heir.sink.write(batch(5, 9, 9), heir.store)
+        await begin(frozen, "a", 7)  # as if it was frozen before it registered
+    assert successor.sink.write(batch(5, 9, 9), successor.store)
     with pytest.raises(Fenced):
         await frozen.sink.rewind(P, 0)
-    assert once(heir, 9)
+    assert once(successor, 9)
 
 
-async def test_what_was_delivered_under_an_earlier_ownership_of_the_same_process_is_refused(new_store: Stores) -> None:
+async def test_records_of_an_earlier_ownership_of_the_same_process_are_rejected(new_store: Stores) -> None:
     store = new_store()
     await begin(store, "a", 1)
     await begin(store, "a", 3)
@@ -135,16 +135,16 @@ async def test_what_was_delivered_under_an_earlier_ownership_of_the_same_process
 
 
 @pytest.mark.parametrize("fence", [3, 9])
-async def test_numbers_that_fell_back_are_settled_by_the_group(new_store: Stores, fence: int) -> None:
+async def test_the_group_decides_between_owners_after_fences_restarted(new_store: Stores, fence: int) -> None:
     """After an ensemble came back without its data, a fence may be lower, or the same by chance."""
-    frozen, heir = new_store(), new_store()
+    frozen, successor = new_store(), new_store()
     await begin(frozen, "a", 9)
     frozen.sink.write(batch(0, 5, 9), frozen.store)
-    assert await begin(heir, "b", fence, confirmed) == {P: 5}
+    assert await begin(successor, "b", fence, confirmed) == {P: 5}
     with pytest.raises(Fenced):
         frozen.sink.write(batch(5, 9, 9), frozen.store)
-    assert heir.sink.write(batch(5, 9, fence), heir.store)
-    assert once(heir, 9)
+    assert successor.sink.write(batch(5, 9, fence), successor.store)
+    assert once(successor, 9)
 
 
 async def test_an_owner_that_registers_while_the_group_confirms_is_not_replaced(new_store: Stores) -> None:
@@ -160,7 +160,7 @@ async def test_an_owner_that_registers_while_the_group_confirms_is_not_replaced(
     assert third.sink.write(batch(0, 5, 12), third.store)
 
 
-async def test_records_out_of_order_are_refused_and_a_rewind_allows_them(new_store: Stores) -> None:
+async def test_records_out_of_order_are_rejected_unless_the_sink_was_rewound(new_store: Stores) -> None:
     store = new_store()
     await begin(store, "a", 1)
     store.sink.write(batch(0, 5, 1), store.store)
@@ -177,11 +177,11 @@ async def test_a_topic_that_was_created_again_starts_without_an_offset(new_store
     await begin(store, "a", 1, topic_id=old)
     store.sink.write(batch(0, 5, 1), store.store)
     assert await begin(store, "b", 2, topic_id=old) == {P: 5}
-    assert await begin(store, "c", 3, topic_id=None) == {P: 5}  # a broker that does not tell it
+    assert await begin(store, "c", 3, topic_id=None) == {P: 5}  # from a broker that does not send ids
     assert await begin(store, "d", 4, topic_id=new) == {}
 
 
-async def test_an_owner_begins_with_the_leader_epoch_of_the_record_before(new_store: Stores) -> None:
+async def test_an_owner_starts_with_the_leader_epoch_of_the_previous_record(new_store: Stores) -> None:
     store = new_store()
     await begin(store, "a", 1)
     store.sink.write(batch(0, 5, 1, epoch=3), store.store)
@@ -201,7 +201,7 @@ async def test_a_sink_is_for_one_group_and_a_table_has_a_name(new_store: Stores,
         SqliteSink(str(tmp_path / "x"), table="a; DROP TABLE b")
 
 
-async def test_effects_that_commit_by_themselves_are_refused(tmp_path: Path) -> None:
+async def test_effects_that_commit_are_rejected(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "x.db"), "effects", "offsets")
     await begin(store, "a", 1)
     with pytest.raises(ConfigError, match="do not commit"):
@@ -216,14 +216,14 @@ async def test_an_unreachable_database_is_a_retriable_error(tmp_path: Path) -> N
     assert caught.value.retriable
 
 
-def test_another_database_than_postgresql_is_refused() -> None:
+def test_a_database_other_than_postgresql_is_rejected() -> None:
     pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed (extra `sql`)")
     with pytest.raises(ConfigError, match="SqliteSink"):
         SqlSink("sqlite:///x.db")
 
 
 @pytest.mark.servers
-async def test_an_engine_that_commits_each_statement_is_refused_before_anything_is_written(postgres: str) -> None:
+async def test_an_engine_that_commits_each_statement_is_rejected_before_the_first_write(postgres: str) -> None:
     sqlalchemy = pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed (extra `sql`)")
     engines = [
         sqlalchemy.create_engine(postgres, isolation_level="AUTOCOMMIT"),
@@ -248,7 +248,9 @@ class Process:
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_any_order_of_owners_freezes_and_lost_numbers_stores_each_effect_once(seed: int, tmp_path: Path) -> None:
+async def test_any_order_of_owners_freezes_and_restarted_fences_stores_each_effect_once(
+    seed: int, tmp_path: Path
+) -> None:
     """Any process takes its next step at any time. The group confirms only the newest owner."""
     chance = random.Random(seed)
     names, fence = itertools.count(), 100

@@ -72,7 +72,7 @@ def settings(cluster: LocalCluster, topic: str, group: str, **more: Any) -> dict
     }
 
 
-def test_a_process_that_thaws_after_its_successor_wrote_is_refused(
+def test_writes_of_a_process_that_thaws_after_its_successor_wrote_are_rejected(
     kafka_cluster: LocalCluster,
     topic_factory: Callable[..., str],
     group: str,

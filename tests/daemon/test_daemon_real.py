@@ -139,7 +139,7 @@ async def test_a_dead_letter_that_its_topic_rejects_is_named_and_later_ones_are_
     letters = DeadLetterTopic(topic, kafka_cluster.bootstrap, "billing")
     large, small = (Record("orders", 3, 17, 1234, 0, None, bytes(size), []) for size in (5000, 0))
     try:
-        with pytest.raises(BrokerError, match=rf"{topic}' did not take orders:3 offset 17: .*TOO_LARGE") as error:
+        with pytest.raises(BrokerError, match=rf"{topic}' did not accept orders:3 offset 17: .*TOO_LARGE") as error:
             await letters.send([large], ValueError("bad"), 1)
         assert error.value.retriable
         assert error.value.code == 10

@@ -23,10 +23,10 @@ def group_views(draw: st.DrawFn, *, equal: bool = False, weights: bool = False, 
     topics = [f"t{number}" for number in range(draw(st.integers(1, 5)))]
     partitions = {topic: draw(st.integers(0, 9)) for topic in topics}
     some = st.sets(st.sampled_from([*topics, "absent"]))
-    who = tuple(
+    joined = tuple(
         Member(
             id=f"m-{index}",
-            name=f"n{index}",
+            name=f"n{9 - index}",  # not in the order of the ids
             topics=frozenset(topics if equal else draw(some)),
             weight=draw(st.sampled_from([0.1, 0.3, 1.0, 1.0, 2.0, 7.5])) if weights else 1.0,
             rack=draw(st.sampled_from([None, *RACKS])),
@@ -44,9 +44,9 @@ def group_views(draw: st.DrawFn, *, equal: bool = False, weights: bool = False, 
         )
     )
     rng = random.Random(draw(st.integers(0, 2**32)))
-    owned: dict[str, set[TopicPartition]] = {member.id: set() for member in who}
+    owned: dict[str, set[TopicPartition]] = {member.id: set() for member in joined}
     much = rng.choice([0.0, 0.3, 0.8, 1.0])
-    favourites = rng.sample(who, rng.randint(1, len(who)))
+    favourites = rng.sample(joined, rng.randint(1, len(joined)))
     for topic, count in partitions.items():
         for partition in range(count + 1):  # + 1: a partition that has been deleted since
             if rng.random() < much:
@@ -59,7 +59,7 @@ def group_views(draw: st.DrawFn, *, equal: bool = False, weights: bool = False, 
     }
     load = {each: float(rng.choice([0, 1, 1, 2, 5, 40])) for each in racks}
     owns = {member: frozenset(parts) for member, parts in owned.items() if parts}
-    return GroupView(who, partitions, owns, racks, load)
+    return GroupView(joined, partitions, owns, racks, load)
 
 
 def shuffled(view: GroupView, seed: int) -> GroupView:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from group_views import Cost, group_views, improvement, keepers, moves
+from group_views import Cost, group_views, improvement, keepers
 from hypothesis import given, settings
 
 from allocator.assignors import GroupView, Member, compute, resolve
 from allocator.types import TopicPartition
 
 rack_aware = resolve("rack-aware")
-T = frozenset({"t"})
 
 
 def remote(view: GroupView, partition: TopicPartition, member: Member) -> bool:
@@ -40,21 +39,3 @@ def test_without_racks_it_is_sticky(view: GroupView) -> None:
     nowhere = tuple(Member(m.id, m.name, m.topics) for m in view.members)
     lost = GroupView(nowhere, view.partitions, view.owned, view.racks)
     assert compute(rack_aware, lost) == compute(resolve("sticky"), lost)
-
-
-def pair(racks: dict[int, tuple[str | None, ...]], owned: dict[str, set[int]] | None = None) -> GroupView:
-    members = (Member("m-e", "", T, rack="east"), Member("m-n", "", T, rack="north"))
-    owns = {m: frozenset(TopicPartition("t", p) for p in parts) for m, parts in (owned or {}).items()}
-    return GroupView(members, {"t": len(racks)}, owns, {TopicPartition("t", p): r for p, r in racks.items()})
-
-
-def numbers(view: GroupView) -> dict[str, list[int]]:
-    return {member: sorted(p.partition for p in parts) for member, parts in compute(rack_aware, view).items()}
-
-
-def test_a_partition_moves_to_a_rack_that_has_a_replica_but_not_for_a_new_leader() -> None:
-    far = pair({0: ("north",), 1: ("east",)}, {"m-e": {0}, "m-n": {1}})
-    assert numbers(far) == {"m-e": [1], "m-n": [0]}
-    near = pair({0: ("north", "east"), 1: ("east", "north")}, {"m-e": {0}, "m-n": {1}})
-    assert numbers(near) == {"m-e": [0], "m-n": [1]}
-    assert moves(near, compute(rack_aware, near)) == 0

@@ -26,8 +26,8 @@ def kafka_pythons(assignor: Any, view: GroupView) -> dict[str, frozenset[TopicPa
         # kafka-python takes static members only if they stand together
         for member in sorted(view.members, key=lambda member: member.instance_id is None)
     ]
-    given = assignor.assign(Cluster(view.partitions), members)
-    return {member: frozenset(assignment.partitions()) for member, assignment in given.items()}
+    assigned = assignor.assign(Cluster(view.partitions), members)
+    return {member: frozenset(assignment.partitions()) for member, assignment in assigned.items()}
 
 
 @given(group_views())

@@ -1,4 +1,4 @@
-"""An allocator function is given by name, by path, by entry point, or as a callable."""
+"""Allocator functions are found by name, by path, by entry point, or passed as a callable."""
 
 from __future__ import annotations
 
@@ -58,23 +58,20 @@ def test_each_built_in_function_is_found_by_its_name_and_by_its_place() -> None:
         assert resolve(f"allocator.core.assignors.{module}:{place}") is resolve(name)
 
 
-def test_text_and_callable_lead_to_the_same_name(functions: Any) -> None:
-    by_text, by_callable = resolve("functions:first_takes_all"), resolve(functions.first_takes_all)
-    assert by_text.name == by_callable.name == "functions:first_takes_all"
-    assert compute(by_text, TWO) == {"m-1": everything("t", 11), "m-2": frozenset()}
-
-
-def test_a_lambda_or_partial_goes_by_the_text_that_names_it(functions: Any) -> None:
-    assert resolve("functions:short").name == "functions:short"
-    assert resolve("functions:bound").name == "functions:bound"
-    assert resolve(functools.partial(functions.first_takes_all)).name == "functions:first_takes_all"
-
-
-def test_an_object_keeps_its_own_name_and_a_class_is_instantiated(functions: Any) -> None:
-    for spec in (functions.Configured(), functions.Configured, "functions:Configured"):
+def test_an_assignor_has_the_name_of_the_text_the_function_or_the_object(functions: Any) -> None:
+    for spec, name in (
+        ("functions:first_takes_all", "functions:first_takes_all"),
+        (functions.first_takes_all, "functions:first_takes_all"),
+        (functools.partial(functions.first_takes_all), "functions:first_takes_all"),
+        ("functions:short", "functions:short"),
+        ("functions:bound", "functions:bound"),
+        (functions.Configured(), "configured"),
+        (functions.Configured, "configured"),
+        ("functions:Configured", "configured"),
+    ):
         assignor = resolve(spec)
-        assert assignor.name == "configured"
-        assert compute(assignor, TWO)["m-1"] == everything("t", 11)
+        assert assignor.name == name
+        assert compute(assignor, TWO) == {"m-1": everything("t", 11), "m-2": frozenset()}
 
 
 def test_kiels_signature_gets_sorted_names_and_sorted_partition_strings(functions: Any) -> None:
@@ -106,7 +103,7 @@ def test_kiels_signature_is_called_once_per_set_of_subscribers(functions: Any) -
     assert owned == {"1": frozenset(), "2": everything("a", 1) | everything("b", 1), "3": everything("c", 1)}
 
 
-def test_kiels_function_may_leave_partitions_out_and_ours_may_not(functions: Any) -> None:
+def test_only_functions_in_kiels_signature_may_leave_partitions_out(functions: Any) -> None:
     even = frozenset(TopicPartition("t", number) for number in range(0, 11, 2))
     assignment = compute(resolve(functions.kiel_even), TWO)
     assert assignment == {"m-1": even, "m-2": frozenset()}
@@ -116,32 +113,25 @@ def test_kiels_function_may_leave_partitions_out_and_ours_may_not(functions: Any
         compute(resolve(lambda view: {}), TWO)
 
 
-def test_in_the_place_of_kiels_argument_two_arguments_are_passed_wherever_they_fit(functions: Any) -> None:
-    def two(members: Any, partitions: Any = (), more: Any = None) -> Any:
+def test_of_kiel_passes_two_arguments_to_each_function_that_takes_them(functions: Any) -> None:
+    def two(members: Any, partitions: Any = (), more: Any = None, *, strict: bool = True) -> Any:
         return functions.kiel_last_takes_all(members, partitions)
 
     for function in (lambda *a: functions.kiel_last_takes_all(*a), two, functools.partial(two, more=1)):
         assert compute(of_kiel(function), TWO)["m-1"] == everything("t", 11)
     assert of_kiel(naive_allocator) is resolve("naive")
-    assert compute(of_kiel(functions.first_takes_all), TWO)["m-1"] == everything("t", 11), "one of ours is welcome too"
+    assert compute(of_kiel(functions.first_takes_all), TWO)["m-1"] == everything("t", 11), "allocator's own signature"
     with pytest.raises(AssignorError, match="must take one argument"):
         of_kiel(functions.three)
 
 
-def test_kiels_function_that_invents_a_member_is_told_so(functions: Any) -> None:
+def test_an_unknown_member_in_the_result_is_named(functions: Any) -> None:
     with pytest.raises(BadAssignment, match=r"functions:kiel_wrong.*1 unknown members: 'stranger'"):
         compute(resolve(functions.kiel_wrong), TWO)
 
 
-def test_extra_parameters_with_defaults_do_not_change_the_signature() -> None:
-    def ours(view: GroupView, seed: int = 0, *, strict: bool = True) -> dict[str, list[TopicPartition]]:
-        return {view.members[0].id: sorted(everything("t", 11))}
-
-    assert compute(resolve(ours), TWO)["m-1"] == everything("t", 11)
-
-
 @pytest.mark.parametrize(
-    ("spec", "says"),
+    ("spec", "message"),
     [
         ("naiv", "no allocator function 'naiv' (did you mean 'naive'?); known: cooperative-sticky, naive,"),
         ("zzz", "no allocator function 'zzz'; known: cooperative-sticky, naive,"),
@@ -157,10 +147,10 @@ def test_extra_parameters_with_defaults_do_not_change_the_signature() -> None:
     ],
 )
 @pytest.mark.usefixtures("functions")
-def test_what_cannot_be_used_is_named(spec: Any, says: str) -> None:
+def test_an_unusable_function_is_refused_by_name(spec: Any, message: str) -> None:
     with pytest.raises(AssignorError) as caught:
         resolve(spec)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_installed_packages_add_names_through_entry_points(
@@ -183,7 +173,7 @@ def test_installed_packages_add_names_through_entry_points(
         resolve("gredy")
 
 
-def test_a_function_says_what_it_wants_to_be_told() -> None:
+def test_a_function_declares_the_inputs_that_it_wants() -> None:
     def by_lag(view):
         return {}
 
@@ -195,7 +185,7 @@ def test_a_function_says_what_it_wants_to_be_told() -> None:
 
 
 @pytest.mark.parametrize("wanted", ["load", ["lag"], 3])
-def test_a_wish_that_nobody_can_fulfil_is_refused(wanted: object) -> None:
+def test_unknown_inputs_are_refused(wanted: object) -> None:
     def function(view):
         return {}
 

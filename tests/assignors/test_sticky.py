@@ -23,7 +23,7 @@ sticky = resolve("sticky")
 
 
 class Cluster:
-    """As much of kafka-python's as its assignors ask."""
+    """The part of kafka-python's metadata that its assignors read."""
 
     def __init__(self, partitions: Mapping[str, int]) -> None:
         self._partitions = {topic: set(range(count)) for topic, count in partitions.items() if count}
@@ -70,11 +70,11 @@ def quiet_kafka_python() -> Iterator[None]:
 @given(group_views())
 @settings(max_examples=300)
 def test_never_worse_than_kafka_pythons(view: GroupView) -> None:
-    ours, theirs = compute(sticky, view), kafka_pythons(view)
-    assert (unevenness(ours), moves(view, ours)) <= (unevenness(theirs), moves(view, theirs))
+    own, other = compute(sticky, view), kafka_pythons(view)
+    assert (unevenness(own), moves(view, own)) <= (unevenness(other), moves(view, other))
 
 
-def test_a_chain_of_hand_overs_evens_out_what_no_single_one_could() -> None:
+def test_a_chain_of_moves_evens_out_counts_that_no_single_move_could() -> None:
     topics = [frozenset({"a"}), frozenset({"a", "b"}), frozenset({"b"})]
     members = tuple(Member(f"m-{i}", f"m-{i}", each) for i, each in enumerate(topics))
     owned = {
@@ -90,7 +90,7 @@ def test_a_chain_of_hand_overs_evens_out_what_no_single_one_could() -> None:
     assert unevenness(kafka_pythons(view)) > unevenness(result)
 
 
-def test_what_is_dealt_comes_in_runs_that_are_short_to_write() -> None:
+def test_new_partitions_are_assigned_in_runs_which_are_short_to_store() -> None:
     result = compute(
         sticky, GroupView(tuple(Member(f"m-{i}", "", frozenset("ab")) for i in range(4)), {"a": 40, "b": 21})
     )
@@ -111,8 +111,8 @@ def test_two_steps_lead_to_the_assignment_and_no_partition_has_two_owners_betwee
     for member, parts in first.items():
         assert parts <= target[member]
         assert target[member] & owned[member] <= parts
-        for other, theirs in owned.items():
-            assert other == member or not parts & theirs
+        for other, held in owned.items():
+            assert other == member or not parts & held
     # omitted partitions are held by another member, which releases them
     second = first_step(first, target)
     assert second == target
@@ -131,7 +131,7 @@ def test_a_partition_that_two_members_claim_waits_for_both() -> None:
 
 
 @given(group_views(), st.randoms(use_true_random=False))
-def test_what_goes_back_to_a_former_owner_costs_no_balance_and_no_move(view: GroupView, random: Random) -> None:
+def test_partitions_that_return_to_a_former_owner_cost_no_balance_and_no_move(view: GroupView, random: Random) -> None:
     target = compute(sticky, view)
     topics = {member.id: member.topics for member in view.members}
     ids = sorted(topics)

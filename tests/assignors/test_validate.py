@@ -25,25 +25,19 @@ def fault(result: Any) -> str:
     return str(caught.value)
 
 
-def test_pairs_and_any_iterable_are_accepted_and_come_out_as_sets() -> None:
+def test_pairs_in_any_iterable_become_sets_and_a_member_without_partitions_may_be_omitted() -> None:
     result: Any = {member: iter(partitions) for member, partitions in GOOD.items()}
     assert validate(VIEW, result) == {
         "a": {TopicPartition("t", 0), TopicPartition("u", 0)},
         "b": {TopicPartition("t", 1), TopicPartition("t", 2)},
     }
-
-
-def test_a_member_that_gets_nothing_may_be_left_out() -> None:
-    view = GroupView((A, B), {"u": 1})
-    assert validate(view, {"a": [TopicPartition("u", 0)]}) == {
-        "a": {TopicPartition("u", 0)},
-        "b": frozenset(),
-    }
+    without_b = validate(GroupView((A, B), {"u": 1}), {"a": [TopicPartition("u", 0)]})
+    assert without_b == {"a": {TopicPartition("u", 0)}, "b": frozenset()}
 
 
 @pytest.mark.parametrize("form", [list, frozenset])
 @pytest.mark.parametrize(
-    ("a", "b", "says"),
+    ("a", "b", "message"),
     [
         ({"t": 3}, {}, "1 partitions assigned to no member: u:0"),
         ({"t": 3, "u": 1}, {"t": 1}, "1 partitions given twice: t:0 to 'a' and 'b'"),
@@ -52,28 +46,22 @@ def test_a_member_that_gets_nothing_may_be_left_out() -> None:
         ({"t": 3, "u": 1, "unwanted": 1}, {}, "do not exist or have no subscriber: unwanted:0 to 'a'"),
     ],
 )
-def test_partitions_in_lists_and_in_sets_are_judged_alike(
-    form: Any, a: dict[str, int], b: dict[str, int], says: str
+def test_lists_and_sets_of_partitions_get_the_same_error(
+    form: Any, a: dict[str, int], b: dict[str, int], message: str
 ) -> None:
     result = {
         member: form(TopicPartition(topic, number) for topic, count in counts.items() for number in range(count))
         for member, counts in (("a", a), ("b", b))
     }
-    assert says in fault(result)
+    assert message in fault(result)
 
 
 def test_a_partition_that_one_member_lists_twice_is_named() -> None:
     assert fault({**GOOD, "b": [("t", 1), ("t", 2), ("t", 2)]}) == "1 partitions given twice: t:2 to 'b' and 'b'"
 
 
-def test_many_offenders_are_counted_and_the_first_shown() -> None:
-    view = GroupView((A, B), {"t": 40})
-    with pytest.raises(BadAssignment, match=r"^40 partitions assigned to no member: t:0, t:1, t:2, t:3, t:4, \.\.\.$"):
-        validate(view, {})
-
-
 @pytest.mark.parametrize(
-    ("result", "says"),
+    ("result", "message"),
     [
         (None, "NoneType, not a mapping"),
         ([("a", [])], "list, not a mapping"),
@@ -85,8 +73,8 @@ def test_many_offenders_are_counted_and_the_first_shown() -> None:
         ({**GOOD, 3: []}, "1 unknown members: 3"),
     ],
 )
-def test_wrong_types_are_named(result: Any, says: str) -> None:
-    assert says in fault(result)
+def test_wrong_types_are_named(result: Any, message: str) -> None:
+    assert message in fault(result)
 
 
 class Raises:
@@ -116,7 +104,7 @@ class Silent(BaseException):
 
 @pytest.mark.parametrize("where", ["call", "partitions", "partition"])
 @pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError(), GeneratorExit(), StopIteration(), Silent()])
-def test_whatever_a_function_raises_is_an_error_of_the_assignor(error: BaseException, where: str) -> None:
+def test_any_exception_of_a_function_is_an_error_of_the_assignor(error: BaseException, where: str) -> None:
     with pytest.raises(AssignorError, match=f"'broken'.* raised .*{type(error).__name__}"):
         compute(Raises(error, where), VIEW)
 

@@ -20,18 +20,24 @@ async def test_a_cancellation_with_the_result_is_not_lost() -> None:
         await waiting
 
 
-async def test_work_has_ended_when_the_timeout_is_raised() -> None:
+async def test_work_has_ended_when_a_timeout_or_a_cancellation_is_raised() -> None:
     ended = []
 
     async def slow() -> None:
         try:
             await asyncio.sleep(60)
         finally:
+            await many_steps("")
             ended.append(True)
 
     with pytest.raises(asyncio.TimeoutError):
         await within(slow(), 0.01)
-    assert ended
+    waiting = asyncio.ensure_future(within(slow(), 60))
+    await many_steps("")
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    assert waiting.cancelled()
+    assert ended == [True, True]
     with pytest.raises(ZeroDivisionError):
         await within(asyncio.get_running_loop().run_in_executor(None, lambda: 1 // 0), None)
 

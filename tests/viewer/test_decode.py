@@ -73,7 +73,7 @@ def test_bytes_are_shown_as_what_they_are(data: bytes | None, format: str, value
     assert (shown.format, shown.value, shown.size) == (format, value, len(data or b""))
 
 
-def test_a_format_that_does_not_fit_is_said_and_the_bytes_are_shown() -> None:
+def test_bytes_that_do_not_match_the_format_are_shown_with_a_note() -> None:
     assert Decoder(value="hex").decode("value", b'{"a": 1}').value == b'{"a": 1}'.hex()
     assert Decoder(value="text").decode("value", b'{"a": 1}').value == '{"a": 1}'
     shown = Decoder(value="json").decode("value", b"{")
@@ -102,7 +102,7 @@ def test_avro_with_a_schema_of_a_file(tmp_path: Path, order: bytes) -> None:
         Decoder(value=f"avro:{tmp_path / 'none.avsc'}")
 
 
-def test_the_registrys_schema_is_taken_by_the_id_in_the_bytes(order: bytes) -> None:
+def test_the_schema_id_in_the_bytes_selects_the_schema_of_the_registry(order: bytes) -> None:
     schemas: dict[int, Schema | str] = {3: avro_schema(ORDER, {}, "3"), 4: "schema 4 is not known: away"}
     decoder = Decoder()
     record = Record("t", 0, 0, 0, 0, framed(4, b"k"), framed(3, order), [])

@@ -48,7 +48,7 @@ def test_a_path_hides_its_values_and_no_others(mask: str, hidden: list[str]) -> 
 
 
 @pytest.mark.parametrize("mask", ["", "card.number", "value.", "value card", "value[", "value.a b", "Value.a", "$$.a"])
-def test_what_is_no_path_is_refused_with_its_text(mask: str) -> None:
+def test_an_invalid_path_is_refused(mask: str) -> None:
     with pytest.raises(ConfigError, match=r"mask '"):
         Masks([mask])
 
@@ -68,7 +68,7 @@ def test_what_is_no_path_is_refused_with_its_text(mask: str) -> None:
         ("value..number", {"deep": json.loads("[" * 150 + '{"number": "4111"}' + "]" * 150)}),
     ],
 )
-def test_what_a_mask_cannot_be_applied_to_is_hidden(mask: str, document: Any) -> None:
+def test_a_value_to_which_a_mask_cannot_be_applied_is_hidden(mask: str, document: Any) -> None:
     assert "4111" not in json.dumps(Masks([mask]).apply("value", document))
 
 
@@ -106,7 +106,7 @@ JSON = st.recursive(
 
 
 @given(JSON, st.sampled_from(["value..secret", "value.a..secret", "value.*.secret", "value.secret"]))
-def test_a_masked_field_never_comes_out(document: Any, mask: str) -> None:
+def test_a_masked_field_is_never_shown(document: Any, mask: str) -> None:
     """A secret stands where each of the masks applies, inside any other fields and lists."""
     data = json.dumps({"a": [document, {"secret": "geheim"}], "secret": "geheim", "b": document}).encode()
     shown = Decoder(masks=Masks([mask])).decode("value", data)
@@ -117,7 +117,7 @@ def test_a_masked_field_never_comes_out(document: Any, mask: str) -> None:
 @pytest.mark.parametrize(
     "data", [b"geheim", b"\x00\x00\x00\x00\x07geheim", b'"geheim"', b'{"secret": "geheim"', b"[" * 100_000 + b"geheim"]
 )
-def test_what_cannot_be_decoded_is_masked_as_a_whole(data: bytes) -> None:
+def test_a_value_that_cannot_be_decoded_is_masked_as_a_whole(data: bytes) -> None:
     decoder = Decoder(masks=Masks(["value.other", "headers.token"]))
     shown = decoder.decode("value", data)
     assert (shown.format, shown.value) == ("masked", "***")
@@ -128,7 +128,7 @@ def test_what_cannot_be_decoded_is_masked_as_a_whole(data: bytes) -> None:
     assert decoder.decode_header("trace", b"t1").value == "t1"
 
 
-def test_bytes_are_not_offered_where_masks_hide_fields() -> None:
+def test_formats_that_show_the_bytes_are_refused_with_masks() -> None:
     masks = Masks(["value.card"])
     for format in ("text", "hex"):
         with pytest.raises(ConfigError, match="the bytes would show them"):

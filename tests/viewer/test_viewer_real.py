@@ -63,8 +63,8 @@ async def test_records_are_found_around_an_offset_by_time_and_by_key(
     bounds = Bounds(seconds=60)
     viewer = Viewer(Reader(kafka_cluster.bootstrap, bounds=bounds, timeout_s=30), masks=Masks(["value.card"]))
 
-    def query(**given: Any) -> Query:
-        return Query(topic, **{"isolation_level": "read_committed", **given})
+    def query(**options: Any) -> Query:
+        return Query(topic, **{"isolation_level": "read_committed", **options})
 
     near = await viewer.view(query(partition=PARTITION, position=Position("offset", 20), before=3, limit=2))
     assert [record.offset for record in near.records] == [17, 18, 19, 20, 21]
@@ -89,14 +89,14 @@ async def test_records_are_found_around_an_offset_by_time_and_by_key(
     assert [record.offset for record in keyed.records] == [27, 37, 46, 47, 48, 49, 50]
     assert keyed.found.by_partitioner
     assert [window.partition for window in keyed.found.windows] == [PARTITION]
-    none = await viewer.view(query(key=b"nobody", every_partition=True))
+    none = await viewer.view(query(key=b"unknown", every_partition=True))
     assert none.records == []
     assert [(window.first, window.next) for window in none.found.windows] == [(0, w.end) for w in none.found.windows]
 
     short = Viewer(Reader(kafka_cluster.bootstrap, bounds=Bounds(scanned=20, seconds=60), timeout_s=30))
-    some = await short.view(query(key=b"nobody", partition=PARTITION, position=Position("earliest")))
+    some = await short.view(query(key=b"unknown", partition=PARTITION, position=Position("earliest")))
     assert (some.found.stopped, some.found.scanned, some.found.windows[0].next) == ("records", 20, 20)
-    some = await short.view(query(key=b"nobody", partition=PARTITION, position=Position("latest"), limit=5))
+    some = await short.view(query(key=b"unknown", partition=PARTITION, position=Position("latest"), limit=5))
     assert some.found.stopped == "records"
     assert some.found.windows[0].next == LOG + 12
 
@@ -107,7 +107,7 @@ async def test_records_are_found_around_an_offset_by_time_and_by_key(
         await viewer.view(Query(f"{topic}-none"))
 
 
-def test_the_command_prints_records_with_what_it_looked_at(
+def test_the_command_prints_records_and_the_offsets_that_it_read(
     kafka_cluster: LocalCluster, topic_factory: Callable[..., str]
 ) -> None:
     topic = topic_factory(2)

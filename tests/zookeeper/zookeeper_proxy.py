@@ -47,9 +47,9 @@ class ZooKeeperProxy:
             await self.instead(reader, writer)
             return
         self._clients.append(writer)
-        answers, requests = await asyncio.open_connection("127.0.0.1", self._port)
+        responses, requests = await asyncio.open_connection("127.0.0.1", self._port)
         # `reply` may be replaced later
-        both = _pump(reader, requests, bytes), _pump(answers, writer, lambda data: self.reply(data))
+        both = _pump(reader, requests, bytes), _pump(responses, writer, lambda data: self.reply(data))
         await asyncio.gather(*both)
 
 

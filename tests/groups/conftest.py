@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -20,17 +21,25 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def quiet() -> Iterator[None]:
+    """A simulation logs thousands of lines. A run that fails prints its schedule instead."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.fixture
 def group_of(
     cluster_factory: ClusterFactory, topic_factory: Callable[..., str], group: str
 ) -> Iterator[Callable[[str], OldGroup]]:
-    made: list[OldGroup] = []
+    groups: list[OldGroup] = []
 
-    def make(version: str) -> OldGroup:
+    def create(version: str) -> OldGroup:
         cluster: LocalCluster = cluster_factory(kafka=version)
         old = OldGroup(cluster, topic_factory(PARTITIONS, cluster=cluster), group, PARTITIONS)
-        made.append(old)
+        groups.append(old)
         return old
 
-    yield make
-    for old in made:
+    yield create
+    for old in groups:
         old.close()

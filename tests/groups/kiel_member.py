@@ -18,7 +18,7 @@ brokers, zookeeper, group, topic = sys.argv[1:]
 stop = threading.Event()
 
 
-def tell(**what):
+def report(**what):
     sys.stdout.write(json.dumps(dict(what, t=time.time())) + "\n")
     sys.stdout.flush()
 
@@ -35,21 +35,21 @@ def run():
     )
     yield consumer.connect()
     held = None
-    tell(what="joined", name=consumer.name)
+    report(what="joined", name=consumer.name)
     while not stop.is_set():
         now = sorted(consumer.allocation.get(topic, ()))
         if now != held:
             held = now
-            tell(what="holds", partitions=now)
+            report(what="holds", partitions=now)
         if not now:
             yield gen.sleep(0.05)
             continue
         values = yield consumer.consume(topic)
         if values:
-            tell(what="got", values=values)
+            report(what="got", values=values)
         yield consumer.commit_offsets()
     yield consumer.close()
-    tell(what="left")
+    report(what="left")
 
 
 logging.basicConfig(stream=sys.stderr, level=logging.WARNING)

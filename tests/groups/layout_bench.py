@@ -1,4 +1,4 @@
-"""Members of this library in one group, in each of the layouts in ZooKeeper."""
+"""Members of allocator in one group, in each of the layouts in ZooKeeper."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Member:
     """A member, and the offsets of its group, which move to Kafka with a group of kiel's."""
 
     def __init__(self, bench: Bench, name: str, zk: ZooKeeperClient, settle_s: float = 0.0, **settings: Any) -> None:
-        self.bench, self.owner = bench, RecordingOwner(name, bench.history)
+        self.bench, self.zk, self.owner = bench, zk, RecordingOwner(name, bench.history)
         self.settings = {"name": name, "topics": bench.subscribed, "connect_timeout_s": 60.0, **settings}
         self.storage = "zookeeper"
         self.carried: list[Partitions] = []
@@ -125,14 +125,14 @@ class Bench:
     ) -> AsyncIterator[list[Member]]:
         """`zk`: the client of a single member."""
         async with contextlib.AsyncExitStack() as stack:
-            made = []
+            members = []
             for name in names:
-                made.append(Member(self, name, zk or self.client(), **settings))
-                stack.push_async_callback(lambda each=made[-1]: asyncio.wait_for(each.membership.leave(), 30))
-                await made[-1].membership.join()
-            yield made
+                members.append(Member(self, name, zk or self.client(), **settings))
+                stack.push_async_callback(lambda each=members[-1]: asyncio.wait_for(each.membership.leave(), 30))
+                await members[-1].membership.join()
+            yield members
 
-    async def settled(self, *members: Member, without: int = 0) -> None:
+    async def settled(self, *members: Member, without: int = 0, timeout_s: float = 30.0) -> None:
         """Every partition has one owner, except those of members of other clients."""
         whole = everything(self.topics)
 
@@ -141,5 +141,5 @@ class Bench:
             together = set().union(*owned)
             return sum(map(len, owned)) == len(together) == len(whole) - without and min(map(len, owned)) > 0
 
-        await wait_until_async(done, 30, lambda: f"settling: {[len(m.owner.owned) for m in members]}")
+        await wait_until_async(done, timeout_s, lambda: f"settling: {[len(m.owner.owned) for m in members]}")
         assert self.history.overlaps() == []

@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 from allocator.core.zookeeper.client import ConnectionLost, Op, Stat, Watch, ZooKeeperClient
 from allocator.testing import FaultProxy
 
-__all__ = ["LossyZooKeeper", "lossy"]
-
 T = TypeVar("T")
 
 

@@ -1,4 +1,4 @@
-"""Mixed groups of this library and other clients, each member in its own process."""
+"""Groups with members of allocator and of other clients, each member in its own process."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def find_python(version: str) -> str | None:
     root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     found = [shutil.which(f"python{version}"), *sorted(root.glob(f"versions/{version}*/bin/python{version}"))]
     for path in filter(None, found):
-        told = subprocess.run(
+        shown = subprocess.run(
             [path, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True
         )
-        if told.stdout.strip() == version:
+        if shown.stdout.strip() == version:
             return str(path)
     return None
 
 
 def python_with(name: str, versions: Sequence[str], packages: Sequence[str]) -> str:
-    """The Python of an environment with these packages, made once in the cache; skips when no interpreter is there."""
+    """The Python of an environment with these packages, created once in the cache; skips without an interpreter."""
     interpreter = next(filter(None, map(find_python, versions)), None)
     if interpreter is None:
         pytest.skip(f"{name} needs Python {' or '.join(versions)}, which is neither on PATH nor among pyenv's")
@@ -79,52 +79,48 @@ def pykafka_python() -> str:
 
 
 class Member:
-    """One process; `told` holds its output, `log` its errors."""
+    """One process; `output` holds its lines, `log` its errors."""
 
     def __init__(self, kind: str, command: Sequence[str]) -> None:
         self.kind = kind
-        self.told: list[dict[str, Any]] = []
+        self.output: list[dict[str, Any]] = []
         self.log: list[str] = []
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         self._readers = [
-            threading.Thread(target=self._read_told, daemon=True),
+            threading.Thread(target=self._read_output, daemon=True),
             threading.Thread(target=self._read_log, daemon=True),
         ]
         for reader in self._readers:
             reader.start()
 
-    def _read_told(self) -> None:
+    def _read_output(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             # Kafka's console consumer prints nothing but the values
-            told = json.loads(line)
-            self.told.append(told if isinstance(told, dict) else {"what": "got", "values": [told], "t": time.time()})
+            entry = json.loads(line)
+            self.output.append(
+                entry if isinstance(entry, dict) else {"what": "got", "values": [entry], "t": time.time()}
+            )
 
     def _read_log(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.log.append(line)
 
-    def said(self, what: str) -> bool:
-        return any(line["what"] == what for line in self.told)
+    def reported(self, what: str) -> bool:
+        return any(line["what"] == what for line in self.output)
 
     @property
     def values(self) -> list[int]:
-        return [value for line in tuple(self.told) if line["what"] == "got" for value in line["values"]]
+        return [value for line in tuple(self.output) if line["what"] == "got" for value in line["values"]]
 
     @property
     def held(self) -> set[int]:
-        held: set[int] = set()
-        for line in tuple(self.told):
-            if line["what"] == "holds":
-                held = set(line["partitions"])
-            elif line["what"] == "begin":
-                held |= set(line["partitions"])
-            elif line["what"] == "end":
-                held -= set(line["partitions"])
-        return held if self.process.poll() is None else set()
+        if self.process.poll() is not None:
+            return set()
+        return set(_held(tuple(self.output))[0])
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
@@ -155,7 +151,7 @@ class OldGroup:
         self.members.append(member)
         return member
 
-    def ours(self, membership: str, settle_s: float = 3.0, **options: Any) -> Member:
+    def allocator(self, membership: str, settle_s: float = 3.0, **options: Any) -> Member:
         arguments = {
             "topic": self.topic,
             "brokers": self.cluster.bootstrap,
@@ -165,7 +161,7 @@ class OldGroup:
             "joins": {"session_timeout_s": 4.0, "settle_s": settle_s},
             **options,
         }
-        return self.start("ours", [sys.executable, str(HERE / "our_member.py"), json.dumps(arguments)])
+        return self.start("allocator", [sys.executable, str(HERE / "allocator_member.py"), json.dumps(arguments)])
 
     def kiel(self) -> Member:
         script = str(HERE / "kiel_member.py")
@@ -222,10 +218,10 @@ class OldGroup:
             stop.set()
             producer.join()
 
-    # -- what to wait for ----------------------------------------------------------------------------------------
+    # -- conditions ---------------------------------------------------------------------------------------------
 
     def shared(self, *members: Member, timeout_s: float = 60.0) -> None:
-        """Waits until these own each partition once, and about equally many."""
+        """Waits until each of these members owns about equally many partitions, and each partition has one owner."""
 
         def even() -> bool:
             held = [member.held for member in members]
@@ -253,7 +249,7 @@ class OldGroup:
             return {int(name): int(client.get(f"{path}/{name}")[0]) for name in names}
 
     def claimed(self, members: int, timeout_s: float = 60.0) -> None:
-        """Waits until `count` members claim all partitions, about equally many each."""
+        """Waits until so many members claim all partitions, about equally many each."""
 
         def even() -> bool:
             held = list(self.claims().values())
@@ -263,7 +259,7 @@ class OldGroup:
         wait_until(even, timeout_s, lambda: f"{members} to claim: {self.claims()}\n{self.shown()}", interval_s=0.2)
 
     def all_read(self, timeout_s: float = 60.0) -> None:
-        wait_until(lambda: not self.lost(), timeout_s, lambda: f"{self.around()}\n{self.shown()}")
+        wait_until(lambda: not self.lost(), timeout_s, lambda: f"{sorted(self.lost())} to be read\n{self.shown()}")
 
     def shown(self) -> str:
         return "\n".join(
@@ -272,25 +268,10 @@ class OldGroup:
             for m in self.members
         )
 
-    # -- what happened -------------------------------------------------------------------------------------------
+    # -- the history ---------------------------------------------------------------------------------------------
 
     def lost(self) -> set[int]:
         return set(range(self.produced)) - {value for member in self.members for value in member.values}
-
-    def around(self) -> str:
-        """For each partition with missing records: the reads just before and after."""
-        lines = []
-        for number in sorted({value % self.partitions for value in self.lost()}):
-            lacking = sorted(value for value in self.lost() if value % self.partitions == number)
-            lines.append(f"partition {number} lacks {lacking[:10]}; {len(lacking)} in all")
-            near = range(lacking[0] - 10 * self.partitions, lacking[-1] + 10 * self.partitions)
-            for index, member in enumerate(self.members):
-                for line in tuple(member.told):
-                    values = [v for v in line.get("values", ()) if v % self.partitions == number and v in near]
-                    moved = "values" not in line and number in line.get("partitions", (number,))
-                    if values or moved:
-                        lines.append(f"  {line['t']:.3f} {member.kind} {index} {line['what']} {values or number}")
-        return "\n".join(lines)
 
     def repeated(self) -> int:
         """Number of repeated records."""
@@ -301,7 +282,7 @@ class OldGroup:
         """Seconds in which two members of such kinds held a partition, by partition."""
         spans = defaultdict(list)
         for index, member in enumerate(self.members):
-            for number, begin, end in _spans(member.told):
+            for number, begin, end in _spans(member.output):
                 spans[number].append((begin, end, index, member.kind))
         found: defaultdict[int, float] = defaultdict(float)
         for number, all_of_it in spans.items():
@@ -313,22 +294,24 @@ class OldGroup:
         return dict(found)
 
 
-def _spans(told: Iterable[dict[str, Any]]) -> list[tuple[int, float, float]]:
-    """(partition, from, to) by the output of a member; a killed member owned it until its last line."""
-    open_since: dict[int, float] = {}
-    spans = []
-    last = 0.0
-    for line in told:
-        last = line["t"]
-        held = set(open_since)
-        if line["what"] == "holds":
-            held = set(line["partitions"])
-        elif line["what"] == "begin":
-            held |= set(line["partitions"])
-        elif line["what"] == "end":
-            held -= set(line["partitions"])
-        elif line["what"] == "left":
-            held = set()
-        spans += [(number, open_since.pop(number), last) for number in set(open_since) - held]
-        open_since.update(dict.fromkeys(held - set(open_since), last))
-    return spans + [(number, begin, last) for number, begin in open_since.items()]
+Span = tuple[int, float, float]
+"""(partition, from, to)."""
+
+
+def _held(output: Iterable[dict[str, Any]]) -> tuple[dict[int, float], list[Span]]:
+    """Returns the partitions that a member holds after this output, each with its start, and the ended spans."""
+    since: dict[int, float] = {}
+    spans: list[Span] = []
+    for line in output:
+        what, at, parts = line["what"], line["t"], set(line.get("partitions", ()))
+        held = {"holds": parts, "begin": since.keys() | parts, "end": since.keys() - parts, "left": set()}.get(what)
+        if held is not None:
+            spans += [(number, since.pop(number), at) for number in since.keys() - held]
+            since |= dict.fromkeys(held - since.keys(), at)
+    return since, spans
+
+
+def _spans(output: list[dict[str, Any]]) -> list[Span]:
+    """A killed member held its partitions until its last line."""
+    since, spans = _held(output)
+    return spans + [(number, begin, output[-1]["t"]) for number, begin in since.items()]

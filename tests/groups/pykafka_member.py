@@ -17,7 +17,7 @@ brokers, zookeeper, group, topic, version = sys.argv[1:]
 stop = threading.Event()
 
 
-def tell(**what):
+def report(**what):
     sys.stdout.write(json.dumps(dict(what, t=time.time())) + "\n")
     sys.stdout.flush()
 
@@ -38,11 +38,11 @@ consumer = client.topics[topic].get_balanced_consumer(
     rebalance_max_retries=10,
     rebalance_backoff_ms=1000,
 )
-tell(what="joined", name=consumer._consumer_id.decode())
+report(what="joined", name=consumer._consumer_id.decode())
 while not stop.is_set():
     message = consumer.consume()
     if message is not None:
-        tell(what="got", partition=message.partition_id, values=[json.loads(message.value)])
+        report(what="got", partition=message.partition_id, values=[json.loads(message.value)])
         consumer.commit_offsets()
 consumer.stop()
-tell(what="left")
+report(what="left")

@@ -1,4 +1,4 @@
-"""Responses of ZooKeeper that are lost with the connection leave no ghosts: members and locks that nobody acts for."""
+"""Responses of ZooKeeper that are lost with the connection leave no ghosts: znodes of members and locks in no use."""
 
 from __future__ import annotations
 
@@ -109,22 +109,6 @@ async def test_kiels_lock_does_not_wait_for_its_own_ghost(
             await wait_until_async(free, 30, "the lock to be free for members of kiel")
 
 
-async def test_a_member_leaves_while_another_client_has_kiels_lock(bench: Bench) -> None:
-    async with client(bench) as zk:
-        await zk.connect()
-        async with bench.members("a") as (a,):
-            await bench.settled(a)
-            await zk.create(f"{bench.kiel.partitions}/lock/0123__lock__", ephemeral=True, sequence=True)
-            bench.topics.change(t=8)
-
-            async def waits() -> bool:
-                return len(await zk.get_children(f"{bench.kiel.partitions}/lock")) == 2
-
-            await wait_until_async(waits, 30, "a to wait for the lock")
-            await asyncio.wait_for(a.membership.leave(), 30)
-        await zk.close()
-
-
 def cut_off(zk: LossyZooKeeper, happened: asyncio.Event) -> Callable[[], Awaitable[None]]:
     """Returns a function that cuts off the client for a second, unless `happened` is set."""
 
@@ -139,11 +123,12 @@ def cut_off(zk: LossyZooKeeper, happened: asyncio.Event) -> Callable[[], Awaitab
     return cut
 
 
-@pytest.mark.parametrize("outage", ["at the release", "during the copy"])
+@pytest.mark.parametrize("outage", ["at the release", "during the copy", "of the operator"])
 async def test_a_group_moves_on_after_an_outage(bench: Bench, outage: str) -> None:
     async with (
         client(bench) as one,
         client(bench) as two,
+        client(bench) as operator,
         bench.members("a", zk=one) as (a,),
         bench.members("b", zk=two) as (b,),
     ):
@@ -151,27 +136,20 @@ async def test_a_group_moves_on_after_an_outage(bench: Bench, outage: str) -> No
         if outage == "during the copy":
             happened = asyncio.Event()
             a.while_copying, b.while_copying = cut_off(one, happened), cut_off(two, happened)
+        elif outage == "of the operator":
+            happened = asyncio.Event()
+            a.while_copying = b.while_copying = cut_off(operator, happened)
         else:
             happened = one.lose("delete", bench.members_path, executed=False)
             one.lose("delete", bench.members_path, executed=False)
-        await adopt(one.observer, bench.group, "/allocator", 40.0, lambda line: None)
+        await operator.connect()
+        await adopt(operator, bench.group, "/allocator", 40.0, lambda line: None)
+        await operator.close()
         await bench.settled(a, b)
         assert happened.is_set()
 
 
-async def test_the_command_waits_through_an_outage(bench: Bench) -> None:
-    async with client(bench) as zk, bench.members("a") as (a,):
-        await bench.settled(a)
-        await zk.connect()
-        happened = asyncio.Event()
-        a.while_copying = cut_off(zk, happened)
-        await adopt(zk, bench.group, "/allocator", 40.0, lambda line: None)
-        assert happened.is_set()
-        await bench.settled(a)
-        await zk.close()
-
-
-async def test_a_member_that_began_the_copy_unknowingly_goes_on_with_it(bench: Bench) -> None:
+async def test_a_member_whose_response_to_the_start_of_the_copy_is_lost_continues_the_copy(bench: Bench) -> None:
     async with client(bench) as zk, bench.members("a", zk=zk) as (a,):
         await bench.settled(a)
         lost = zk.lose("create", bench.kiel.opening)
@@ -182,7 +160,7 @@ async def test_a_member_that_began_the_copy_unknowingly_goes_on_with_it(bench: B
             await bench.settled(a, b)
 
 
-async def test_a_member_that_reaches_kafka_copies_the_offsets_though_another_began(bench: Bench) -> None:
+async def test_another_member_copies_the_offsets_if_the_first_one_does_not_reach_kafka(bench: Bench) -> None:
     async with client(bench) as zk, bench.members("a") as (a,), bench.members("b") as (b,):
         await bench.settled(a, b)
         a.while_copying = _refused

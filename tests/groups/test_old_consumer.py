@@ -1,4 +1,4 @@
-"""Members of this library beside Kafka 0.8's own consumer and pykafka, on real servers."""
+"""Members of allocator beside Kafka 0.8's own consumer and pykafka, on real servers."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from old_groups import Member, OldGroup
+from old_groups import OldGroup
 
 from allocator.testing import wait_until
 
 
-def test_ours_and_javas_share_a_group_and_follow_each_other(
+def test_members_of_allocator_and_java_continue_from_each_others_offsets(
     group_of: Callable[[str], OldGroup], tmp_path: Path
 ) -> None:
     group = group_of("0.9.0.1")
     group.produce(60)
-    ours = group.ours("consumers")
+    own = group.allocator("consumers")
     group.claimed(1)
     group.all_read()
-    theirs = group.java(tmp_path)
+    java = group.java(tmp_path)
     group.claimed(2)
     group.produce(60)
     group.all_read()
-    assert theirs.values
-    ours.kill()
+    assert java.values
+    own.kill()
     group.claimed(1)
     group.produce(60)
     group.all_read()
-    again = group.ours("consumers")
+    again = group.allocator("consumers")
     group.claimed(2)
-    theirs.kill()
+    java.kill()
     group.claimed(1)
     group.produce(60)
     group.all_read()
@@ -49,42 +49,38 @@ def test_nothing_is_lost_when_members_of_both_kinds_are_killed(
     record_property: Callable[[str, object], None],
 ) -> None:
     group = group_of(version)
-    membership = {"java": "consumers", "pykafka": "pykafka"}[kind]
-
-    def another() -> Member:
-        return group.java(tmp_path) if kind == "java" else group.pykafka()
-
+    membership = "consumers" if kind == "java" else "pykafka"
     group.produce(60)
-    ours = [group.ours(membership), group.ours(membership)]
+    own = [group.allocator(membership), group.allocator(membership)]
     group.claimed(2)
     group.all_read()
-    theirs = [another()]
+    other = group.java(tmp_path) if kind == "java" else group.pykafka()
     group.claimed(3)
     with group.producing():
         for _ in range(3):
-            ours.pop(0).kill()
+            own.pop(0).kill()
             group.claimed(2)
-            ours.append(group.ours(membership))
+            own.append(group.allocator(membership))
             group.claimed(3)
-            theirs.pop(0).kill()
+            other.kill()
             group.claimed(2)
-            theirs.append(another())
+            other = group.java(tmp_path) if kind == "java" else group.pykafka()
             group.claimed(3)
-        wait_until(lambda: bool(theirs[0].values), 60, "the newest of theirs to read something")
+        wait_until(lambda: bool(other.values), 60, "the newest member to read something")
     group.all_read()
-    assert group.overlaps(lambda first, second: first == second == "ours") == {}
+    assert group.overlaps(lambda first, second: first == second == "allocator") == {}
     print(f"{kind} {version}: {group.produced} records, {group.repeated()} repeated")
     record_property("repeated", group.repeated())
-    for member in ours:
+    for member in own:
         member.stop()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("membership", ["consumers", "kiel"])
-def test_a_member_that_was_frozen_sets_nobody_back(group_of: Callable[[str], OldGroup], membership: str) -> None:
+def test_a_frozen_member_sets_no_offset_back(group_of: Callable[[str], OldGroup], membership: str) -> None:
     group = group_of("0.9.0.1")
     group.produce(60)
-    frozen, other = group.ours(membership), group.ours(membership)
+    frozen, other = group.allocator(membership), group.allocator(membership)
     group.shared(frozen, other)
     with group.producing():
         group.all_read()
@@ -94,11 +90,11 @@ def test_a_member_that_was_frozen_sets_nobody_back(group_of: Callable[[str], Old
         wait_until(lambda: len(other.values) > seen + 100, 30, "the other one to go on")
     group.all_read()
     wait_until(lambda: sum(group.in_zookeeper().values()) == group.produced, 30, "everything to be committed")
-    before = len(frozen.told)
+    before = len(frozen.output)
     frozen.process.send_signal(signal.SIGCONT)
     group.shared(frozen, other)
     # it may report records that it held; its listener knows that the partitions are lost, and it commits nothing
-    woken = [line["what"] for line in frozen.told[before:]]
+    woken = [line["what"] for line in frozen.output[before:]]
     assert "end" in woken
     assert woken[: woken.index("end")].count("got") <= 1
     assert sum(group.in_zookeeper().values()) == group.produced

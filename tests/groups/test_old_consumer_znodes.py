@@ -1,4 +1,4 @@
-"""Registrations of Kafka 0.8's own consumers and their assignment; and this library alone, on a real ZooKeeper."""
+"""Registrations of Kafka 0.8's own consumers, and groups of allocator's members in their layouts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from allocator.types import TopicPartition
 JAVA = b'{"version":1,"subscription":{"orders":2},"pattern":"white_list","timestamp":"1700000000000"}'
 
 
-def test_javas_subscriptions_are_understood() -> None:
+def test_subscriptions_of_java_are_decoded() -> None:
     assert OldSubscription.decode("/p", JAVA).threads("orders") == 2
     assert OldSubscription.decode("/p", JAVA).threads("orders2") == 0
     black = OldSubscription("black_list", {"a.*, b": 1})
@@ -41,7 +41,7 @@ def test_javas_subscriptions_are_understood() -> None:
         (b"[]", "not a subscription"),
     ],
 )
-def test_what_is_not_understood_is_named(data: bytes, why: str) -> None:
+def test_an_invalid_subscription_is_refused_with_its_path(data: bytes, why: str) -> None:
     with pytest.raises(InvalidZnode, match="znode /ids/x is not readable") as caught:
         OldSubscription.decode("/ids/x", data)
     assert why in str(caught.value)
@@ -52,7 +52,7 @@ def bench(zk_chroot: str, group: str, request: pytest.FixtureRequest) -> Bench:
     return Bench(request.param, zk_chroot, group, t=10, u=3)
 
 
-async def test_ours_share_join_and_leave(bench: Bench) -> None:
+async def test_members_join_and_leave(bench: Bench) -> None:
     async with bench.members("a", "b") as (a, b):
         await bench.settled(a, b)
         async with bench.members("c") as (c,):
@@ -62,7 +62,7 @@ async def test_ours_share_join_and_leave(bench: Bench) -> None:
         await bench.settled(a, b)
 
 
-async def test_a_new_owner_waits_until_the_old_one_let_go(bench: Bench) -> None:
+async def test_the_new_owner_waits_for_the_old_one(bench: Bench) -> None:
     async with bench.members("a") as (a,):
         await bench.settled(a)
         a.owner.may_drain.clear()
@@ -73,13 +73,13 @@ async def test_a_new_owner_waits_until_the_old_one_let_go(bench: Bench) -> None:
             await bench.settled(a, b)
 
 
-async def test_a_claim_of_anybody_is_respected(bench: Bench) -> None:
-    """A claim of another client, under its own name and with its own idea of the leader."""
+async def test_a_claim_of_another_client_is_respected(bench: Bench) -> None:
+    """A claim of another client, under its own name and with another leader."""
     name = {"consumers": "t/4", "pykafka": "b't'/1-4"}[bench.layout]
     path = f"/consumers/{bench.group}/owners/{name}"
     async with bench.zookeeper() as zk:
         await zk.ensure_path(path.rpartition("/")[0])
-        await zk.create(path, b"somebody", ephemeral=True)
+        await zk.create(path, b"another", ephemeral=True)
         async with bench.members("a") as (a,):
             await wait_until_async(lambda: len(a.owner.owned) == 12, 30, "all but one")
             assert TopicPartition("t", 4) not in a.owner.owned
@@ -87,19 +87,19 @@ async def test_a_claim_of_anybody_is_respected(bench: Bench) -> None:
             await bench.settled(a)
 
 
-async def test_a_member_of_the_other_dialect_is_complained_of(bench: Bench) -> None:
+async def test_a_member_in_the_other_dialect_is_reported(bench: Bench) -> None:
     data = {"consumers": b"t", "pykafka": JAVA}[bench.layout]
     async with bench.zookeeper() as zk:
         await zk.ensure_path(f"/consumers/{bench.group}/ids")
         await zk.create(f"/consumers/{bench.group}/ids/other", data, ephemeral=True)
         async with bench.members("a") as (a,):
-            await wait_until_async(lambda: bool(a.owner.errors), 30, "a complaint")
+            await wait_until_async(lambda: bool(a.owner.errors), 30, "the error")
             assert "ids/other" in str(a.owner.errors[0])
             assert "cannot have members of" in str(a.owner.errors[0])
 
 
 @pytest.mark.parametrize("response", ["arrives", "is lost"])
-async def test_javas_others_look_again_when_a_drain_took_long(zk_chroot: str, group: str, response: str) -> None:
+async def test_java_members_rebalance_again_after_a_long_drain(zk_chroot: str, group: str, response: str) -> None:
     """They retry a few times and then wait for the next change of the members. The member keeps its partitions."""
     bench = Bench("consumers", zk_chroot, group, t=10, u=3)
     async with (

@@ -1,4 +1,4 @@
-"""Members of this library in a group of kiel's layout on a real ZooKeeper, with a checked history."""
+"""Groups in kiel's layout on a real ZooKeeper, with members of allocator, and their move to allocator's layout."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from allocator.operate.adoption import AdoptionUnfinished, adopt, candidate
 from allocator.protocols.legacy.kiel import (
     AdoptionRefused,
     HandoverPhase,
-    KielPaths,
     Seal,
-    add_partitions,
     read_shared,
     seal,
 )
@@ -34,15 +32,15 @@ def bench(zk_chroot: str, group: str) -> Bench:
     return Bench("kiel", zk_chroot, group, t=24)
 
 
-async def test_ours_own_what_kiel_would_deal_them(bench: Bench) -> None:
+async def test_members_own_what_kiel_would_assign_them(bench: Bench) -> None:
     async with bench.members("a", "b", "c") as (a, b, c), bench.zookeeper() as zk:
         await bench.settled(a, b, c)
         names = sorted(await zk.get_children(bench.kiel.members))
-        dealt = json.loads((await zk.get(bench.kiel.partitions))[0])
-        expected = naive_allocator(names, sorted(dealt))
+        assigned = json.loads((await zk.get(bench.kiel.partitions))[0])
+        expected = naive_allocator(names, sorted(assigned))
         for member in (a, b, c):
-            mine = expected[member.membership.member_id]["t"]
-            assert sorted(p.partition for p in member.owner.owned) == sorted(mine)
+            numbers = expected[member.membership.member_id]["t"]
+            assert sorted(p.partition for p in member.owner.owned) == sorted(numbers)
         async with bench.members("d") as (d,):
             await bench.settled(a, b, c, d)
         bench.topics.change(t=30)
@@ -50,8 +48,8 @@ async def test_ours_own_what_kiel_would_deal_them(bench: Bench) -> None:
     assert bench.history.overlaps() == []
 
 
-async def test_what_comes_from_one_of_kiels_is_left_alone_for_a_while(bench: Bench) -> None:
-    """The same name as kiel would use, and its znode alone: it claims nothing."""
+async def test_a_member_waits_before_it_takes_partitions_of_a_kiel_member(bench: Bench) -> None:
+    """A kiel member has a znode, and claims nothing."""
     async with bench.zookeeper() as zk, bench.members("a", settle_s=1.0) as (a,):
         await bench.settled(a)
         await zk.create(bench.kiel.member("0-kiel"), ephemeral=True)
@@ -63,7 +61,7 @@ async def test_what_comes_from_one_of_kiels_is_left_alone_for_a_while(bench: Ben
         assert begun[-1] - gone >= 0.9
 
 
-async def test_who_comes_back_in_its_session_takes_nothing_from_whoever_took_over(bench: Bench) -> None:
+async def test_a_member_that_returns_in_its_session_takes_nothing_from_its_successor(bench: Bench) -> None:
     async with bench.zookeeper() as zk, bench.members("a", "b") as (a, b):
         await bench.settled(a, b)
         taken_over = asyncio.Event()
@@ -95,42 +93,42 @@ class Unacknowledged(ZooKeeperClient):
 async def test_a_claim_whose_deletion_was_not_acknowledged_is_not_deleted_twice(bench: Bench) -> None:
     """Member a deletes a claim, and loses its membership before ZooKeeper has acknowledged the deletion. Member b
     claims the partition with a znode of the same name. If a sent the deletion again, it would delete the claim of b."""
-    ours = Unacknowledged(bench.hosts, session_timeout_s=6.0)
-    async with bench.zookeeper() as zk, bench.members("a", zk=ours) as (a,):
+    client = Unacknowledged(bench.hosts, session_timeout_s=6.0)
+    async with bench.zookeeper() as zk, bench.members("a", zk=client) as (a,):
         await bench.settled(a)
 
         async def admitted(zk: ZooKeeperClient) -> bool:
-            ours.heals = len(await zk.get_children(bench.kiel.owners)) == 24
-            return ours.heals
+            client.heals = len(await zk.get_children(bench.kiel.owners)) == 24
+            return client.heals
 
         a.membership.join_again_if(admitted)
         async with bench.members("b") as (b,):
             await wait_until_async(lambda: len(b.owner.owned) == 12, 30, "b to claim what a deleted")
             await zk.delete(bench.kiel.member(a.membership.member_id))
-            await wait_until_async(lambda: ours.heals, 30, "b to claim everything, before a begins again")
+            await wait_until_async(lambda: client.heals, 30, "b to claim everything, before a starts again")
             await bench.settled(a, b)
 
 
-async def test_a_group_goes_over_whole(bench: Bench) -> None:
-    said: list[str] = []
+async def test_all_members_move_to_the_new_layout(bench: Bench) -> None:
+    progress: list[str] = []
     async with bench.zookeeper() as zk, bench.members("a", "b", "c") as (a, b, c):
         await bench.settled(a, b, c)
         a.failures = b.failures = c.failures = 1
-        await adopt(zk, bench.group, "/allocator", 30.0, said.append)
+        await adopt(zk, bench.group, "/allocator", 30.0, progress.append)
         await bench.settled(a, b, c)
         carried = [parts for member in (a, b, c) for parts in member.carried]
-        assert carried == [everything(bench.topics)]  # exactly one of them does it
+        assert carried == [everything(bench.topics)]  # exactly one member copies
         assert {m.storage for m in (a, b, c)} == {"kafka"}
-        assert said[-1] == "3 members own 24 partitions under /allocator"
-        await adopt(zk, bench.group, "/allocator", 5.0, said.append)  # again: nothing to do
+        assert progress[-1] == "3 members own 24 partitions under /allocator"
+        await adopt(zk, bench.group, "/allocator", 5.0, progress.append)  # again: nothing to do
         with pytest.raises(AdoptionRefused, match="moved to /allocator already, not to /elsewhere"):
-            await adopt(zk, bench.group, "/elsewhere", 5.0, said.append)
+            await adopt(zk, bench.group, "/elsewhere", 5.0, progress.append)
         async with bench.members("d") as (d,):
             await bench.settled(a, b, c, d)
     assert bench.history.overlaps() == []
 
 
-async def test_nobody_begins_in_the_new_layout_while_one_still_drains(bench: Bench) -> None:
+async def test_no_member_starts_in_the_new_layout_while_another_drains(bench: Bench) -> None:
     async with bench.zookeeper() as zk, bench.members("a", "b") as (a, b):
         await bench.settled(a, b)
         a.owner.may_drain.clear()
@@ -143,7 +141,7 @@ async def test_nobody_begins_in_the_new_layout_while_one_still_drains(bench: Ben
         await bench.settled(a, b)
 
 
-async def test_what_a_member_is_told_while_it_joins_the_new_layout_holds_there(bench: Bench) -> None:
+async def test_calls_to_a_member_that_joins_the_new_layout_have_their_effect_there(bench: Bench) -> None:
     """Its subscription, and that it leaves for good: no reservation keeps its partitions."""
     bench.topics.change(u=6)
     topic_u = {TopicPartition("u", number) for number in range(6)}
@@ -163,31 +161,36 @@ async def test_what_a_member_is_told_while_it_joins_the_new_layout_holds_there(b
     assert bench.history.overlaps() == []
 
 
-async def test_a_member_that_lost_its_session_asks_in_either_layout_before_it_joins_again(bench: Bench) -> None:
-    asked: list[bool] = []
+async def test_a_member_that_lost_its_session_checks_admission_in_either_layout(bench: Bench) -> None:
+    checks: list[bool] = []
 
     async def admitted(zk: ZooKeeperClient) -> bool:
-        asked.append(True)
+        checks.append(True)
         return True
 
     async with bench.zookeeper() as zk, bench.members("a") as (a,):
         a.membership.join_again_if(admitted)
         await bench.settled(a)
         await zk.delete(bench.kiel.member(a.membership.member_id))
-        await wait_until_async(lambda: len(asked) == 1, 30, "the question in kiel's layout")
+        await wait_until_async(lambda: len(checks) == 1, 30, "the check in kiel's layout")
         await bench.settled(a)
         await adopt(zk, bench.group, "/allocator", 30.0, lambda line: None)
         await bench.settled(a)
         await zk.delete(Paths("/allocator", bench.group).member(a.membership.member_id))
-        await wait_until_async(lambda: len(asked) == 2, 30, "the question in the new layout")
+        await wait_until_async(lambda: len(checks) == 2, 30, "the check in the new layout")
         await bench.settled(a)
 
 
-async def test_a_group_with_members_of_kiels_is_not_given_away(bench: Bench) -> None:
+async def test_a_group_with_kiel_members_does_not_move(bench: Bench) -> None:
     async with bench.zookeeper() as zk, bench.members("a") as (a,):
         await bench.settled(a)
         await zk.create(bench.kiel.member("host:1"), ephemeral=True)
         before = (await zk.get(bench.kiel.partitions))[0]
+        arguments = ["group", "adopt", bench.group, "--zookeeper", bench.hosts]
+        dry_run = await asyncio.to_thread(CliRunner().invoke, main, arguments)
+        assert dry_run.exit_code == 0
+        assert "1 members with this library, 1 with kiel, 24 partitions" in dry_run.output
+        assert "the move is not possible now: it still has members that run kiel: host:1" in dry_run.output
         assert (await candidate(zk, bench.group)).foreign == ("host:1",)
         with pytest.raises(AdoptionRefused, match="still has members that run kiel: host:1"):
             await adopt(zk, bench.group, "/allocator", 1.0, print)
@@ -198,68 +201,35 @@ async def test_a_group_with_members_of_kiels_is_not_given_away(bench: Bench) -> 
         await bench.settled(a, without=12)
         with pytest.raises(AdoptionRefused, match="no kiel group 'nobody'"):
             await candidate(zk, "nobody")
+        await zk.delete(bench.kiel.member("host:1"))
+        done = await asyncio.to_thread(CliRunner().invoke, main, [*arguments, "--execute", "--json"])
+        assert (done.exit_code, json.loads(done.output[done.output.index("{") :])["obstacle"]) == (0, None)
+        await bench.settled(a)
 
 
-async def test_ours_wait_for_the_lock_of_whoever_changes_what_is_dealt(bench: Bench) -> None:
-    async with bench.zookeeper() as theirs, bench.zookeeper() as zk:
-        await zk.ensure_path(f"{bench.kiel.partitions}/lock")
-        held = await theirs.create(f"{bench.kiel.partitions}/lock/0123__lock__", ephemeral=True, sequence=True)
-        adding = asyncio.ensure_future(add_partitions(zk, bench.kiel, frozenset({TopicPartition("t", 0)})))
-        await wait_until_async(lambda: _waiting(zk, bench.kiel), 30, "the lock to be waited for")
-        assert not adding.done()
-        await theirs.delete(held)
-        await adding
-        assert (await zk.get(bench.kiel.partitions))[0] == b'["t:0"]'
-        assert await zk.get_children(f"{bench.kiel.partitions}/lock") == []
+async def test_a_member_waits_for_kiels_lock_and_may_leave_meanwhile(bench: Bench) -> None:
+    lock = f"{bench.kiel.partitions}/lock"
+    async with bench.zookeeper() as zk, bench.members("a") as (a,):
+        await bench.settled(a)
 
+        async def waiting() -> bool:
+            return len(await zk.get_children(lock)) == 2
 
-async def _waiting(zk: ZooKeeperClient, paths: KielPaths) -> bool:
-    return len(await zk.get_children(f"{paths.partitions}/lock")) == 2
-
-
-def test_a_seal_is_read_back_and_is_no_json() -> None:
-    sealed = Seal(HandoverPhase.SEALED, "/allocator", frozenset({TopicPartition("a:b", 3), TopicPartition("t", 10)}))
-    assert read_shared("/p", sealed.encode()) == (sealed.partitions, sealed)
-    with pytest.raises(ValueError, match="Expecting value"):
-        json.loads(sealed.encode())
-    assert read_shared("/p", b"") == (frozenset(), None)
+        for count in (30, 36):
+            held = await zk.create(f"{lock}/0123__lock__", ephemeral=True, sequence=True)
+            bench.topics.change(t=count)
+            await wait_until_async(waiting, 30, "the member to wait for the lock")
+            await bench.settled(a, without=6)
+            if count == 30:
+                await zk.delete(held)
+                await bench.settled(a)
+                assert await zk.get_children(lock) == []
+        await asyncio.wait_for(a.membership.leave(), 30)
 
 
 @pytest.mark.parametrize(
     "data", [b"{}", b"[1]", b'["t"]', b'["t:x"]', b"\xff", Seal(HandoverPhase.OPEN, "/a", frozenset()).encode()[:-1]]
 )
-def test_rubbish_is_named(data: bytes) -> None:
+def test_invalid_partitions_are_refused_with_their_path(data: bytes) -> None:
     with pytest.raises(InvalidZnode, match="/kiel/p is not readable"):
         read_shared("/kiel/p", data)
-
-
-async def test_the_command_shows_first_and_tells_what_stands_in_the_way(bench: Bench) -> None:
-    def command(*options: str) -> tuple[int, str]:
-        arguments = ["group", "adopt", bench.group, "--zookeeper", bench.hosts, *options]
-        result = CliRunner().invoke(main, arguments)
-        return result.exit_code, result.output
-
-    async def run(*options: str) -> tuple[int, str]:
-        return await asyncio.get_running_loop().run_in_executor(None, lambda: command(*options))
-
-    async with bench.zookeeper() as zk, bench.members("a") as (a,):
-        await bench.settled(a)
-        await zk.create(bench.kiel.member("host:1"), ephemeral=True)
-        code, output = await run()
-        assert code == 0
-        assert "1 members with this library, 1 with kiel, 24 partitions" in output
-        assert "the move is not possible now: it still has members that run kiel: host:1" in output
-        code, output = await run("--execute", "--json")
-        assert (code, json.loads(output)["error"]["type"]) == (1, "AdoptionRefused")
-        await zk.delete(bench.kiel.member("host:1"))
-        code, output = await run("--execute", "--json")
-        assert code == 0
-        assert json.loads(output[output.index("{") :]) == {
-            "group": bench.group,
-            "members": [],
-            "foreign": [],
-            "phase": "open",
-            "partitions": 24,
-            "obstacle": None,
-        }
-        await bench.settled(a)

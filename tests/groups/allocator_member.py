@@ -1,6 +1,6 @@
 """A member in its own process, which a test can kill; it commits after it has handled the values.
 
-    python our_member.py '{"topic": ..., and the arguments of Consumer}'
+    python allocator_member.py '{"topic": ..., and the arguments of Consumer}'
 
 Prints its actions on standard output, one JSON object in each line. Ends with its standard input.
 """
@@ -18,21 +18,21 @@ from allocator import Consumer, GroupedConsumer, RebalanceListener, TopicPartiti
 from allocator.core.consumer import membership_from
 
 
-def tell(**what: Any) -> None:
+def report(**what: Any) -> None:
     sys.stdout.write(json.dumps({**what, "t": time.time()}) + "\n")
     sys.stdout.flush()
 
 
-class Telling(RebalanceListener):
+class PrintingListener(RebalanceListener):
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        tell(what="begin", partitions=sorted(p.partition for p in partitions))
+        report(what="begin", partitions=sorted(p.partition for p in partitions))
 
     def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        tell(what="end", partitions=sorted(p.partition for p in partitions))
+        report(what="end", partitions=sorted(p.partition for p in partitions))
 
 
 async def run_grouped(topic: str, options: dict[str, Any]) -> None:
-    """The service for kiel with this library."""
+    """The service for kiel, with allocator's GroupedConsumer."""
     stop = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     brokers, zookeeper = options.pop("brokers").split(","), options.pop("zookeeper").split(",")
     consumer = GroupedConsumer(brokers, options.pop("group"), zookeeper, autocommit=False, max_wait_time=200, **options)
@@ -42,25 +42,25 @@ async def run_grouped(topic: str, options: dict[str, Any]) -> None:
         now = consumer.allocation.get(topic, [])
         if now != held:
             held = now
-            tell(what="holds", partitions=now)
+            report(what="holds", partitions=now)
         values = await consumer.consume(topic)
         if values:
-            tell(what="got", values=values)
+            report(what="got", values=values)
         await consumer.commit_offsets()
     await consumer.close()
-    tell(what="left")
+    report(what="left")
 
 
 async def run(topic: str, options: dict[str, Any]) -> None:
     stop = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-    consumer = Consumer(topic, listener=Telling(), auto_commit_interval_s=0.2, max_wait_s=0.1, **options)
+    consumer = Consumer(topic, listener=PrintingListener(), auto_commit_interval_s=0.2, max_wait_s=0.1, **options)
     async with consumer:
-        tell(what="joined", name=consumer.member_id)
+        report(what="joined", name=consumer.member_id)
         while not stop.done():
             batch = await consumer.getbatch(0.2)
             if batch is not None:
-                tell(what="got", partition=batch.partition, values=[json.loads(record.value) for record in batch])
-    tell(what="left")
+                report(what="got", partition=batch.partition, values=[json.loads(record.value) for record in batch])
+    report(what="left")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Members of this library in Kafka groups; members of other clients are in `kafka_clients`."""
+"""Allocator's members of Kafka groups; members of other clients are in `kafka_clients`."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from members import History, RecordingOwner
@@ -15,6 +16,7 @@ from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.types import Partitions
+from allocator.errors import BrokerError
 from allocator.protocols.kafka_classic.membership import KafkaMembership
 from allocator.protocols.kafka_classic.settings import KafkaSettings
 from allocator.testing import LocalCluster, Node, wait_until_async
@@ -34,7 +36,7 @@ class ClassicMember(RealMember):
         group: str,
         topics: Iterable[str],
         *,
-        name: str = "ours",
+        name: str = "allocator",
         history: History | None = None,
         assignors: Iterable[Any] = ("range",),
         pattern: str | None = None,
@@ -82,7 +84,10 @@ async def shared(members: Iterable[Any], counts: Mapping[str, int], timeout_s: f
         )
 
     await wait_until_async(
-        done, timeout_s, lambda: f"all partitions shared: {[sorted(m.held) for m in members]}", interval_s=0.05
+        done,
+        timeout_s,
+        lambda: f"all partitions to be owned: {[sorted(m.held) for m in members]}",
+        interval_s=0.05,
     )
 
 
@@ -91,6 +96,28 @@ async def coordinator_of(cluster: LocalCluster, group: str) -> Node:
     async with KafkaClient(cluster.bootstrap) as client:
         found = await Coordinator(client, group, 0.1).find(time.monotonic() + 30)
     return next(broker for broker in cluster.brokers if broker.id == found)
+
+
+@contextlib.contextmanager
+def cut_off(member: RealMember) -> Iterator[None]:
+    """Requests of this member get no response until the block ends, when their connection counts as lost."""
+    send, back = member.client.send, asyncio.Event()
+
+    async def lost(*_: Any, **__: Any) -> Any:
+        await back.wait()
+        raise BrokerError("the connection was lost", retriable=True)
+
+    member.client.send = lost  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        member.client.send = send  # type: ignore[method-assign]
+        back.set()
+
+
+async def start(cluster_factory: Any, **options: Any) -> LocalCluster:
+    cluster: LocalCluster = await asyncio.to_thread(lambda: cluster_factory(**options))
+    return cluster
 
 
 async def topic_with(cluster: LocalCluster, name: str, count: int) -> dict[str, int]:

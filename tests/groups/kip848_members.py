@@ -34,7 +34,7 @@ class Kip848Member(RealMember):
         group: str,
         topics: Iterable[str],
         *,
-        name: str = "ours",
+        name: str = "allocator",
         history: History | None = None,
         pattern: str | None = None,
         **settings: Any,

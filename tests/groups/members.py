@@ -74,18 +74,18 @@ class History:
         paused: set[str] = set()
         found = []
         for when, member, what, partitions in self.events:
-            mine = held.setdefault(member, set())
+            own = held.setdefault(member, set())
             if what == "begin":
-                mine |= partitions
+                own |= partitions
             elif what == "pause":
                 paused.add(member)
             elif what == "go on":
                 paused.discard(member)
             else:
-                mine -= partitions
-            for other, theirs in held.items():
-                if what in ("begin", "go on") and other != member and not {member, other} & paused and mine & theirs:
-                    found.append(f"{when:.3f}: {member} ({what}) and {other} both act on {sorted(mine & theirs)}")
+                own -= partitions
+            for other, others in held.items():
+                if what in ("begin", "go on") and other != member and not {member, other} & paused and own & others:
+                    found.append(f"{when:.3f}: {member} ({what}) and {other} both act on {sorted(own & others)}")
         return found
 
     def moves(self) -> int:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import Any
 
 import pytest
 from kafka_clients import ASSIGNORS, AioKafka, Confluent, KafkaPython
-from kafka_members import ClassicMember, shared, topic_with
+from kafka_members import ClassicMember, shared, start, topic_with
 from members import History
 
-from allocator.testing import LocalCluster
 from allocator.testing.versions import NEWEST
 
 pytestmark = pytest.mark.deadline(240)
@@ -32,37 +30,32 @@ PAIRS = [
 ]
 
 
-async def start(cluster_factory: Any, kafka: str) -> LocalCluster:
-    cluster: LocalCluster = await asyncio.to_thread(cluster_factory, kafka=kafka)
-    return cluster
-
-
 @pytest.mark.parametrize(("kafka", "other", "assignor"), PAIRS)
-async def test_ours_and_another_client_are_one_group_whoever_leads(
+async def test_members_of_allocator_and_another_client_are_one_group_whoever_leads(
     kafka: str, other: Any, assignor: str, cluster_factory: Any, unique_name: Any, group: str
 ) -> None:
-    cluster = await start(cluster_factory, kafka)
+    cluster = await start(cluster_factory, kafka=kafka)
     counts = await topic_with(cluster, unique_name(), 6)
     history = History()
     about = {"assignors": [assignor], "history": history}
-    theirs = other(cluster.bootstrap, group, counts, assignor, kafka, history=history)
-    async with ClassicMember(cluster.bootstrap, group, counts, **about) as ours:
-        await shared([ours], counts)
-        async with theirs:
-            await shared([ours, theirs], counts)
-            assert ours.leads  # the first member leads
+    peer = other(cluster.bootstrap, group, counts, assignor, kafka, history=history)
+    async with ClassicMember(cluster.bootstrap, group, counts, **about) as one:
+        await shared([one], counts)
+        async with peer:
+            await shared([one, peer], counts)
+            assert one.leads  # the first member leads
             async with ClassicMember(cluster.bootstrap, group, counts, name="third", **about) as third:
-                await shared([ours, theirs, third], counts)
-        await shared([ours], counts)
-        assert ours.owner.errors == []
-    theirs = other(cluster.bootstrap, group, counts, assignor, kafka, name="theirs first", history=history)
-    async with theirs:
-        await shared([theirs], counts)
-        async with ClassicMember(cluster.bootstrap, group, counts, name="ours second", **about) as ours:
-            await shared([ours, theirs], counts)
-            assert not ours.leads
-            assert ours.owner.errors == []
-        await shared([theirs], counts)
+                await shared([one, peer, third], counts)
+        await shared([one], counts)
+        assert one.owner.errors == []
+    peer = other(cluster.bootstrap, group, counts, assignor, kafka, name="first", history=history)
+    async with peer:
+        await shared([peer], counts)
+        async with ClassicMember(cluster.bootstrap, group, counts, name="second", **about) as one:
+            await shared([one, peer], counts)
+            assert not one.leads
+            assert one.owner.errors == []
+        await shared([peer], counts)
     assert history.overlaps() == []
 
 
@@ -79,7 +72,7 @@ async def test_members_of_all_clients_come_and_go_in_any_order(
     assignor: str, others: list[Any], cluster_factory: Any, unique_name: Any, group: str
 ) -> None:
     """Each joins once and leaves once; the first leave decides the next leader."""
-    cluster = await start(cluster_factory, NEW)
+    cluster = await start(cluster_factory, kafka=NEW)
     counts = {**await topic_with(cluster, unique_name(), 7), **await topic_with(cluster, unique_name(), 5)}
     history = History()
     async with contextlib.AsyncExitStack() as stack:
@@ -94,11 +87,11 @@ async def test_members_of_all_clients_come_and_go_in_any_order(
             await here.pop(member).aclose()
             await shared(here, counts, 60)
 
-        def ours(name: str) -> ClassicMember:
+        def classic(name: str) -> ClassicMember:
             return ClassicMember(cluster.bootstrap, group, counts, name=name, history=history, assignors=[assignor])
 
         first, *rest = (each(cluster.bootstrap, group, counts, assignor, history=history) for each in others)
-        a, b = ours("a"), ours("b")
+        a, b = classic("a"), classic("b")
         await come(first)
         await come(a)
         for each in rest:

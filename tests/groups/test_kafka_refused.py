@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -67,51 +67,32 @@ def by_sasl(cluster: LocalCluster) -> str:
     return found[1]
 
 
-class Permission:
-    """The right of `USER` to use the group."""
-
-    def __init__(self, cluster: LocalCluster, group: str) -> None:
-        self._bootstrap = cluster.bootstrap
-        self._about = {
-            "principal": "User:member",
-            "host": "*",
-            "operation": ACLOperation.ALL,
-            "permission_type": ACLPermissionType.DENY,
-            "resource_pattern": ResourcePattern(ResourceType.GROUP, group),
-        }
-
-    @contextlib.contextmanager
-    def _admin(self) -> Iterator[KafkaAdminClient]:
-        admin = KafkaAdminClient(bootstrap_servers=self._bootstrap)
-        try:
-            yield admin
-        finally:
-            admin.close()
-
-    def _withdraw(self) -> None:
-        with self._admin() as admin:
-            assert not admin.create_acls([ACL(**self._about)])["failed"]
-
-    def _grant(self) -> None:
-        with self._admin() as admin:
-            ((_, deleted, error),) = admin.delete_acls([ACLFilter(**self._about)])
-            assert len(deleted) == 1, error
-
-    @contextlib.asynccontextmanager
-    async def withdrawn(self) -> AsyncIterator[None]:
-        await asyncio.to_thread(self._withdraw)
-        try:
-            yield
-        finally:
-            await asyncio.to_thread(self._grant)
+@contextlib.asynccontextmanager
+async def denied(cluster: LocalCluster, group: str) -> AsyncIterator[None]:
+    """Denies the group to `USER` until the block ends."""
+    rule = {
+        "principal": "User:member",
+        "host": "*",
+        "operation": ACLOperation.ALL,
+        "permission_type": ACLPermissionType.DENY,
+        "resource_pattern": ResourcePattern(ResourceType.GROUP, group),
+    }
+    admin = await asyncio.to_thread(lambda: KafkaAdminClient(bootstrap_servers=cluster.bootstrap))
+    try:
+        assert not (await asyncio.to_thread(admin.create_acls, [ACL(**rule)]))["failed"]
+        yield
+    finally:
+        ((_, deleted, error),) = await asyncio.to_thread(admin.delete_acls, [ACLFilter(**rule)])
+        await asyncio.to_thread(admin.close)
+    assert len(deleted) == 1, error
 
 
 @pytest.mark.parametrize(("kafka", "authorizer"), AUTHORIZERS)
-async def test_a_group_that_may_not_be_used_any_more_is_told_and_taken_up_again(
+async def test_a_group_without_permission_is_reported_and_continues_once_it_is_granted(
     kafka: str, authorizer: str, cluster_factory: Any, unique_name: Any, group: str
 ) -> None:
     cluster = await with_an_authorizer(cluster_factory, kafka, authorizer)
-    bootstrap, permission, counts = by_sasl(cluster), Permission(cluster, group), {unique_name(): 4}
+    bootstrap, counts = by_sasl(cluster), {unique_name(): 4}
     for topic, count in counts.items():
         await asyncio.to_thread(cluster.create_topic, topic, count)
     history = History()
@@ -123,7 +104,7 @@ async def test_a_group_that_may_not_be_used_any_more_is_told_and_taken_up_again(
         await shared([a, b], counts)
         first = min(a.held)
         await a.offsets.commit({first: OffsetAndMetadata(1, "", -1)})
-        async with permission.withdrawn():
+        async with denied(cluster, group):
             for each in (a, b):
                 await wait_until_async(lambda each=each: each.owner.errors, 30, "the refusal")
                 assert {error.code for error in each.owner.errors} == {REFUSED}
@@ -140,21 +121,20 @@ async def test_a_group_that_may_not_be_used_any_more_is_told_and_taken_up_again(
         await wait_until_async(lambda: a.membership.may_act() and b.membership.may_act(), 60, "both to act")
         await shared([a, b], counts, 60)
         assert (await a.offsets.fetch([first]))[first].offset == 1
-        mine = min(a.held)
-        await a.offsets.commit({mine: OffsetAndMetadata(3, "", -1)})
+        await a.offsets.commit({min(a.held): OffsetAndMetadata(3, "", -1)})
     assert history.overlaps() == []
 
 
-async def test_a_group_is_joined_once_the_offsets_topic_can_be_made(
+async def test_a_group_is_joined_once_the_offsets_topic_can_be_created(
     cluster_factory: Any, unique_name: Any, group: str
 ) -> None:
-    """It is made by the first group, with more replicas than there are brokers."""
-    mine = {"offsets.topic.num.partitions": 3}  # a cluster of its own: no group was there before
-    cluster: LocalCluster = await asyncio.to_thread(cluster_factory, brokers=2, broker_config=mine)
+    """The first group creates it, with more replicas than there are brokers."""
+    settings = {"offsets.topic.num.partitions": 3}  # a separate cluster, where no group was before
+    cluster: LocalCluster = await asyncio.to_thread(cluster_factory, brokers=2, broker_config=settings)
     absent, topic = cluster.brokers[1], unique_name()
     await asyncio.to_thread(absent.kill)
     await asyncio.to_thread(
-        wait_until,  # until then the dead one is given a replica like any other
+        wait_until,  # until then the dead broker gets a replica like any other
         lambda: all(absent.id not in known.brokers for known in cluster.metadata()),
         60,
         "its absence to be noticed",

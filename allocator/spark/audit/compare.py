@@ -7,6 +7,7 @@ and timestamp, 64 bits each: two different fields have the same hash with a prob
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ BUCKETS = 1 << 16
 MAX_OFFSET = (1 << 63) - 1
 ROUNDS = 10
 """Limits how often `matched_before` lowers offsets and pairs again."""
+ONE_TASK_ROWS = 100_000
+"""Maximum number of rows without a partner that one task classifies. Higher: fewer shuffles; lower: more cores."""
 BROADCAST_UNITS = 100_000
 """Maximum number of units that every task gets a list of, a few MB. Above it, a shuffle joins them."""
 
@@ -101,10 +104,10 @@ class Comparison:
         """Reads both sides."""
         self._by = by
         self._kept: list[DataFrame] = []
-        self._alone = self._altered = True
+        self._alone = 0
+        self._altered = False
         self._rows = self._keep(left.unionByName(right).withColumn("f", F.xxhash64(*HASHES)))
-        self._suspect = self._keep(self._suspect_buckets())
-        self._suspects = self._suspect.count()
+        self._suspects = [(row.bucket,) for row in self._suspect_buckets().collect()]
 
     def read_before(self, left: bool, offsets: Mapping[int, int]) -> dict[int, int]:
         """Returns how many records of a side were read before these offsets: partition -> number."""
@@ -122,8 +125,10 @@ class Comparison:
         partner may be one of the unread records before `deleted` (partition -> offset) of the other side. Returns the
         number of the latter.
         """
-        suspects = self._in_buckets("left_semi") if self._suspects else self._rows.where(F.lit(False))
-        pairs = self._keep(_pair(suspects, self._by))
+        suspects = self._in_suspect_buckets("left_semi") if self._suspects else self._rows.where(F.lit(False))
+        # Spark does not merge small partitions of a kept frame
+        shuffled = int(self._rows.sparkSession.conf.get("spark.sql.shuffle.partitions", "200"))
+        pairs = self._keep(_pair(suspects, self._by, math.ceil(shuffled * len(self._suspects) / BUCKETS) or 1))
         arrived = F.lit(False)
         for side, other, there in zip("lr", "rl", ends or ()):
             if there:
@@ -184,14 +189,15 @@ class Comparison:
         rows = self._rows.select("side", _bucket().alias("bucket"), F.xxhash64(*place).alias("hash"))
         return rows.groupBy("bucket").agg(*_balances()).where(_unbalanced()).select("bucket")
 
-    def _in_buckets(self, join: str) -> DataFrame:
+    def _in_suspect_buckets(self, join: str) -> DataFrame:
         """Returns the rows of the suspect buckets (`join`: "left_semi"), or of the others ("left_anti")."""
-        return self._rows.join(F.broadcast(self._suspect), _bucket() == self._suspect["bucket"], join)
+        buckets = self._rows.sparkSession.createDataFrame(self._suspects, "bucket bigint")
+        return self._rows.join(F.broadcast(buckets), _bucket() == buckets["bucket"], join)
 
     def _compared(self) -> DataFrame:
         """Returns all rows but the dropped ones: side, t, unit, p, o, f, and whether they are `alone` or `altered`."""
         never = F.lit(False)
-        matched = self._in_buckets("left_anti").select(*ROW, never.alias("alone"), never.alias("altered"))
+        matched = self._in_suspect_buckets("left_anti").select(*ROW, never.alias("alone"), never.alias("altered"))
         sides = [
             F.struct(
                 F.lit(left).alias("side"),
@@ -224,7 +230,7 @@ class Comparison:
             )
             .collect()
         )
-        self._alone = any(row.alone for row in found)
+        self._alone = sum(row.alone for row in found)
         self._altered = any(row.altered for row in found)
         self._last_paired = [(row.t, row.p, row.paired) for row in found if row.side and row.paired is not None]
         return found
@@ -244,7 +250,9 @@ class Comparison:
         if self._altered:
             found.append(self._altered_in_place())
         if self._alone:
-            found.append(self._classified(self.pairs.where(F.col("lo").isNull() | F.col("ro").isNull())))
+            alone = self.pairs.where(F.col("lo").isNull() | F.col("ro").isNull())
+            # one task needs no shuffle for any of the classifications
+            found.append(self._classified(alone.coalesce(1) if self._alone <= ONE_TASK_ROWS else alone))
         if not found:
             return None
         return self._keep(functools.reduce(DataFrame.unionByName, found))
@@ -300,7 +308,7 @@ class Comparison:
         ranked = rows.select(*ROW).repartition("t", "unit").withColumn("n", rank)
         # if the n-th rows of both sides are equal, for every n, then all pairs have equal ranks
         places = ranked.select("side", "t", "unit", F.xxhash64("f", "n").alias("hash"))
-        return self._keep(places.groupBy("t", "unit").agg(*_balances()).where(_unbalanced()).select("t", "unit"))
+        return places.groupBy("t", "unit").agg(*_balances()).where(_unbalanced()).select("t", "unit")
 
     def _reordered(self, units: DataFrame) -> DataFrame:
         """Returns the pairs of reordered records of `units`: a record that is later on the left comes before them on
@@ -378,11 +386,12 @@ class Comparison:
         return joined.withColumn("kind", kind).drop("end")
 
 
-def _pair(rows: DataFrame, by: str) -> DataFrame:
+def _pair(rows: DataFrame, by: str, partitions: int | None = None) -> DataFrame:
     """Pairs equal rows of a unit in order: the first of one side with the first of the other, and so on."""
     alike = ["t", "unit", "o"] if by == "offset" else ["t", "unit", *HASHES]
     # one shuffle for the window and the grouping
-    rows = rows.repartition(*(alike if by == "offset" else ["t", *HASHES]))
+    place = alike if by == "offset" else ["t", *HASHES]
+    rows = rows.repartition(*place) if partitions is None else rows.repartition(partitions, *place)
     order = Window.partitionBy("side", *alike).orderBy("p", "o")
     rows = rows.withColumn("n", F.row_number().over(order))
     sides = {"l": F.col("side"), "r": ~F.col("side")}

@@ -10,18 +10,19 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any
 
 from joining import joined
 from mirroring import contents, killed, mirroring, settings
 
 from allocator.core.zookeeper.client import ZooKeeperClient
-from allocator.errors import AllocatorError, Closed
+from allocator.errors import AllocatorError, BrokersUnavailable, Closed
+from allocator.migrate.cutover import Cutover, CutoverFailed
 from allocator.migrate.mirror import Mirror
 from allocator.operate.switching import ChoiceWatcher, SwitchingConsumer
-from allocator.testing import LocalCluster, produce
+from allocator.testing import LocalCluster, produce, wait_until_async
 
-__all__ = ["World", "command"]
+__all__ = ["World", "command", "mirror_checked"]
 
 
 @contextlib.contextmanager
@@ -34,12 +35,17 @@ def command(plan: Path) -> Iterator[subprocess.Popen[bytes]]:
         killed(process)
 
 
-class Place(NamedTuple):
-    """Where a service has read a record."""
+async def mirror_checked(plan: Path) -> None:
+    """Waits until the cutover's first step finds that the mirror has started with every partition."""
 
-    brokers: Optional[str]
-    partition: int
-    offset: int
+    async def checked() -> bool:
+        try:
+            await Cutover(plan).run(until="check")
+        except (CutoverFailed, BrokersUnavailable):  # on a busy machine, brokers respond late
+            return False
+        return True
+
+    await wait_until_async(checked, 60, "the mirror to start with every partition")
 
 
 class World:
@@ -50,13 +56,15 @@ class World:
         self.zookeeper = f"{old.zookeeper}/{group}"
         self.written: dict[str, list[int]] = {"old": [], "new": []}
         self.seen: Counter[int] = Counter()
-        self.places: dict[int, list[Place]] = {}
+        self.places: dict[int, list[tuple[str | None, int, int]]] = {}
+        """Number -> the brokers, partition and offset of each time that a service read it."""
         self.read_from: set[str | None] = set()
         self.path = directory / "plan.toml"
         self.partitions: list[int] | None = None
         """The partitions to which producers write; None: the key chooses the partition."""
         self.options: dict[str, Any] = {}
-        """Of the services, besides what all need."""
+        """More settings of the services."""
+        self.last = 0
         self._number = 0
 
     def plan(self, **cutover: Any) -> Path:
@@ -82,8 +90,16 @@ class World:
         return self.path
 
     @contextlib.asynccontextmanager
+    async def ready(self, plan: Path) -> AsyncIterator[None]:
+        """Like `running`; the block starts once services read the old cluster and the cutover may start."""
+        async with self.running():
+            await wait_until_async(lambda: sum(self.seen.values()) > 100, 90, "services to read the old cluster")
+            await mirror_checked(plan)
+            yield
+
+    @contextlib.asynccontextmanager
     async def running(self, services: int = 2) -> AsyncIterator[None]:
-        """Producers, services and the mirror work while the block does."""
+        """Runs a producer, services and the mirror during the block."""
         chosen = settings(self.old, self.new, f"{self.group}-mirror", topics=[self.topic], zookeeper=self.zookeeper)
         stop = asyncio.Event()
         tasks = [asyncio.ensure_future(self._serve(stop)) for _ in range(services)]
@@ -106,24 +122,28 @@ class World:
         self.written["new" if side is self.new else "old"] += numbers
         return numbers
 
-    def lost(self, last: int) -> list[int]:
-        """Numbers up to `last` that were produced and never read."""
-        return [
-            number for number in self.written["old"] + self.written["new"] if not self.seen[number] and number <= last
-        ]
+    async def reads(self, side: str) -> None:
+        """Waits until services read the cluster `side` again, and all that was written to it until then."""
+        brokers = {"old": self.old, "new": self.new}[side].bootstrap
+        self.read_from.clear()
+        await wait_until_async(lambda: brokers in self.read_from, 60, f"services to read the {side} cluster")
+        await wait_until_async(lambda: len(self.written[side]) > 100, 60, f"producers to write to the {side} cluster")
+        self.last = self.written[side][-1]
+        await wait_until_async(lambda: self.seen[self.last], 60, "the last record to be read")
 
-    async def repeats(self) -> list[str]:
-        """Numbers that the services handled more often than the producer wrote them, and where they read them.
+    async def assert_exact(self) -> None:
+        """Services have read each number up to `last`, and none more often than the producer wrote it.
 
         The producer is not idempotent: it writes again what a broker has not acknowledged.
         """
+        assert [n for n in self.written["old"] + self.written["new"] if not self.seen[n] and n <= self.last] == []
         several = {number for number, count in self.seen.items() if count > 1}
         produced: Counter[int] = Counter()
         for side, cluster in (("old", self.old), ("new", self.new)) if several else ():
             wanted = several.intersection(self.written[side])
             for rows in (await contents(cluster, self.topic)).values():
                 produced.update(number for number in (int(row[3]) for row in rows) if number in wanted)
-        return [f"{number}: {self.places[number]}" for number in several if self.seen[number] > produced[number]]
+        assert {n: self.places[n] for n in several if self.seen[n] > produced[n]} == {}
 
     async def _serve(self, stop: asyncio.Event) -> None:
         async with SwitchingConsumer(
@@ -132,7 +152,7 @@ class World:
                 brokers=self.old.bootstrap,
                 group=self.group,
                 zookeeper=self.zookeeper,
-                session_timeout_s=20.0,  # nobody dies here; a session that ends makes duplicates, which are counted
+                session_timeout_s=20.0,  # no service dies; a session that ends causes duplicates
                 auto_commit_interval_s=0.5,
                 **self.options,
             ),
@@ -149,9 +169,8 @@ class World:
                     for record in batch:
                         number = int(record.value)
                         self.seen[number] += 1
-                        self.places.setdefault(number, []).append(
-                            Place(consumer.brokers, record.partition, record.offset)
-                        )
+                        place = (consumer.brokers, record.partition, record.offset)
+                        self.places.setdefault(number, []).append(place)
 
     async def _write(self, stop: asyncio.Event) -> None:
         watcher = ChoiceWatcher(ZooKeeperClient(self.zookeeper), "/producers")

@@ -10,28 +10,35 @@ import struct
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.fetch import RangeReader
+from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offset_map import OffsetMap, OffsetTranslation, map_topic
-from allocator.testing import LocalCluster
-from allocator.types import TopicPartition
+from allocator.testing import LocalCluster, produce
+from allocator.types import OffsetAndMetadata, TopicPartition
 
 __all__ = [
+    "Pair",
     "Row",
     "bare",
+    "commit",
     "contents",
     "cut",
+    "fill",
     "killed",
     "mirroring",
     "more",
+    "numbered",
     "settings",
     "started",
     "transactions",
     "translation",
+    "values",
 ]
 
 # offset, timestamp, key, value, headers
@@ -52,6 +59,94 @@ def settings(old: LocalCluster, new: LocalCluster, group: str, **options: Any) -
         "commit_interval_s": 0.2,
     }
     return MirrorSettings(**{**given, **options})
+
+
+class Pair:
+    """An old topic that a mirror copies to a new cluster. Methods without a topic use the first one."""
+
+    def __init__(
+        self, old: LocalCluster, new: LocalCluster, make_topic: Callable[..., str], group: str, **options: Any
+    ) -> None:
+        self.old, self.new, self.group = old, new, group
+        self._make_topic = make_topic
+        self._options = options
+        self.topics: list[str] = []
+
+    async def add_topic(self, partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
+        """Creates another topic on the old cluster, which the mirror copies too."""
+        self.topics.append(await asyncio.to_thread(self._make_topic, partitions, 1, config, self.old))
+        return self.topics[-1]
+
+    @property
+    def topic(self) -> str:
+        return self.topics[0]
+
+    @property
+    def partition(self) -> TopicPartition:
+        return TopicPartition(self.topic, 0)
+
+    @property
+    def settings(self) -> MirrorSettings:
+        return settings(self.old, self.new, self.group, topics=self.topics, **self._options)
+
+    def mirror(self, **changed: Any) -> Mirror:
+        return Mirror(replace(self.settings, **changed))
+
+    async def catch_up(self, **changed: Any) -> Mirror:
+        """Runs a mirror until it has copied everything."""
+        mirror = self.mirror(**changed)
+        await mirror.run(until_caught_up=True)
+        return mirror
+
+    async def fill(self, count: int, name: str = "value", topic: str | None = None, **options: Any) -> None:
+        await fill(self.old, topic or self.topic, count, name, **options)
+
+    async def recreate(self, count: int) -> None:
+        """Deletes the old topic, creates it again with one partition, and fills it."""
+        await asyncio.to_thread(self.old.delete_topic, self.topic)
+        await asyncio.to_thread(self.old.create_topic, self.topic, 1)
+        await self.fill(count, "recreated")
+
+    async def recreate_new(self, partitions: int = 1) -> None:
+        """Deletes the topic on the new cluster, and creates it there without records."""
+        await asyncio.to_thread(self.new.delete_topic, self.topic)
+        await asyncio.to_thread(self.new.create_topic, self.topic, partitions)
+
+    async def copied(self, topic: str | None = None) -> list[str]:
+        """The values in partition 0 of the new topic."""
+        return values((await contents(self.new, topic or self.topic))[0])
+
+    async def assert_equal(self, with_offsets: bool = True) -> None:
+        old, new = await contents(self.old, self.topic), await contents(self.new, self.topic)
+        assert (new if with_offsets else bare(new)) == (old if with_offsets else bare(old))
+
+    async def translation(self, partition: int = 0) -> OffsetTranslation:
+        return await translation(self.settings, TopicPartition(self.topic, partition))
+
+
+async def fill(
+    cluster: LocalCluster, topic: str, count: int, name: str = "value", *, partition: int | None = 0, **options: Any
+) -> None:
+    """Produces "<name> 0", "<name> 1", ...; with partition None, the key chooses the partition."""
+    rows = [(b"k%d" % n, f"{name} {n}".encode(), partition) for n in range(count)]
+    await asyncio.to_thread(produce, cluster.bootstrap, topic, rows, version=cluster.version, **options)
+
+
+def numbered(name: str, *ranges: int | range) -> list[str]:
+    """The values that `fill` produces; a number stands for the range up to it."""
+    return [f"{name} {n}" for each in ranges for n in (range(each) if isinstance(each, int) else each)]
+
+
+def values(rows: list[Row]) -> list[str]:
+    return [row[3].decode() for row in rows]
+
+
+async def commit(cluster: LocalCluster, group: str, offsets: Mapping[TopicPartition, int], **options: Any) -> None:
+    async with KafkaClient(cluster.bootstrap) as client:
+        await client.refresh([partition.topic for partition in offsets])
+        store = GroupOffsets(client, group, **options)
+        await store.commit({each: OffsetAndMetadata(offset, "", -1) for each, offset in offsets.items()})
+        await store.close()
 
 
 async def translation(chosen: MirrorSettings, partition: TopicPartition) -> OffsetTranslation:

@@ -17,7 +17,7 @@ from confluent_kafka import TopicPartition as Partition
 from hypothesis import given
 from hypothesis import settings as tuned
 from hypothesis import strategies as st
-from mirroring import contents, cut, killed, more, settings, translation
+from mirroring import Pair, commit, contents, cut, killed, more, numbered
 
 from allocator.core.aio.tasks import within
 from allocator.core.client.client import KafkaClient
@@ -31,11 +31,12 @@ from allocator.migrate.storage import OffsetStore
 from allocator.migrate.tails import Tail, digest
 from allocator.migrate.topics import TopicsDiffer
 from allocator.producer.encoding import Encoded
-from allocator.testing import LocalCluster, produce, wait_until, wait_until_async
-from allocator.testing.versions import NEWEST
-from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.testing import produce, wait_until, wait_until_async
+from allocator.types import OffsetAndMetadata
 
 pytestmark = pytest.mark.deadline(180)
+
+MakePair = Callable[..., Any]
 
 
 def abort(bootstrap: str, topic: str, count: int) -> None:
@@ -53,158 +54,102 @@ def abort(bootstrap: str, topic: str, count: int) -> None:
     reader.close()
 
 
-class Scene:
-    """A mirror of one partition, in a process that never commits and is killed."""
+async def crash(pair: Pair, copied: int) -> None:
+    """Runs the mirror in a process that never commits until the new cluster has so many records, and kills it."""
+    script = "import asyncio, sys; from allocator.migrate import Mirror, MirrorSettings; "
+    script += f"asyncio.run(Mirror({replace(pair.settings, commit_interval_s=3600.0)!r}).run())"
+    process = await asyncio.to_thread(subprocess.Popen, [sys.executable, "-c", script])
 
-    def __init__(self, old: LocalCluster, new: LocalCluster, topic: str, group: str) -> None:
-        self.old, self.new, self.topic, self.group = old, new, topic, group
-        self.settings = settings(old, new, group, topics=[topic], old_zookeeper=None)
+    async def count() -> int:
+        rows = (await contents(pair.new, pair.topic))[0]
+        return int(rows[-1][0]) + 1 if rows else 0
 
-    async def fill(self, name: str, count: int, keys: int = 1000) -> None:
-        rows = [(b"k%d" % (n % keys), f"{name} {n}".encode(), 0) for n in range(count)]
-        await asyncio.to_thread(
-            produce, self.old.bootstrap, self.topic, rows, version=self.old.version, batch_records=10
-        )
-
-    async def copied(self) -> list[str]:
-        return [row[3].decode() for row in (await contents(self.new, self.topic))[0]]
-
-    async def crash(self, copied: int) -> None:
-        """Runs the mirror until the new cluster has so many records, and kills it."""
-        script = "import asyncio, sys; from allocator.migrate import Mirror, MirrorSettings; "
-        script += f"asyncio.run(Mirror({replace(self.settings, commit_interval_s=3600.0)!r}).run())"
-        process = await asyncio.to_thread(subprocess.Popen, [sys.executable, "-c", script])
-        try:
-
-            async def count() -> int:
-                rows = (await contents(self.new, self.topic))[0]
-                return int(rows[-1][0]) + 1 if rows else 0
-
-            await wait_until_async(lambda: more(count, copied - 1), 60, "the records to come over")
-        finally:
-            killed(process)
+    try:
+        await wait_until_async(lambda: more(count, copied - 1), 60, "the records to come over")
+    finally:
+        killed(process)
 
 
-def numbered(name: str, count: int) -> list[str]:
-    return [f"{name} {n}" for n in range(count)]
+def counters(mirror: Mirror) -> tuple[int, int, int]:
+    return mirror.already_present, mirror.duplicated, mirror.records
 
 
-async def scene(
-    cluster_factory: Any,
-    topic_factory: Callable[..., str],
-    group: str,
-    config: dict[str, str] | None = None,
-    **options: Any,
-) -> Scene:
-    old = await asyncio.to_thread(lambda: cluster_factory(kafka="3.9.1", **options))
-    new = await asyncio.to_thread(cluster_factory, kafka=NEWEST)
-    return Scene(old, new, await asyncio.to_thread(topic_factory, 1, 1, config, old), group)
-
-
-async def test_records_behind_an_aborted_transaction_are_not_written_twice_after_a_crash(
-    cluster_factory: Any, topic_factory: Callable[..., str], group: str
+async def test_records_behind_an_aborted_transaction_are_neither_written_twice_nor_skipped_after_a_crash(
+    make_pair: MakePair, group: str
 ) -> None:
-    world = await scene(cluster_factory, topic_factory, group)
-    partition = TopicPartition(world.topic, 0)
+    pair = await make_pair(old_zookeeper=None)
 
-    async def reached(offset: int) -> bool:
-        async with KafkaClient(world.old.bootstrap) as client:
-            found = (await GroupOffsets(client, group).fetch([partition])).get(partition)
-        return found is not None and found.offset >= offset
+    async def committed() -> int:
+        async with KafkaClient(pair.old.bootstrap) as client:
+            return (await GroupOffsets(client, group).fetch([pair.partition]))[pair.partition].offset
 
-    await world.fill("first", 300)
-    await asyncio.to_thread(abort, world.old.bootstrap, world.topic, 10)
-    await Mirror(world.settings).run(until_caught_up=True)
-    assert await reached(311)
-    await world.fill("second", 100)
-    await world.crash(400)
-    mirror = Mirror(world.settings)
-    await mirror.run(until_caught_up=True)
-    assert await world.copied() == numbered("first", 300) + numbered("second", 100)
-    assert (mirror.already_present, mirror.duplicated, mirror.records) == (100, 0, 0)
-    # the new log ends with a record that the old one does not have, and no old record follows
-    await world.fill("third", 10)
-    await world.crash(410)
-    await asyncio.to_thread(produce, world.new.bootstrap, world.topic, [(b"k", b"other", 0)], version=world.new.version)
-    mirror = Mirror(world.settings)
-    await within(mirror.run(until_caught_up=True), 60)
-    assert await world.copied() == [*numbered("first", 300), *numbered("second", 100), *numbered("third", 10), "other"]
-    assert (mirror.already_present, mirror.duplicated, mirror.records) == (10, 1, 0)
-
-
-async def test_after_a_crash_a_copy_by_map_skips_no_record_behind_an_aborted_transaction(
-    cluster_factory: Any, topic_factory: Callable[..., str], group: str
-) -> None:
-    """The records behind it are on the new cluster, and their entry of the map is not."""
-    world = await scene(cluster_factory, topic_factory, group)
-    partition, service = TopicPartition(world.topic, 0), f"{group}-service"
-    await world.fill("first", 300)
-    await asyncio.to_thread(abort, world.old.bootstrap, world.topic, 10)
-    await Mirror(world.settings).run(until_caught_up=True)
-    async with KafkaClient(world.old.bootstrap) as client:
-        await client.refresh()
-        await GroupOffsets(client, service).commit({partition: OffsetAndMetadata(311, "", -1)})
-    await world.fill("second", 100)
-    await world.crash(400)
-    source, target = OffsetStore(world.old.bootstrap, service), OffsetStore(world.new.bootstrap, service)
+    await pair.fill(300, "first")
+    await asyncio.to_thread(abort, pair.old.bootstrap, pair.topic, 10)
+    await pair.catch_up()
+    assert await committed() >= 311
+    service = f"{group}-service"
+    await commit(pair.old, service, {pair.partition: 311})
+    await pair.fill(100, "second")
+    await crash(pair, 400)
+    # the new cluster has the second records, but the map has no entry for them
+    source, target = OffsetStore(pair.old.bootstrap, service), OffsetStore(pair.new.bootstrap, service)
     (row,) = (await copy_offsets(source, target, by="map", mirror=group)).rows
     assert (row.after, row.problem) == (300, "")
+    assert counters(await pair.catch_up()) == (100, 0, 0)
+    assert await pair.copied() == numbered("first", 300) + numbered("second", 100)
+    # the new log ends with a record that the old one does not have, and no old record follows
+    await pair.fill(10, "third")
+    await crash(pair, 410)
+    await asyncio.to_thread(produce, pair.new.bootstrap, pair.topic, [(b"k", b"other", 0)], version=pair.new.version)
+    assert counters(await within(pair.catch_up(), 60)) == (10, 1, 0)
+    assert await pair.copied() == [*numbered("first", 300), *numbered("second", 100), *numbered("third", 10), "other"]
 
 
 async def test_a_cluster_that_sets_times_by_default_keeps_the_mirrored_ones_and_gets_each_record_once(
-    cluster_factory: Any, topic_factory: Callable[..., str], group: str
+    make_pair: MakePair, cluster_factory: Any
 ) -> None:
     sets_times = {"log.message.timestamp.type": "LogAppendTime"}
-    old = await asyncio.to_thread(lambda: cluster_factory(kafka="3.9.1"))
     new = await asyncio.to_thread(lambda: cluster_factory(kafka="3.9.1", broker_config=sets_times))
-    world = Scene(old, new, await asyncio.to_thread(topic_factory, 1, 1, None, old), group)
-    await world.fill("first", 100)
-    await Mirror(world.settings).run(until_caught_up=True)
-    await world.fill("second", 50)
-    await world.crash(150)
-    mirror = Mirror(world.settings)
-    await mirror.run(until_caught_up=True)
-    assert (mirror.already_present, mirror.duplicated, mirror.records) == (50, 0, 0)
-    assert await contents(new, world.topic) == await contents(old, world.topic)
-    present = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+    pair = await make_pair(new=new, old_zookeeper=None)
+    await pair.fill(100, "first")
+    await pair.catch_up()
+    await pair.fill(50, "second")
+    await crash(pair, 150)
+    assert counters(await pair.catch_up()) == (50, 0, 0)
+    await pair.assert_equal()
+    present = await pair.add_topic()
     await asyncio.to_thread(new.create_topic, present, 1)
     with pytest.raises(TopicsDiffer, match=r"message\.timestamp\.type=LogAppendTime: times would be lost"):
-        await Mirror(replace(world.settings, group=f"{group}-2", topics=[present])).run(until_caught_up=True)
+        await pair.catch_up()
 
 
 @pytest.mark.parametrize("lost", [40, 100])
-async def test_records_that_the_new_cluster_loses_after_a_crash_are_sent_again(
-    lost: int, cluster_factory: Any, topic_factory: Callable[..., str], group: str
-) -> None:
-    world = await scene(cluster_factory, topic_factory, group)
-    await world.fill("first", 100)
-    await Mirror(world.settings).run(until_caught_up=True)
-    await asyncio.to_thread(abort, world.old.bootstrap, world.topic, 10)
-    await world.fill("second", 100)
-    await world.crash(200)
-    await asyncio.to_thread(cut, world.new, world.topic, 200 - lost)
-    assert len(await world.copied()) == 200 - lost
-    mirror = Mirror(world.settings)
-    await mirror.run(until_caught_up=True)
-    assert await world.copied() == numbered("first", 100) + numbered("second", 100)
-    assert (mirror.already_present, mirror.duplicated, mirror.records) == (100 - lost, 0, lost)
-    assert (await translation(mirror.settings, TopicPartition(world.topic, 0))).target(111) == 100
+async def test_records_that_the_new_cluster_loses_after_a_crash_are_sent_again(lost: int, make_pair: MakePair) -> None:
+    pair = await make_pair(old_zookeeper=None)
+    await pair.fill(100, "first")
+    await pair.catch_up()
+    await asyncio.to_thread(abort, pair.old.bootstrap, pair.topic, 10)
+    await pair.fill(100, "second", batch_records=10)
+    await crash(pair, 200)
+    await asyncio.to_thread(cut, pair.new, pair.topic, 200 - lost)
+    assert len(await pair.copied()) == 200 - lost
+    assert counters(await pair.catch_up()) == (100 - lost, 0, lost)
+    assert await pair.copied() == numbered("first", 100) + numbered("second", 100)
+    assert (await pair.translation()).target(111) == 100
 
 
-async def test_a_mirror_that_has_caught_up_ends_although_producers_continue(
-    cluster_factory: Any, topic_factory: Callable[..., str], group: str
-) -> None:
-    world = await scene(cluster_factory, topic_factory, group)
-    await world.fill("first", 100)
+async def test_a_mirror_that_has_caught_up_ends_although_producers_continue(make_pair: MakePair) -> None:
+    pair = await make_pair(old_zookeeper=None)
+    await pair.fill(100)
     stop = asyncio.Event()
 
     async def write() -> None:
         while not stop.is_set():
-            await world.fill("more", 10)
+            await pair.fill(10, "more")
 
     writing = asyncio.ensure_future(write())
     try:
-        await within(Mirror(world.settings).run(until_caught_up=True), 30)
+        await within(pair.catch_up(), 30)
     finally:
         stop.set()
         await writing
@@ -221,7 +166,7 @@ class Crashing:
         self.source: list[Record | None] = []
         self.copy: list[Record | None] = []
         self.written: list[Record] = []
-        """All records that the new log was given and did not lose, also those that it deleted since."""
+        """All records that reached the new log and were not lost, including those that it deleted since."""
         self.map = OffsetTranslation([Run(0, 0)])
         self.committed = 0
         self.stored = Target(0).committed(0)
@@ -229,7 +174,7 @@ class Crashing:
         self.start()
 
     def start(self) -> None:
-        """After a crash: what `take_over` does."""
+        """Continues after a crash, like `take_over`."""
         kept = Target.of(self.stored)
         assert kept is not None
         self.committed = kept.offset
@@ -251,7 +196,7 @@ class Crashing:
         """Reads `count` offsets, and writes their records."""
         stop = min(self.read + count, len(self.source))
         here = [each for each in self.source[self.read : stop] if each is not None]
-        if here:  # a consumer gives no batch without records
+        if here:  # a consumer returns no batch without records
             runs = [(each.offset, n) for n, each in enumerate(here) if not n or here[n - 1].offset != each.offset - 1]
             encoded = Encoded(here[0].offset, stop, tuple(runs), len(here), 0, 0, 0, memoryview(b""))
             self.sent.append((encoded, len(self.copy)))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from joining import joined
-from mirroring import settings
+from mirroring import commit, settings
 
 from allocator import Consumer
 from allocator.cli.commands import main
@@ -25,7 +25,7 @@ from allocator.migrate.offsets import CopyRefused, copy_offsets, restore_offsets
 from allocator.migrate.storage import GroupAlive, OffsetStore
 from allocator.testing import LocalCluster, ProducedRecord, produce
 from allocator.testing.topics import zookeeper_client
-from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.types import TopicPartition
 
 pytestmark = pytest.mark.deadline(120)
 
@@ -40,19 +40,9 @@ def new(kafka_cluster: LocalCluster) -> LocalCluster:
     return kafka_cluster
 
 
-async def commit(cluster: LocalCluster, group: str, offsets: dict[TopicPartition, int], **options: Any) -> None:
-    async with KafkaClient(cluster.bootstrap) as client:
-        client.follow_all()
-        await client.refresh()
-        store = GroupOffsets(client, group, **options)
-        await store.commit({each: OffsetAndMetadata(offset, "", -1) for each, offset in offsets.items()})
-        await store.close()
-
-
 async def committed(cluster: LocalCluster, group: str, topic: str, **options: Any) -> dict[int, int]:
     async with KafkaClient(cluster.bootstrap) as client:
-        client.follow_all()
-        await client.refresh()
+        await client.refresh([topic])
         found = await GroupOffsets(client, group, **options).fetch(
             [TopicPartition(topic, n) for n in client.partitions(topic) or ()]
         )
@@ -60,9 +50,8 @@ async def committed(cluster: LocalCluster, group: str, topic: str, **options: An
 
 
 async def filled(cluster: LocalCluster, topic: str, count: int, start: int = 0, time: int | None = None) -> None:
-    rows = [
-        ProducedRecord(None, b"v%d" % n, 0, None if time is None else time + n, ()) for n in range(start, start + count)
-    ]
+    numbers = range(start, start + count)
+    rows = [ProducedRecord(None, b"v%d" % n, 0, None if time is None else time + n, ()) for n in numbers]
     await asyncio.to_thread(produce, cluster.bootstrap, topic, rows, version=cluster.version)
 
 
@@ -106,19 +95,15 @@ async def test_a_copy_is_refused_while_the_group_has_a_member_of_any_kind(
     chroot = f"{new.zookeeper}/{group}"
     with zookeeper_client(new.zookeeper) as client:
         client.ensure_path(f"/{group}")
-    source, target = (
-        OffsetStore(new.bootstrap, group, "kafka", (chroot,)),
-        OffsetStore(new.bootstrap, other, "kafka", (chroot,)),
-    )
+    source, target = (OffsetStore(new.bootstrap, name, "kafka", (chroot,)) for name in (group, other))
     file = tmp_path / "before.json"
-    for membership, who in (("zookeeper", group), ("kafka", other)):
+    for membership, name in (("zookeeper", group), ("kafka", other)):
         options = {"zookeeper": chroot} if membership == "zookeeper" else {}
-        async with Consumer(
-            topic, **joined(brokers=new.bootstrap, group=who, membership=membership, **options)
-        ) as member:
+        options |= {"brokers": new.bootstrap, "group": name, "membership": membership}
+        async with Consumer(topic, **joined(**options)) as member:
             while not member.assignment():
                 await member.getbatch(0.1)
-            with pytest.raises(GroupAlive, match=f"group '{who}' .* has members: allocator-"):
+            with pytest.raises(GroupAlive, match=f"group '{name}' .* has members: allocator-"):
                 await copy_offsets(source, target, file)
             assert len((await copy_offsets(source, target)).alive) == 1
     for path, kind in (
@@ -139,7 +124,7 @@ async def test_a_copy_is_refused_while_the_group_has_a_member_of_any_kind(
     assert await committed(new, other, topic) == {}
 
 
-async def test_offsets_of_a_mirrored_topic_are_found_by_map_by_content_and_by_time(
+async def test_offsets_of_a_mirrored_topic_are_translated_by_map_and_by_content(
     old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
 ) -> None:
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
@@ -155,11 +140,10 @@ async def test_offsets_of_a_mirrored_topic_are_found_by_map_by_content_and_by_ti
         for by in ("map", "content"):
             (row,) = (await copy_offsets(source, target, by=by, mirror=mirror)).rows
             assert (row.after, row.problem) == (offset + 30, ""), by
-    (row,) = (await copy_offsets(source, target, by="timestamp")).rows
-    assert "have no timestamp" in row.problem  # the new log could have newer records
-    await commit(old, group, {partition: 120})
-    (row,) = (await copy_offsets(source, target, by="timestamp")).rows
-    assert "have no timestamp" in row.problem
+    for offset in (200, 120):
+        await commit(old, group, {partition: offset})
+        (row,) = (await copy_offsets(source, target, by="timestamp")).rows
+        assert "have no timestamp" in row.problem  # the new log could have newer records
     await filled(old, topic, 10)
     await commit(old, group, {partition: 205})
     with pytest.raises(CopyRefused, match="mirrored only up to 200; wait for the mirror"):
@@ -180,9 +164,8 @@ async def test_a_copy_by_time_of_a_group_that_has_read_all_skips_no_newer_record
     await filled(new, topic, 5, time=1_600_000_001_000)
     read, never = TopicPartition(topic, 0), TopicPartition(topic, 1)
     await commit(old, group, {read: 10, never: 0})
-    rows = (
-        await copy_offsets(OffsetStore(old.bootstrap, group), OffsetStore(new.bootstrap, group), by="timestamp")
-    ).rows
+    stores = OffsetStore(old.bootstrap, group), OffsetStore(new.bootstrap, group)
+    rows = (await copy_offsets(*stores, by="timestamp")).rows
     found = {row.partition: (row.after, row.lag, row.note) for row in rows}
     assert found[read] == (9, 6, "at 1600000000009 ms; the group had read all")
     assert found[never] == (0, 0, "the old log never had a record")
@@ -197,8 +180,8 @@ def test_the_command_shows_its_plan_and_changes_offsets_only_with_execute(
     file = tmp_path / "before.json"
     command = ["offsets", "copy", group, f"{group}-2", "--brokers", new.bootstrap, "--restore-file", str(file)]
     run = CliRunner()
-    for asked in (command, [*command, "--zookeeper", "none", "--storage", "zookeeper"]):
-        unseen = run.invoke(main, asked)
+    for options in ([], ["--zookeeper", "none", "--storage", "zookeeper"]):
+        unseen = run.invoke(main, [*command, *options])
         assert (unseen.exit_code, "may have members in ZooKeeper" in unseen.stderr) == (2, True)
     command += ["--zookeeper", new.zookeeper]
     shown = run.invoke(main, command)

@@ -1,0 +1,39 @@
+"""Clusters between which topics and groups move."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from mirroring import Pair
+
+from allocator.testing import LocalCluster
+from allocator.testing.plugin import ClusterFactory
+from allocator.testing.versions import NEWEST
+
+
+@pytest.fixture
+def make_pair(cluster_factory: ClusterFactory, topic_factory: Callable[..., str], group: str) -> Any:
+    """`await make_pair(old, new, partitions, config, **settings)`: a topic on the old cluster, and its mirror.
+
+    `old` and `new` are versions of Kafka, or clusters.
+    """
+
+    async def make(
+        old: str | LocalCluster = "3.9.1",
+        new: str | LocalCluster = NEWEST,
+        partitions: int = 1,
+        config: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> Pair:
+        clusters = [
+            await asyncio.to_thread(cluster_factory, kafka=each) if isinstance(each, str) else each
+            for each in (old, new)
+        ]
+        pair = Pair(*clusters, topic_factory, group, **options)
+        await pair.add_topic(partitions, config)
+        return pair
+
+    return make

@@ -55,7 +55,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "migrate/test_cutover": ("Cutover",),
     "doctor/": ("`allocator doctor`",),
     "outside/test_java": ("... shared with Java's consumers of 0.10 to 4.4", "3.9.1"),
-    "outside/test_other": ("... shared with clients in Go and Python",),
+    "outside/test_other": ("... shared with clients in Go",),
     "outside/test_kiel": ("Groups shared with kiel",),
     "outside/test_tools": ("Kafka's own tools on allocator's groups",),
     "outside/test_records": ("Records of Java's producer, field by field",),

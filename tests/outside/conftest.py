@@ -1,4 +1,4 @@
-"""Fixtures of this room."""
+"""Fixtures for mixed groups."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def scene_on(
     topic_factory: Callable[..., str],
     group: str,
 ) -> Iterator[Callable[[str], Scene]]:
-    """`scene_on("3.9.1")`: a group on a new topic of that version's cluster. After a failure the journals stay."""
-    made: list[Scene] = []
+    """`scene_on("3.9.1")`: a group on a new topic of that version's cluster. After a failure, the journals are kept."""
+    scenes: list[Scene] = []
 
     def make(version: str) -> Scene:
         cluster = cluster_factory(kafka=version)
         directory = Path(tempfile.mkdtemp(prefix="allocator-outside-"))
-        made.append(Scene(cluster, topic_factory(PARTITIONS, cluster=cluster), group, directory))
-        return made[-1]
+        scenes.append(Scene(cluster, topic_factory(PARTITIONS, cluster=cluster), group, directory))
+        return scenes[-1]
 
     yield make
-    for scene in made:
+    for scene in scenes:
         scene.close()
         if scene.holds:
             shutil.rmtree(scene.directory)

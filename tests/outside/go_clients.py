@@ -22,12 +22,12 @@ ASSIGNORS = {
     "sarama": ("range", "roundrobin", "sticky"),
     "kafkago": ("range", "roundrobin"),
 }
-"""The assignors of each client that other clients have as well."""
+"""The assignors of each client that allocator has as well."""
 
 
 @cache
 def program(client: str) -> str:
-    """The path of the built program. Skips without Go or a way to the modules; fails if it does not compile."""
+    """Returns the path of the built program. Skips without Go or its modules; fails if it does not compile."""
     go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
     if go is None:
         pytest.skip("members in Go need `go`, which is neither on PATH nor in /usr/local/go/bin")
@@ -42,16 +42,16 @@ def program(client: str) -> str:
                 pytest.skip(f"the modules of {client} could not be fetched: {fetched.stderr.strip()[-500:]}")
             part = f"{built}.part"
             environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false"}
-            made = subprocess.run(
+            done = subprocess.run(
                 [go, "build", "-o", part, "."], cwd=source, capture_output=True, text=True, env=environment, timeout=280
             )
-            assert not made.returncode, made.stderr
+            assert not done.returncode, done.stderr
             Path(part).replace(built)
     return str(built)
 
 
-def told(line: dict[str, Any], offset: float) -> Iterable[dict[str, Any]]:
-    """Converts a line of a member in Go, with the time of day, into an event of a journal."""
+def as_event(line: dict[str, Any], offset: float) -> Iterable[dict[str, Any]]:
+    """Converts a line of a Go member, which has the time of day, into an event of a journal."""
     event = {**line, "at": line.pop("t") - offset}
     if "from" in event:
         event["from"] -= offset

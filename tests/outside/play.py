@@ -10,9 +10,9 @@ Start = Callable[[], Member]
 
 
 def play(scene: Scene, first: Start, other: Start, *, producer: str = "3.9.1") -> None:
-    """Both kinds come, one of each is ended by kill -9 or leaves, the leader among them; then the checker judges.
+    """Members of both kinds join, one is killed, and the leader leaves; then the checker reads their journals.
 
-    `first` and `other` start a member of one kind. producer: the version of Kafka's producer.
+    `first` and `other` start a member of one kind each. `producer` is the version of Kafka's producer.
     """
     scene.produce(producer)
     leader = first()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from go_clients import program, told
+from go_clients import as_event, program
 from java_tools import command, number, properties
 from kafka import KafkaConsumer
 from kafka.structs import TopicPartition
@@ -25,7 +25,7 @@ from kafka.structs import TopicPartition
 from allocator.testing import LocalCluster, wait_until
 from bench.faults.check import Verdict, check
 from bench.faults.group import Settings
-from bench.faults.history import History, Turn, add
+from bench.faults.history import History, add
 from bench.faults.run import end_offsets, pinned_version
 
 MEMBERS = Path(__file__).parent / "members"
@@ -61,7 +61,7 @@ class Member:
             )
 
     def read(self) -> None:
-        """New lines since the last call."""
+        """Reads the new lines since the last call."""
         with self.journal.open("rb") as file:
             file.seek(self._read)
             new = file.read()
@@ -84,14 +84,14 @@ class Member:
             self._held.difference_update(event["partitions"])
         elif what == "left":
             if self._held:
-                # Java before 2.4 does not report the partitions that it gives up when it leaves
+                # Java before 2.4 does not report the partitions that it revokes when it leaves
                 self._note({"at": self.events[-1]["at"], "what": "revoked", "partitions": sorted(self._held)})
             self.left = True
         self.events.append(event)
 
     @property
     def held(self) -> frozenset[int]:
-        """Raises AssertionError if it ended by itself."""
+        """The partitions that it owns. Raises AssertionError if the process ended by itself."""
         self.read()
         ended = self.died is None and not self.left and self.process.poll() is not None
         assert not ended, f"{self.name} ended by itself:\n{self.tail()}"
@@ -107,17 +107,17 @@ class Member:
         self.read()
 
     def leave(self, timeout_s: float = 40.0) -> None:
-        """In good order. Raises subprocess.TimeoutExpired."""
+        """Stops it with SIGTERM. Raises subprocess.TimeoutExpired."""
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(timeout_s)
         self.read()
-        assert self.left, f"{self.name} did not leave in good order:\n{self.tail()}"
+        assert self.left, f"{self.name} did not report that it left:\n{self.tail()}"
 
 
 class Scene:
-    """`close` ends all its processes. `holds`: `verdict` was asked for, and found nothing.
+    """A group on a topic with `PARTITIONS` partitions; its journals and logs are in `directory`.
 
-    cluster: its brokers. topic: exists, with `PARTITIONS` partitions. directory: for journals and logs.
+    `close` ends all its processes. `holds` is True once `verdict` has found no violation.
     """
 
     def __init__(self, cluster: LocalCluster, topic: str, group: str, directory: Path) -> None:
@@ -133,7 +133,7 @@ class Scene:
             if member.process.poll() is None:
                 member.kill()
 
-    # -- what happens ------------------------------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------------------------------
 
     def start(self, kind: str, argv: Sequence[str], translate: Translate | None = None) -> Member:
         member = Member(f"{len(self.all):02d}-{kind}", argv, self.directory, translate)
@@ -141,43 +141,24 @@ class Scene:
         self.members.append(member)
         return member
 
-    def ours(
-        self,
-        assignor: str,
-        handler_s: float = 0.0,
-        commit_s: float = 0.2,
-        group_protocol: str = "classic",
-        **consumer: Any,
+    def allocator(
+        self, assignor: str, handler_s: float = 0.0, commit_s: float = 0.2, group_protocol: str = "classic"
     ) -> Member:
-        settings = self._settings("ours")
-        arguments: dict[str, Any] = {
-            "brokers": self.cluster.bootstrap,
-            "group": self.group,
-            "client_id": settings["name"],
-        }
+        name = f"{len(self.all):02d}-allocator"
+        consumer = {"brokers": self.cluster.bootstrap, "group": self.group, "client_id": name}
         joins: dict[str, Any] = {"group_protocol": group_protocol, "rebalance_timeout_s": 30.0}
         if group_protocol == "classic":
-            arguments["assignor"] = assignor
+            consumer["assignor"] = assignor
             joins |= {"session_timeout_s": SESSION_S, "heartbeat_interval_s": 0.3}
-        settings |= {
+        settings = {
+            "journal": str(self.directory / f"{name}.jsonl"),
+            "topic": self.topic,
             "handler_s": handler_s,
             "commit_s": commit_s,
-            "consumer": {**arguments, **consumer},
+            "consumer": consumer,
             "joins": joins,
         }
-        return self.start("ours", [sys.executable, str(MEMBERS / "ours.py"), json.dumps(settings)])
-
-    def _settings(self, kind: str) -> dict[str, Any]:
-        """Of the next member, if it is of that kind."""
-        name = f"{len(self.all):02d}-{kind}"
-        return {
-            "name": name,
-            "journal": str(self.directory / f"{name}.jsonl"),
-            "brokers": self.cluster.bootstrap,
-            "zookeeper": self.cluster.zookeeper,
-            "group": self.group,
-            "topic": self.topic,
-        }
+        return self.start("allocator", [sys.executable, str(MEMBERS / "allocator_member.py"), json.dumps(settings)])
 
     def java(self, version: str, assignor: str) -> Member:
         """VerifiableConsumer of that version; `assignor` may be "consumer" for the protocol of KIP-848."""
@@ -195,22 +176,8 @@ class Scene:
 
     def go(self, client: str, assignor: str) -> Member:
         """franz, sarama or kafkago."""
-        return self.start(client, [program(client), self.cluster.bootstrap, self.group, self.topic, assignor], told)
-
-    def python(self, client: str, assignor: str) -> Member:
-        """kafka-python or aiokafka."""
-        settings = {**self._settings(client), "assignor": assignor}
-        return self.start(client, [sys.executable, str(MEMBERS / "python_clients.py"), client, json.dumps(settings)])
-
-    def grouped(self, membership: str) -> Member:
-        """Our `GroupedConsumer`, used as kiel's."""
-        settings = {**self._settings("grouped"), "partitions": PARTITIONS, "membership": membership}
-        return self.start("grouped", [sys.executable, str(MEMBERS / "grouped.py"), json.dumps(settings)])
-
-    def kiel(self, python: str) -> Member:
-        """kiel's own, on the Python 2.7 that has it."""
-        settings = {**self._settings("kiel"), "session_timeout_s": 4.0, "work_s": 0.0}
-        return self.start("kiel", [python, str(ROOT / "bench/faults/members/kiel_member.py"), json.dumps(settings)])
+        argv = [program(client), self.cluster.bootstrap, self.group, self.topic, assignor]
+        return self.start(client, argv, as_event)
 
     def produce(self, version: str, rate: int = 150) -> None:
         """VerifiableProducer, until `stop_load`; `rate` in records a second."""
@@ -227,12 +194,6 @@ class Scene:
             self._producer.wait(30)
             self._producer = None
 
-    def acknowledged(self) -> dict[tuple[int, int], int]:
-        """(partition, offset) -> value of the records that brokers acknowledged to `produce`."""
-        lines = (self.directory / "producer.jsonl").read_text().splitlines()
-        sent = [json.loads(line) for line in lines if '"producer_send_success"' in line]
-        return {(each["partition"], each["offset"]): int(each["value"]) for each in sent}
-
     def kill(self, member: Member) -> None:
         self.members.remove(member)
         member.kill()
@@ -241,7 +202,7 @@ class Scene:
         self.members.remove(member)
         member.leave()
 
-    # -- what to wait for --------------------------------------------------------------------------------------------
+    # -- waiting --------------------------------------------------------------------------------------------
 
     def shared(self, timeout_s: float = 60.0) -> None:
         """Waits until each partition has one owner, and each member owns some."""
@@ -280,7 +241,7 @@ class Scene:
         return end_offsets(self.cluster, self.topic, Settings(partitions=PARTITIONS, kafka=self.cluster.version))
 
     def committed(self) -> dict[int, int]:
-        """As kafka-python reads it from the group's coordinator; without partitions that have no committed offset."""
+        """Partition -> committed offset, read with kafka-python from the group's coordinator."""
         consumer = KafkaConsumer(
             bootstrap_servers=self.cluster.bootstrap.split(","),
             group_id=self.group,
@@ -301,21 +262,12 @@ class Scene:
             lines.append(f"{member.name} ({'runs' if state is None else state}) holds {sorted(member._held)}")
         return "\n".join([*lines, f"journals and logs are in {self.directory}"])
 
-    # -- what it proves ----------------------------------------------------------------------------------------------
-
-    def turns(self) -> Sequence[Turn]:
-        return self._history().turns
-
-    def _history(self) -> History:
+    def verdict(self) -> Verdict:
+        """Returns the result of the checker, after the last member has left."""
         history = History(ends=self.ends(), final=self.committed())
         for member in self.all:
             member.read()
             add(history, member.name, member.events, member.died)
-        return history
-
-    def verdict(self) -> Verdict:
-        """The result of the checker, after the last member has left."""
-        history = self._history()
         verdict = check(history, told=True)
         self.holds = verdict.holds
         return verdict

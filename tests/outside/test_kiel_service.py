@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 
 def committed(cluster: LocalCluster, group: str, topics: dict[str, int]) -> None:
-    """Offset 0 where kiel looks: it asks for ever when there is none."""
+    """Commits offset 0 where kiel reads it: without an offset, kiel retries for ever."""
     with zookeeper_client(cluster.zookeeper) as zk:
         for topic, count in topics.items():
             for number in range(count):
@@ -45,12 +45,12 @@ def test_a_service_sees_the_same_with_either(
     topic, pair = topic_factory(1, cluster=cluster), topic_factory(2, cluster=cluster)
     cluster.produce(topic, [(None, value, 0) for value in (b"1", None, b"{", b"4")])
     cluster.produce(pair, [(None, b"10", 0), (None, b"11", 1)])
-    code, ours, errors = run(sys.executable, "allocator", cluster, f"{group}-ours", topic, pair)
-    assert (code, len(ours)) == (0, 19), errors
+    code, output, errors = run(sys.executable, "allocator", cluster, f"{group}-allocator", topic, pair)
+    assert (code, len(output)) == (0, 19), errors
     # on a busy machine, kiel's `connect` returns before kiel knows its allocation
     for attempt in range(5):
         code, kiels, errors = run(python, "kiel", cluster, f"{group}-kiel-{attempt}", topic, pair)
         if code == 0 and kiels["allocation when connect returns"] != [[], []]:
             break
     assert code == 0, errors
-    assert ours == kiels
+    assert output == kiels

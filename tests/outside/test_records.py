@@ -28,18 +28,17 @@ long = pytest.mark.long
 
 SOURCE = Path(__file__).parent / "java" / "Odd.java"
 BIG = 10_000_000
-ROOM = {"max.message.bytes": "20000000"}
 
 
 class Odd:
-    """Our Java program, with the client of one version."""
+    """The Java program `Odd`, with the client of one version."""
 
     def __init__(self, version: str) -> None:
         self._path = f"{compiled(version)}{os.pathsep}{tools_class_path(version)}"
         self._java = find_java(KAFKA[version].oldest_java).executable
 
     async def run(self, *arguments: str, option: str = "-Dheaders=yes") -> list[str]:
-        """The lines that it prints."""
+        """Runs the program and returns its output, by line."""
         options = [*QUICK_JVM, "-Xmx400m", option]
         process = await asyncio.create_subprocess_exec(
             *(self._java, *options, "-cp", self._path, "Odd", *arguments),
@@ -53,7 +52,7 @@ class Odd:
 
 @cache
 def compiled(version: str) -> str:
-    """The directory of the class, made once in the cache. Skips where no compiler is found."""
+    """Returns the directory of the class, compiled once into the cache. Skips without a compiler."""
     java = find_java(KAFKA[version].oldest_java)
     compiler = shutil.which("javac", path=str(Path(java.home) / "bin")) or shutil.which("javac")
     if compiler is None:
@@ -76,28 +75,21 @@ def shown(data: bytes | None) -> str:
 
 
 def line(record: Record) -> str:
-    """As the Java program shows it."""
+    """Formats a record like the Java program."""
     headers = [f"{shown(key.encode())}={shown(value)}" for key, value in record.headers]
     first = [record.partition, record.offset, record.timestamp_type, record.timestamp]
     return " ".join([*map(str, first), shown(record.key), shown(record.value), *headers])
 
 
-async def ours(cluster: LocalCluster, topic: str, isolation: str, last: dict[int, int]) -> list[str]:
-    """All records up to these offsets, read with allocator."""
+async def read(cluster: LocalCluster, topic: str, isolation: str, last: dict[int, int]) -> list[str]:
+    """Reads all records up to these offsets with allocator."""
     lines: list[str] = []
-    consumer = Consumer(
-        topic,
-        brokers=cluster.bootstrap,
-        group=None,
-        membership="fixed",
-        isolation_level=isolation,
-        prefetch_bytes=64_000_000,
-    )
+    settings = {"brokers": cluster.bootstrap, "group": None, "membership": "fixed", "isolation_level": isolation}
     left = set(last)
-    async with consumer:
+    async with Consumer(topic, prefetch_bytes=64_000_000, **settings) as consumer:
         while left:
             batch = await consumer.getbatch(30)
-            assert batch is not None, f"nothing more comes, and partitions {left} are not at their ends, {last}"
+            assert batch is not None, f"no more records, and partitions {left} are not at their ends, {last}"
             lines += map(line, batch)
             if batch[-1].offset >= last[batch.partition]:
                 left.discard(batch.partition)
@@ -106,65 +98,56 @@ async def ours(cluster: LocalCluster, topic: str, isolation: str, last: dict[int
 
 async def same(odd: Odd, cluster: LocalCluster, topic: str, isolation: str = "read_uncommitted") -> list[str]:
     """Compares the records of both clients, and returns them."""
-    theirs = await odd.run("read", cluster.bootstrap, topic, isolation)
+    by_java = await odd.run("read", cluster.bootstrap, topic, isolation)
     last: dict[int, int] = {}
-    for each in theirs:
+    for each in by_java:
         partition, offset = map(int, each.split()[:2])
         last[partition] = max(last.get(partition, -1), offset)
-    found = await ours(cluster, topic, isolation, last)
-    by_place = [sorted(lines, key=lambda each: tuple(map(int, each.split()[:2]))) for lines in (theirs, found)]
-    difference = [each[:200] for each in difflib.unified_diff(*by_place, "Java", "ours", n=0, lineterm="")]
+    found = await read(cluster, topic, isolation, last)
+    by_place = [sorted(lines, key=lambda each: tuple(map(int, each.split()[:2]))) for lines in (by_java, found)]
+    difference = [each[:200] for each in difflib.unified_diff(*by_place, "Java", "allocator", n=0, lineterm="")]
     assert by_place[0] == by_place[1], "\n".join(difference[:20])
     return by_place[0]
 
 
 def client(kafka: str) -> str:
-    """The version of Java's client for these brokers. `Odd.java` needs 2.0 or newer."""
+    """Returns the version of Java's client for these brokers. `Odd.java` needs 2.0 or newer."""
     return kafka if number(kafka) >= (2,) else "2.8.2"
 
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 PRODUCED = [
-    *(pytest.param("3.9.1", codec, marks=() if codec == "zstd" else long) for codec in CODECS),
+    *(pytest.param("3.9.1", codec, BIG, "CreateTime", marks=() if codec == "zstd" else long) for codec in CODECS),
     *(
-        pytest.param(version, codec, marks=long)
+        pytest.param(version, codec, BIG, "CreateTime", marks=long)
         for version in ("0.10.2.2", "1.1.1", "2.8.2", NEWEST)
         for codec in CODECS
         if codec != "zstd" or number(version) >= (2, 1)
     ),
+    *(
+        pytest.param(version, codec, 1000, "LogAppendTime", marks=long)
+        for version in ("0.10.2.2", "2.8.2", "3.9.1", NEWEST)
+        for codec in ("none", "lz4")
+    ),
 ]
 
 
-@pytest.mark.parametrize(("kafka", "codec"), PRODUCED)
-async def test_of_every_codec(
-    kafka: str, codec: str, cluster_factory: ClusterFactory, topic_factory: Callable[..., str]
+@pytest.mark.parametrize(("kafka", "codec", "largest", "time"), PRODUCED)
+async def test_records_of_every_codec_and_kind_of_time_are_the_same(
+    kafka: str, codec: str, largest: int, time: str, cluster_factory: ClusterFactory, topic_factory: Callable[..., str]
 ) -> None:
-    odd = Odd(client(kafka))
-    cluster = cluster_factory(kafka=kafka)
-    topic = topic_factory(2, config=ROOM, cluster=cluster)
+    odd, cluster = Odd(client(kafka)), cluster_factory(kafka=kafka)
+    topic = topic_factory(2, config={"max.message.bytes": "20000000", "message.timestamp.type": time}, cluster=cluster)
     headers = "-Dheaders=no" if number(kafka) < (0, 11) else "-Dheaders=yes"
-    await odd.run("produce", cluster.bootstrap, topic, codec, str(BIG), option=headers)
-    assert len(await same(odd, cluster, topic)) == 504
-
-
-@long
-@pytest.mark.parametrize("codec", ["none", "lz4"])
-@pytest.mark.parametrize("kafka", ["0.10.2.2", "2.8.2", "3.9.1", NEWEST])
-async def test_with_the_brokers_time(
-    kafka: str, codec: str, cluster_factory: ClusterFactory, topic_factory: Callable[..., str]
-) -> None:
-    odd = Odd(client(kafka))
-    cluster = cluster_factory(kafka=kafka)
-    topic = topic_factory(2, config={**ROOM, "message.timestamp.type": "LogAppendTime"}, cluster=cluster)
-    headers = "-Dheaders=no" if number(kafka) < (0, 11) else "-Dheaders=yes"
-    await odd.run("produce", cluster.bootstrap, topic, codec, "1000", option=headers)
+    await odd.run("produce", cluster.bootstrap, topic, codec, str(largest), option=headers)
     lines = await same(odd, cluster, topic)
-    assert {each.split()[2] for each in lines} == {"1"}
+    assert len(lines) == 504
+    assert {each.split()[2] for each in lines} == {"1" if time == "LogAppendTime" else "0"}
 
 
 @pytest.mark.parametrize("codec", ["none", pytest.param("gzip", marks=long)])
 @pytest.mark.parametrize("kafka", ["3.9.1", *(pytest.param(v, marks=long) for v in ("1.1.1", "2.8.2", NEWEST))])
-async def test_of_transactions(
+async def test_records_of_transactions_are_the_same(
     kafka: str, codec: str, cluster_factory: ClusterFactory, topic_factory: Callable[..., str]
 ) -> None:
     odd = Odd(client(kafka))
@@ -178,7 +161,7 @@ async def test_of_transactions(
 @long
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 @pytest.mark.parametrize("kafka", ["2.8.2", "3.9.1"])
-async def test_of_a_compacted_topic(
+async def test_records_of_a_compacted_topic_are_the_same(
     kafka: str, codec: str, cluster_factory: ClusterFactory, topic_factory: Callable[..., str]
 ) -> None:
     odd = Odd(client(kafka))
@@ -192,5 +175,7 @@ async def test_of_a_compacted_topic(
         seen.append(len(await odd.run("read", cluster.bootstrap, topic, "read_uncommitted")))
         return len(seen) > 1 and seen[-2] == seen[-1] < 2000
 
-    await wait_until_async(at_rest, 90, lambda: f"the cleaner to be done; so many were left: {seen}", interval_s=1.0)
+    await wait_until_async(
+        at_rest, 90, lambda: f"the cleaner to end; numbers of remaining records: {seen}", interval_s=1.0
+    )
     await same(odd, cluster, topic)

@@ -1,9 +1,9 @@
-"""One service for kiel 0.9.3 (Python 2.7) and for ours: the first argument says whose consumers it imports.
+"""One service for kiel 0.9.3 (Python 2.7) and for allocator: it imports the consumers that the first argument names.
 
     python kiel_service.py kiel|allocator BROKERS ZOOKEEPER GROUP TOPIC PAIR
 
 TOPIC has one partition with 1, no value, {, 4 and the offset 0 committed; PAIR has two, with 10 in the first and 11 in
-the second, and 0 committed for both. Prints what a user sees, a JSON line for each step.
+the second, and 0 committed for both. Prints the values that a user gets, a JSON line for each step.
 """
 
 import json
@@ -21,13 +21,13 @@ brokers, zookeeper, group, topic, pair = sys.argv[2:]
 TRIES = 100
 
 
-def tell(step, what):
+def show(step, what):
     sys.stdout.write(json.dumps([step, what]) + "\n")
     sys.stdout.flush()
 
 
 @gen.coroutine
-def drink(consumer, name, count, **how):
+def consume(consumer, name, count, **how):
     values = []
     for _ in range(TRIES):
         values.extend((yield consumer.consume(name, **how)))
@@ -52,22 +52,22 @@ def grouped():
         brokers.split(","), group, zookeeper.split(","), autocommit=False, max_wait_time=200
     )
     yield consumer.connect()
-    tell("allocation when connect returns", [list(consumer.allocation[topic]), sorted(consumer.allocation[pair])])
-    tell("allocation of the allocator", sorted(consumer.allocator.allocation[pair]))
-    tell("values that the deserializer takes", (yield drink(consumer, topic, 2)))
-    tell("offset", consumer.offsets[topic][0])
-    tell("topics to commit", sorted(consumer.topics_to_commit))
+    show("allocation when connect returns", [list(consumer.allocation[topic]), sorted(consumer.allocation[pair])])
+    show("allocation of the allocator", sorted(consumer.allocator.allocation[pair]))
+    show("values that the deserializer takes", (yield consume(consumer, topic, 2)))
+    show("offset", consumer.offsets[topic][0])
+    show("topics to commit", sorted(consumer.topics_to_commit))
     consumer.synced_offsets.discard(topic)
-    tell("taken out of synced_offsets", (yield drink(consumer, topic, 2)))
+    show("taken out of synced_offsets", (yield consume(consumer, topic, 2)))
     yield consumer.commit_offsets()
-    tell("topics to commit after a commit", sorted(consumer.topics_to_commit))
+    show("topics to commit after a commit", sorted(consumer.topics_to_commit))
     consumer.synced_offsets.discard(topic)
-    tell("the same after a commit", (yield consumer.consume(topic)))
+    show("the same after a commit", (yield consumer.consume(topic)))
     consumer.offsets[topic][0] = 3
-    tell("an offset that is set", (yield drink(consumer, topic, 1)))
+    show("an offset that is set", (yield consume(consumer, topic, 1)))
     consumer.deserializer = lambda value: value is None
     consumer.offsets[topic][0] = 0
-    tell("a deserializer that takes None", (yield drink(consumer, topic, 4)))
+    show("a deserializer that takes None", (yield consume(consumer, topic, 4)))
     yield consumer.close()
 
 
@@ -77,7 +77,7 @@ def function():
         brokers.split(","), group + "-function", zookeeper.split(","), None, first_of_each, max_wait_time=200
     )
     yield consumer.connect()
-    tell("allocation of a function that leaves partitions out", list(consumer.allocation[pair]))
+    show("allocation of a function that leaves partitions out", list(consumer.allocation[pair]))
     yield consumer.close()
 
 
@@ -85,18 +85,18 @@ def function():
 def single():
     consumer = clients.SingleConsumer(brokers=brokers.split(","), max_wait_time=200)
     yield consumer.connect()
-    tell("single: allocation", [sorted(consumer.allocation[topic]), sorted(consumer.allocation[pair])])
-    tell("single: the end", (yield consumer.consume(pair)))
-    tell("single: offsets", sorted(consumer.offsets[pair].items()))
+    show("single: allocation", [sorted(consumer.allocation[topic]), sorted(consumer.allocation[pair])])
+    show("single: the end", (yield consumer.consume(pair)))
+    show("single: offsets", sorted(consumer.offsets[pair].items()))
     consumer.offsets[pair][1] = 0
-    tell("single: an offset that is set", (yield drink(consumer, pair, 1)))
+    show("single: an offset that is set", (yield consume(consumer, pair, 1)))
     begin = clients.SingleConsumer.BEGINNING
-    tell("single: the beginning", (yield drink(consumer, topic, 2, start=begin)))
+    show("single: the beginning", (yield consume(consumer, topic, 2, start=begin)))
     yield consumer.determine_offsets(pair, begin)
-    tell("single: determined", sorted((yield drink(consumer, pair, 2))))
-    tell("single: an unknown topic", (yield consumer.consume("no-such-topic")))
+    show("single: determined", sorted((yield consume(consumer, pair, 2))))
+    show("single: an unknown topic", (yield consumer.consume("no-such-topic")))
     yield consumer.close()
-    tell("single: closed", (yield consumer.consume(pair)))
+    show("single: closed", (yield consumer.consume(pair)))
 
 
 @gen.coroutine

@@ -1,8 +1,8 @@
-"""A member of ours for mixed groups: works on what has come at once, commits often and when it gives partitions up.
+"""A member of allocator for mixed groups: processes batches, commits often and before partitions are revoked.
 
-python ours.py '{"journal": FILE, "topic": ..., "handler_s": 3, "commit_s": 0.2, "consumer": {...}}'
+python allocator_member.py '{"journal": FILE, "topic": ..., "handler_s": 3, "commit_s": 0.2, "consumer": {...}}'
 
-`consumer`: the arguments of `Consumer`.
+`consumer` has the arguments of `Consumer`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Service(RebalanceListener):
         self.commit_s = float(settings["commit_s"])
         self.journal = Journal(settings["journal"])
         self.turns: dict[TopicPartition, object] = {}
-        """Something new each time that a partition is assigned."""
+        """A new object for each assignment of a partition."""
         self.done: dict[TopicPartition, int] = {}
-        """The next offset to read of partitions with uncommitted work."""
+        """Partition with uncommitted work -> the offset to commit."""
         self.consumer = Consumer(
             settings["topic"],
             membership=Kafka(**settings["joins"]),

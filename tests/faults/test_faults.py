@@ -23,7 +23,7 @@ from bench.faults.run import run, start_cluster
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="cutting off one process takes /proc")
 
 
-# each fault once: fewer restarts of members, and shorter sessions
+# each fault once, with fewer restarts of members and shorter sessions
 SHORT = Settings(members=3, session_timeout_s=2.0, calm_s=1.0)
 USUAL = Settings()
 
@@ -42,7 +42,7 @@ def disturb(
         outcome = run(cluster, settings, seed, seconds, directory, peer=peer, kinds=tuple(kinds))
         print(f"{outcome.table()}\n{outcome.verdict}")
     assert outcome.holds, (
-        f"seed {seed} broke a promise: {outcome.verdict}; {outcome.problems}; everything that happened is in "
+        f"seed {seed} broke a promise: {outcome.verdict}; {outcome.problems}; all events are in "
         f"{directory / 'history.jsonl'}, the members' logs beside it"
     )
     shutil.rmtree(directory)
@@ -50,7 +50,7 @@ def disturb(
 
 
 @pytest.mark.servers
-def test_nothing_is_lost_and_nobody_owns_together_whatever_happens(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_record_is_lost_and_no_partition_has_two_owners_whatever_happens(capsys: pytest.CaptureFixture[str]) -> None:
     disturb(0.0, capsys, FAULTS, SHORT)
 
 
@@ -71,7 +71,7 @@ def test_nor_in_ten_minutes(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.servers
 @pytest.mark.long
-def test_nor_when_the_ensemble_comes_back_empty(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nor_if_the_ensemble_comes_back_empty(capsys: pytest.CaptureFixture[str]) -> None:
     """The ensemble comes back empty at least three times. The brokers work without ZooKeeper, so only the group is
     affected."""
     disturb(150.0, capsys, FORGETFUL, Settings(kafka=NEWEST))

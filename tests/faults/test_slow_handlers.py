@@ -1,4 +1,4 @@
-"""A handler that takes several session timeouts: the effects on its member and its next steps."""
+"""A handler that takes several session timeouts: its member keeps or loses its partitions."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from joining import joined
@@ -14,94 +15,87 @@ from allocator import Consumer, RebalanceListener, TopicPartition
 from allocator.errors import AllocatorError, CommitFailed
 from allocator.testing import LocalCluster, wait_until_async
 
-Topics = Callable[..., str]
 SESSION_S = 2.0
 
 
 class Listener(RebalanceListener):
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.events: list[str] = []
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        self.heard.append("assigned")
+        self.events.append("assigned")
 
     def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        self.heard.append("revoked")
+        self.events.append("revoked")
 
     def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
-        self.heard.append("lost")
+        self.events.append("lost")
 
 
-class Service:
-    """Consumers of one topic with one record."""
-
-    def __init__(self, cluster: LocalCluster, topic: str, group: str) -> None:
-        self.settings = {"brokers": cluster.bootstrap, "zookeeper": cluster.zookeeper, "group": group}
-        self.topic = topic
-        cluster.produce(topic, [b"work"])
-
-    def consumer(
-        self,
-        listener: RebalanceListener,
-        max_poll_interval_s: float | None = None,
-        session_timeout_s: float = SESSION_S,
-    ) -> Consumer:
-        return Consumer(
-            self.topic,
-            **joined(
-                **self.settings,  # type: ignore[arg-type]
-                session_timeout_s=session_timeout_s,
-                auto_commit_interval_s=None,
-                listener=listener,
-                max_poll_interval_s=max_poll_interval_s,
-            ),
-        )
+MakeConsumer = Callable[..., Consumer]
 
 
 @pytest.fixture
-def service(kafka_cluster: LocalCluster, topic_factory: Topics, group: str) -> Service:
-    return Service(kafka_cluster, topic_factory(1), group)
+def make_consumer(kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str) -> MakeConsumer:
+    """Creates consumers of one topic with one record."""
+    topic = topic_factory(1)
+    kafka_cluster.produce(topic, [b"work"])
+
+    def make(listener: RebalanceListener, **settings: Any) -> Consumer:
+        cluster = {"brokers": kafka_cluster.bootstrap, "zookeeper": kafka_cluster.zookeeper, "group": group}
+        own = {"session_timeout_s": SESSION_S, "auto_commit_interval_s": None, **settings}
+        return Consumer(topic, **joined(**cluster, listener=listener, **own))
+
+    return make
 
 
-async def test_one_that_awaits_keeps_its_membership_however_long_it_takes(service: Service) -> None:
+async def first_partition(consumer: Consumer) -> TopicPartition:
+    """Waits for the record; returns its partition."""
+    record = await consumer.getone(30)
+    assert record is not None
+    return TopicPartition(record.topic, record.partition)
+
+
+async def test_a_handler_that_awaits_keeps_its_membership_however_long_it_takes(make_consumer: MakeConsumer) -> None:
     listener = Listener()
-    async with service.consumer(listener) as consumer:
-        assert await consumer.getone(30) is not None
-        member, partition = consumer.member_id, TopicPartition(service.topic, 0)
+    async with make_consumer(listener) as consumer:
+        partition, member = await first_partition(consumer), consumer.member_id
         for _ in range(30):
             await asyncio.sleep(3 * SESSION_S / 30)
             assert consumer.assignment() == {partition}
         await consumer.until_may_act()
         await consumer.commit({partition: 1})
         assert consumer.member_id == member
-        assert listener.heard == ["assigned"]
+        assert listener.events == ["assigned"]
 
 
-async def test_one_that_awaits_beyond_max_poll_interval_gives_way_and_commits_no_more(service: Service) -> None:
-    first, second = Listener(), Listener()
-    async with service.consumer(first, max_poll_interval_s=1.0) as slow:
-        record = await slow.getone(30)
-        assert record is not None
-        async with service.consumer(second) as other:
-            partition = TopicPartition(service.topic, 0)
-            await wait_until_async(lambda: other.assignment() == {partition}, 30, "the other one to have the partition")
+async def test_a_handler_that_awaits_beyond_max_poll_interval_loses_the_partition_and_commits_no_more(
+    make_consumer: MakeConsumer,
+) -> None:
+    listener = Listener()
+    async with make_consumer(listener, max_poll_interval_s=1.0) as slow:
+        partition = await first_partition(slow)
+        async with make_consumer(Listener()) as other:
+            await wait_until_async(lambda: other.assignment() == {partition}, 30, "the other to own the partition")
             assert not slow.assignment()
-            assert first.heard[-1] in ("revoked", "lost")
-            again = await other.getone(30)
-            assert again is not None
-            assert again.offset == record.offset
+            assert listener.events[-1] in ("revoked", "lost")
+            assert await first_partition(other) == partition, "the record is delivered again"
             with pytest.raises(AllocatorError):
                 await slow.commit({partition: 1})
             await other.commit({partition: 1})
-    assert await committed(service) == 1
+    async with make_consumer(Listener()) as reader:
+        committed = await reader.committed(partition)
+    assert committed is not None
+    assert committed.offset == 1
 
 
-async def test_one_that_blocks_the_loop_finds_the_gate_shut_and_opens_it_by_a_new_proof(service: Service) -> None:
+async def test_a_handler_that_blocks_the_loop_may_not_act_until_there_is_a_new_proof_of_life(
+    make_consumer: MakeConsumer,
+) -> None:
     """kazoo's thread keeps the session, so no other member gets the partition; nothing happens on an expired lease."""
     listener = Listener()
-    async with service.consumer(listener) as consumer:
-        assert await consumer.getone(30) is not None
-        member, partition = consumer.member_id, TopicPartition(service.topic, 0)
+    async with make_consumer(listener) as consumer:
+        partition, member = await first_partition(consumer), consumer.member_id
         assert consumer.may_act()
         time.sleep(3 * SESSION_S)  # noqa: ASYNC251 - blocking the loop is the point
         assert not consumer.may_act()
@@ -112,42 +106,36 @@ async def test_one_that_blocks_the_loop_finds_the_gate_shut_and_opens_it_by_a_ne
         await wait_until_async(lambda: consumer.may_act(), 30, "a new proof")
         await consumer.commit({partition: 1})
         assert consumer.member_id == member, "its session was kept alive meanwhile"
-        assert listener.heard == ["assigned"]
+        assert listener.events == ["assigned"]
 
 
 @pytest.mark.parametrize("session_timeout_s", [SESSION_S, 10.0])
-async def test_one_that_blocks_the_loop_beyond_max_poll_interval_gives_way_while_it_blocks(
-    service: Service, session_timeout_s: float
+async def test_a_handler_that_blocks_the_loop_beyond_max_poll_interval_loses_the_partition_while_it_blocks(
+    make_consumer: MakeConsumer, session_timeout_s: float
 ) -> None:
     """Also if the session timeout, and with it the lease, is much longer than the blocked time."""
-    partition = TopicPartition(service.topic, 0)
-    has_it, may_go_on = threading.Event(), threading.Event()
-    first, second = Listener(), Listener()
+    owned, may_continue = threading.Event(), threading.Event()
+    listener = Listener()
     refused: list[CommitFailed] = []
 
     async def stuck() -> None:
-        async with service.consumer(first, 1.0, session_timeout_s) as consumer:
-            assert await consumer.getone(30) is not None
-            has_it.set()
-            assert may_go_on.wait(60), "nobody else got the partition"
+        settings = {"max_poll_interval_s": 1.0, "session_timeout_s": session_timeout_s}
+        async with make_consumer(listener, **settings) as consumer:
+            partition = await first_partition(consumer)
+            owned.set()
+            assert may_continue.wait(60), "no other member got the partition"
             assert not consumer.may_act()
             with pytest.raises(CommitFailed) as caught:
                 await consumer.commit({partition: 1})
             refused.append(caught.value)
-            await wait_until_async(lambda: first.heard[-1] == "lost", 30, "the loss to be told")
-            # a member that polls again joins again: the other one leaves, and it gets the partition
-            assert await consumer.getone(30) is not None
+            await wait_until_async(lambda: listener.events[-1] == "lost", 30, "the loss to be reported")
+            # a member that polls again joins again: the other leaves, and it gets the partition
+            await first_partition(consumer)
 
     blocked = asyncio.get_running_loop().run_in_executor(None, asyncio.run, stuck())
-    await wait_until_async(has_it.is_set, 30, "the one that will block to have the partition")
-    async with service.consumer(second) as other:
-        await wait_until_async(lambda: other.assignment() == {partition}, 30, "the blocked one to give way")
-        may_go_on.set()
+    await wait_until_async(owned.is_set, 30, "the blocking member to own the partition")
+    async with make_consumer(Listener()) as other:
+        await wait_until_async(lambda: len(other.assignment()) == 1, 30, "the other to own the partition")
+        may_continue.set()
         await wait_until_async(lambda: bool(refused), 30, "its commit to be refused")
     await blocked
-
-
-async def committed(service: Service) -> int | None:
-    async with service.consumer(Listener()) as reader:
-        found = await reader.committed(TopicPartition(service.topic, 0))
-        return None if found is None else found.offset

@@ -29,8 +29,8 @@ def test_known_inputs_break_no_target(target: str) -> None:
         TARGETS[target](data)
 
 
-def test_the_seeds_are_good_inputs() -> None:
-    """Otherwise the fuzzer makes no progress."""
+def test_the_seeds_are_valid_inputs() -> None:
+    """From invalid inputs, the fuzzer makes no progress."""
     for data in SEEDS["records"]:
         assert len([row for row in decoded(plain, data) if isinstance(row, tuple) and len(row) == 6]) == 3
     for data in SEEDS["znodes"]:
@@ -63,12 +63,4 @@ def changed(draw: st.DrawFn, target: str) -> bytes:
 @settings(max_examples=200)
 @given(data=st.data())
 def test_a_changed_input_breaks_nothing(target: str, data: st.DataObject) -> None:
-    TARGETS[target](data.draw(changed(target)))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("target", TARGETS)
-@settings(max_examples=20_000)
-@given(data=st.data())
-def test_many_changed_inputs_break_nothing(target: str, data: st.DataObject) -> None:
     TARGETS[target](data.draw(changed(target)))

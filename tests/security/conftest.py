@@ -1,4 +1,4 @@
-"""One cluster that takes TLS and SASL beside plain text."""
+"""A cluster with listeners for TLS and SASL."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from certificates import Certificates
-from secrets_and_doors import KEY_PASSWORD, PASSWORDS, REAUTH_S, Secured
+from secured import KEY_PASSWORD, PASSWORDS, REAUTH_S, Secured
 
 from allocator.testing import LocalCluster
 
@@ -16,11 +16,11 @@ from allocator.testing import LocalCluster
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     if shutil.which("openssl") is None:
-        pytest.skip("needs the openssl command to make certificates")
-    made = Certificates(tmp_path_factory.mktemp("tls"))
-    made.make("server")
-    made.make("client", KEY_PASSWORD)
-    return made
+        pytest.skip("needs the openssl command to create certificates")
+    certificates = Certificates(tmp_path_factory.mktemp("tls"))
+    certificates.make("server")
+    certificates.make("client", KEY_PASSWORD)
+    return certificates
 
 
 @pytest.fixture(scope="session")
@@ -38,14 +38,14 @@ def secured(cluster_factory: Callable[..., LocalCluster], certificates: Certific
         "listener.name.ssl.ssl.client.auth": "required",
         "sasl.enabled.mechanisms": ",".join([*PASSWORDS, "OAUTHBEARER"]),
     }
-    for door in ("sasl_ssl", "sasl_plaintext"):
-        broker[f"listener.name.{door}.plain.sasl.jaas.config"] = plain
-        broker[f"listener.name.{door}.oauthbearer.sasl.jaas.config"] = (
-            f"{module}.oauthbearer.OAuthBearerLoginModule required;"
-        )
-        broker[f"listener.name.{door}.oauthbearer.connections.max.reauth.ms"] = int(REAUTH_S * 1000)
+    oauth = f"{module}.oauthbearer.OAuthBearerLoginModule required;"
+    for listener in ("sasl_ssl", "sasl_plaintext"):
+        name = f"listener.name.{listener}"
+        broker[f"{name}.plain.sasl.jaas.config"] = plain
+        broker[f"{name}.oauthbearer.sasl.jaas.config"] = oauth
+        broker[f"{name}.oauthbearer.connections.max.reauth.ms"] = int(REAUTH_S * 1000)
         for mechanism in ("scram-sha-256", "scram-sha-512"):
-            broker[f"listener.name.{door}.{mechanism}.sasl.jaas.config"] = scram
+            broker[f"{name}.{mechanism}.sasl.jaas.config"] = scram
     keeper = {
         "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
         "secureClientPort": "{port2}",
@@ -56,11 +56,11 @@ def secured(cluster_factory: Callable[..., LocalCluster], certificates: Certific
         "ssl.hostnameVerification": "false",
     }
     cluster = cluster_factory("3.9.1", broker_config=broker, zookeeper_config=keeper)
-    make_scram_users(cluster.bootstrap)
+    create_scram_users(cluster.bootstrap)
     return Secured(cluster, certificates)
 
 
-def make_scram_users(bootstrap: str) -> None:
+def create_scram_users(bootstrap: str) -> None:
     from kafka.admin import KafkaAdminClient, ScramMechanism, UserScramCredentialUpsertion
 
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
@@ -70,7 +70,7 @@ def make_scram_users(bootstrap: str) -> None:
             for mechanism in PASSWORDS
             if mechanism != "PLAIN"
         ]
-        answers = admin.alter_user_scram_credentials(users)
-        assert not any(answers.values()), answers
+        errors = admin.alter_user_scram_credentials(users)
+        assert not any(errors.values()), errors
     finally:
         admin.close()

@@ -12,19 +12,22 @@ from joining import joined
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError, NoNodeError, NotEmptyError
 from kazoo.security import OPEN_ACL_UNSAFE
-from secrets_and_doors import DIGEST_OPTIONS
+from secured import DIGEST_OPTIONS
 
 from allocator import AllocatorError, Consumer, ZooKeeper
 from allocator.core.znodes import documents as znodes
 from allocator.testing import LocalCluster, wait_until_async
 
-Topics = Callable[..., str]
 
-
-def kazoo(hosts: str, auth: list[tuple[str, str]] | None = None) -> KazooClient:
+@contextlib.contextmanager
+def kazoo(hosts: str, auth: list[tuple[str, str]] | None = None) -> Iterator[KazooClient]:
     client = KazooClient(hosts, timeout=10, auth_data=auth)
     client.start(20)
-    return client
+    try:
+        yield client
+    finally:
+        client.stop()
+        client.close()
 
 
 def walk(client: KazooClient, path: str) -> Iterator[str]:
@@ -37,11 +40,9 @@ def walk(client: KazooClient, path: str) -> Iterator[str]:
 OPERATIONS: dict[str, Callable[[KazooClient, str], Any]] = {
     "get": lambda client, path: client.get(path),
     "list": lambda client, path: client.get_children(path),
-    "set": lambda client, path: client.set(path, b"mine"),
-    "create": lambda client, path: client.create(f"{path}/intruder", b"", acl=OPEN_ACL_UNSAFE),
-    "create ephemeral": lambda client, path: client.create(
-        f"{path}/intruder", b"", ephemeral=True, acl=OPEN_ACL_UNSAFE
-    ),
+    "set": lambda client, path: client.set(path, b"x"),
+    "create": lambda client, path: client.create(f"{path}/x", b"", acl=OPEN_ACL_UNSAFE),
+    "create ephemeral": lambda client, path: client.create(f"{path}/x", b"", ephemeral=True, acl=OPEN_ACL_UNSAFE),
     "delete": lambda client, path: client.delete(path),
     "read the ACL": lambda client, path: client.get_acls(path),
     "open the ACL": lambda client, path: client.set_acls(path, OPEN_ACL_UNSAFE),
@@ -69,10 +70,10 @@ def breached(stranger: KazooClient, paths: list[str], top: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("chroot", ["", "/chroot/of/ours"], ids=["no chroot", "a chroot that we make"])
+@pytest.mark.parametrize("chroot", ["", "/of/two/levels"], ids=["no chroot", "a chroot that the member creates"])
 async def test_a_stranger_is_refused_every_operation_on_every_znode(
     kafka_cluster: LocalCluster,
-    topic_factory: Topics,
+    topic_factory: Callable[..., str],
     unique_name: Callable[[], str],
     monkeypatch: pytest.MonkeyPatch,
     chroot: str,
@@ -81,36 +82,29 @@ async def test_a_stranger_is_refused_every_operation_on_every_znode(
     topic, group, root = topic_factory(8), unique_name(), f"/{unique_name()}"
     place = f"/{unique_name()}{chroot}" if chroot else ""
 
-    def member(name: str) -> Consumer:
-        return Consumer(
-            topic,
-            brokers=kafka_cluster.bootstrap,
-            zookeeper=kafka_cluster.zookeeper + place,
-            group=group,
-            client_id=name,
-            membership=ZooKeeper(root=root, zookeeper_options=DIGEST_OPTIONS),
-        )
-
-    async with member("one") as one, member("two") as two:
-        await wait_until_async(lambda: len(one.assignment()) == len(two.assignment()) == 4, 30, "both to share")
+    settings: dict[str, Any] = {
+        "brokers": kafka_cluster.bootstrap,
+        "zookeeper": kafka_cluster.zookeeper + place,
+        "group": group,
+        "membership": ZooKeeper(root=root, zookeeper_options=DIGEST_OPTIONS),
+    }
+    async with Consumer(topic, **settings) as one, Consumer(topic, **settings) as two:
+        await wait_until_async(lambda: len(one.assignment()) == len(two.assignment()) == 4, 30, "both to own four")
         top = f"/{place.split('/')[1]}" if place else root
 
         def attack() -> tuple[list[str], list[str], list[str]]:
-            ours = kazoo(kafka_cluster.zookeeper, DIGEST_OPTIONS["auth_data"])
-            stranger = kazoo(kafka_cluster.zookeeper)
-            other = kazoo(kafka_cluster.zookeeper, [("digest", "mallory:guess")])
-            try:
+            with (
+                kazoo(kafka_cluster.zookeeper, DIGEST_OPTIONS["auth_data"]) as member,
+                kazoo(kafka_cluster.zookeeper) as stranger,
+                kazoo(kafka_cluster.zookeeper, [("digest", "mallory:guess")]) as other,
+            ):
                 for _ in range(5):
-                    paths = list(walk(ours, top))
+                    paths = list(walk(member, top))
                     found = paths, breached(stranger, paths, top), breached(other, paths, top)
                     # the leader may still delete the shards of an earlier assignment
-                    if list(walk(ours, top)) == paths:
+                    if list(walk(member, top)) == paths:
                         break
                 return found
-            finally:
-                for client in (ours, stranger, other):
-                    client.stop()
-                    client.close()
 
         paths, by_stranger, by_other = await asyncio.to_thread(attack)
         base = f"{place}{root}/{group}"
@@ -119,11 +113,10 @@ async def test_a_stranger_is_refused_every_operation_on_every_znode(
         assert not by_stranger
         assert not by_other
         assert len(one.assignment()) == len(two.assignment()) == 4
-    print(f"{len(paths)} znodes x {len(OPERATIONS)} operations, twice, all refused")
 
 
 async def test_a_member_with_the_wrong_credentials_does_not_join(
-    kafka_cluster: LocalCluster, topic_factory: Topics, group: str
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:
     topic = topic_factory(2)
     settings: dict[str, Any] = {
@@ -133,7 +126,7 @@ async def test_a_member_with_the_wrong_credentials_does_not_join(
         "root": f"/{group}-root",
     }
     async with Consumer(topic, **joined(zookeeper_options=DIGEST_OPTIONS, **settings)) as one:
-        await wait_until_async(lambda: len(one.assignment()) == 2, 30, "its share")
+        await wait_until_async(lambda: len(one.assignment()) == 2, 30, "its partitions")
         wrong = {"auth_data": [("digest", "allocator:wrong")]}
         with pytest.raises(AllocatorError, match=f"/{group}-root.*its ACL does not allow it"):
             await Consumer(topic, **joined(zookeeper_options=wrong, connect_timeout_s=10, **settings)).start()

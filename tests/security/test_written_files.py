@@ -25,12 +25,12 @@ def victim(tmp_path):
 
 @pytest.fixture
 def place(tmp_path):
-    made = tmp_path / "place"
-    made.mkdir()
-    return made
+    path = tmp_path / "place"
+    path.mkdir()
+    return path
 
 
-def test_state_goes_through_no_link(victim, place):
+def test_state_is_not_written_through_a_link(victim, place):
     for name in ("state.json", f"state.json.{os.getpid()}.part"):
         (place / name).symlink_to(victim)
     write_json(place / "state.json", {"a": 1})
@@ -40,11 +40,11 @@ def test_state_goes_through_no_link(victim, place):
 def test_the_lock_of_an_archive_is_no_link(victim, place):
     (place / "_lock").symlink_to(victim)
     with pytest.raises(ConfigError, match="cannot be written"), CommitLog(place).locked():
-        pytest.fail("it was locked")
+        pytest.fail("the lock was taken through the link")
 
 
 @pytest.mark.parametrize("planted", ["a link", "writable by all"])
-def test_locks_of_ports_lie_in_a_directory_of_our_own(tmp_path, planted):
+def test_locks_of_ports_are_in_a_directory_of_the_user_alone(tmp_path, planted):
     directory = tmp_path / f"allocator-ports-{os.getuid()}"
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -66,24 +66,21 @@ def test_the_mode_is_kept(place):
         write_file(state, "new")
     finally:
         os.umask(previous)
-    assert stat.S_IMODE(state.stat().st_mode) == 0o640
+    modes = [stat.S_IMODE(state.stat().st_mode)]
     state.chmod(0o600)
-    write_file(state, "newer")
-    assert stat.S_IMODE(state.stat().st_mode) == 0o600
-    write_file(state, "newest", mode=0o755)
-    assert stat.S_IMODE(state.stat().st_mode) == 0o755
+    for options in ({}, {"mode": 0o755}):
+        write_file(state, "newer", **options)
+        modes.append(stat.S_IMODE(state.stat().st_mode))
+    assert modes == [0o640, 0o600, 0o755]
     assert [path.name for path in place.iterdir()] == ["state"]
 
 
-def test_what_must_be_fresh_replaces_nothing(place):
+def test_an_existing_file_that_must_be_new_and_a_pipe_are_not_replaced(place):
     (place / "taken").write_text("old")
     with pytest.raises(FileExistsError):
         write_file(place / "taken", "new", fresh=True)
     write_file(place / "free", "new", fresh=True)
     assert {path.name: path.read_text() for path in place.iterdir()} == {"taken": "old", "free": "new"}
-
-
-def test_what_is_not_a_file_is_not_replaced(place):
     os.mkfifo(place / "pipe")
     with pytest.raises(OSError, match="not a regular file"):
         write_file(place / "pipe", "new")

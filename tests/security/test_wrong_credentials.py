@@ -1,152 +1,128 @@
-"""Wrong credentials or TLS settings give one line that names them."""
+"""Wrong credentials or TLS settings are refused with one line that has a remedy."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
 from certificates import Certificates
-from secrets_and_doors import SECRETS, Secured
+from secured import Secured, secrets_in
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.zookeeper.client import ZooKeeperClient
-from allocator.errors import BrokersUnavailable, ZooKeeperUnavailable
+from allocator.errors import BrokersUnavailable, ConfigError, ZooKeeperUnavailable
 
 TIMEOUT_S: Final = 5.0  # for all of them together
+Settings = Callable[[Secured, Certificates], dict[str, Any]]
+CORRECT, NEEDS_TLS, USES_TLS = "correct the credentials", "This port needs TLS", "Check that the port uses TLS"
 
 
 @pytest.fixture(scope="module")
-def strangers(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """An untrusted authority with a client certificate."""
-    made = Certificates(tmp_path_factory.mktemp("strangers"))
-    made.make("client")
-    return made
+def untrusted(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """An authority that the servers do not trust, with a client certificate."""
+    certificates = Certificates(tmp_path_factory.mktemp("untrusted"))
+    certificates.make("client")
+    return certificates
 
 
-# fault -> (port, wrong settings, text of the error)
-Door = tuple[str, Callable[[Secured, Certificates], Mapping[str, Any]], str]
-KAFKA: Final[Mapping[str, Door]] = {
-    "PLAIN password": (
-        "SASL_PLAINTEXT",
-        lambda ours, _: {**ours.kafka("SASL_PLAINTEXT"), "sasl_plain_password": "wrong"},
-        "correct the credentials",
-    ),
-    "SCRAM password": (
-        "SASL_SSL",
-        lambda ours, _: {**ours.kafka("SASL_SSL", "SCRAM-SHA-512"), "sasl_plain_password": "wrong"},
-        "correct the credentials",
-    ),
-    "user": (
-        "SASL_SSL",
-        lambda ours, _: {**ours.kafka("SASL_SSL", "SCRAM-SHA-256"), "sasl_plain_username": "nobody"},
-        "correct the credentials",
-    ),
-    "mechanism": (
-        "SASL_PLAINTEXT",
-        lambda ours, _: {**ours.kafka("SASL_PLAINTEXT"), "sasl_mechanism": "GSSAPI"},
-        "sasl_mechanism",
-    ),
-    "authority": (
-        "SASL_SSL",
-        lambda ours, theirs: {**ours.kafka("SASL_SSL"), "ssl_cafile": str(theirs.ca)},
-        "ssl_cafile",
-    ),
-    "no authority": (
-        "SASL_SSL",
-        lambda ours, _: {k: v for k, v in ours.kafka("SASL_SSL").items() if k != "ssl_cafile"},
-        "ssl_cafile",
-    ),
-    "no client certificate": (
-        "SSL",
-        lambda ours, _: {"security_protocol": "SSL", "ssl_cafile": str(ours.certificates.ca)},
-        "ssl_certfile",
-    ),
-    "client certificate of strangers": (
-        "SSL",
-        lambda ours, theirs: {
-            "security_protocol": "SSL",
-            "ssl_cafile": str(ours.certificates.ca),
-            "ssl_certfile": str(theirs.certificate("client")),
-            "ssl_keyfile": str(theirs.key("client")),
-        },
-        "ssl_certfile",
-    ),
-    "plain text to TLS": ("SSL", lambda *_: {}, "This port needs TLS"),
-    "plain text to SASL": ("SASL_PLAINTEXT", lambda *_: {}, "security_protocol"),
-    "SASL in the clear to TLS": ("SASL_SSL", lambda ours, _: ours.kafka("SASL_PLAINTEXT"), "This port needs TLS"),
-    "TLS to plain text": ("PLAINTEXT", lambda ours, _: ours.kafka("SSL"), "Check that the port uses TLS"),
-    "SASL to plain text": ("PLAINTEXT", lambda ours, _: ours.kafka("SASL_PLAINTEXT"), "security_protocol"),
-    "SASL over TLS to plain text": (
-        "PLAINTEXT",
-        lambda ours, _: ours.kafka("SASL_SSL"),
-        "Check that the port uses TLS",
-    ),
-    "TLS to SASL over TLS": (
-        "SASL_SSL",
-        lambda ours, _: {"security_protocol": "SSL", "ssl_cafile": str(ours.certificates.ca)},
-        "its port for SSL",
-    ),
+def of(listener: str, mechanism: str = "PLAIN", **changed: Any) -> Settings:
+    return lambda secured, untrusted: {**secured.kafka(listener, mechanism), **changed}
+
+
+def tls(secured: Secured, untrusted: Certificates) -> dict[str, Any]:
+    return {"security_protocol": "SSL", "ssl_cafile": str(secured.certificates.ca)}
+
+
+def tls_of_untrusted(secured: Secured, untrusted: Certificates) -> dict[str, Any]:
+    files = {"ssl_certfile": str(untrusted.certificate("client")), "ssl_keyfile": str(untrusted.key("client"))}
+    return {**tls(secured, untrusted), **files}
+
+
+# fault: listener, wrong settings, text of the error
+KAFKA: Final[dict[str, tuple[str, Settings, str]]] = {
+    "PLAIN password": ("SASL_PLAINTEXT", of("SASL_PLAINTEXT", sasl_plain_password="wrong"), CORRECT),
+    "SCRAM password": ("SASL_SSL", of("SASL_SSL", "SCRAM-SHA-512", sasl_plain_password="wrong"), CORRECT),
+    "user": ("SASL_SSL", of("SASL_SSL", "SCRAM-SHA-256", sasl_plain_username="nobody"), CORRECT),
+    "mechanism": ("SASL_PLAINTEXT", of("SASL_PLAINTEXT", sasl_mechanism="GSSAPI"), "sasl_mechanism"),
+    "untrusted authority": ("SASL_SSL", lambda s, u: {**s.kafka("SASL_SSL"), "ssl_cafile": str(u.ca)}, "ssl_cafile"),
+    "no authority": ("SASL_SSL", of("SASL_SSL", ssl_cafile=None), "ssl_cafile"),
+    "no client certificate": ("SSL", tls, "ssl_certfile"),
+    "untrusted client certificate": ("SSL", tls_of_untrusted, "ssl_certfile"),
+    "plain text to TLS": ("SSL", lambda s, u: {}, NEEDS_TLS),
+    "plain text to SASL": ("SASL_PLAINTEXT", lambda s, u: {}, "security_protocol"),
+    "SASL in the clear to TLS": ("SASL_SSL", of("SASL_PLAINTEXT"), NEEDS_TLS),
+    "TLS to plain text": ("PLAINTEXT", of("SSL"), USES_TLS),
+    "SASL to plain text": ("PLAINTEXT", of("SASL_PLAINTEXT"), "security_protocol"),
+    "SASL over TLS to plain text": ("PLAINTEXT", of("SASL_SSL"), USES_TLS),
+    "TLS to SASL over TLS": ("SASL_SSL", tls, "its port for SSL"),
 }
 
 
 async def test_a_refusal_of_a_broker_is_one_line_with_a_remedy(
-    secured: Secured, strangers: Certificates, caplog: pytest.LogCaptureFixture
+    secured: Secured, untrusted: Certificates, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def told(wrong: str) -> None:
-        door, settings, remedy = KAFKA[wrong]
-        brokers = secured.cluster.bootstrap if door == "PLAINTEXT" else secured.brokers(door)
-        client = KafkaClient(brokers, security=settings(secured, strangers))
+    async def connect(fault: str) -> None:
+        listener, settings, remedy = KAFKA[fault]
+        brokers = secured.brokers(listener)
+        client = KafkaClient(brokers, security=settings(secured, untrusted))
         with pytest.raises(BrokersUnavailable) as refused:
             await client.connect(TIMEOUT_S)
         await client.close()
-        assert remedy in str(refused.value), wrong
-        judge(str(refused.value), brokers)
+        assert remedy in str(refused.value), fault
+        assert_one_line(str(refused.value), brokers)
 
-    await asyncio.gather(*map(told, KAFKA))
+    await asyncio.gather(*map(connect, KAFKA))
     logged = {record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING}
     assert all("unencrypted" in text for text in logged), logged
 
 
-# fault -> (whether the port has TLS, wrong options, text of the error)
-Keeper = tuple[bool, Callable[[Secured, Certificates], Mapping[str, Any]], str]
-ZOOKEEPER: Final[Mapping[str, Keeper]] = {
-    "authority": (True, lambda ours, theirs: {**ours.zookeeper_options(), "ca": str(theirs.ca)}, "Correct ca"),
-    "no certificate": (True, lambda ours, _: {"use_ssl": True, "ca": str(ours.certificates.ca)}, "certfile"),
-    "certificate of strangers": (
-        True,
-        lambda ours, theirs: {
-            "use_ssl": True,
-            "ca": str(ours.certificates.ca),
-            "certfile": str(theirs.certificate("client")),
-            "keyfile": str(theirs.key("client")),
-        },
-        "certfile",
-    ),
-    "plain text to TLS": (True, lambda *_: {}, "a ZooKeeper port without TLS"),
-    "TLS to plain text": (False, lambda ours, _: ours.zookeeper_options(), "Check that the port uses TLS"),
+def keeper_tls(secured: Secured, untrusted: Certificates) -> dict[str, Any]:
+    return {"use_ssl": True, "ca": str(secured.certificates.ca)}
+
+
+def keeper_tls_of_untrusted(secured: Secured, untrusted: Certificates) -> dict[str, Any]:
+    files = {"certfile": str(untrusted.certificate("client")), "keyfile": str(untrusted.key("client"))}
+    return {**keeper_tls(secured, untrusted), **files}
+
+
+# fault: whether the port has TLS, wrong options, text of the error
+ZOOKEEPER: Final[dict[str, tuple[bool, Settings, str]]] = {
+    "untrusted authority": (True, lambda s, u: {**s.zookeeper_options(), "ca": str(u.ca)}, "Correct ca"),
+    "no certificate": (True, keeper_tls, "certfile"),
+    "untrusted certificate": (True, keeper_tls_of_untrusted, "certfile"),
+    "plain text to TLS": (True, lambda s, u: {}, "a ZooKeeper port without TLS"),
+    "TLS to plain text": (False, lambda s, u: s.zookeeper_options(), USES_TLS),
 }
 
 
 async def test_a_refusal_of_zookeeper_is_one_line_with_a_remedy(
-    secured: Secured, strangers: Certificates, caplog: pytest.LogCaptureFixture
+    secured: Secured, untrusted: Certificates, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def told(wrong: str) -> None:
-        tls, options, remedy = ZOOKEEPER[wrong]
-        hosts = secured.zookeeper if tls else secured.cluster.zookeeper
+    async def connect(fault: str) -> None:
+        has_tls, options, remedy = ZOOKEEPER[fault]
+        hosts = secured.zookeeper if has_tls else secured.cluster.zookeeper
         with pytest.raises(ZooKeeperUnavailable) as refused:
-            await ZooKeeperClient(hosts, options=options(secured, strangers)).connect(TIMEOUT_S)
-        assert remedy in str(refused.value), wrong
-        judge(str(refused.value), hosts)
+            await ZooKeeperClient(hosts, options=options(secured, untrusted)).connect(TIMEOUT_S)
+        assert remedy in str(refused.value), fault
+        assert_one_line(str(refused.value), hosts)
 
-    await asyncio.gather(*map(told, ZOOKEEPER))
+    await asyncio.gather(*map(connect, ZOOKEEPER))
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def judge(said: str, address: str) -> None:
-    """One line with the address and no secret."""
-    assert address in said
-    assert "\n" not in said
-    assert not [secret for secret in SECRETS if secret in said]
+async def test_files_that_cannot_be_read_are_named(secured: Secured) -> None:
+    for options, file in (
+        ({"use_ssl": True, "ca": "/nowhere/ca.pem"}, r"/nowhere/ca\.pem"),
+        ({**secured.zookeeper_options(), "keyfile_password": "wrong"}, r"client\.key"),
+    ):
+        with pytest.raises(ConfigError, match=file):
+            await ZooKeeperClient(secured.zookeeper, options=options).connect(5)
+
+
+def assert_one_line(message: str, address: str) -> None:
+    assert address in message
+    assert "\n" not in message
+    assert secrets_in(message) == []

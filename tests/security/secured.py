@@ -1,4 +1,4 @@
-"""Recognisable secrets, and a cluster whose listeners need them."""
+"""A cluster whose listeners require credentials, with recognisable secrets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from token_endpoint import CLIENT_SECRET, TokenEndpoint
 
 from allocator.testing import LocalCluster
 
-__all__ = ["DIGEST", "DIGEST_OPTIONS", "KEY_PASSWORD", "PASSWORDS", "REAUTH_S", "SECRETS", "Secured"]
+__all__ = ["DIGEST", "DIGEST_OPTIONS", "KEY_PASSWORD", "PASSWORDS", "REAUTH_S", "SECRETS", "Secured", "secrets_in"]
 
 KEY_PASSWORD = "key-Xq7tLrVz0"
 PASSWORDS = {
@@ -24,6 +24,11 @@ REAUTH_S = 2.5  # lifetime of a session with OAUTHBEARER
 DIGEST_OPTIONS = {"auth_data": [("digest", f"allocator:{DIGEST}")]}
 
 
+def secrets_in(text: str) -> list[str]:
+    """Returns the secrets that the text has, plain or in hexadecimal."""
+    return [secret for secret in SECRETS if secret in text or secret.encode().hex() in text]
+
+
 @dataclass
 class Secured:
     """The cluster, and settings for each of its listeners."""
@@ -31,16 +36,18 @@ class Secured:
     cluster: LocalCluster
     certificates: Certificates
 
-    def brokers(self, door: str) -> str:
-        """`door`: "SSL" (with a client's certificate), "SASL_SSL" or "SASL_PLAINTEXT"."""
+    def brokers(self, listener: str) -> str:
+        """`listener`: "PLAINTEXT", "SSL" (with a client's certificate), "SASL_SSL" or "SASL_PLAINTEXT"."""
+        if listener == "PLAINTEXT":
+            return self.cluster.bootstrap
         (node,) = self.cluster.brokers
-        return f"127.0.0.1:{node.more_ports[('SSL', 'SASL_SSL', 'SASL_PLAINTEXT').index(door)]}"
+        return f"127.0.0.1:{node.more_ports[('SSL', 'SASL_SSL', 'SASL_PLAINTEXT').index(listener)]}"
 
-    def kafka(self, door: str, mechanism: str = "PLAIN") -> dict[str, Any]:
-        settings: dict[str, Any] = {"security_protocol": door}
-        if door.endswith("SSL"):
+    def kafka(self, listener: str, mechanism: str = "PLAIN") -> dict[str, Any]:
+        settings: dict[str, Any] = {"security_protocol": listener}
+        if listener.endswith("SSL"):
             settings["ssl_cafile"] = str(self.certificates.ca)
-        if door == "SSL":
+        if listener == "SSL":
             settings["ssl_certfile"] = str(self.certificates.certificate("client"))
             settings["ssl_keyfile"] = str(self.certificates.key("client"))
             settings["ssl_password"] = KEY_PASSWORD
@@ -51,13 +58,13 @@ class Secured:
         return settings
 
     def oauth(self, endpoint: TokenEndpoint) -> dict[str, Any]:
-        """For "SASL_SSL", where sessions last `REAUTH_S`."""
+        """For the listener "SASL_SSL", whose sessions last `REAUTH_S`."""
         tls = {"security_protocol": "SASL_SSL", "ssl_cafile": str(self.certificates.ca)}
         return {**tls, **endpoint.settings()}
 
     @property
     def zookeeper(self) -> str:
-        """Where ZooKeeper wants TLS and a client's certificate."""
+        """The port that requires TLS and a client's certificate."""
         (node,) = self.cluster.zookeepers
         return f"127.0.0.1:{node.more_ports[0]}"
 

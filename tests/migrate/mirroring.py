@@ -19,7 +19,7 @@ from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offset_map import OffsetMap, OffsetTranslation, map_topic
-from allocator.testing import LocalCluster, produce
+from allocator.testing import LocalCluster, produce, wait_until
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Row",
     "bare",
     "commit",
+    "committed",
     "contents",
     "cut",
     "fill",
@@ -37,7 +38,6 @@ __all__ = [
     "settings",
     "started",
     "transactions",
-    "translation",
     "values",
 ]
 
@@ -47,7 +47,7 @@ Row = tuple[int, int, Any, Any, list[Any]]
 
 def settings(old: LocalCluster, new: LocalCluster, group: str, **options: Any) -> MirrorSettings:
     """A mirror whose processes find each other through the old cluster's ZooKeeper."""
-    given: dict[str, Any] = {
+    usual: dict[str, Any] = {
         "old": old.bootstrap,
         "new": new.bootstrap,
         "group": group,
@@ -58,7 +58,7 @@ def settings(old: LocalCluster, new: LocalCluster, group: str, **options: Any) -
         "session_timeout_s": 4.0,
         "commit_interval_s": 0.2,
     }
-    return MirrorSettings(**{**given, **options})
+    return MirrorSettings(**{**usual, **options})
 
 
 class Pair:
@@ -121,7 +121,11 @@ class Pair:
         assert (new if with_offsets else bare(new)) == (old if with_offsets else bare(old))
 
     async def translation(self, partition: int = 0) -> OffsetTranslation:
-        return await translation(self.settings, TopicPartition(self.topic, partition))
+        """Returns the stored translation of the offsets of one partition."""
+        async with KafkaClient(self.new.bootstrap) as client:
+            stored = OffsetMap(client, map_topic(self.group))
+            await stored.open()
+            return stored.positions(TopicPartition(self.topic, partition))
 
 
 async def fill(
@@ -133,7 +137,7 @@ async def fill(
 
 
 def numbered(name: str, *ranges: int | range) -> list[str]:
-    """The values that `fill` produces; a number stands for the range up to it."""
+    """The values that `fill` produces; a number is short for the range up to it."""
     return [f"{name} {n}" for each in ranges for n in (range(each) if isinstance(each, int) else each)]
 
 
@@ -149,12 +153,15 @@ async def commit(cluster: LocalCluster, group: str, offsets: Mapping[TopicPartit
         await store.close()
 
 
-async def translation(chosen: MirrorSettings, partition: TopicPartition) -> OffsetTranslation:
-    """Returns the stored translation of the offsets of one partition."""
-    async with KafkaClient(chosen.new) as client:
-        stored = OffsetMap(client, map_topic(chosen.group))
-        await stored.open()
-        return stored.positions(partition)
+async def committed(cluster: LocalCluster, group: str, topic: str, storage: str = "kafka") -> dict[int, int]:
+    """Partition -> committed offset."""
+    async with KafkaClient(cluster.bootstrap) as client:
+        await client.refresh([topic])
+        partitions = [TopicPartition(topic, n) for n in client.partitions(topic) or ()]
+        store = GroupOffsets(client, group, in_zookeeper=storage == "zookeeper")
+        found = await store.fetch(partitions)
+        await store.close()
+    return {each.partition: offset.offset for each, offset in found.items()}
 
 
 async def contents(cluster: LocalCluster, topic: str) -> dict[int, list[Row]]:
@@ -236,13 +243,19 @@ def cut(cluster: LocalCluster, topic: str, keep: int) -> None:
     cluster.wait_settled()
 
 
-def transactions(bootstrap: str, topic: str, more: int = 0) -> None:
-    """Ten committed records, ten aborted ones, ten committed ones, and `more` transactions of a record each."""
-    from confluent_kafka import Producer
+def transactions(bootstrap: str, topic: str, *parts: tuple[bytes, int]) -> None:
+    """Writes a transaction of `count` records for each (value, count); those of b"aborted" are aborted.
+
+    Returns when the markers are in the log.
+    """
+    from confluent_kafka import Consumer, Producer
+    from confluent_kafka import TopicPartition as Partition
 
     producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": topic})
+    reader = Consumer({"bootstrap.servers": bootstrap, "group.id": "none"})
+    end = reader.get_watermark_offsets(Partition(topic, 0), 30)[1] + sum(count + 1 for _, count in parts)
     producer.init_transactions(30)
-    for value, count in ((b"committed", 10), (b"aborted", 10), (b"committed", 10), *[(b"one", 1)] * more):
+    for value, count in parts:
         producer.begin_transaction()
         for n in range(count):
             producer.produce(topic, key=b"t%d" % n, value=value, partition=0)
@@ -251,3 +264,6 @@ def transactions(bootstrap: str, topic: str, more: int = 0) -> None:
             producer.abort_transaction(30)
         else:
             producer.commit_transaction(30)
+    # the coordinator responds before it writes the marker
+    wait_until(lambda: reader.get_watermark_offsets(Partition(topic, 0), 30)[1] >= end, 30, "the markers")
+    reader.close()

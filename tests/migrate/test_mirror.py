@@ -85,7 +85,8 @@ async def test_headers_times_and_committed_transactions_are_mirrored(make_pair: 
     for compression in (None, "gzip", "zstd"):
         options = {"compression": compression, "batch_records": 100}
         await asyncio.to_thread(produce, pair.old.bootstrap, pair.topic, rows, **options)
-    await asyncio.to_thread(transactions, pair.old.bootstrap, pair.topic)
+    parts = [(b"committed", 10), (b"aborted", 10), (b"committed", 10)]
+    await asyncio.to_thread(transactions, pair.old.bootstrap, pair.topic, *parts)
     await pair.catch_up()
     before, after = [(await contents(each, pair.topic))[0] for each in (pair.old, pair.new)]
     kept = [row for row in before if row[3] != b"aborted"]

@@ -11,13 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer as Reader
-from confluent_kafka import Producer as Confluent
-from confluent_kafka import TopicPartition as Partition
 from hypothesis import given
 from hypothesis import settings as tuned
 from hypothesis import strategies as st
-from mirroring import Pair, commit, contents, cut, killed, more, numbered
+from mirroring import Pair, commit, contents, cut, killed, more, numbered, transactions
 
 from allocator.core.aio.tasks import within
 from allocator.core.client.client import KafkaClient
@@ -31,27 +28,12 @@ from allocator.migrate.storage import OffsetStore
 from allocator.migrate.tails import Tail, digest
 from allocator.migrate.topics import TopicsDiffer
 from allocator.producer.encoding import Encoded
-from allocator.testing import produce, wait_until, wait_until_async
+from allocator.testing import produce, wait_until_async
 from allocator.types import OffsetAndMetadata
 
 pytestmark = pytest.mark.deadline(180)
 
 MakePair = Callable[..., Any]
-
-
-def abort(bootstrap: str, topic: str, count: int) -> None:
-    reader, at = Reader({"bootstrap.servers": bootstrap, "group.id": "none"}), Partition(topic, 0)
-    before = reader.get_watermark_offsets(at, 30)[1]
-    producer = Confluent({"bootstrap.servers": bootstrap, "transactional.id": topic})
-    producer.init_transactions(30)
-    producer.begin_transaction()
-    for n in range(count):
-        producer.produce(topic, key=b"k", value=b"aborted %d" % n, partition=0)
-    producer.flush(30)
-    producer.abort_transaction(30)
-    # the coordinator writes the marker behind its response
-    wait_until(lambda: reader.get_watermark_offsets(at, 30)[1] > before + count, 30, "the marker")
-    reader.close()
 
 
 async def crash(pair: Pair, copied: int) -> None:
@@ -84,7 +66,7 @@ async def test_records_behind_an_aborted_transaction_are_neither_written_twice_n
             return (await GroupOffsets(client, group).fetch([pair.partition]))[pair.partition].offset
 
     await pair.fill(300, "first")
-    await asyncio.to_thread(abort, pair.old.bootstrap, pair.topic, 10)
+    await asyncio.to_thread(transactions, pair.old.bootstrap, pair.topic, (b"aborted", 10))
     await pair.catch_up()
     assert await committed() >= 311
     service = f"{group}-service"
@@ -128,7 +110,7 @@ async def test_records_that_the_new_cluster_loses_after_a_crash_are_sent_again(l
     pair = await make_pair(old_zookeeper=None)
     await pair.fill(100, "first")
     await pair.catch_up()
-    await asyncio.to_thread(abort, pair.old.bootstrap, pair.topic, 10)
+    await asyncio.to_thread(transactions, pair.old.bootstrap, pair.topic, (b"aborted", 10))
     await pair.fill(100, "second", batch_records=10)
     await crash(pair, 200)
     await asyncio.to_thread(cut, pair.new, pair.topic, 200 - lost)

@@ -28,7 +28,7 @@ from allocator.types import TopicPartition
 PARTITION = TopicPartition("orders", 3)
 
 
-def test_one_run_is_all_that_an_ordinary_partition_needs() -> None:
+def test_an_ordinary_partition_needs_one_run() -> None:
     known = OffsetTranslation()
     assert known.note(Run(100, 0))
     assert not any(known.note(Run(100 + n, n)) for n in range(1, 500, 7))
@@ -36,7 +36,7 @@ def test_one_run_is_all_that_an_ordinary_partition_needs() -> None:
     assert [known.target(source) for source in (99, 100, 250, 10_000)] == [None, 0, 150, 9_900]
 
 
-def test_a_topic_that_is_all_gaps_has_a_small_map_that_misses_nothing() -> None:
+def test_a_topic_with_many_gaps_has_a_small_map_that_skips_no_record() -> None:
     """Every second record was compacted away, one record in a batch."""
     known, count = OffsetTranslation(), 100_000
     added = [run for n in range(count) if (run := known.note(Run(2 * n, n))) is not None]
@@ -74,11 +74,11 @@ def test_a_reader_at_a_translated_offset_gets_every_record_from_there_on(
     assert all(old >= found for old, at in where.items() if at >= back)
 
 
-def test_entries_read_back_as_they_were() -> None:
+def test_an_entry_is_read_as_it_was_written() -> None:
     runs = [Run(5, 0), Run(9, 2, exact=False), Run(40, 30)]
     plain = Entry(PARTITION, Incarnation(), runs)
     assert unpack(*pack(plain)) == plain
-    assert pack(plain)[0] == b'{"topic":"orders","partition":3,"from":5}'  # as mirrors of any version read it
+    assert pack(plain)[0] == b'{"topic":"orders","partition":3,"from":5}'  # the format for mirrors of any version
     for entry in (
         Entry(PARTITION, Incarnation(), runs[1:]),
         Entry(PARTITION, Incarnation(0, "one"), runs),
@@ -87,10 +87,10 @@ def test_entries_read_back_as_they_were() -> None:
         Entry(PARTITION, Incarnation(1, "two"), []),
     ):
         assert unpack(*pack(entry)) == entry
-        assert pack(entry)[0] != pack(plain)[0]  # neither is compacted away for the other
+        assert pack(entry)[0] != pack(plain)[0]  # compaction keeps both
 
 
-def test_a_topic_that_is_begun_again_shares_nothing_with_the_one_before() -> None:
+def test_the_map_of_a_recreated_topic_has_no_entry_of_the_former_topic() -> None:
     known = OffsetMap(KafkaClient("127.0.0.1:1"), "map")
     former, late = Entry(PARTITION, Incarnation(0, "one"), [Run(0, 0), Run(50, 40)]), Run(60, 45)
     known.learn(former)
@@ -98,7 +98,7 @@ def test_a_topic_that_is_begun_again_shares_nothing_with_the_one_before() -> Non
     assert "was one" in str(known.recreated(PARTITION, "two"))
     known.learn(Entry(PARTITION, Incarnation(1, "two"), [Run(0, 100)]))
     assert known.positions(PARTITION).runs == [Run(0, 100)]
-    known.learn(Entry(PARTITION, former.incarnation, [late]))  # a process that did not know of the new topic yet
+    known.learn(Entry(PARTITION, former.incarnation, [late]))  # from a process that does not know the new topic yet
     assert known.positions(PARTITION).runs == [Run(0, 100)]
     assert known.incarnation(PARTITION) == Incarnation(1, "two")
     known.learn(Entry(PARTITION, Incarnation(1), [Run(7, 110)]))
@@ -106,13 +106,16 @@ def test_a_topic_that_is_begun_again_shares_nothing_with_the_one_before() -> Non
 
 
 def test_ids_of_different_kinds_cannot_be_compared() -> None:
-    """A cluster's brokers are upgraded: the topic that its ZooKeeper named has an id of its own from then on."""
-    assert same_topic("znode-17", "znode-17") is True
-    assert same_topic("znode-17", "znode-18") is False
-    assert same_topic("znode-17", "fc5Xb1mTSwe") is None
-    assert same_topic("one", "two") is False
-    assert same_topic(None, "two") is None
-    assert same_topic("one", None) is None
+    """After an upgrade of the brokers, a topic that was known by its znode has an id of its own."""
+    for one, other, same in (
+        ("znode-17", "znode-17", True),
+        ("znode-17", "znode-18", False),
+        ("znode-17", "fc5Xb1mTSwe", None),
+        ("one", "two", False),
+        (None, "two", None),
+        ("one", None, None),
+    ):
+        assert same_topic(one, other) is same
 
 
 @pytest.mark.parametrize(

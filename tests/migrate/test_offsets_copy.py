@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from joining import joined
-from mirroring import commit, settings
+from mirroring import commit, committed
 
 from allocator import Consumer
 from allocator.cli.commands import main
@@ -20,7 +20,6 @@ from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.zookeeper.client import NoChroot
 from allocator.errors import ConfigError
-from allocator.migrate.mirror import Mirror
 from allocator.migrate.offsets import CopyRefused, copy_offsets, restore_offsets
 from allocator.migrate.storage import GroupAlive, OffsetStore
 from allocator.testing import LocalCluster, ProducedRecord, produce
@@ -38,15 +37,6 @@ def old(cluster_factory: Any) -> LocalCluster:
 @pytest.fixture
 def new(kafka_cluster: LocalCluster) -> LocalCluster:
     return kafka_cluster
-
-
-async def committed(cluster: LocalCluster, group: str, topic: str, **options: Any) -> dict[int, int]:
-    async with KafkaClient(cluster.bootstrap) as client:
-        await client.refresh([topic])
-        found = await GroupOffsets(client, group, **options).fetch(
-            [TopicPartition(topic, n) for n in client.partitions(topic) or ()]
-        )
-    return {each.partition: offset.offset for each, offset in found.items()}
 
 
 async def filled(cluster: LocalCluster, topic: str, count: int, start: int = 0, time: int | None = None) -> None:
@@ -82,7 +72,7 @@ async def test_offsets_of_kiel_are_copied_from_zookeeper_to_kafka_and_back(
     assert done.left == (TopicPartition(topic, 1),)  # 0.9 cannot delete an offset
     back = await copy_offsets(target, source, tmp_path / "another.json")
     assert back.rows[0].before == 40
-    assert await committed(old, group, topic, in_zookeeper=True) == {0: 7, 1: 0}
+    assert await committed(old, group, topic, "zookeeper") == {0: 7, 1: 0}
 
 
 async def test_a_copy_is_refused_while_the_group_has_a_member_of_any_kind(
@@ -125,31 +115,32 @@ async def test_a_copy_is_refused_while_the_group_has_a_member_of_any_kind(
 
 
 async def test_offsets_of_a_mirrored_topic_are_translated_by_map_and_by_content(
-    old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
+    make_pair: Any, group: str, tmp_path: Path
 ) -> None:
-    topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
-    await asyncio.to_thread(new.create_topic, topic, 1)
-    await filled(new, topic, 30, start=1000)
-    await filled(old, topic, 200)
-    mirror = f"{group}-mirror"
-    await Mirror(settings(old, new, mirror, topics=[topic], append=True)).run(until_caught_up=True)
-    partition = TopicPartition(topic, 0)
-    source, target = OffsetStore(old.bootstrap, group), OffsetStore(new.bootstrap, group)
+    pair = await make_pair("0.9.0.1", "3.9.1")
+    pair.group = mirror = f"{group}-mirror"
+    await asyncio.to_thread(pair.new.create_topic, pair.topic, 1)
+    await filled(pair.new, pair.topic, 30, start=1000)
+    await filled(pair.old, pair.topic, 200)
+    await pair.catch_up(append=True)
+    source, target = OffsetStore(pair.old.bootstrap, group), OffsetStore(pair.new.bootstrap, group)
     for offset in (0, 120, 200):
-        await commit(old, group, {partition: offset})
+        await commit(pair.old, group, {pair.partition: offset})
         for by in ("map", "content"):
             (row,) = (await copy_offsets(source, target, by=by, mirror=mirror)).rows
             assert (row.after, row.problem) == (offset + 30, ""), by
     for offset in (200, 120):
-        await commit(old, group, {partition: offset})
+        await commit(pair.old, group, {pair.partition: offset})
         (row,) = (await copy_offsets(source, target, by="timestamp")).rows
         assert "have no timestamp" in row.problem  # the new log could have newer records
-    await filled(old, topic, 10)
-    await commit(old, group, {partition: 205})
-    with pytest.raises(CopyRefused, match="mirrored only up to 200; wait for the mirror"):
-        await copy_offsets(source, target, tmp_path / "f.json", by="map", mirror=mirror)
-    with pytest.raises(CopyRefused, match="the new cluster does not have the"):
-        await copy_offsets(source, target, tmp_path / "f.json", by="content")
+    await filled(pair.old, pair.topic, 10)
+    await commit(pair.old, group, {pair.partition: 205})
+    for by, problem in (
+        ("map", "mirrored only up to 200; wait for the mirror"),
+        ("content", "the new cluster does not have the"),
+    ):
+        with pytest.raises(CopyRefused, match=problem):
+            await copy_offsets(source, target, tmp_path / "f.json", by=by, mirror=mirror)
     assert not await asyncio.to_thread((tmp_path / "f.json").exists)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -10,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from spark_classes import class_archive
-from spark_settings import CHEAP, JVM
+from spark_settings import CHEAP, LOCAL
 
 from allocator.testing.java import find_java
 
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def sparks_defaults(spark: SparkSession) -> Iterator[None]:
-    """Queries are planned and compiled as in a session of a user."""
+    """Spark plans and compiles queries with its default settings, as in a user's session."""
     for name in CHEAP:
         spark.conf.unset(name)
     yield
@@ -40,39 +38,22 @@ def unshared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """local[2], little memory, no web page, 127.0.0.1 only; `format("allocator")` is registered."""
     pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4.2 needs Python 3.10 or newer")
     from allocator.spark import session
 
-    before = os.environ.get("JAVA_HOME")
-    os.environ["JAVA_HOME"] = find_java(oldest=17).home
     scratch = tmp_path_factory.mktemp("spark")
-    tests = sum("spark" in getattr(item, "fixturenames", ()) for item in request.session.items)
-    with class_archive(tests) as options:
-        made = session(
-            "tests",
-            "local[2]",
-            {
-                "spark.driver.bindAddress": "127.0.0.1",
-                "spark.driver.host": "127.0.0.1",
-                "spark.driver.memory": "768m",
-                "spark.driver.extraJavaOptions": f"{JVM} {options}",
-                "spark.local.dir": str(scratch),
-                "spark.sql.shuffle.partitions": "1",
-                **CHEAP,
-                "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-                "spark.ui.enabled": "false",
-                "spark.ui.showConsoleProgress": "false",
-            },
-        )
-        yield made
-        gateway = made.sparkContext._gateway
-        made.stop()
-        # Java ends when its input does, and writes the archive then
-        gateway.proc.stdin.close()
-        gateway.proc.wait()
-    if before is None:
-        del os.environ["JAVA_HOME"]
-    else:
-        os.environ["JAVA_HOME"] = before
+    conf = {
+        **LOCAL,
+        **CHEAP,
+        "spark.driver.memory": "768m",
+        "spark.local.dir": str(scratch),
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.ui.showConsoleProgress": "false",
+    }
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("JAVA_HOME", find_java(oldest=17).home)
+        spark = session("tests", "local[2]", conf)
+        yield spark
+        spark.stop()

@@ -1,4 +1,4 @@
-"""Records as the pipelines take them, made in memory."""
+"""Records in memory, in the columns that the pipelines read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 class Row(NamedTuple):
-    """One record of a partition; where it stands in the partition's list is its offset."""
+    """One record of a partition; its index in the partition's list is its offset."""
 
     key: Optional[bytes]
     value: Optional[bytes]
@@ -51,11 +51,10 @@ def frame(spark: SparkSession, topics: Iterable[tuple[str, Log]]) -> DataFrame:
     return spark.createDataFrame(rows, SCHEMA)
 
 
-class Made:
-    """A topic without a broker: it has the methods of `Topic` that the pipelines use, and computes records from
-    their offsets."""
+class FakeTopic:
+    """Implements the methods of `Topic` that the pipelines use without a broker; computes records from offsets."""
 
-    def __init__(self, sizes: Sequence[int], name: str = "made", **extent: Any) -> None:
+    def __init__(self, sizes: Sequence[int], name: str = "orders", **extent: Any) -> None:
         self.name = name
         self.fail_on_data_loss = True
         self.log = {partition: (0, size) for partition, size in enumerate(sizes)}

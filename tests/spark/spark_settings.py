@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["CHEAP", "JVM", "STANDALONE"]
+__all__ = ["CHEAP", "JVM", "LOCAL"]
 
 # the code cache of the first compiler alone is so small that Java sweeps it all the time
 JVM = (
@@ -16,14 +16,12 @@ CHEAP = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
 }
-# of a driver on a cluster of this machine
-STANDALONE = {
+# a driver on this machine
+LOCAL = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "512m",
     "spark.driver.extraJavaOptions": JVM,
-    "spark.executor.extraJavaOptions": JVM,
-    "spark.executor.memory": "512m",
     "spark.sql.shuffle.partitions": "1",
     "spark.ui.enabled": "false",
 }

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyspark
+import pytest
 from spark_settings import JVM
 
 from allocator.spark.sessions import java_home
@@ -25,11 +26,10 @@ HOME = Path(pyspark.__file__).parent
 
 
 class Standalone:
-    """A master and workers of one core each; what they print is in files under `root`."""
+    """A master and workers of one core each; their output is in files under `root`."""
 
     def __init__(self, root: Path, python: str) -> None:
         self.root = root
-        os.environ["JAVA_HOME"] = find_java(oldest=17).home
         self.environment = {
             **os.environ,
             "JAVA_HOME": java_home(),
@@ -54,7 +54,7 @@ class Standalone:
             wait_until(lambda log=log: "Successfully registered" in log.read_text(), 300, f"{log} to register")
 
     def driver(self, script: Path, *arguments: str) -> subprocess.Popen[bytes]:
-        """A driver process; it is given the master's address first."""
+        """Starts a driver process; its first argument is the master's address."""
         return self._process("driver", sys.executable, str(script), self.url, *arguments)
 
     def kill(self, worker: int) -> None:
@@ -67,7 +67,7 @@ class Standalone:
             process.wait()
         self._ports.release()
 
-    def said(self, name: str) -> str:
+    def log(self, name: str) -> str:
         return (self.root / f"{name}.log").read_text(errors="replace")
 
     def _daemon(self, name: str, host: str, main: str, *arguments: str) -> subprocess.Popen[bytes]:
@@ -92,14 +92,12 @@ class Standalone:
 
 @contextlib.contextmanager
 def standalone(root: Path, workers: int = 2, python: str = sys.executable) -> Iterator[Standalone]:
-    """`python`: the one of the executors, with which Spark also plans on the driver."""
-    before = os.environ.get("JAVA_HOME")
-    cluster = Standalone(root, python)
-    try:
-        cluster.start(workers)
-        yield cluster
-    finally:
-        cluster.stop()
-        os.environ.pop("JAVA_HOME", None)
-        if before is not None:
-            os.environ["JAVA_HOME"] = before
+    """`python` runs the executors and the driver's planning processes."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("JAVA_HOME", find_java(oldest=17).home)
+        cluster = Standalone(root, python)
+        try:
+            cluster.start(workers)
+            yield cluster
+        finally:
+            cluster.stop()

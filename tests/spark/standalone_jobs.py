@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from spark_settings import CHEAP, STANDALONE
+from spark_settings import CHEAP, JVM, LOCAL
 
 from allocator.spark import session
 from allocator.spark.archive import Archive, archive
 from allocator.spark.topic import Topic
 
-CONF = {**STANDALONE, **CHEAP}
+CONF = {**LOCAL, **CHEAP, "spark.executor.extraJavaOptions": JVM, "spark.executor.memory": "512m"}
 # a copy of a task starts once another task is done and this one takes longer than a tenth of a second
 EAGER = {
     "spark.speculation": "true",
@@ -29,7 +29,7 @@ EAGER = {
 COLUMNS = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
 
 
-def told(name: str, found: Any) -> None:
+def print_result(name: str, found: Any) -> None:
     print(f"RESULT {name} {json.dumps(found)}", flush=True)
 
 
@@ -63,7 +63,7 @@ def killing(marks: str) -> Any:
 
 
 def twice(marks: str) -> Any:
-    """A function for tasks: the first attempt on partition 0 waits until its copy has begun."""
+    """A function for tasks: the first attempt on partition 0 waits until its copy has started."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         import pathlib
@@ -92,11 +92,11 @@ def main(master: str, brokers: str, source: str, target: str, directory: str) ->
     def read(topic: str) -> Any:
         return spark.read.format("allocator").options(brokers=brokers, topics=topic).load()
 
-    told("batch", records(read(source).mapInArrow(killing(directory), COLUMNS)))
+    print_result("batch", records(read(source).mapInArrow(killing(directory), COLUMNS)))
 
     rows = read(source).select("key", "value", "partition")
     rows.write.format("allocator").options(brokers=brokers, topic=target).mode("append").save()
-    told("sink", records(read(target)))
+    print_result("sink", records(read(target)))
 
     for count in (0, 40):
         more = spark.range(count).selectExpr("cast('more ' || id as binary) value", "cast(id % 4 as int) partition")
@@ -111,7 +111,7 @@ def main(master: str, brokers: str, source: str, target: str, directory: str) ->
         )
         query.awaitTermination()
         sizes = [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
-        told(f"stream-{count}", [sizes, records(spark.read.parquet(f"{directory}/stream"))])
+        print_result(f"stream-{count}", [sizes, records(spark.read.parquet(f"{directory}/stream"))])
     spark.stop()
 
     spark = session("standalone copies", master, {**CONF, **EAGER})
@@ -122,7 +122,7 @@ def main(master: str, brokers: str, source: str, target: str, directory: str) ->
         transform=lambda rows: rows.drop("headers").mapInArrow(twice(directory), COLUMNS),
         spark=spark,
     )
-    told("archive", records(Archive(place, source).frame(spark)))
+    print_result("archive", records(Archive(place, source).frame(spark)))
     spark.stop()
 
 

@@ -1,4 +1,4 @@
-"""A process that archives one partition to a table without Spark, to be killed: FORMAT PLACE RECORDS PER_COMMIT."""
+"""A process that archives one partition to a table without Spark, to be killed: FORMAT LOCATION RECORDS PER_COMMIT."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from allocator.spark.archive.store import open_store
 SCHEMA = pyarrow.schema([("partition", pyarrow.int32()), ("offset", pyarrow.int64())])
 
 
-def archive_partition(format: str, place: str, records: int, most: int) -> None:
-    _, store = open_store(format, place, "made")
+def archive_partition(format: str, location: str, records: int, most: int) -> None:
+    _, store = open_store(format, location, "orders")
     found = store.live()
     number, at = (found[0].number, found[0].ranges[0][1]) if found else (0, 0)
     while at < records:
@@ -24,7 +24,7 @@ def archive_partition(format: str, place: str, records: int, most: int) -> None:
         (written,) = _write_task([batch], base, SCHEMA, ["partition"] if format == "delta" else [])
         files = tuple(DataFile(**row) for row in written.to_pylist())
         ranges = {0: (at, end)}
-        store.commit(Manifest(number, "append", "made", None, None, ranges, files, staged, "now"))
+        store.commit(Manifest(number, "append", "orders", None, None, ranges, files, staged, "now"))
         at = end
 
 

@@ -1,4 +1,4 @@
-"""Delta and Iceberg tables behind one face, for tests of both."""
+"""Archives of each format behind one interface."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from allocator.spark.archive import archive
+from allocator.spark.archive import Archive, archive
 from allocator.spark.archive.store import open_store
 
 pyarrow = pytest.importorskip("pyarrow", reason="the extra `arrow` is not installed")
@@ -15,7 +15,7 @@ deltalake = pytest.importorskip("deltalake", reason="the extra `delta` is not in
 pyiceberg = pytest.importorskip("pyiceberg.catalog", reason="the extra `iceberg` is not installed")
 from pyiceberg.utils.config import Config  # noqa: E402 - needs the extra
 
-__all__ = ["DeltaTables", "IcebergTables", "deltalake", "load_catalog", "pyarrow", "use_catalog"]
+__all__ = ["DeltaTables", "IcebergTables", "ParquetFiles", "deltalake", "load_catalog", "pyarrow", "use_catalog"]
 
 load_catalog = pyiceberg.load_catalog
 
@@ -33,20 +33,30 @@ class Tables:
     place: str
 
     def store(self) -> Any:
-        return open_store(self.format, self.place, "made")[1]
+        return open_store(self.format, self.place, "orders")[1]
 
     def archive(self, topic: Any, **options: Any) -> Any:
         return archive(topic, self.place, format=self.format, **options)
 
-    def rows(self, *columns: str, topic: str = "made") -> Any:
-        """An Arrow table of these columns."""
+    def rows(self, *columns: str) -> Any:
+        """An Arrow table of these columns, or of all."""
         raise NotImplementedError
 
-    def offsets(self, topic: str = "made") -> dict[int, list[int]]:
+    def offsets(self) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
-        for row in self.rows("partition", "offset", topic=topic).to_pylist():
+        for row in self.rows("partition", "offset").to_pylist():
             found.setdefault(row["partition"], []).append(row["offset"])
         return {partition: sorted(found[partition]) for partition in sorted(found)}
+
+
+class ParquetFiles(Tables):
+    format = "parquet"
+
+    def __init__(self, directory: Path, spark: Any) -> None:
+        self.place, self.spark = str(directory), spark
+
+    def rows(self, *columns: str) -> Any:
+        return Archive(self.place, "orders").frame(self.spark).select(*columns or "*").toArrow()
 
 
 class DeltaTables(Tables):
@@ -55,17 +65,13 @@ class DeltaTables(Tables):
     def __init__(self, directory: str | Path) -> None:
         self.place = str(directory)
         self.log, self.data = "_delta_log/*.json", "data-*"  # below `home`
-        self.home = Path(self.place) / "topic=made"
+        self.home = Path(self.place) / "topic=orders"
 
-    def table(self, topic: str = "made") -> Any:
-        return deltalake.DeltaTable(f"{self.place}/topic={topic}")
+    def table(self) -> Any:
+        return deltalake.DeltaTable(f"{self.place}/topic=orders")
 
-    def rows(self, *columns: str, topic: str = "made") -> Any:
-        return self.table(topic).to_pyarrow_table(columns=list(columns))
-
-    def row(self, partition: int, offset: int) -> list[Any]:
-        wanted: Any = [("partition", "=", partition), ("offset", "=", offset)]
-        return self.table().to_pyarrow_table(filters=wanted).to_pylist()  # type: ignore[no-any-return]
+    def rows(self, *columns: str) -> Any:
+        return self.table().to_pyarrow_table(columns=list(columns) or None)
 
     def clean_up(self) -> None:
         """Deletes log entries. The table's checkpoints keep the offsets."""
@@ -74,7 +80,7 @@ class DeltaTables(Tables):
             entry.unlink()
 
     def retry(self) -> None:
-        """Nothing repeats a commit."""
+        """deltalake does not retry a refused commit."""
 
 
 class IcebergTables(Tables):
@@ -84,28 +90,20 @@ class IcebergTables(Tables):
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         use_catalog(monkeypatch, uri=f"sqlite:///{directory}/catalog.db", warehouse=f"file://{directory}")
         self.log, self.data = "metadata/snap-*", "data/*"
-        self.home = directory / "raw/made"
+        self.home = directory / "raw/orders"
         self.catalog = load_catalog("lake")
 
-    def table(self, topic: str = "made") -> Any:
-        return self.catalog.load_table(("raw", topic))
+    def table(self) -> Any:
+        return self.catalog.load_table(("raw", "orders"))
 
-    def rows(self, *columns: str, topic: str = "made") -> Any:
-        return self.table(topic).scan(selected_fields=columns).to_arrow()
-
-    def row(self, partition: int, offset: int) -> list[Any]:
-        from pyarrow import compute, parquet
-
-        # the file itself, since pyiceberg 0.12 reads a null list as an empty one
-        (task,) = self.table().scan(row_filter=f"partition = {partition} and offset = {offset}").plan_files()
-        rows = parquet.read_table(task.file.file_path)
-        return rows.filter(compute.field("offset") == offset).to_pylist()  # type: ignore[no-any-return]
+    def rows(self, *columns: str) -> Any:
+        return self.table().scan(selected_fields=columns or ("*",)).to_arrow()
 
     def clean_up(self) -> None:
         table = self.table()
         table.maintenance.expire_snapshots().by_id(table.snapshots()[0].snapshot_id).commit()
 
     def retry(self) -> None:
-        """Sets a property with which pyiceberg would add a refused commit to that of another run."""
+        """Sets a property with which pyiceberg would retry a refused commit on top of another run's."""
         with self.table().transaction() as change:
             change.set_properties({"commit.retry.num-retries": "4"})

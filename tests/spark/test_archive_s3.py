@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from spark_records import Made
+from spark_records import FakeTopic
 from tables import DeltaTables, IcebergTables, load_catalog, use_catalog
 
 if TYPE_CHECKING:
@@ -65,5 +65,5 @@ def test_a_table_in_an_object_store_has_each_record_once(
         use_catalog(monkeypatch, warehouse=bucket, s3__endpoint=os.environ["AWS_ENDPOINT_URL"])
         tables.catalog = load_catalog("lake")
     for count in (20, 50):
-        tables.archive(Made([count, 5]), offsets_per_commit=20, spark=spark)
+        tables.archive(FakeTopic([count, 5]), offsets_per_commit=20, spark=spark)
     assert tables.offsets() == {0: list(range(50)), 1: list(range(5))}

@@ -41,7 +41,7 @@ ORDER = {
 }
 
 
-def written(order: Any) -> bytes:
+def encoded(order: Any) -> bytes:
     out = io.BytesIO()
     fastavro.schemaless_writer(out, fastavro.parse_schema(SCHEMA), order)
     return out.getvalue()
@@ -50,23 +50,9 @@ def written(order: Any) -> bytes:
 def test_avro_and_json_are_decoded_and_other_bytes_are_null(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "order.avsc"
     path.write_text(json.dumps(SCHEMA))
-    data = written(ORDER)
-    rows = frame(
-        spark,
-        [
-            (
-                "t",
-                [
-                    [
-                        Row(b'{"n": 1, "s": ["a"]}', data),
-                        Row(b"no json", data[:-3]),
-                        Row(None, None),
-                        Row(b"{}", data + b"x"),
-                    ]
-                ],
-            )
-        ],
-    )
+    data = encoded(ORDER)
+    log = [Row(b'{"n": 1, "s": ["a"]}', data), Row(b"no json", data[:-3]), Row(None, None), Row(b"{}", data + b"x")]
+    rows = frame(spark, [("t", [log])])
     found = decoder("json:n int, s array<string>", f"avro:{path}")(rows).orderBy("offset").collect()
     assert bytes(found[0].value) == data
     value = found[0].value_decoded.asDict()
@@ -103,6 +89,6 @@ def test_json_that_does_not_fit_is_null_and_can_be_found(spark: SparkSession) ->
         ("avro:/nowhere.avsc", "/nowhere.avsc"),
     ],
 )
-def test_a_schema_that_is_none_is_refused(spark: SparkSession, spec: str, words: str) -> None:
+def test_an_invalid_schema_is_refused(spark: SparkSession, spec: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         decoder(value=spec)

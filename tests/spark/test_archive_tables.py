@@ -1,4 +1,4 @@
-"""Archives as Delta and Iceberg tables: rows and offsets in one commit, with kills at any point."""
+"""Archives of each format, and tables that have rows and offsets in one commit, with kills at any point."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from killed import run_and_kill
-from spark_records import Made
-from tables import DeltaTables, IcebergTables, deltalake, pyarrow
+from spark_records import FakeTopic
+from tables import DeltaTables, IcebergTables, ParquetFiles, deltalake, pyarrow
 
 from allocator.errors import ConfigError
 from allocator.spark.archive import archive
 from allocator.spark.archive.commits import ArchiveBusy, ArchiveMismatch, Manifest
+from allocator.spark.archive.store import open_store
 from allocator.spark.errors import DataLoss, SchemaMismatch
 
 if TYPE_CHECKING:
@@ -29,9 +30,14 @@ def delta(tmp_path: Path) -> DeltaTables:
 
 @pytest.fixture
 def iceberg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[IcebergTables]:
-    made = IcebergTables(tmp_path, monkeypatch)
-    yield made
-    made.catalog.close()
+    tables = IcebergTables(tmp_path, monkeypatch)
+    yield tables
+    tables.catalog.close()
+
+
+@pytest.fixture
+def parquet(tmp_path: Path, spark: SparkSession) -> ParquetFiles:
+    return ParquetFiles(tmp_path, spark)
 
 
 @pytest.fixture(params=["delta", "iceberg"])
@@ -39,10 +45,15 @@ def tables(request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue(request.param)
 
 
+@pytest.fixture(params=["parquet", "delta", "iceberg"])
+def archived(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
 def commit(number: int, ends: dict[int, int], **more: Any) -> Manifest:
     ranges = {partition: (0, end) for partition, end in ends.items()}
-    given = {"topic": "made", "cluster": "here", "topic_id": None, **more}
-    return Manifest(number, "append", ranges=ranges, files=(), staged="none", at="now", **given)
+    topic = {"topic": "orders", "cluster": "here", "topic_id": None, **more}
+    return Manifest(number, "append", ranges=ranges, files=(), staged="none", at="now", **topic)
 
 
 # -- without Spark -----------------------------------------------------------------------------------------------
@@ -65,13 +76,13 @@ def test_of_two_runs_at_once_one_is_refused(tables: Any) -> None:
     one, other = tables.store(), tables.store()
     assert one.live() == other.live() == []
     one.commit(commit(1, {0: 5}))
-    with pytest.raises(ArchiveBusy, match="made was written by another run meanwhile"):
+    with pytest.raises(ArchiveBusy, match="orders was written by another run meanwhile"):
         other.commit(commit(1, {0: 5}))
     tables.retry()
     one, other = tables.store(), tables.store()
     one.live(), other.live()
     one.commit(commit(2, {0: 9}))
-    with pytest.raises(ArchiveBusy, match="made was written by another run meanwhile"):
+    with pytest.raises(ArchiveBusy, match="orders was written by another run meanwhile"):
         other.commit(commit(2, {1: 3}))  # not even of other partitions
     assert tables.store().live()[0].ranges == {0: (0, 9)}
 
@@ -82,7 +93,7 @@ def test_a_delta_table_without_a_commit_is_taken_over_by_its_own_topic_alone(del
         str(delta.home),
         schema=pyarrow.schema([("partition", pyarrow.int32()), ("offset", pyarrow.int64())]),
         partition_by=["partition"],
-        configuration={"allocator.topic": "made", "allocator.cluster": "here", "allocator.topic_id": ""},
+        configuration={"allocator.topic": "orders", "allocator.cluster": "here", "allocator.topic_id": ""},
         raise_if_key_not_exists=False,
     )
     stranger, same = delta.store(), delta.store()
@@ -94,57 +105,61 @@ def test_a_delta_table_without_a_commit_is_taken_over_by_its_own_topic_alone(del
 
 
 def test_a_delta_table_of_another_program_and_an_archive_of_another_format_are_left_alone(tmp_path: Path) -> None:
-    deltalake.write_deltalake(str(tmp_path / "topic=made"), pyarrow.table({"offset": [1]}))
+    deltalake.write_deltalake(str(tmp_path / "topic=orders"), pyarrow.table({"offset": [1]}))
     (tmp_path / "topic=old/_commits").mkdir(parents=True)
     for topic, format, words in (
-        ("made", "delta", "holds a Delta table that no archive created"),
-        ("made", "parquet", "holds a Delta table; use --format delta"),
+        ("orders", "delta", "holds a Delta table that no archive created"),
+        ("orders", "parquet", "holds a Delta table; use --format delta"),
         ("old", "delta", "holds a Parquet archive; use --format parquet"),
     ):
         with pytest.raises(ArchiveMismatch, match=words):
-            archive(Made([5], name=topic), tmp_path, format=format)
+            archive(FakeTopic([5], name=topic), tmp_path, format=format)
     with pytest.raises(ConfigError, match="format = 'detla' is not known; use one of parquet, delta"):
-        archive(Made([5]), tmp_path, format="detla")
+        archive(FakeTopic([5]), tmp_path, format="detla")
 
 
 def test_an_iceberg_table_of_another_program_and_wrong_names_are_refused(iceberg: IcebergTables) -> None:
     iceberg.catalog.create_namespace("raw")
-    iceberg.catalog.create_table(("raw", "made"), pyarrow.schema([("offset", pyarrow.int64())]))
-    with pytest.raises(ArchiveMismatch, match=r"lake\.raw\.made is a table that no archive created"):
-        iceberg.archive(Made([5]))
+    iceberg.catalog.create_table(("raw", "orders"), pyarrow.schema([("offset", pyarrow.int64())]))
+    with pytest.raises(ArchiveMismatch, match=r"lake\.raw\.orders is a table that no archive created"):
+        iceberg.archive(FakeTopic([5]))
     for wrong in ("/data/lake", "lake", "lake.", "s3://bucket/lake"):
         with pytest.raises(ConfigError, match=r"names no Iceberg catalog and namespace; write CATALOG\.NAMESPACE"):
-            archive(Made([5]), wrong, format="iceberg")
+            archive(FakeTopic([5]), wrong, format="iceberg")
     with pytest.raises(ConfigError, match=r"Iceberg catalog 'other' cannot be used: .*PYICEBERG_CATALOG__OTHER__URI"):
-        archive(Made([5]), "other.raw", format="iceberg")
+        archive(FakeTopic([5]), "other.raw", format="iceberg")
 
 
 # -- with Spark --------------------------------------------------------------------------------------------------
 
 
-def test_each_run_adds_new_records_and_partitions(spark: SparkSession, tables: Any) -> None:
-    first = tables.archive(Made([50, 31, 0]), offsets_per_commit=60, spark=spark)
-    assert (first.records, first.commits) == (81, [1, 2])
-    assert tables.archive(Made([50, 31, 0])).to_text() == "made: nothing to do"
-    grown = Made([50, 35, 7])
-    assert tables.archive(grown, dry_run=True).ranges == {1: (31, 35), 2: (0, 7)}
-    assert tables.archive(grown, spark=spark).records == 11
-    assert tables.offsets() == {0: list(range(50)), 1: list(range(35)), 2: list(range(7))}
+def test_each_run_adds_new_records_and_partitions(spark: SparkSession, archived: Any) -> None:
+    seen: list[tuple[int, int]] = []
+    topic = FakeTopic([50, 31, 0])
+    first = archived.archive(topic, offsets_per_commit=60, spark=spark, progress=lambda *done: seen.append(done))
+    assert (first.records, first.commits, seen) == (81, [1, 2], [(0, 81), (60, 81), (81, 81)])
+    assert archived.archive(topic).to_text() == "orders: nothing to do"
+    grown = FakeTopic([50, 35, 7])
+    assert archived.archive(grown, dry_run=True).ranges == {1: (31, 35), 2: (0, 7)}
+    assert archived.archive(grown, spark=spark).records == 11
+    assert archived.offsets() == {0: list(range(50)), 1: list(range(35)), 2: list(range(7))}
     wanted = grown.frame(spark, grown.ranges({1: (33, 34)})).toArrow().to_pylist()
-    assert [{**row, "timestamp": row["timestamp"].timestamp()} for row in tables.row(1, 33)] == [
-        {**row, "timestamp": row["timestamp"].timestamp()} for row in wanted
-    ]
-    gone = Made([50, 35, 9], log={0: (0, 50), 1: (0, 35), 2: (8, 9)})
-    with pytest.raises(DataLoss, match="made:2 is archived up to offset 6 and begins at 8 now"):
-        tables.archive(gone)
-    assert tables.archive(gone, allow_gaps=True, spark=spark).gaps == {2: (7, 8)}
-    assert tables.offsets()[2] == [*range(7), 8]
+    stored = [row for row in archived.rows().to_pylist() if (row["partition"], row["offset"]) == (1, 33)]
+    for row in wanted + stored:
+        row["timestamp"] = row["timestamp"].timestamp()
+        row["headers"] = row["headers"] or None  # pyiceberg 0.12 reads a null list as an empty one
+    assert stored == wanted
+    late = FakeTopic([50, 35, 9], log={0: (0, 50), 1: (0, 35), 2: (8, 9)})
+    with pytest.raises(DataLoss, match="orders:2 is archived up to offset 6 and begins at 8 now"):
+        archived.archive(late)
+    assert archived.archive(late, allow_gaps=True, spark=spark).gaps == {2: (7, 8)}
+    assert archived.offsets()[2] == [*range(7), 8]
 
 
 def test_columns_may_be_added_but_not_change_their_type(spark: SparkSession, tables: Any) -> None:
     def run(count: int, column: str | None = None) -> Any:
         adding: Callable[[Any], Any] | None = column and (lambda rows: rows.selectExpr("*", f"{column} x"))
-        return tables.archive(Made([count]), transform=adding, spark=spark)
+        return tables.archive(FakeTopic([count]), transform=adding, spark=spark)
 
     run(2)
     run(4, "named_struct('a', 1)")
@@ -155,22 +170,28 @@ def test_columns_may_be_added_but_not_change_their_type(spark: SparkSession, tab
     assert rows["x"].to_pylist() == [*[None] * 2, *[{"a": 1, "b": None}] * 2, *[{"a": None, "b": "two"}] * 2]
 
 
-def test_a_table_whose_directory_executors_do_not_share_gets_no_entry(unshared: Path, spark: SparkSession) -> None:
+@pytest.mark.parametrize("format", ["parquet", "delta"])
+def test_a_directory_that_executors_do_not_share_gets_no_commit(
+    format: str, unshared: Path, spark: SparkSession
+) -> None:
     with pytest.raises(ConfigError, match=r"seen by the driver, but .*Mount one file system under this path"):
-        archive(Made([20]), unshared, format="delta", spark=spark)
-    assert not deltalake.DeltaTable.is_deltatable(str(unshared / "topic=made"))
+        archive(FakeTopic([20]), unshared, format=format, spark=spark)
+    assert open_store(format, str(unshared), "orders")[1].live() == []
+    assert not deltalake.DeltaTable.is_deltatable(str(unshared / "topic=orders"))
 
 
 # -- killed ------------------------------------------------------------------------------------------------------
 
 
-def test_killed_while_it_writes_it_continues_without_gap_or_double(tmp_path: Path, tables: Any) -> None:
+def test_a_run_that_is_killed_while_it_writes_a_table_is_continued_without_gap_or_double(
+    tmp_path: Path, tables: Any
+) -> None:
     child = [sys.executable, str(Path(__file__).with_name("table_child.py")), tables.format, tables.place]
 
-    def come(commits: int, staged: int) -> bool:
+    def reached(commits: int, staged: int) -> bool:
         return len([*tables.home.glob(tables.log)]) > commits and len([*tables.home.glob(tables.data)]) > staged
 
     for kill in range(1, 4):
-        run_and_kill([*child, "20000", "20"], tmp_path / "log", lambda kill=kill: come(7 * kill, 8 * kill - 1))  # type: ignore[misc]
+        run_and_kill([*child, "20000", "20"], tmp_path / "log", lambda kill=kill: reached(7 * kill, 8 * kill - 1))  # type: ignore[misc]
     subprocess.run([*child, "20000", "5000"], check=True, cwd=Path(__file__).parent)
     assert tables.offsets() == {0: list(range(20_000))}

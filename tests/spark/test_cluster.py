@@ -20,7 +20,7 @@ from allocator.testing import LocalCluster, produce, wait_until
 
 
 def results(cluster: Standalone) -> dict[str, Any]:
-    lines = [line.split(" ", 2)[1:] for line in cluster.said("driver").splitlines() if line.startswith("RESULT ")]
+    lines = [line.split(" ", 2)[1:] for line in cluster.log("driver").splitlines() if line.startswith("RESULT ")]
     return {name: json.loads(found) for name, found in lines}
 
 
@@ -42,19 +42,19 @@ def test_each_kind_of_job_is_exact_on_a_cluster_whatever_fails(
         driver = cluster.driver(script, kafka_cluster.bootstrap, source, target, str(marks))
         wait_until(lambda: driver.poll() is not None or (marks / "killed").exists(), 300, "the death of an executor")
         cluster.kill(0)
-        assert driver.wait(900) == 0, cluster.said("driver")[-5000:]
+        assert driver.wait(900) == 0, cluster.log("driver")[-5000:]
         found = results(cluster)
-        said = cluster.said("driver")
+        log = cluster.log("driver")
     sent = [[partition, at, str(at * 4 + partition)] for partition in range(4) for at in range(250)]
     more = [[partition, 250 + at, f"more {at * 4 + partition}"] for partition in range(4) for at in range(10)]
     assert found["batch"] == sent
     assert (marks / "killed").exists()
-    assert "Lost executor" in said
+    assert "Lost executor" in log
     assert {mark.read_text() for mark in marks.glob("python-*")} == {str(own / "bin" / "python")}
-    # a sink that is not repeated writes each record once, in the order of its task
+    # without a retry, a sink writes each record once, in the order of its task
     assert found["sink"] == sent
     assert found["stream-0"] == [[300, 300, 300, 100], sent]
     assert found["stream-40"] == [[40], sorted(sent + more)]
-    assert committed(kafka_cluster, f"{source}-stream", source, 4) == dict.fromkeys(range(4), 260)
+    assert committed(kafka_cluster, f"{source}-stream", source) == dict.fromkeys(range(4), 260)
     assert (marks / "copied").exists()
     assert found["archive"] == sorted(sent + more)

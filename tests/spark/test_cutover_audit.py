@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cutting import World
-from mirroring import settings, transactions
+from mirroring import commit, fill, settings, transactions
 
 from allocator.cli.cutover import audit_topic
 from allocator.core.client.client import KafkaClient
-from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.migrate.cutover import Cutover, CutoverFailed
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.translate import ends_of
-from allocator.testing import LocalCluster, produce
+from allocator.testing import LocalCluster
 from allocator.testing.versions import NEWEST
-from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.types import TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,7 +36,6 @@ async def test_the_audit_at_the_end_knows_transactions_and_gaps(
     await Cutover(plan, audit=audit_topic).run()
     verdict = Cutover(plan).load()["finish"]["audit"][world.topic]
     assert verdict.startswith("equal"), verdict
-    await asyncio.to_thread(world.new.delete_topic, world.topic)
 
 
 async def test_a_finish_that_failed_ends_when_its_cause_is_gone_or_without_the_audit(
@@ -47,14 +45,13 @@ async def test_a_finish_that_failed_ends_when_its_cause_is_gone_or_without_the_a
     path = world.plan(audit=True)
     await Cutover(path).run("verify")
     # the mirror has committed past this record, but the new cluster has another one
-    row = [(b"t0", b"not mirrored", 0)]
-    await asyncio.to_thread(produce, world.old.bootstrap, world.topic, row, version=world.old.version)
-    await asyncio.to_thread(produce, world.new.bootstrap, world.topic, [(b"t0", b"x", 0)], version=world.new.version)
+    await fill(world.old, world.topic, 1, "not mirrored")
+    await fill(world.new, world.topic, 1, "another")
     partition = TopicPartition(world.topic, 0)
     async with KafkaClient(world.old.bootstrap) as client:
         await client.refresh([world.topic])
         end = (await ends_of(client, [partition]))[partition].end
-        await GroupOffsets(client, f"{group}-mirror").commit({partition: OffsetAndMetadata(end, "", -1)})
+    await commit(world.old, f"{group}-mirror", {partition: end})
     for _ in range(2):
         with pytest.raises(CutoverFailed, match=f"{world.topic}: .*with audit = false to finish without"):
             await Cutover(path, audit=audit_topic).run()
@@ -63,7 +60,6 @@ async def test_a_finish_that_failed_ends_when_its_cause_is_gone_or_without_the_a
     without = world.plan(audit=False)
     await Cutover(without).run()
     assert Cutover(without).load()["finish"]["audit"] == "disabled"
-    await asyncio.to_thread(world.new.delete_topic, world.topic)
 
 
 async def mirrored(old: LocalCluster, cluster_factory: Any, group: str, directory: Path, gaps: int) -> World:
@@ -71,14 +67,13 @@ async def mirrored(old: LocalCluster, cluster_factory: Any, group: str, director
     new = await asyncio.to_thread(cluster_factory, kafka=NEWEST)
     topic = group
     await asyncio.to_thread(old.create_topic, topic, 1)
-    await asyncio.to_thread(transactions, old.bootstrap, topic, gaps)
+    parts = [(b"committed", 10), (b"aborted", 10), (b"committed", 10), *[(b"one", 1)] * gaps]
+    await asyncio.to_thread(transactions, old.bootstrap, topic, *parts)
     world = World(old, new, topic, group, directory)
     ensemble = ZooKeeperClient(world.zookeeper)
     await ensemble.connect(make_chroot=True)
     await ensemble.close()
-    async with KafkaClient(old.bootstrap) as client:
-        await client.refresh([topic])
-        await GroupOffsets(client, group).commit({TopicPartition(topic, 0): OffsetAndMetadata(3, "", -1)})
+    await commit(old, group, {TopicPartition(topic, 0): 3})
     mirror = settings(old, new, f"{group}-mirror", topics=[topic], zookeeper=world.zookeeper)
     await Mirror(mirror).run(until_caught_up=True)
     return world

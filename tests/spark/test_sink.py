@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 TopicFactory = Callable[..., str]
 
 
+def write(frame: Any, cluster: LocalCluster, **options: Any) -> None:
+    frame.write.format("allocator").options(brokers=cluster.bootstrap, **options).mode("append").save()
+
+
 def rows_of(spark: SparkSession, cluster: LocalCluster, topic: str, **options: Any) -> list[Any]:
-    given = {"brokers": cluster.bootstrap, "topics": topic, **options}
-    frame = spark.read.format("allocator").options(**given).load()
-    found: list[Any] = frame.collect()
-    return found
+    source = spark.read.format("allocator").options(brokers=cluster.bootstrap, topics=topic, **options)
+    return list(source.load().collect())
 
 
 @pytest.mark.parametrize("kafka", ["3.9.1", "0.9.0.1", pytest.param("0.8.2.2", marks=pytest.mark.long)])
@@ -33,7 +35,7 @@ def test_written_records_can_be_read(
     frame = spark.range(300).selectExpr(
         "cast(id as string) key", "if(id % 10 = 0, null, cast(id as string)) value", "cast(id % 3 as int) partition"
     )
-    frame.write.format("allocator").options(brokers=cluster.bootstrap, topic=topic).mode("append").save()
+    write(frame, cluster, topic=topic)
     found = Counter(
         (bytes(row.key), row.value and bytes(row.value), row.partition) for row in rows_of(spark, cluster, topic)
     )
@@ -49,18 +51,17 @@ def test_headers_and_topics_are_columns_too(
         f"select '{topic}' topic, 'v' value, array(named_struct('key', 'h', 'value', cast('x' as binary)), "
         "named_struct('key', 'n', 'value', cast(null as binary))) headers"
     )
-    frame.write.format("allocator").options(brokers=kafka_cluster.bootstrap).mode("append").save()
-    # the option wins over the column, as in Spark's connector: otherwise records would go back to the topic they came
-    # from
+    write(frame, kafka_cluster)
+    # like in Spark's connector, the option overrides the column, which may name the topic that was read
     other = topic_factory()
-    frame.write.format("allocator").options(brokers=kafka_cluster.bootstrap, topic=other).mode("append").save()
+    write(frame, kafka_cluster, topic=other)
     assert len(rows_of(spark, kafka_cluster, other)) == 1
     (row,) = rows_of(spark, kafka_cluster, topic, include_headers="true")
     assert [(header.key, header.value and bytes(header.value)) for header in row.headers] == [("h", b"x"), ("n", None)]
 
 
 @pytest.mark.parametrize(
-    ("columns", "options", "mode", "said"),
+    ("columns", "options", "mode", "message"),
     [
         ("1 value", {"topic": "t"}, "append", "column 'value' is int, not binary or string"),
         ("'a' key", {"topic": "t"}, "append", "there is no column 'value'"),
@@ -71,17 +72,17 @@ def test_headers_and_topics_are_columns_too(
     ],
 )
 def test_wrong_columns_and_options_are_refused_before_any_write(
-    spark: SparkSession, columns: str, options: dict[str, str], mode: str, said: str
+    spark: SparkSession, columns: str, options: dict[str, str], mode: str, message: str
 ) -> None:
     from pyspark.errors import AnalysisException
 
     frame = spark.sql(f"select {columns}")
-    with pytest.raises(AnalysisException, match=said):
+    with pytest.raises(AnalysisException, match=message):
         frame.write.format("allocator").options(brokers="127.0.0.1:1", **options).mode(mode).save()
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "message"),
     [
         ("'v' value, -1 partition", "has no partition -1"),
         ("'v' value, array(named_struct('key', cast(null as string), 'value', cast('x' as binary))) headers", "header"),
@@ -89,15 +90,13 @@ def test_wrong_columns_and_options_are_refused_before_any_write(
     ],
 )
 def test_an_invalid_record_is_not_written(
-    spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: TopicFactory, columns: str, said: str
+    spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: TopicFactory, columns: str, message: str
 ) -> None:
     from pyspark.errors import PySparkException
 
     topic = topic_factory()
-    with pytest.raises(PySparkException, match=said):
-        spark.sql(f"select {columns}").write.format("allocator").options(
-            brokers=kafka_cluster.bootstrap, topic=topic
-        ).mode("append").save()
+    with pytest.raises(PySparkException, match=message):
+        write(spark.sql(f"select {columns}"), kafka_cluster, topic=topic)
     assert rows_of(spark, kafka_cluster, topic) == []
 
 
@@ -112,12 +111,12 @@ def test_a_topic_that_does_not_exist_fails_before_a_task_runs(
         ran.touch()
         yield from batches
 
+    message = "the cluster has no topic 'typo'; create it or correct the name"
+    with pytest.raises(AnalysisException, match=message):
+        write(spark.sql("select 'v' value").mapInArrow(touch, "value string"), kafka_cluster, topic="typo")
     options = {"brokers": kafka_cluster.bootstrap, "topic": "typo"}
-    rows = spark.sql("select 'v' value").mapInArrow(touch, "value string")
-    with pytest.raises(AnalysisException, match="the cluster has no topic 'typo'; create it or correct the name"):
-        rows.write.format("allocator").options(**options).mode("append").save()
     stream = spark.readStream.format("rate").load().selectExpr("'v' value").mapInArrow(touch, "value string")
     query = stream.writeStream.format("allocator").options(**options, checkpointLocation=str(tmp_path)).start()
-    with pytest.raises(StreamingQueryException, match="the cluster has no topic 'typo'; create it or correct the name"):
+    with pytest.raises(StreamingQueryException, match=message):
         query.awaitTermination(240)
     assert not ran.exists()

@@ -1,4 +1,4 @@
-"""Skew: compared with counts in plain Python, and the use of the report."""
+"""Skew, compared with counts in plain Python, and what the report is used for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from allocator.spark.skew.report import HotKey, SkewReport, read_loads
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# partition 0 has most, by one hot key; times go back twice in it; a tombstone and a header in partition 1
+# partition 0 has most records, most of one hot key, and its times go back twice; 1 has a tombstone and a header
 LOG = [
     [
         Row(b"hot$<b>" if n % 4 else b"k%d" % n, b"v" * 100, 1000 * n - (5000 if n in (50, 60) else 0))
@@ -56,7 +56,7 @@ def test_the_busiest_keys_are_exact_and_keys_in_two_partitions_are_found(report:
     hot = [key for key in report.hot if key.topic == "t"]
     assert len(hot) == 3
     assert (hot[0].key, hot[0].records, hot[0].partition) == (b"hot$<b>", 75, 0)
-    # k4 and k8 stand in partition 0 as well
+    # k4 and k8 are in partition 0 as well
     assert (report.spread["t"], report.spread["even"]) == (2, 0)
     assert {key.key: key.partition for key in hot[1:]} == {b"k4": None, b"k8": None}
 
@@ -68,51 +68,39 @@ def test_an_assignor_takes_the_loads(report: SkewReport, tmp_path: Path) -> None
     assert loads == report.loads()
     assert sum(loads.values()) == pytest.approx(6, abs=0.01)
     members = tuple(Member(name, name, frozenset(["t", "even"])) for name in "ab")
-    shares = LoadAssignor("bytes")(GroupView(members, {"t": 4, "even": 2}, load=loads))
-    alone = next(share for share in shares.values() if ("t", 0) in share)
+    assignment = LoadAssignor("bytes")(GroupView(members, {"t": 4, "even": 2}, load=loads))
+    alone = next(assigned for assigned in assignment.values() if ("t", 0) in assigned)
     assert len(list(alone)) == 1
-    assert report.busiest_member() is not None
-    with pytest.raises(ConfigError, match="not a report"):
-        read_loads(tmp_path / "nothing.json")
     path.write_text("[]")
     with pytest.raises(ConfigError, match="not a report"):
         read_loads(path)
 
 
-def test_the_report_is_text_and_a_page_with_escaped_keys(report: SkewReport) -> None:
-    more = dataclasses.replace(report, counts={"t": 8})  # 2 has no record, nor has any after 3
+def test_the_report_names_empty_partitions_and_hot_keys_and_escapes_them(report: SkewReport) -> None:
+    more = dataclasses.replace(report, counts={"t": 8})  # partitions 2 and 4 to 7 have no records
     text = more.to_text()
-    assert "busiest partition: 0" in text
-    assert "'hot$<b>': 75 records (72.8%), partition 0" in text
-    assert "  5 partitions are empty: 2,4-7" in text
+    for line in (
+        "busiest partition: 0",
+        "'hot$<b>': 75 records (72.8%), partition 0",
+        "  5 partitions are empty: 2,4-7",
+    ):
+        assert line in text
     assert "Of 2 members, the busiest has 2.00 times the mean." in report.to_text()
     by_topic = {topic["topic"]: topic["empty_partitions"] for topic in more.to_json()["topics"]}
     assert by_topic == {"t": [2, 4, 5, 6, 7], "even": []}
     page = more.to_html()
     assert "Empty partitions: 2,4-7." in page
     assert "hot$&lt;b&gt;" in page
-    assert "hot$<b>" not in page
+    assert "hot$<b>" not in page + report._repr_html_()
     assert not re.search(r"<(script|link|img|iframe)\b|@import|url\(| href=| src=", page), "the page loads nothing"
+    binary = HotKey("t", b"\x00\xff\x01" * 100, 9, 9, None)
+    assert binary.text == r"\x00\xff\x01" * 3 + r"\x00... (300 bytes)"
 
 
-def test_keys_of_any_bytes_are_short_text(report: SkewReport) -> None:
-    keys = [HotKey("t", key, 9, 9, None) for key in (b"\x00\xff\x01" * 100, b"a\nb", "日本".encode(), b"")]
-    assert [key.text for key in keys] == [r"\x00\xff\x01" * 3 + r"\x00... (300 bytes)", r"a\nb", "日本", ""]
-
-
-def test_empty_records_are_compared_by_number(spark: SparkSession) -> None:
-    empty = skew(frame(spark, [("none", [[], [], [], [Row(None, None)] * 5])]), hot=0, members=2, spark=spark)
-    assert "busiest partition: 3, 4.00 times the mean in records" in empty.to_text()
-    assert "<dt>Gini coefficient</dt><dd>0.75</dd>" in empty.to_html()
-    assert (empty.to_json()["topics"][0]["imbalance_bytes"], empty.busiest_member()) == (None, None)
-
-
-def test_wrong_options_and_nothing_to_measure(spark: SparkSession) -> None:
+def test_wrong_options_are_refused_and_an_empty_frame_has_an_empty_report(spark: SparkSession) -> None:
     empty = frame(spark, [])
-    with pytest.raises(ConfigError, match="hot"):
-        skew(empty, hot=-1, spark=spark)
-    with pytest.raises(ConfigError, match="members"):
-        skew(empty, members=0, spark=spark)
+    for option in ({"hot": -1}, {"members": 0}):
+        with pytest.raises(ConfigError, match=next(iter(option))):
+            skew(empty, spark=spark, **option)
     nothing = skew(empty, members=3, spark=spark)
     assert (nothing.partitions, nothing.to_text(), nothing.busiest_member()) == ((), "", None)
-    assert "Skew of" in nothing.to_html()

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mirroring import commit
 from repository import ROOT, code_blocks
-from spark_queries import never_connected
+from spark_queries import run_query
 
-from allocator.core.client.client import KafkaClient
-from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster
-from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.types import TopicPartition
 from examples.spark_job import by_key
 
 if TYPE_CHECKING:
@@ -28,21 +27,6 @@ def replaced(code: str, changes: dict[str, str]) -> str:
         assert f'"{before}"' in code
         code = code.replace(f'"{before}"', f'"{after}"')
     return code
-
-
-def read_all(stream: str, names: dict[str, Any]) -> bool:
-    """Runs the code of a stream; False if its Python process came too late."""
-    exec(stream, names)
-    query = names["query"]
-    try:
-        query.processAllAvailable()
-    except Exception:
-        if not never_connected(query):
-            raise
-        return False
-    finally:
-        query.stop()
-    return True
 
 
 def test_the_page_about_spark_reads_and_writes(
@@ -61,8 +45,12 @@ def test_the_page_about_spark_reads_and_writes(
     exec("\n".join(batch), names)
     source = spark.readStream.format("allocator").option("brokers", kafka_cluster.bootstrap).option("topics", orders)
     names["frame"] = source.option("starting_offsets", "earliest").load().select("key", "value")
-    while not read_all(stream, names):
-        pass
+
+    def start() -> Any:
+        exec(stream, names)
+        return names["query"]
+
+    run_query(start)
     written = spark.read.format("allocator").option("brokers", kafka_cluster.bootstrap).option("topics", out).load()
     assert written.count() == 6
     # the example counts the same topic
@@ -76,12 +64,7 @@ def test_the_page_about_pipelines_archives_and_audits_up_to_a_groups_offsets(
     orders = topic_factory(12)
     kafka_cluster.produce(orders, [(None, b"%d" % n, n % 12) for n in range(48)])
 
-    async def commit() -> None:
-        async with KafkaClient(kafka_cluster.bootstrap) as client:
-            offsets = {TopicPartition(orders, number): OffsetAndMetadata(3, "", -1) for number in range(12)}
-            await GroupOffsets(client, group).commit(offsets)
-
-    asyncio.run(commit())
+    asyncio.run(commit(kafka_cluster, group, {TopicPartition(orders, number): 3 for number in range(12)}))
     changes = {"localhost:9092": kafka_cluster.bootstrap, "orders": orders, "/data/archive": str(tmp_path)}
     names: dict[str, Any] = {"spark": spark}
     exec(replaced(ARCHIVING, {**changes, "billing": group}), names)

@@ -144,21 +144,36 @@ class Scene:
     def allocator(
         self, assignor: str, handler_s: float = 0.0, commit_s: float = 0.2, group_protocol: str = "classic"
     ) -> Member:
-        name = f"{len(self.all):02d}-allocator"
-        consumer = {"brokers": self.cluster.bootstrap, "group": self.group, "client_id": name}
+        settings = self._settings("allocator")
+        consumer = {"brokers": self.cluster.bootstrap, "group": self.group, "client_id": settings["name"]}
         joins: dict[str, Any] = {"group_protocol": group_protocol, "rebalance_timeout_s": 30.0}
         if group_protocol == "classic":
             consumer["assignor"] = assignor
             joins |= {"session_timeout_s": SESSION_S, "heartbeat_interval_s": 0.3}
-        settings = {
-            "journal": str(self.directory / f"{name}.jsonl"),
-            "topic": self.topic,
-            "handler_s": handler_s,
-            "commit_s": commit_s,
-            "consumer": consumer,
-            "joins": joins,
-        }
+        settings |= {"handler_s": handler_s, "commit_s": commit_s, "consumer": consumer, "joins": joins}
         return self.start("allocator", [sys.executable, str(MEMBERS / "allocator_member.py"), json.dumps(settings)])
+
+    def _settings(self, kind: str) -> dict[str, Any]:
+        """The settings of the next member, if it is of that kind."""
+        name = f"{len(self.all):02d}-{kind}"
+        return {
+            "name": name,
+            "journal": str(self.directory / f"{name}.jsonl"),
+            "brokers": self.cluster.bootstrap,
+            "zookeeper": self.cluster.zookeeper,
+            "group": self.group,
+            "topic": self.topic,
+        }
+
+    def grouped(self, membership: str) -> Member:
+        """`GroupedConsumer`, used like kiel's."""
+        settings = {**self._settings("grouped"), "partitions": PARTITIONS, "membership": membership}
+        return self.start("grouped", [sys.executable, str(MEMBERS / "grouped.py"), json.dumps(settings)])
+
+    def kiel(self, python: str) -> Member:
+        """kiel's own consumer, on the Python 2.7 that has it."""
+        settings = {**self._settings("kiel"), "session_timeout_s": 4.0, "work_s": 0.0}
+        return self.start("kiel", [python, str(ROOT / "bench/faults/members/kiel_member.py"), json.dumps(settings)])
 
     def java(self, version: str, assignor: str) -> Member:
         """VerifiableConsumer of that version; `assignor` may be "consumer" for the protocol of KIP-848."""
@@ -262,13 +277,16 @@ class Scene:
             lines.append(f"{member.name} ({'runs' if state is None else state}) holds {sorted(member._held)}")
         return "\n".join([*lines, f"journals and logs are in {self.directory}"])
 
-    def verdict(self) -> Verdict:
-        """Returns the result of the checker, after the last member has left."""
+    def history(self) -> History:
         history = History(ends=self.ends(), final=self.committed())
         for member in self.all:
             member.read()
             add(history, member.name, member.events, member.died)
-        verdict = check(history, told=True)
+        return history
+
+    def verdict(self) -> Verdict:
+        """Returns the result of the checker, after the last member has left."""
+        verdict = check(self.history(), told=True)
         self.holds = verdict.holds
         return verdict
 

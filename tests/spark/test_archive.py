@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -20,7 +22,7 @@ from allocator.spark.archive.commits import ArchiveMismatch
 from allocator.spark.audit import audit
 from allocator.spark.errors import ArchiveFull, DataLoss, SchemaMismatch
 from allocator.spark.topic import Topic
-from allocator.testing import LocalCluster
+from allocator.testing import LocalCluster, produce
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -288,12 +290,42 @@ def test_a_killed_run_is_continued_without_gap_or_double(spark: SparkSession, tm
     assert not list(home.glob("_new-*"))
 
 
-def test_up_to_the_offsets_of_a_group_without_commits_nothing_is_read(
+# -- on real servers ---------------------------------------------------------------------------------------------
+
+
+def test_a_topic_is_archived_and_audited_and_compacted(
+    spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], tmp_path: Path
+) -> None:
+    name = topic_factory(partitions=3)
+    produce(kafka_cluster.bootstrap, name, [(b"k%d" % (n % 9), b"v%d" % n, n % 3) for n in range(600)])
+    topic = Topic(kafka_cluster.bootstrap, name)
+    report = archive(topic, tmp_path, offsets_per_commit=250, spark=spark)
+    assert (report.records, len(report.commits)) == (600, 3)
+    produce(kafka_cluster.bootstrap, name, [(b"k", b"later", n % 3) for n in range(30)])
+    behind = audit(topic, Archive(tmp_path), spark=spark)
+    assert (behind.by, behind.equal, behind.left.records) == ("offset", True, 600)
+    assert behind.notes == ("30 offsets of the topic are not in the archive yet and were not compared",)
+    assert archive(topic, tmp_path, spark=spark).records == 30
+    assert compact(tmp_path, spark=spark).records == 630
+    after = audit(topic, Archive(tmp_path), spark=spark)
+    assert (after.equal, after.right.records, after.notes) == (True, 630, ())
+    other = topic_factory(partitions=2)
+    copies = [(b"k%d" % (n % 9), b"v%d" % n, n % 9 % 2) for n in range(600) if n != 100]
+    produce(kafka_cluster.bootstrap, other, copies)
+    mirror = Topic(kafka_cluster.bootstrap, other)
+    ends = json.dumps({name: dict.fromkeys(("0", "1", "2"), 200)})
+    before = dataclasses.replace(topic, options={"ending_offsets": ends})
+    lost = audit(before, mirror, ignore=["timestamp"], spark=spark)
+    assert (lost.by, {kind: count for kind, count in lost.kinds.items() if count}) == ("key", {"missing": 1})
+    assert [sample.offset for sample in lost.samples] == [33]
+
+
+def test_committed_offsets_are_an_end_to_read_to(
     kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:
     name = topic_factory(partitions=2)
-    for options in (
-        {"group": group, "ending_offsets": "committed"},
-        {"kafka.group.id": group, "endingOffsets": "committed"},
-    ):
-        assert Topic(kafka_cluster.bootstrap, name, options).extent().chosen == {0: (0, 0), 1: (0, 0)}
+    options: dict[str, Any] = {"group": group, "ending_offsets": "committed"}
+    # nothing committed: nothing is read
+    assert Topic(kafka_cluster.bootstrap, name, options).extent().chosen == {0: (0, 0), 1: (0, 0)}
+    connector = {"kafka.group.id": group, "endingOffsets": "committed"}
+    assert Topic(kafka_cluster.bootstrap, name, connector).extent().chosen == {0: (0, 0), 1: (0, 0)}

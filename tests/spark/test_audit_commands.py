@@ -28,7 +28,7 @@ def run(*words: Any) -> tuple[int, str]:
     return done.exit_code, done.stdout + done.stderr
 
 
-def as_json(*words: Any) -> Any:
+def told(*words: Any) -> Any:
     done = CliRunner().invoke(main, [*map(str, words), "--json"])
     return json.loads(done.stdout)
 
@@ -36,18 +36,18 @@ def as_json(*words: Any) -> Any:
 def test_archive_skew_and_audit_of_a_topic(
     spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], tmp_path: Path
 ) -> None:
-    brokers, one, other = kafka_cluster.bootstrap, topic_factory(partitions=2), topic_factory(partitions=3)
+    brokers, one, other = kafka_cluster.bootstrap, topic_factory(partitions=2), topic_factory(partitions=2)
     records = [(b"k%d" % (n % 5), b'{"n": %d}' % n, n % 2) for n in range(100)]
     produce(brokers, one, records)
-    produce(brokers, other, [(key, value, n % 5 % 3) for n, (key, value, _) in enumerate(records[:90])])
+    produce(brokers, other, records[:90])
     place = tmp_path / "archive"
 
     archive = ("archive", place, "--brokers", brokers, "--topic", one, "--value", "json:n int")
-    assert as_json(*archive, "--dry-run")["archives"][0]["offsets"] == 100
+    assert told(*archive, "--dry-run")["archives"][0]["offsets"] == 100
     assert not place.exists()
     assert run(*archive, "--offsets-per-commit", 60)[0] == 0
     assert {row.n for row in spark.read.parquet(str(place)).select("value_decoded.n").collect()} == set(range(100))
-    assert as_json("archive", place, "--compact")["archives"][0]["replaced"] == [1, 2]
+    assert told("archive", place, "--compact")["archives"][0]["replaced"] == [1, 2]
 
     left = f"kafka://{brokers}/{one}"
     assert "equal" in run("audit", left, f"archive:{place}/topic={one}")[1]
@@ -55,18 +55,12 @@ def test_archive_skew_and_audit_of_a_topic(
     code, text = run("audit", left, f"kafka://{brokers}/{other}", "--ignore", "timestamp", "--html", page)
     assert (code, "different: 10 truncated" in text) == (3, True)
     assert "10 truncated" in page.read_text()
-    assert as_json("audit", left, f"kafka://{brokers}/{other}", "--ignore", "timestamp")["by"] == "key"
 
-    report = as_json("skew", "--brokers", brokers, "--topic", one, "--members", 2, "--html", tmp_path / "skew.html")
+    report = told("skew", "--brokers", brokers, "--topic", one, "--members", 2, "--html", tmp_path / "skew.html")
     assert [found["records"] for found in report["partitions"]] == [50, 50]
     assert set(report["loads"]) == {one}
     assert report["busiest_member"] == 1.0
     assert "Gini coefficient" in (tmp_path / "skew.html").read_text()
-
-    produce(brokers, one, [(b"k0", b"later", 0)])
-    behind = as_json("audit", left, f"archive:{place}/topic={one}")
-    assert (behind["by"], behind["equal"], behind["left"]["records"]) == ("offset", True, 100)
-    assert behind["notes"] == ["1 offsets of the topic are not in the archive yet and were not compared"]
 
 
 @pytest.mark.parametrize("source_is", ["left", "right"])
@@ -79,7 +73,7 @@ def test_records_that_arrive_during_an_audit_of_two_topics_are_not_reported(
     reads: list[str] = []
 
     class Busy(Topic):
-        """Records arrive after each read of the ends of the topic; a mirror copies half of them at once."""
+        """Records arrive each time that the ends of the topic have been read; a mirror copies half of them at once."""
 
         def extent(self) -> Extent:
             found = super().extent()
@@ -92,7 +86,7 @@ def test_records_that_arrive_during_an_audit_of_two_topics_are_not_reported(
     report = audit(*(sides if source_is == "left" else reversed(sides)), ignore=["timestamp"], spark=spark)
     assert report.equal, report.to_text()
     assert sorted(set(reads)) == sorted({source, copy})
-    # a record from before the start of the audit that has no copy is a difference
+    # a record that was there when the audit began, and has no copy, is a difference
     resting = [Topic(brokers, source), Topic(brokers, copy)]
     report = audit(*(resting if source_is == "left" else reversed(resting)), ignore=["timestamp"], spark=spark)
     assert sum(report.kinds.values()) == 4
@@ -161,27 +155,26 @@ def test_failures_within_spark_are_shown_without_a_stack(
         found = run(*archive, *words)
         assert (found[0], expected in found[1]) == (code, True), found
         assert not any(noise in found[1] for noise in ("Traceback", "java.base", "ContextLogger")), found
-    # an option by the name that Spark's connector has for it
+    # by another of its names
     assert run("skew", "--brokers", kafka_cluster.bootstrap, "--topic", topic, "-o", "includeHeaders=false")[0] == 0
 
 
 def test_mistakes_are_refused_before_spark_starts(tmp_path: Path) -> None:
-    archive, one, pair = ("archive", tmp_path), ("--brokers", "b:1", "--topic", "t"), ("kafka://b:1/t", "kafka://b:1/u")
     cases: list[tuple[tuple[Any, ...], str]] = [
-        (archive, "--topic"),
-        ((*archive, "--topic", "t"), "--brokers"),
-        ((*archive, *one, "-o", "gruop=x"), "did you mean group"),
-        ((*archive, *one, "--value", "xml:x"), "is not a schema"),
-        ((*archive, *one, "--transform", "x:y"), "cannot be imported"),
-        ((*archive, *one, "--master", "local[2", "--dry-run"), "write local"),
-        ((*archive, "--compact", "--master", "local-cluster[2]", "--dry-run"), "local-cluster[2,1,1024]"),
+        (("archive", tmp_path), "--topic"),
+        (("archive", tmp_path, "--topic", "t"), "--brokers"),
+        (("archive", tmp_path, "--topic", "t", "--brokers", "b:1", "-o", "gruop=x"), "did you mean group"),
+        (("archive", tmp_path, "--topic", "t", "--brokers", "b:1", "--value", "xml:x"), "is not a schema"),
+        (("archive", tmp_path, "--topic", "t", "--brokers", "b:1", "--transform", "x:y"), "cannot be imported"),
         (("skew", "--brokers", "b:1"), "give exactly one topic"),
-        (("skew", *one, "--html", tmp_path), "--html"),
-        (("skew", *one, "--master", "yran", "--dry-run"), "--master yran: write local"),
-        (("audit", *pair, "--master", "sc://host", "--dry-run"), "Spark Connect does not"),
+        (("skew", "--brokers", "b:1", "--topic", "t", "--html", tmp_path), "--html"),
+        (("skew", "--brokers", "b:1", "--topic", "t", "--master", "yran", "--dry-run"), "--master yran: write local"),
+        (("archive", tmp_path, "--topic", "t", "--brokers", "b:1", "--master", "local[2", "--dry-run"), "write local"),
+        (("archive", tmp_path, "--compact", "--master", "local-cluster[2]", "--dry-run"), "local-cluster[2,1,1024]"),
+        (("audit", "kafka://b:1/t", "kafka://b:1/u", "--master", "sc://host", "--dry-run"), "Spark Connect does not"),
         (("audit", "orders", f"archive:{tmp_path}"), "is not valid"),
-        (("audit", pair[0], f"archive:{tmp_path}"), "no archive"),
-        (("audit", pair[0], "kafka://b:1/", "--by", "key"), "topics"),
+        (("audit", "kafka://b:1/orders", f"archive:{tmp_path}"), "no archive"),
+        (("audit", "kafka://b:1/orders", "kafka://b:1/", "--by", "key"), "topics"),
     ]
     for words, expected in cases:
         code, text = run(*words)

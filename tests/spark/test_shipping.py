@@ -20,9 +20,12 @@ from allocator.spark.sink.sink import BatchWriter, StreamWriter
 from allocator.spark.source.source import BatchReader, register
 from allocator.spark.source.stream import StreamReader
 
+CORES = "spark.default.parallelism"
 COLUMNS = pa.schema([("value", pa.binary())])
-TYPE = SimpleNamespace(simpleString=lambda: "string")
-ROWS = SimpleNamespace(fields=[SimpleNamespace(name=name, dataType=TYPE) for name in ("value", "topic")])
+VALUE = SimpleNamespace(name="value", dataType=SimpleNamespace(simpleString=lambda: "binary"))
+ROWS = SimpleNamespace(
+    fields=[VALUE, SimpleNamespace(name="topic", dataType=SimpleNamespace(simpleString=lambda: "string"))]
+)
 
 
 def options(use: str) -> Any:
@@ -30,16 +33,16 @@ def options(use: str) -> Any:
 
 
 def source() -> Any:
-    """The source as `register` wraps it; Spark ships it with each reader."""
-    registered: list[Any] = []
+    """The source as `register` makes it; Spark ships it with each reader."""
+    made: list[Any] = []
 
     class Session:
-        conf = SimpleNamespace(set=lambda *_: None, get=lambda name, default=None: default)
+        conf = SimpleNamespace(set=lambda *_: None, get=lambda name, default=None: {CORES: "3"}.get(name, default))
         sparkContext = SimpleNamespace(master="spark://host", defaultParallelism=3)
-        dataSource = SimpleNamespace(register=registered.append)
+        dataSource = SimpleNamespace(register=made.append)
 
     register(Session())
-    return registered[0]({"brokers": "b:1", "topics": "t"})
+    return made[0]({"brokers": "b:1", "topics": "t"})
 
 
 SHIPPED = {
@@ -53,15 +56,17 @@ SHIPPED = {
 
 @pytest.mark.parametrize("use", SHIPPED)
 def test_an_executor_without_the_package_reports_what_to_ship(use: str) -> None:
-    shipped = SHIPPED[use]()
+    made = SHIPPED[use]()
     for dumps in (cloudpickle.dumps, pickle.dumps):
-        assert pickle.loads(dumps(shipped)).options == shipped.options
+        again = pickle.loads(dumps(made))
+        assert again.options == made.options
+        assert getattr(again, "_cores", None) == getattr(made, "_cores", None)
     script = (
         "import pickle, sys\n"
         "sys.modules['allocator'] = None  # as if it were not installed\n"
         "pickle.load(sys.stdin.buffer)\n"
     )
-    failed = subprocess.run([sys.executable, "-c", script], input=cloudpickle.dumps(shipped), capture_output=True)
+    failed = subprocess.run([sys.executable, "-c", script], input=cloudpickle.dumps(made), capture_output=True)
     last = failed.stderr.decode().splitlines()[-1]
     assert last.startswith("ModuleNotFoundError: "), last
     assert f"executors run {sys.executable} (on " in last

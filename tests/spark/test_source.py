@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from mirroring import commit
 
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, ProducedRecord, produce
 from allocator.testing.versions import NEWEST
-from allocator.types import TopicPartition
+from allocator.types import OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -21,17 +22,10 @@ TopicFactory = Callable[..., str]
 LONG = [pytest.param(v, marks=pytest.mark.long) for v in ("0.8.2.2", "0.10.2.2", "1.1.1", "2.8.2", "4.1.1", NEWEST)]
 
 
-Read = Callable[..., "DataFrame"]
-
-
-@pytest.fixture
-def read(spark: SparkSession, kafka_cluster: LocalCluster) -> Read:
-    def load(schema: str | None = None, **options: Any) -> DataFrame:
-        given = {"brokers": kafka_cluster.bootstrap, **options}
-        reader = spark.read.format("allocator").options(**{name: str(value) for name, value in given.items()})
-        return reader.load() if schema is None else reader.schema(schema).load()
-
-    return load
+def read(spark: SparkSession, cluster: LocalCluster, schema: str | None = None, **options: Any) -> DataFrame:
+    given = {"brokers": cluster.bootstrap, **options}
+    reader = spark.read.format("allocator").options(**{name: str(value) for name, value in given.items()})
+    return reader.load() if schema is None else reader.schema(schema).load()
 
 
 def offsets(frame: DataFrame) -> dict[int, list[int]]:
@@ -42,18 +36,18 @@ def offsets(frame: DataFrame) -> dict[int, list[int]]:
     return found
 
 
-def error_of(load: Callable[[], DataFrame]) -> str:
-    """The error text of planning or reading the frame."""
+def said(frame: Callable[[], Any]) -> str:
+    """The error text of a failing Spark action."""
     from pyspark.errors import PySparkException
 
     with pytest.raises(PySparkException) as caught:
-        load().collect()
+        frame()
     return str(caught.value)
 
 
 @pytest.mark.parametrize("kafka", ["3.9.1", "0.9.0.1", *LONG])
 def test_a_batch_has_every_record_once_with_the_columns_of_sparks_own_connector(
-    kafka: str, read: Read, cluster_factory: Any, topic_factory: TopicFactory
+    kafka: str, spark: SparkSession, cluster_factory: Any, topic_factory: TopicFactory
 ) -> None:
     cluster = cluster_factory(kafka=kafka)
     topic = topic_factory(partitions=3, cluster=cluster)
@@ -61,9 +55,16 @@ def test_a_batch_has_every_record_once_with_the_columns_of_sparks_own_connector(
         ProducedRecord(b"k%d" % n, b"v%d" % n if n % 10 else None, n % 3, 1_700_000_000_123 + n) for n in range(300)
     ]
     produce(cluster.bootstrap, topic, sent, version=kafka)
-    frame = read(brokers=cluster.bootstrap, topics=topic)
-    columns = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp"
-    assert ", ".join(map(" ".join, frame.dtypes)) == f"{columns}, timestampType int"
+    frame = read(spark, cluster, topics=topic)
+    assert frame.dtypes == [
+        ("key", "binary"),
+        ("value", "binary"),
+        ("topic", "string"),
+        ("partition", "int"),
+        ("offset", "bigint"),
+        ("timestamp", "timestamp"),
+        ("timestampType", "int"),
+    ]
     timed = tuple(map(int, kafka.split("."))) >= (0, 10)
     rows = frame.selectExpr("*", "unix_millis(timestamp) ms").collect()
     assert sorted((row.partition, row.offset, bytes(row.key), row.value and bytes(row.value), row.ms, row.timestampType)
@@ -85,27 +86,30 @@ def numbers(kafka_cluster: LocalCluster) -> Iterator[str]:
     kafka_cluster.delete_topic(name, timeout_s=0)
 
 
-def test_a_schema_with_fewer_columns_is_a_projection(read: Read, numbers: str) -> None:
-    frame = read("offset bigint, value binary", topics=numbers)
+def test_a_schema_with_fewer_columns_is_a_projection(
+    spark: SparkSession, kafka_cluster: LocalCluster, numbers: str
+) -> None:
+    frame = read(spark, kafka_cluster, "offset bigint, value binary", topics=numbers)
     assert frame.dtypes == [("offset", "bigint"), ("value", "binary")]
     assert sorted((row.offset, int(bytes(row.value))) for row in frame.collect()) == [(n // 2, n) for n in range(200)]
-    assert "column 'offset' is bigint, not int" in error_of(lambda: read("offset int", topics=numbers))
-    assert "there is no column 'colour'" in error_of(lambda: read("colour string", topics=numbers))
+    assert "column 'offset' is bigint, not int" in said(
+        lambda: read(spark, kafka_cluster, "offset int", topics=numbers).collect()
+    )
+    assert "there is no column 'colour'" in said(
+        lambda: read(spark, kafka_cluster, "colour string", topics=numbers).collect()
+    )
 
 
-def test_few_tasks_read_small_partitions_unless_options_set_their_number(
-    read: Read, kafka_cluster: LocalCluster, topic_factory: TopicFactory
+def test_small_partitions_share_the_tasks_of_the_sessions_cores(
+    spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: TopicFactory
 ) -> None:
     topic = topic_factory(partitions=12)
     produce(kafka_cluster.bootstrap, topic, [(None, b"x", number % 12) for number in range(360)])
-    frame = read(topics=topic)
-    assert frame.rdd.getNumPartitions() == 4  # two for each core
+    frame = read(spark, kafka_cluster, topics=topic)
+    assert frame.rdd.getNumPartitions() == 4  # the session has two cores
     assert offsets(frame) == {number: list(range(30)) for number in range(12)}
-    tiny = topic_factory(partitions=16)
-    produce(kafka_cluster.bootstrap, tiny, [(None, b"x", number) for number in range(16)])
-    assert read(topics=tiny).rdd.getNumPartitions() == 1
     for options, tasks in (({"max_partitions": 1}, 1), ({"min_partitions": 7}, 7), ({"min_partitions": 24}, 24)):
-        assert read(topics=topic, **options).rdd.getNumPartitions() == tasks
+        assert read(spark, kafka_cluster, topics=topic, **options).rdd.getNumPartitions() == tasks
 
 
 @pytest.mark.parametrize(
@@ -123,20 +127,24 @@ def test_few_tasks_read_small_partitions_unless_options_set_their_number(
     ],
 )
 def test_options_set_the_start_and_end_of_a_batch(
-    options: dict[str, str], zero: Any, one: Any, read: Read, numbers: str
+    options: dict[str, str], zero: Any, one: Any, spark: SparkSession, kafka_cluster: LocalCluster, numbers: str
 ) -> None:
     given = {name: value.replace('"T"', json.dumps(numbers)) for name, value in options.items()}
     if not {"assign", "topics_pattern"} & given.keys():
         given["topics"] = numbers
     wanted = {number: list(there) for number, there in ((0, zero), (1, one)) if there is not None}
-    assert offsets(read(**given)) == wanted
+    assert offsets(read(spark, kafka_cluster, **given)) == wanted
 
 
 def test_a_batch_starts_at_the_groups_offsets(
-    read: Read, kafka_cluster: LocalCluster, numbers: str, group: str
+    spark: SparkSession, kafka_cluster: LocalCluster, numbers: str, group: str
 ) -> None:
-    asyncio.run(commit(kafka_cluster, group, {TopicPartition(numbers, 1): 97}))
-    frame = read(topics=numbers, group=group, starting_offsets="committed")
+    async def commit() -> None:
+        async with KafkaClient(kafka_cluster.bootstrap) as client:
+            await GroupOffsets(client, group).commit({TopicPartition(numbers, 1): OffsetAndMetadata(97, "", -1)})
+
+    asyncio.run(commit())
+    frame = read(spark, kafka_cluster, topics=numbers, group=group, starting_offsets="committed")
     assert offsets(frame) == {0: list(range(100)), 1: [97, 98, 99]}
 
 
@@ -152,22 +160,22 @@ def test_a_batch_starts_at_the_groups_offsets(
     ],
 )
 def test_filters_select_the_offsets_that_are_read(
-    where: str, zero: Any, one: Any, tasks: int, read: Read, numbers: str
+    where: str, zero: Any, one: Any, tasks: int, spark: SparkSession, kafka_cluster: LocalCluster, numbers: str
 ) -> None:
     from pyspark.sql.datasource import DataSourceReader
 
-    frame = read(topics=numbers, max_partitions=2).where(where)
+    frame = read(spark, kafka_cluster, topics=numbers, max_partitions=2).where(where)
     assert offsets(frame) == {number: list(there) for number, there in ((0, zero), (1, one)) if there is not None}
     if hasattr(DataSourceReader, "pushFilters"):
         assert frame.rdd.getNumPartitions() == tasks
 
 
 def test_a_filter_by_a_time_before_1970_leaves_no_record_out(
-    read: Read, kafka_cluster: LocalCluster, topic_factory: TopicFactory
+    spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: TopicFactory
 ) -> None:
     topic, times = topic_factory(), (-20_000_000_000, -5000, 5000)
     produce(kafka_cluster.bootstrap, topic, [ProducedRecord(None, b"x", 0, ms) for ms in times])
-    frame = read(topics=topic)
+    frame = read(spark, kafka_cluster, topics=topic)
     assert offsets(frame.where("timestamp >= timestamp_millis(-20000000000)")) == {0: [0, 1, 2]}
     assert offsets(frame.where("timestamp > timestamp_millis(-6000)")) == {0: [1, 2]}
     assert offsets(frame.where("timestamp > timestamp_millis(-6000) and timestamp >= timestamp_millis(1)")) == {0: [2]}
@@ -186,19 +194,21 @@ def test_a_filter_by_a_time_before_1970_leaves_no_record_out(
     ],
 )
 def test_planning_refuses_offsets_and_topics_that_do_not_exist(
-    options: dict[str, str], message: str, read: Read, numbers: str
+    options: dict[str, str], message: str, spark: SparkSession, kafka_cluster: LocalCluster, numbers: str
 ) -> None:
     given = {name: value.replace('"T"', json.dumps(numbers)) for name, value in options.items()}
     given = {name: numbers if value == "T" else value for name, value in given.items()}
-    assert message.replace("T:", f"{numbers}:") in error_of(lambda: read(**given))
+    assert message.replace("T:", f"{numbers}:") in said(lambda: read(spark, kafka_cluster, **given).collect())
 
 
-def test_without_fail_on_data_loss_the_nearest_offsets_are_read(read: Read, numbers: str) -> None:
+def test_without_fail_on_data_loss_the_nearest_offsets_are_read(
+    spark: SparkSession, kafka_cluster: LocalCluster, numbers: str
+) -> None:
     start = json.dumps({numbers: {"0": 1000, "1": 98}})
-    frame = read(topics=numbers, starting_offsets=start, fail_on_data_loss="false")
+    frame = read(spark, kafka_cluster, topics=numbers, starting_offsets=start, fail_on_data_loss="false")
     assert offsets(frame) == {1: [98, 99]}
 
 
-def test_unreachable_brokers_are_named(read: Read) -> None:
-    error = error_of(lambda: read(brokers="127.0.0.1:1", topics="t", timeout_s=1))
-    assert "no Kafka broker responded within 1 s: 127.0.0.1:1 (Connection refused)" in error
+def test_brokers_that_are_not_there_are_named(spark: SparkSession) -> None:
+    frame = spark.read.format("allocator").options(brokers="127.0.0.1:1", topics="t", timeout_s="1").load()
+    assert "no Kafka broker responded within 1 s: 127.0.0.1:1 (Connection refused)" in said(frame.collect)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from fake_cluster import FakeCluster
 from fetch_encode import control
 from kafka.admin import KafkaAdminClient
-from mirroring import transactions
 
 pytest.importorskip("pyarrow")
 
@@ -21,120 +21,148 @@ from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.errors import ConfigError
 from allocator.spark.errors import DataLoss, NothingRead
 from allocator.spark.options import Options, read_options
-from allocator.spark.ranges import COMMITTED, Range, StartOrEnd, split
+from allocator.spark.ranges import COMMITTED, Range, StartOrEnd
 from allocator.spark.source.plan import PushedFilters, bounds, clip, find_partitions, plan_batch, resolve
-from allocator.spark.source.reading import read_ranges
+from allocator.spark.source.reading import pieces, read_ranges
 from allocator.testing import LocalCluster, ProducedRecord, produce
 from allocator.types import OffsetAndMetadata, TopicPartition
 
+TopicFactory = Callable[..., str]
 SCHEMA = pa.schema([("offset", pa.int64()), ("value", pa.binary())])
 
 
-class Reads:
-    """A new topic, and tasks that read ranges of it."""
-
-    def __init__(self, cluster: LocalCluster, topic_factory: Callable[..., str], partitions: int) -> None:
-        self.cluster, self.topic = cluster, topic_factory(partitions=partitions, cluster=cluster)
-
-    def fill(self, records: Any, **options: Any) -> None:
-        produce(self.cluster.bootstrap, self.topic, records, **options)
-
-    def range(self, partition: int, start: int, end: int) -> Range:
-        return Range(self.topic, partition, start, end)
-
-    def options(self, **more: Any) -> Options:
-        given = {"brokers": self.cluster.bootstrap, "topics": self.topic, **more}
-        return read_options({name: str(value) for name, value in given.items()})
-
-    def offsets(self, *ranges: Range, **more: Any) -> list[int]:
-        batches = read_ranges(self.options(**more), ranges, SCHEMA)
-        return [offset for batch in batches for offset in batch.column("offset").to_pylist()]
-
-    def planned(self, **more: Any) -> list[Range]:
-        async def plan() -> list[Range]:
-            async with KafkaClient(self.cluster.bootstrap) as client:
-                found = await plan_batch(client, self.options(**more), PushedFilters())
-                return [Range(*each[:4]) for each in found]
-
-        return asyncio.run(plan())
+def options(cluster: LocalCluster, topic: str, **more: Any) -> Options:
+    given = {"brokers": cluster.bootstrap, "topics": topic, **more}
+    return read_options({name: str(value) for name, value in given.items()})
 
 
-MakeReads = Callable[..., Reads]
+def offsets(options: Options, wanted: Range) -> list[int]:
+    return [offset for batch in read_ranges(options, [wanted], SCHEMA) for offset in batch.column("offset").to_pylist()]
 
 
-@pytest.fixture
-def make_reads(kafka_cluster: LocalCluster, topic_factory: Callable[..., str]) -> Callable[..., Reads]:
-    return lambda partitions=1, cluster=kafka_cluster: Reads(cluster, topic_factory, partitions)
+def planned(cluster: LocalCluster, topic: str, **more: Any) -> list[Range]:
+    reading = options(cluster, topic, **more)
+
+    async def plan() -> list[Range]:
+        async with KafkaClient(cluster.bootstrap) as client:
+            found = await plan_batch(client, reading, PushedFilters())
+            return [Range(*each[:4]) for each in found]
+
+    return asyncio.run(plan())
 
 
-def test_a_range_is_read_exactly_within_record_batches(make_reads: MakeReads) -> None:
-    reads = make_reads()
-    reads.fill([b"x"] * 100, batch_records=7, compression="gzip")
+def test_a_range_is_read_exactly_within_record_batches(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    topic = topic_factory()
+    produce(kafka_cluster.bootstrap, topic, [b"x"] * 100, batch_records=7, compression="gzip")
+    reading = options(kafka_cluster, topic)
     for start, end in ((0, 100), (3, 4), (5, 95), (99, 100), (7, 14)):
-        assert reads.offsets(reads.range(0, start, end)) == list(range(start, end))
+        assert offsets(reading, Range(topic, 0, start, end)) == list(range(start, end))
 
 
-def test_a_task_reads_ranges_of_many_partitions_at_once(make_reads: MakeReads) -> None:
-    reads = make_reads(12)
-    # one partition is larger than a response may be; neither it nor the small ones may wait for the others
+def test_a_task_reads_ranges_of_many_partitions_at_once(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    topic = topic_factory(partitions=12)
+    # one partition is larger than a response may be, so that the small ones must not wait for it, nor it for them
     sizes = [4000, *range(1, 12)]
-    reads.fill([(None, b"x" * 200, number) for number, size in enumerate(sizes) for _ in range(size)])
-    wanted = [reads.range(number, size // 3, size - size // 4) for number, size in enumerate(sizes)]
+    produce(
+        kafka_cluster.bootstrap,
+        topic,
+        [(None, b"x" * 200, number) for number, size in enumerate(sizes) for _ in range(size)],
+    )
+    wanted = [Range(topic, number, size // 3, size - size // 4) for number, size in enumerate(sizes)]
     schema = pa.schema([("partition", pa.int32()), ("offset", pa.int64())])
+    reading = options(kafka_cluster, topic, fetch_bytes=65536)
     found: dict[int, list[int]] = {number: [] for number in range(12)}
-    for batch in read_ranges(reads.options(fetch_bytes=65536), wanted, schema):
+    for batch in read_ranges(reading, wanted, schema):
         (number,) = set(batch.column("partition").to_pylist())
         found[number] += batch.column("offset").to_pylist()
     assert found == {each.partition: list(range(each.start, each.end)) for each in wanted}
 
 
-def test_records_that_retention_deleted_are_data_loss_or_skipped(make_reads: MakeReads) -> None:
-    reads = make_reads(2)
-    reads.fill([(None, b"x", 0)] * 100)
-    admin = KafkaAdminClient(bootstrap_servers=reads.cluster.bootstrap)
+def test_few_records_share_one_task() -> None:
+    given = replace(read_options({"brokers": "b:1", "topics": "t"}), cores=8)
+
+    def tasks(records: int, options: Options = given) -> list[int]:
+        ranges = [Range("t", number, 7, 7 + records) for number in range(16)]
+        read = pieces(options, ranges)
+        assert sorted(each for piece in read for each in piece.ranges) == ranges
+        return [len(piece.ranges) for piece in read]
+
+    assert tasks(1) == [16]
+    assert tasks(6) == [16]
+    assert tasks(7) == [8, 8]
+    assert tasks(50) == [2] * 8
+    assert tasks(100_000) == [1] * 16
+    # expensive work on each record
+    assert tasks(1, replace(given, min_partitions=16)) == [1] * 16
+    assert tasks(1, replace(given, cores=None)) == [1] * 16
+
+
+def test_records_that_retention_deleted_are_data_loss_or_skipped(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    topic = topic_factory(partitions=2)
+    produce(kafka_cluster.bootstrap, topic, [(None, b"x", 0)] * 100)
+    admin = KafkaAdminClient(bootstrap_servers=kafka_cluster.bootstrap)
     try:
-        admin.delete_records({TopicPartition(reads.topic, 0): 40})
+        admin.delete_records({TopicPartition(topic, 0): 40})
     finally:
         admin.close()
-    with pytest.raises(DataLoss, match=f"{reads.topic}:0 has offsets 40 to 99, not 10"):
-        reads.offsets(reads.range(0, 10, 60))
-    for (start, end), left in (((10, 60), range(40, 60)), ((10, 30), ()), ((200, 300), ())):
-        assert reads.offsets(reads.range(0, start, end), fail_on_data_loss=False) == list(left)
-    # another range in the same task loses no records
-    reads.fill([(None, b"x", 1)] * 5)
-    both = reads.offsets(reads.range(0, 10, 60), reads.range(1, 0, 5), fail_on_data_loss=False)
-    assert sorted(both) == [*range(5), *range(40, 60)]
+    with pytest.raises(DataLoss, match=f"{topic}:0 has offsets 40 to 99, not 10"):
+        offsets(options(kafka_cluster, topic), Range(topic, 0, 10, 60))
+    lenient = options(kafka_cluster, topic, fail_on_data_loss="false")
+    assert offsets(lenient, Range(topic, 0, 10, 60)) == list(range(40, 60))
+    assert offsets(lenient, Range(topic, 0, 10, 30)) == []
+    assert offsets(lenient, Range(topic, 0, 200, 300)) == []
+    # beside another range, which loses nothing by it
+    produce(kafka_cluster.bootstrap, topic, [(None, b"x", 1)] * 5)
+    both = [Range(topic, 0, 10, 60), Range(topic, 1, 0, 5)]
+    read = [at for batch in read_ranges(lenient, both, SCHEMA) for at in batch.column("offset").to_pylist()]
+    assert sorted(read) == [*range(5), *range(40, 60)]
 
 
-def test_a_time_that_spark_cannot_hold_is_the_last_that_it_can(make_reads: MakeReads) -> None:
-    reads = make_reads()
+def test_a_time_that_spark_cannot_hold_is_the_last_that_it_can(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    topic = topic_factory()
     # microseconds, nanoseconds, none, and what it should be
     times = [1_700_000_000_000_000, 1_700_000_000_000_000_000, -1, 1_700_000_000_000]
-    reads.fill([ProducedRecord(None, b"x", 0, ms) for ms in times])
-    schema = pa.schema([("timestamp", pa.timestamp("us", tz="UTC")), ("timestampType", pa.int32())])
-    batches = read_ranges(reads.options(), [reads.range(0, 0, 4)], schema)
+    produce(kafka_cluster.bootstrap, topic, [ProducedRecord(None, b"x", 0, ms) for ms in times])
+    batches = read_ranges(
+        options(kafka_cluster, topic),
+        [Range(topic, 0, 0, 4)],
+        pa.schema([("timestamp", pa.timestamp("us", tz="UTC")), ("timestampType", pa.int32())]),
+    )
     found = [us for batch in batches for us in batch.column("timestamp").cast("int64").to_pylist()]
     assert found == [times[0] * 1000, 9_223_372_036_854_775_000, None, times[3] * 1000]
 
 
-def test_any_range_of_a_log_with_holes_has_its_records_and_ends(make_reads: MakeReads) -> None:
-    """Aborted records and markers are holes: ranges start or end in them, or have nothing else."""
-    reads = make_reads()
-    transactions(reads.cluster.bootstrap, reads.topic, *[(b"committed", 5), (b"aborted", 5)] * 2)
-    committed, reading = [*range(5), *range(12, 17)], {"isolation_level": "read_committed"}
-    for start, end in ((0, 24), (5, 6), (6, 11), (3, 9), (8, 14), (17, 24), (4, 13)):
-        found = reads.offsets(reads.range(0, start, end), timeout_s=20, **reading)
-        assert found == [n for n in committed if start <= n < end]
-    parts = split([reads.range(0, 0, 24)], 7, None)
-    assert len(parts) == 7
-    assert [n for each in parts for n in reads.offsets(each, **reading)] == committed
+def test_a_range_that_ends_in_markers_ends(kafka_cluster: LocalCluster, topic_factory: TopicFactory) -> None:
+    from confluent_kafka import Producer
+
+    topic = topic_factory()
+    producer = Producer({"bootstrap.servers": kafka_cluster.bootstrap, "transactional.id": topic})
+    producer.init_transactions(30)
+    for commits in (True, False, True, False):
+        producer.begin_transaction()
+        for _ in range(5):
+            producer.produce(topic, b"x", partition=0)
+        producer.flush(30)
+        producer.commit_transaction(30) if commits else producer.abort_transaction(30)
+    committed = [*range(5), *range(12, 17)]
+    reading = options(kafka_cluster, topic, isolation_level="read_committed", timeout_s=20)
+    assert offsets(reading, Range(topic, 0, 0, 24)) == committed
+    assert offsets(reading, Range(topic, 0, 5, 6)) == []
 
 
 @pytest.mark.parametrize("fail_on_data_loss", [True, False])
 def test_a_log_that_is_cut_during_a_task_is_data_loss_or_read_again(
     monkeypatch: pytest.MonkeyPatch, fail_on_data_loss: bool
 ) -> None:
-    """The last delivered record is followed by a marker. Then a leader without some of the records is elected."""
+    """The last delivered record is followed by a marker, when a leader without some of the records is elected."""
     cluster, tp = FakeCluster(), TopicPartition("cut", 0)
     cluster.epochs[tp] = [(1, 0)]
     cluster.add(tp)
@@ -176,50 +204,58 @@ def test_a_log_that_is_cut_during_a_task_is_data_loss_or_read_again(
         assert found == [*range(20), *range(10, 40)], "the present records, and none of them skipped"
 
 
-def test_a_task_waits_for_an_unavailable_broker_and_then_names_the_partition(
-    make_reads: MakeReads, cluster_factory: Any
+def test_a_broker_that_is_away_is_waited_for_and_then_the_partition_is_named(
+    cluster_factory: Any, topic_factory: TopicFactory
 ) -> None:
-    reads = make_reads(2, cluster_factory(kafka="3.9.1"))
-    reads.fill([(None, b"x" * 1000, 1)] * 2000)
-    whole, topic = reads.range(1, 0, 2000), reads.topic
-    batches = read_ranges(reads.options(timeout_s=3, fetch_bytes=65536), [whole], SCHEMA)
+    cluster = cluster_factory(kafka="3.9.1")
+    topic = topic_factory(partitions=2, cluster=cluster)
+    produce(cluster.bootstrap, topic, [(None, b"x" * 1000, 1)] * 2000)
+    reading = options(cluster, topic, timeout_s=3, fetch_bytes=65536)
+    batches = read_ranges(reading, [Range(topic, 1, 0, 2000)], SCHEMA)
     next(batches)
-    reads.cluster.brokers[0].kill()
-    message = f"{topic}:1 cannot be read from offset .* to 2000: no record arrived for 3 s"
-    with pytest.raises(NothingRead, match=message) as caught:
+    cluster.brokers[0].kill()
+    with pytest.raises(
+        NothingRead, match=f"{topic}:1 cannot be read from offset .* to 2000: no record arrived for 3 s"
+    ) as caught:
         list(batches)
     assert caught.value.retriable
     with pytest.raises(NothingRead, match=f"{topic}:1 .*: no Kafka broker responded"):
-        reads.offsets(whole, timeout_s=3)
-    reads.cluster.brokers[0].start()
-    assert reads.offsets(whole, timeout_s=90) == list(range(2000))
+        offsets(reading, Range(topic, 1, 0, 2000))
+    patient = options(cluster, topic, timeout_s=90, fetch_bytes=65536)
+    cluster.brokers[0].start()
+    assert offsets(patient, Range(topic, 1, 0, 2000)) == list(range(2000))
 
 
-def test_a_time_after_every_record_is_an_end_but_no_start(make_reads: MakeReads) -> None:
-    """Like Spark's connector: an idle partition does not prevent a batch that ends yesterday at midnight."""
-    reads = make_reads(2)
-    reads.fill([ProducedRecord(None, b"x", 0, 1000 * n) for n in range(10)])
-    assert reads.planned(ending_timestamps=5000) == [reads.range(0, 0, 5)]
-    assert reads.planned(endingTimestamp=60_000) == [reads.range(0, 0, 10)]
-    with pytest.raises(ConfigError, match=f"no record of {reads.topic}:1 is as new"):
-        reads.planned(starting_timestamps=5000)
+def test_a_time_after_every_record_is_an_end_but_no_start(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    """As Spark's connector has it: an idle partition must not keep a batch from ending yesterday at midnight."""
+    topic = topic_factory(partitions=2)
+    produce(kafka_cluster.bootstrap, topic, [ProducedRecord(None, b"x", 0, 1000 * n) for n in range(10)])
+    assert planned(kafka_cluster, topic, ending_timestamps=5000) == [Range(topic, 0, 0, 5)]
+    assert planned(kafka_cluster, topic, endingTimestamp=60_000) == [Range(topic, 0, 0, 10)]
+    with pytest.raises(ConfigError, match=f"no record of {topic}:1 is as new"):
+        planned(kafka_cluster, topic, starting_timestamps=5000)
 
 
-def test_a_commit_while_a_batch_is_planned_is_no_data_loss(make_reads: MakeReads, group: str) -> None:
-    reads = make_reads()
-    tp, options = TopicPartition(reads.topic, 0), reads.options(group=group, starting_offsets="committed")
-    reads.fill([b"x"] * 10)
+def test_a_commit_while_a_batch_is_planned_is_no_data_loss(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory, group: str
+) -> None:
+    topic = topic_factory()
+    tp = TopicPartition(topic, 0)
+    produce(kafka_cluster.bootstrap, topic, [b"x"] * 10)
+    reading = options(kafka_cluster, topic, group=group, starting_offsets="committed")
 
     async def plan(committed: int) -> int:
-        async with KafkaClient(reads.cluster.bootstrap) as client:
-            known = await bounds(client, options, await find_partitions(client, options))
+        async with KafkaClient(kafka_cluster.bootstrap) as client:
+            known = await bounds(client, reading, await find_partitions(client, reading))
             offsets = GroupOffsets(client, group)
             await offsets.commit({tp: OffsetAndMetadata(committed, "", -1)})
             await offsets.close()
             if committed == 15:
-                reads.fill([b"x"] * 5)
-            found = await resolve(client, options, StartOrEnd(COMMITTED), known, "starting_offsets")
-            return clip(options, found, known, "starting_offsets")[tp]
+                produce(kafka_cluster.bootstrap, topic, [b"x"] * 5)
+            found = await resolve(client, reading, StartOrEnd(COMMITTED), known, "starting_offsets")
+            return clip(reading, found, known, "starting_offsets")[tp]
 
     assert asyncio.run(plan(15)) == 15
     with pytest.raises(DataLoss, match="to offset 99, and has 0 to 15"):

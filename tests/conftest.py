@@ -1,4 +1,4 @@
-"""Coroutine tests, deadlines, the `long` marker and the rows of the compatibility table, for the whole suite.
+"""Runs coroutine tests under a deadline, selects tests by options and assigns them to rows of the compatibility table.
 
 A test written `async def` runs in its own event loop under a deadline (`@pytest.mark.deadline(seconds)`, 180 by
 default). When the deadline passes, the failure shows where each task of the loop was waiting. Async fixtures are
@@ -23,7 +23,7 @@ from allocator.testing.compatibility import versions_of
 from allocator.testing.versions import NEWEST
 
 DEADLINE_S = 180.0
-# prefix of a test's id (the longest counts) -> its row in docs/compatibility.md, and versions of tests without a
+# prefix of a test's id (the longest counts) -> row in docs/compatibility.md, and the versions of tests that have no
 # version parameter
 FEATURES: dict[str, tuple[str, ...]] = {
     "client/test_kafka_servers.py": ("Finding the version, topics, leaders and ends of logs",),
@@ -63,13 +63,13 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "testing/": ("Servers for tests (`allocator.testing`)",),
     "testing/test_kafka_versions": ("Tests on several versions (`kafka_versions`)",),
 }
-# more versions of ZooKeeper for the long tests, and the tests that run on each: those of groups through ZooKeeper
+# more versions of ZooKeeper for `--long`, and the tests that run on each: those of groups through ZooKeeper
 KEEPERS = ("3.4.14", "3.9.5")
 KEPT = ("zookeeper/", "groups/", "resources/", "consumer/")
 NOT_KEPT = ("groups/test_kafka", "groups/test_kip848", "kafka", "fixed")
-# the fixtures that start servers or use the ones that run
+# fixtures that start or use servers
 STARTERS = {"cluster_factory", "topic_factory", "spark"}
-# no jars and no servers, also in processes that a test starts
+# a cache without jars: no server can start, also in processes that a test starts
 NO_JARS = "/dev/null/mark-this-test-with-servers"
 _UNWIND_S = 10.0
 
@@ -82,16 +82,18 @@ hypothesis.settings.register_profile(
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run the tests marked `long`")
     parser.addoption("--versioned", action="store_true", help="only tests that count in docs/compatibility.md")
-    parser.addoption("--serverless", action="store_true", help="only tests without servers; one that starts some fails")
-    parser.addoption("--uvloop", action="store_true", help="coroutine tests run on uvloop, which must be installed")
-    parser.addoption("--jitter", metavar="SEED[:SECONDS]", help="answers come late, at random (see tests/jitter.py)")
-    parser.addoption("--stalls", metavar="SEED", help="processes stand still, at random (see tests/stalls.py)")
+    parser.addoption(
+        "--serverless", action="store_true", help="only tests without servers; one that starts any fails"
+    )
+    parser.addoption("--uvloop", action="store_true", help="run coroutine tests on uvloop, which must be installed")
+    parser.addoption("--jitter", metavar="SEED[:SECONDS]", help="delay responses at random (see tests/jitter.py)")
+    parser.addoption("--stalls", metavar="SEED", help="stop processes for a while at random (see tests/stalls.py)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("suite")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # a shell ignores SIGINT in background jobs, and programs that tests interrupt would inherit that
+        # a shell ignores SIGINT in background jobs, and programs that tests interrupt would inherit this
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--serverless"):
         os.environ["ALLOCATOR_CACHE"] = NO_JARS
@@ -107,7 +109,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from stalls import Stalls
 
         config.pluginmanager.register(Stalls(config.getoption("--stalls")))
-    config.addinivalue_line("markers", "no_stalls(reason): `--stalls` leaves this test alone")
+    config.addinivalue_line("markers", "no_stalls(reason): `--stalls` does not stop this test")
     config.addinivalue_line("markers", "deadline(seconds): how long a coroutine test may take, 180 by default")
 
 
@@ -125,7 +127,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def is_for_another_zookeeper(item: pytest.Item) -> bool:
-    """Whether the test repeats, on another ZooKeeper, a long one or one of a group that is not in ZooKeeper."""
+    """Returns whether the test repeats a long test, or a test without ZooKeeper, on another version of ZooKeeper."""
     params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
     elsewhere = any(value in NOT_KEPT for value in params.values() if isinstance(value, str))
     return bool(params.get("zookeeper_version")) and (elsewhere or item.get_closest_marker("long") is not None)
@@ -133,7 +135,7 @@ def is_for_another_zookeeper(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """A test that starts servers without the mark fails in each run, not only in one with `--serverless`."""
+    """Makes a test that starts servers without the mark fail in each run, not only with `--serverless`."""
     before = os.environ.get("ALLOCATOR_CACHE")
     if not may_start_servers(item):
         os.environ["ALLOCATOR_CACHE"] = NO_JARS
@@ -166,14 +168,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    from scheduling import NearServers  # not on top: xdist is needed for `-n` only
+    from scheduling import NearServers  # not at the top: only `-n` needs xdist
 
     return NearServers(config, log)
 
 
 @pytest.fixture(autouse=True)
 def levels_of_loggers() -> Iterator[None]:
-    """Restores loggers: a command that runs in this process changes them for good."""
+    """Restores the levels of loggers, which a command in this process changes."""
 
     def levels() -> dict[logging.Logger, int]:
         return {logger: logger.level for logger in _loggers()}
@@ -192,10 +194,10 @@ def _loggers() -> list[logging.Logger]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None, None, None]:
-    """Lets the loggers propagate that a test made silent.
+    """Lets loggers propagate again that a test silenced.
 
-    pytest attaches its handler to all others when the test is torn down, and PySpark's loggers replace the formatter of
-    each handler that they get.
+    Otherwise, pytest attaches its handler to them at teardown, and PySpark's loggers replace the formatter of each
+    handler.
     """
     silent = {logger for logger in _loggers() if not logger.propagate}
     try:
@@ -206,7 +208,7 @@ def pytest_runtest_call() -> Generator[None, None, None]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Says what skipped tests leave unproven. pytest's own closing line stays the last one."""
+    """Prints what skipped tests leave unproven, before pytest's own last line."""
     try:
         from lacking import summary  # not at the top: a copy of this file has no such module
     except ImportError:

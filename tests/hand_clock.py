@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Clock:
-    """Called for the time in seconds, as `time.monotonic` is."""
+    """Returns `now` when called, in place of `time.monotonic`."""
 
     def __init__(self) -> None:
         self.now = 100.0

@@ -1,4 +1,4 @@
-"""The keywords of a consumer from flat settings, for tests that run over several memberships."""
+"""Arguments of a consumer from flat settings, for tests that run over several memberships."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ _OWN = {field.name for name in known_memberships() for field in dataclasses.fiel
 
 
 def joined(membership: Any = "zookeeper", **settings: Any) -> dict[str, Any]:
-    """Moves the settings of memberships into the object of `membership`, and leaves out those of the others."""
+    """Moves the settings of memberships into the object of `membership`, and drops those of other memberships."""
     own = {name: settings.pop(name) for name in _OWN & settings.keys()}
     return {"membership": membership_from(membership, own) if own else membership, **settings}

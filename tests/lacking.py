@@ -1,7 +1,4 @@
-"""What a skipped test leaves unproven, and what would bring it: printed at the end of a run.
-
-The reason of a skip says what is missing. `NEEDS` says what the tests with such a reason show, and what to install.
-"""
+"""What skipped tests leave unproven and what to install for them, printed at the end of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ __all__ = ["NEEDS", "Need", "summary"]
 
 class Need(NamedTuple):
     reason: str
-    """A pattern that is found in the reason of the skip."""
+    """A pattern to search for in the reason of the skip."""
     unproven: str
     brings: str
 
@@ -45,7 +42,7 @@ NEEDS = (
 
 
 def summary(reasons: Iterable[str]) -> Iterator[str]:
-    """A line for each need, with the number of tests; skips that no need explains are a line each."""
+    """Yields a line with the number of tests for each need, and for each reason without a need."""
     counts: dict[str, int] = {}
     for reason in reasons:
         need = next((need for need in NEEDS if re.search(need.reason, reason)), None)

@@ -1,4 +1,4 @@
-"""A user's assignor that wants loads."""
+"""A user's assignor that uses the load of partitions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def by_lag(view: GroupView) -> dict[str, list[TopicPartition]]:
 
     All members must subscribe to all topics.
     """
-    shares: dict[str, list[TopicPartition]] = {member.id: [] for member in view.members}
-    lag = dict.fromkeys(shares, 0.0)
+    assignment: dict[str, list[TopicPartition]] = {member.id: [] for member in view.members}
+    lag = dict.fromkeys(assignment, 0.0)
     everything = [TopicPartition(topic, n) for topic, count in view.partitions.items() for n in range(count)]
     for partition in sorted(everything, key=lambda each: (-view.load.get(each, 0.0), each)):
-        member = min(shares, key=lambda each: (lag[each], len(shares[each]), each))
-        shares[member].append(partition)
+        member = min(assignment, key=lambda each: (lag[each], len(assignment[each]), each))
+        assignment[member].append(partition)
         lag[member] += view.load.get(partition, 0.0)
-    return shares
+    return assignment
 
 
 by_lag.wants = ["load"]  # type: ignore[attr-defined]

@@ -1,17 +1,16 @@
 """Distributes tests to the workers of `pytest -n`, so that few workers start the same servers.
 
-Each worker has clusters of its own: a test that kills a broker disturbs no test of another worker, and no worker
-waits for a lock of another. Therefore a worker should run the tests that need the servers it already has. A worker
-takes its next test from, in this order:
+Each worker has its own clusters: a test that kills a broker disturbs no other worker, and no worker waits for another.
+So a worker should run the tests that need the servers it already has. It takes its next test from, in this order:
 
-1. the file that it is in, so that what a file sets up is set up once;
+1. its present file, so that the fixtures of the file are set up once;
 2. a file that needs servers which this worker started;
 3. a file that needs servers which no worker started;
 4. any file that no worker is in;
 5. a file without servers: these fill the time until the slowest worker is done;
 6. the end of the file with the most tests left.
 
-Among equals, files of long tests come first: a long test that begins last keeps the other workers waiting.
+Among equals, files of long tests come first: a long test that starts last keeps the other workers waiting.
 """
 
 from __future__ import annotations
@@ -42,20 +41,20 @@ LONGEST = (
     "tests/demo/",
 )
 _VERSION = re.compile("|".join(map(re.escape, KAFKA)))
-# tests that a worker has at a time: one runs, and the other is there when it ends
+# tests that a worker has at a time: one runs, and the other starts when it ends
 _AHEAD = 2
 
 
 def servers_of(nodeid: str) -> str:
-    """The servers that a test needs, as far as its id shows; "" for none."""
+    """Returns the servers that a test needs, as far as its id shows, or "" for none."""
     path, _, test = nodeid.partition("::")
-    room = path.split("/")[1] if "/" in path else ""
-    if room == "spark":
-        return room  # whatever brokers it reads from: a session of Spark costs more than they do
+    folder = path.split("/")[1] if "/" in path else ""
+    if folder == "spark":
+        return folder  # whatever the brokers: a session of Spark costs more than they do
     version = _VERSION.search(test)
     if version:
         return version[0]
-    return "" if room in WITHOUT_SERVERS else "3.9.1"
+    return "" if folder in WITHOUT_SERVERS else "3.9.1"
 
 
 def _order(path: str) -> int:
@@ -63,14 +62,14 @@ def _order(path: str) -> int:
 
 
 class NearServers(LoadScheduling):
-    """xdist's scheduler, with another choice of the next test. `pending` holds indices into the collection."""
+    """Replaces the choice of the next test in xdist's scheduler. `pending` holds indices into the collection."""
 
     def schedule(self) -> None:
         if self.collection is not None:
             super().schedule()
             return
         self.maxschedchunk = _AHEAD
-        # where each worker is: a file, and the servers that its tests need
+        # the present file of each worker, and the servers that its tests need
         self._here: dict[WorkerController, tuple[str, str]] = {}
         self._started: dict[WorkerController, set[str]] = {}
         first = next(iter(self.node2collection.values()))

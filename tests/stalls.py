@@ -1,14 +1,14 @@
-"""Processes that stand still: `pytest --stalls SEED`.
+"""Stops processes at random: `pytest --stalls SEED`.
 
-On a busy machine any process may stand still for a second at any moment. With this option a helper process stops
-pytest, and each worker of pytest-xdist, by SIGSTOP for 0.2 to 1.5 s, then continues it. It does so
+On a busy machine any process may stall for a second at any moment. With this option a helper process stops pytest, and
+each worker of pytest-xdist, by SIGSTOP for 0.2 to 1.5 s, then continues it. It does so
 
 - every 0.5 to 2 s of the run, and
 - once in each test that runs an event loop, at a random step of the loop: most tests are too short for the first.
 
 `--stalls SEED:servers` also stops the processes that pytest started: Kafka, ZooKeeper, and members in other processes.
 
-Every test should pass all the same. The report of a failed test lists its stalls. The step of the loop depends only on
+Every test should still pass. The report of a failed test lists its stalls. The step of the loop depends only on
 the seed and the id of the test, so a test that runs alone is stopped at the same step.
 
 Only a test of real time itself may opt out: `@pytest.mark.no_stalls("reason")`.
@@ -39,12 +39,12 @@ __all__ = ["Stalls"]
 
 STALL_S = (0.2, 1.5)
 GAP_S = (0.5, 2.0)
-# the stall of a test comes at one of the first steps of its event loop, more often at an early one
+# a test stalls at one of the first steps of its event loop, more often at an early one
 STEPS = 400
 
 
 class Stalls:
-    """The plugin of pytest: tells the helper when a test runs, and adds the stalls of a test to its report."""
+    """The pytest plugin. It notifies the helper when a test runs, and adds the stalls of a test to its report."""
 
     def __init__(self, option: str) -> None:
         seed, colon, also = option.partition(":")
@@ -66,9 +66,9 @@ class Stalls:
         self._began = time.monotonic()
         self._stalls.clear()
         if item.get_closest_marker("no_stalls"):
-            self._ask("rest")
+            self._send("rest")
         else:
-            self._ask("go")
+            self._send("go")
             self._steps = self._steps_left = round(math.exp(rng.uniform(0, math.log(STEPS))))
         result = yield
         self._steps_left = 0
@@ -77,7 +77,7 @@ class Stalls:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
         if call.excinfo is not None:
-            self._ask("tell")
+            self._send("report")
             item.add_report_section(call.when, "stalls", "\n".join(self._stalls))
         return (yield)
 
@@ -100,29 +100,29 @@ class Stalls:
                 self._steps_left -= 1
                 if not self._steps_left:
                     self._stalls.append(f"step {self._steps} of the event loop:")
-                    self._ask(f"stall {self._length_s}")
+                    self._send(f"stall {self._length_s}")
 
         BaseEventLoop._run_once = counted  # type: ignore[attr-defined]
 
-    def _ask(self, order: str) -> None:
-        """Sends an order to the helper, and notes the stalls that it tells before it confirms the order."""
+    def _send(self, command: str) -> None:
+        """Sends a command to the helper, and notes the stalls that it reports before it confirms the command."""
         assert self._helper is not None
         assert self._helper.stdin is not None
         assert self._helper.stdout is not None
         with self._lock:
-            self._helper.stdin.write(f"{order}\n")
+            self._helper.stdin.write(f"{command}\n")
             for line in self._helper.stdout:
                 if line == "ok\n":
                     return
                 at, length_s, process = line.rstrip().split(" ", 2)
                 after_s = float(at) - self._began
                 if after_s > -float(length_s):
-                    self._stalls.append(f"after {after_s:.3f} s of the test, {process} stood still for {length_s} s")
+                    self._stalls.append(f"after {after_s:.3f} s of the test, {process} stalled for {length_s} s")
         raise RuntimeError("the helper of --stalls ended")
 
 
 class Helper:
-    """The other process. It ends with pytest, and continues what it stopped in any case but its own kill -9."""
+    """The helper process. It ends with pytest, and continues what it stopped unless it is killed itself."""
 
     def __init__(self, pid: int, seed: str, also: str) -> None:
         self._pid, self._servers = pid, bool(also)
@@ -141,18 +141,18 @@ class Helper:
                     pid = self._rng.choice([self._pid, *(self._below() if self._servers else ())])
                     self._stall(pid, self._rng.uniform(*STALL_S))
                 next_at = time.monotonic() + self._rng.uniform(*GAP_S)
-            *orders, rest = (rest + (data or b"")).split(b"\n")
-            for order in orders:
-                if order in (b"go", b"rest"):
-                    going = order == b"go"
-                elif order.startswith(b"stall "):
-                    self._stall(self._pid, float(order.split()[1]))
+            *commands, rest = (rest + (data or b"")).split(b"\n")
+            for command in commands:
+                if command in (b"go", b"rest"):
+                    going = command == b"go"
+                elif command.startswith(b"stall "):
+                    self._stall(self._pid, float(command.split()[1]))
                     next_at = max(next_at, time.monotonic() + GAP_S[0])
                 print("ok", flush=True)
 
     def _stall(self, pid: int, length_s: float) -> None:
         with suppress(OSError):  # it ended
-            if state_of(pid) == "T":  # a test stopped it, and counts on that
+            if state_of(pid) == "T":  # a test stopped it
                 return
             name = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[-120:]
             os.kill(pid, signal.SIGSTOP)
@@ -164,7 +164,7 @@ class Helper:
             print(f"{began} {length_s:.3f} {'pytest' if pid == self._pid else name}", flush=True)
 
     def _below(self) -> list[int]:
-        """The processes that pytest started, and those that these started."""
+        """Returns all descendants of pytest except this process."""
         children: dict[int, list[int]] = {}
         for directory in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):

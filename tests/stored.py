@@ -1,4 +1,4 @@
-"""The offsets of a group as Kafka stores them, with the metadata that the library adds."""
+"""Committed offsets as Kafka stores them, with the metadata that the library adds."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["stored_offset", "stored_offsets"]
 
 
 async def stored_offsets(brokers: str, group: str, topic: str, count: int) -> dict[int, OffsetAndMetadata]:
-    """The offsets of the first `count` partitions of the topic, by number; without those that have none."""
+    """Returns the committed offsets of the first `count` partitions, by number."""
     async with KafkaClient(brokers) as client:
         found = await GroupOffsets(client, group).fetch([TopicPartition(topic, number) for number in range(count)])
     return {partition.partition: offset for partition, offset in found.items()}
 
 
 async def stored_offset(brokers: str, group: str, partition: TopicPartition) -> OffsetAndMetadata:
-    """Raises KeyError if there is none."""
+    """Returns the committed offset. Raises KeyError if there is none."""
     async with KafkaClient(brokers) as client:
         return (await GroupOffsets(client, group).fetch([partition]))[partition]

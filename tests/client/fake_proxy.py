@@ -1,4 +1,4 @@
-"""An HTTP CONNECT and SOCKS 5 proxy with configurable refusals and logins."""
+"""A proxy in this process, for tests of connections through one."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ import socket
 import struct
 from typing import Any
 
-__all__ = ["FakeProxy"]
-
 
 class FakeProxy:
     """An HTTP CONNECT and SOCKS 5 proxy, with a login if `login` is given.
 
     `refusal` is its HTTP status, or its SOCKS code. If `silent`, it never responds. `bound` is the address of its own
-    socket.
+    socket as SOCKS reports it.
     """
 
     def __init__(self, login: tuple[str, str] | None = None) -> None:
@@ -34,6 +32,9 @@ class FakeProxy:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
         self._server.close()
         for task in self._tasks:
             task.cancel()

@@ -8,14 +8,14 @@ from typing import Any
 
 from token_endpoint import unsecured_token
 
-made: list[object] = []
+created: list[object] = []
 
 
 class Provider:
     """Short tokens for Kafka's unsecured validator. A test may replace `make`."""
 
     def __init__(self) -> None:
-        made.append(self)
+        created.append(self)
         self.calls = 0
         self.make: Any = unsecured_token
 

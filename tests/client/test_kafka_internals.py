@@ -16,8 +16,6 @@ from kafka.protocol.broker_version_data import BrokerVersionData
 
 from allocator.core.client.security import KEYS
 
-# -- SASL -------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("name", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", "OAUTHBEARER"])
 def test_sasl_mechanisms_have_the_methods_that_are_called(name: str) -> None:
@@ -27,11 +25,8 @@ def test_sasl_mechanisms_have_the_methods_that_are_called(name: str) -> None:
 
 
 def test_every_security_setting_of_kafka_python_is_offered() -> None:
-    theirs = {k for k in KafkaConnectionManager.DEFAULT_CONFIG if k.startswith(("sasl_", "ssl_", "security_"))}
-    assert theirs <= set(KEYS)
-
-
-# -- settings and versions --------------------------------------------------------------------------------------------
+    settings = {k for k in KafkaConnectionManager.DEFAULT_CONFIG if k.startswith(("sasl_", "ssl_", "security_"))}
+    assert settings <= set(KEYS)
 
 
 @pytest.mark.parametrize("version", [(0, 8, 0), (0, 8, 1), (0, 8, 2), (0, 9)])

@@ -11,18 +11,18 @@ from allocator.errors import BrokersUnavailable, Closed
 
 
 class Source:
-    """A fetch whose rounds a test releases one at a time."""
+    """Fetches metadata. A test releases one round at a time."""
 
     def __init__(self) -> None:
         self.rounds: list[frozenset[str]] = []
         self.gate = asyncio.Semaphore(0)
-        self.began = asyncio.Semaphore(0)
+        self.started = asyncio.Semaphore(0)
         self.fail: Exception | None = None
         self.settled = True
 
     async def __call__(self, topics: frozenset[str]) -> None:
         self.rounds.append(topics)
-        self.began.release()
+        self.started.release()
         await self.gate.acquire()
         if self.fail is not None:
             raise self.fail
@@ -38,7 +38,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_callers_at_the_same_time_share_one_round() -> None:
+async def test_concurrent_callers_share_one_round() -> None:
     source = Source()
     refresher = source.refresher()
     source.gate.release()
@@ -51,12 +51,12 @@ async def test_a_caller_during_a_round_waits_for_the_next() -> None:
     source = Source()
     refresher = source.refresher()
     first = asyncio.ensure_future(refresher.refresh(["a"]))
-    await source.began.acquire()
+    await source.started.acquire()
     second = asyncio.ensure_future(refresher.refresh(["b"]))
     await settle()
     source.gate.release()
     await first
-    await source.began.acquire()
+    await source.started.acquire()
     assert not second.done()
     source.gate.release()
     await second
@@ -83,7 +83,7 @@ async def test_a_cancelled_caller_leaves_the_round_to_the_others() -> None:
     refresher = source.refresher()
     first = asyncio.ensure_future(refresher.refresh(None))
     second = asyncio.ensure_future(refresher.refresh(None))
-    await source.began.acquire()
+    await source.started.acquire()
     first.cancel()
     source.gate.release()
     await second
@@ -96,12 +96,12 @@ async def test_old_or_incomplete_metadata_is_read_again() -> None:
     source.settled = False
     refresher = source.refresher()
     for _ in range(3):
-        await asyncio.wait_for(source.began.acquire(), 30)
+        await asyncio.wait_for(source.started.acquire(), 30)
         source.gate.release()
     await refresher.close()
     source = Source()
     refresher = source.refresher(max_age_s=0.01)
-    await asyncio.wait_for(source.began.acquire(), 30)
+    await asyncio.wait_for(source.started.acquire(), 30)
     await refresher.close()
 
 
@@ -109,7 +109,7 @@ async def test_close_ends_waiting_callers() -> None:
     source = Source()
     refresher = source.refresher()
     running = asyncio.ensure_future(refresher.refresh(None))
-    await source.began.acquire()
+    await source.started.acquire()
     queued = asyncio.ensure_future(refresher.refresh(None))
     await settle()
     await refresher.close()

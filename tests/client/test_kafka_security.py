@@ -1,4 +1,4 @@
-"""TLS and SASL settings: refused when wrong, never shown."""
+"""Wrong settings are named, and their secrets stay hidden."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_wrong_address_is_named(brokers: str) -> None:
         KafkaClient(brokers)
 
 
-def test_addresses_in_every_form() -> None:
+def test_addresses_are_parsed_in_every_form() -> None:
     found = [(b.host, b.port) for b in parse_addresses("a:1, b ,[::1]:2,10.0.0.1:3,PLAINTEXT://c:4")]
     assert found == [("a", 1), ("b", 9092), ("::1", 2), ("10.0.0.1", 3), ("c", 4)]
 
@@ -74,7 +74,7 @@ def test_a_number_out_of_range_is_named(name: str, value: object) -> None:
         ({"security_protocol": "SASL_SSL"}, False),
     ],
 )
-async def test_a_password_that_anyone_can_read_is_warned_of(
+async def test_an_unencrypted_password_is_warned_of(
     changes: dict[str, object], warned: bool, unused_port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = KafkaClient(f"127.0.0.1:{unused_port}", security={**SASL, **changes})

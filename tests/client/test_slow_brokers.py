@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 from confluent_kafka import Producer as RdKafkaProducer
 from joining import joined
-from slow_doors import SlowDoors, slow_doors
+from slow_listeners import SlowListeners, slow_listeners
 
 from allocator import Consumer
 from allocator.testing import LocalCluster, ProducedRecord
@@ -26,7 +26,7 @@ LONG_DELAYS = [(0.3, "both"), (1.0, "to_client"), (1.5, "both"), (3.0, "to_clien
 
 
 class Filled(NamedTuple):
-    doors: SlowDoors
+    listeners: SlowListeners
     topic: str
     kafka: str
 
@@ -38,9 +38,9 @@ class Filled(NamedTuple):
 @pytest.fixture(scope="module", params=["3.9.1", *(pytest.param(v, marks=pytest.mark.long) for v in OLDER)])
 def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
     """A topic with keys, timestamps, headers, a committed and two aborted transactions, if the version has them."""
-    with slow_doors(request.param, tmp_path_factory.mktemp("doors")) as doors:
-        it = Filled(doors, "filled", request.param)
-        doors.cluster.create_topic(it.topic, 2)
+    with slow_listeners(request.param, tmp_path_factory.mktemp("listeners")) as listeners:
+        it = Filled(listeners, "filled", request.param)
+        listeners.cluster.create_topic(it.topic, 2)
         produced = [
             ProducedRecord(
                 b"k%d" % n,
@@ -51,9 +51,9 @@ def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             )
             for n in range(100)
         ]
-        doors.cluster.produce(it.topic, produced)
+        listeners.cluster.produce(it.topic, produced)
         if it.version >= (0, 11):
-            transactions(doors.cluster, it.topic)
+            transactions(listeners.cluster, it.topic)
         yield it
 
 
@@ -72,8 +72,7 @@ def transactions(cluster: LocalCluster, topic: str) -> None:
             producer.abort_transaction(60)
 
 
-def old_ones(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Returns the warnings about old brokers."""
+def warnings_of_old_brokers(caplog: pytest.LogCaptureFixture) -> list[str]:
     texts = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     return [text for text in texts if " is Kafka 0." in text]
 
@@ -105,9 +104,9 @@ def consumer(topic: str, isolation: Any = "read_committed", **where: Any) -> Con
     )
 
 
-async def read_twice(it: Filled, door: str, again: Callable[[], Any]) -> list[Any]:
+async def read_twice(it: Filled, listener: str, again: Callable[[], Any]) -> list[Any]:
     """Reads over new connections, and over those that replace them after `again`."""
-    async with consumer(it.topic, **it.doors.settings(door)) as reader:
+    async with consumer(it.topic, **it.listeners.settings(listener)) as reader:
         first = await read(reader, it.topic)
         await again()
         return [first, await read(reader, it.topic)]
@@ -121,35 +120,35 @@ async def test_a_slow_broker_is_read_like_a_fast_one(
     filled: Filled, delay_s: float, direction: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Records, headers, timestamps and aborted ranges, over each listener, with new and with replaced connections."""
-    doors = filled.doors
-    doors.delay(0.0)
-    async with consumer(filled.topic, **doors.settings("plain")) as reader:
+    listeners = filled.listeners
+    listeners.delay(0.0)
+    async with consumer(filled.topic, **listeners.settings("plain")) as reader:
         expected = await read(reader, filled.topic)
     values = {row[4] for rows in expected.values() for row in rows}
     assert b"aborted" not in values
     if filled.version >= (0, 11):
         assert b"committed" in values
-        async with consumer(filled.topic, "read_uncommitted", **doors.settings("plain")) as reader:
+        async with consumer(filled.topic, "read_uncommitted", **listeners.settings("plain")) as reader:
             assert b"aborted" in {row[4] for rows in (await read(reader, filled.topic)).values() for row in rows}
         assert [row[5] for row in expected[0]][:1] == [[("n", b"0"), ("none", None)]]
     caplog.clear()
-    doors.delay(delay_s, direction)
-    waiting = len(doors.doors)
-    all_wait = asyncio.Event()
+    listeners.delay(delay_s, direction)
+    waiting = len(listeners.names)
+    reset = asyncio.Event()
 
     async def again() -> None:
-        """Replaces the connections when all have read."""
+        """Replaces the connections after all readers read once."""
         nonlocal waiting
         waiting -= 1
         if not waiting:
-            doors.reset()
-            all_wait.set()
-        await all_wait.wait()
+            listeners.reset()
+            reset.set()
+        await reset.wait()
 
-    reads = await asyncio.gather(*(read_twice(filled, door, again) for door in doors.doors))
-    for door, found in zip(doors.doors, reads):
-        assert found == [expected, expected], door
+    reads = await asyncio.gather(*(read_twice(filled, listener, again) for listener in listeners.names))
+    for listener, found in zip(listeners.names, reads):
+        assert found == [expected, expected], listener
     name = NAMES.get(filled.kafka)
-    assert {text.partition(" is Kafka ")[2].partition(":")[0] for text in old_ones(caplog)} == (
+    assert {text.partition(" is Kafka ")[2].partition(":")[0] for text in warnings_of_old_brokers(caplog)} == (
         {".".join(map(str, name))} if name else set()
     )

@@ -9,14 +9,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import AsyncIterator
 from subprocess import PIPE
 
 from allocator.core.membership.session import GRACE_S, Watchdog
 
 
 @contextlib.asynccontextmanager
-async def watched(limit_s: float, bitten: threading.Event):  # type: ignore[no-untyped-def]
-    task = asyncio.get_running_loop().create_task(Watchdog(limit_s, bitten.set).watch())
+async def watched(limit_s: float, fired: threading.Event) -> AsyncIterator[None]:
+    task = asyncio.get_running_loop().create_task(Watchdog(limit_s, fired.set).watch())
     await asyncio.sleep(0)
     try:
         yield
@@ -26,18 +27,18 @@ async def watched(limit_s: float, bitten: threading.Event):  # type: ignore[no-u
 
 
 async def test_a_blocked_loop_is_noticed_while_it_is_blocked() -> None:
-    bitten = threading.Event()
-    async with watched(0.2, bitten):
-        assert bitten.wait(30)
+    fired = threading.Event()
+    async with watched(0.2, fired):
+        assert fired.wait(30)
 
 
-async def test_a_loop_that_is_blocked_for_less_is_not() -> None:
-    bitten = threading.Event()
-    async with watched(3.0, bitten):
+async def test_a_loop_that_is_blocked_for_less_time_is_not_reported() -> None:
+    fired = threading.Event()
+    async with watched(3.0, fired):
         for _ in range(10):
             time.sleep(0.5)  # noqa: ASYNC251  the loop stands still
             await asyncio.sleep(0.01)
-    assert not bitten.is_set()
+    assert not fired.is_set()
 
 
 FROZEN = """
@@ -45,7 +46,7 @@ import asyncio, sys
 from allocator.core.membership.session import Watchdog
 
 async def main():
-    dog = asyncio.create_task(Watchdog(1.0, lambda: print("bitten", flush=True)).watch())
+    dog = asyncio.create_task(Watchdog(1.0, lambda: print("fired", flush=True)).watch())
     await asyncio.sleep(0)
     print("runs", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
@@ -70,9 +71,9 @@ def test_a_frozen_process_gets_time_to_wake() -> None:
     assert process.returncode == 0
 
 
-async def test_a_cancelled_watchdog_does_not_bite() -> None:
-    bitten = threading.Event()
-    async with watched(0.1, bitten):
+async def test_a_cancelled_watchdog_does_not_fire() -> None:
+    fired = threading.Event()
+    async with watched(0.1, fired):
         pass
-    assert not bitten.wait(0.1 + 2 * GRACE_S)
+    assert not fired.wait(0.1 + 2 * GRACE_S)
     assert "allocator-watchdog" not in [thread.name for thread in threading.enumerate()]

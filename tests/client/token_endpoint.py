@@ -12,8 +12,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote_plus
 
-__all__ = ["CLIENT_ID", "CLIENT_SECRET", "TokenEndpoint", "unsecured_token"]
-
 CLIENT_ID = "billing app"
 CLIENT_SECRET = "oauth:s3cret/+Qx9"  # has characters that RFC 6749 encodes
 
@@ -29,15 +27,15 @@ def unsecured_token(lifetime_s: float = 3600, subject: str = "alice") -> str:
 
 
 def granted(lifetime_s: float = 3600) -> tuple[int, dict[str, str], str]:
-    answer = {"access_token": unsecured_token(lifetime_s), "token_type": "Bearer", "expires_in": lifetime_s}
-    return 200, {"Content-Type": "application/json"}, json.dumps(answer)
+    fields = {"access_token": unsecured_token(lifetime_s), "token_type": "Bearer", "expires_in": lifetime_s}
+    return 200, {"Content-Type": "application/json"}, json.dumps(fields)
 
 
 class TokenEndpoint:
-    """Use it with `with`. `answer` returns the status, the headers and the body of the next response."""
+    """A context manager. `respond` returns the status, the headers and the body of the next response."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
-        self.answer: Callable[[], tuple[int, dict[str, str], str]] = granted
+        self.respond: Callable[[], tuple[int, dict[str, str], str]] = granted
         self.requests: list[tuple[str, str, dict[str, list[str]]]] = []
         """User, password and form of each request."""
         endpoint = self
@@ -51,7 +49,7 @@ class TokenEndpoint:
                 endpoint.requests.append((unquote_plus(user), unquote_plus(password), form))
                 right = endpoint.requests[-1][:2] == (CLIENT_ID, CLIENT_SECRET)
                 refused = 401, {"Content-Type": "application/json"}, '{"error": "invalid_client"}'
-                code, headers, body = endpoint.answer() if right else refused
+                code, headers, body = endpoint.respond() if right else refused
                 self.send_response(code)
                 for name, value in {**headers, "Content-Length": str(len(body.encode()))}.items():
                     self.send_header(name, value)

@@ -1,4 +1,4 @@
-"""Batches that the producer builds hold the records that were added, in every format."""
+"""Batches of the producer hold the appended records in order, in every format."""
 
 from __future__ import annotations
 
@@ -36,24 +36,15 @@ def test_every_format_and_codec_holds_the_records_in_order(magic: int, codec: st
     if codec == "zstd" and magic < 2:
         return  # there is none
     headers = [("h", b"x"), ("none", None)] if magic == 2 else []
-    builder = BatchBuilder(magic, CODECS[codec])
+    builder, expected = BatchBuilder(magic, CODECS[codec]), []
     for n in range(300):
         key, value = None if n % 5 == 0 else b"k%d" % n, None if n % 7 == 0 else b"v" * n
         builder.append(key, value, headers, 1_000 - n)
-    found = decoded(builder.stamped(7, 1, 0))
-    assert found == [
-        (
-            n,
-            1_000 - n if magic else -1,
-            None if n % 5 == 0 else b"k%d" % n,
-            None if n % 7 == 0 else b"v" * n,
-            headers,
-        )
-        for n in range(300)
-    ]
+        expected.append((n, 1_000 - n if magic else -1, key, value, headers))
+    assert decoded(builder.stamped(7, 1, 0)) == expected
 
 
-def test_lz4_of_the_oldest_format_has_the_checksum_that_its_brokers_want() -> None:
+def test_lz4_of_the_oldest_format_has_the_checksum_of_its_brokers() -> None:
     records = [ProducedRecord(b"k", b"v" * 1000, None, 0)]
     builder = BatchBuilder(0, CODECS["lz4"])
     builder.append(b"k", b"v" * 1000, (), 0)
@@ -61,11 +52,11 @@ def test_lz4_of_the_oldest_format_has_the_checksum_that_its_brokers_want() -> No
 
 
 @given(st.binary(max_size=40))
-def test_a_key_chooses_the_partition_that_java_and_kafka_python_choose(key: bytes) -> None:
+def test_a_key_chooses_the_same_partition_as_in_java_and_kafka_python(key: bytes) -> None:
     assert murmur2(key) == reference(key) & 0xFFFFFFFF
 
 
-def test_records_without_a_key_go_round_the_partitions_in_runs() -> None:
+def test_records_without_a_key_rotate_over_the_partitions_in_runs() -> None:
     partitioner = Partitioner()
     chosen = [partitioner.choose(None, 3) for _ in range(6 * RUN)]
     assert {chosen.count(n) for n in range(3)} == {2 * RUN}
@@ -74,7 +65,7 @@ def test_records_without_a_key_go_round_the_partitions_in_runs() -> None:
 
 @compiled
 @given(rows, some_headers, st.integers(1, 5), st.integers(0, 3), st.booleans(), st.integers(1, 300))
-def test_columns_become_the_bytes_that_single_records_become(
+def test_columns_are_encoded_like_single_records(
     pairs: list[tuple[Any, Any]], headers: list[Any], more: int, skipped: int, large: bool, target: int
 ) -> None:
     pa = pytest.importorskip("pyarrow")
@@ -97,7 +88,7 @@ def test_columns_become_the_bytes_that_single_records_become(
 
 @compiled
 @given(rows, st.integers(1, 7), st.booleans())
-def test_columns_are_split_as_single_records_are(pairs: list[tuple[Any, Any]], partitions: int, chosen: bool) -> None:
+def test_columns_are_split_like_single_records(pairs: list[tuple[Any, Any]], partitions: int, chosen: bool) -> None:
     pa = pytest.importorskip("pyarrow")
     columns = ColumnsToSend(
         pa.array([key for key, _ in pairs], pa.binary()), pa.array([v for _, v in pairs], pa.binary())

@@ -1,90 +1,177 @@
-"""Encoded batches for the new cluster have the content of the old ones, in all formats."""
+"""Encoded batches for the new cluster have the content of the old log, with each encoder and decoder."""
 
 from __future__ import annotations
 
+import gzip
 import struct
 from typing import Any
 
 import pytest
 from crc32c import crc32c
+from fetch_decoders import DECODERS, Row, make, name_of, needs_both_decoders, row_of
+from fetch_encode import TRANSACTIONAL, R, messages, sign
+from fetch_encode import batch as produced
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from record_sets import FUZZ_TIMES, HIGHEST, LOWEST, by_kafka_python, record_sets
 
 from allocator.core.fetch.batch import Batch
-from allocator.core.fetch.decode import scan
-from allocator.producer.encoding import TARGET_BYTES, encode
-from allocator.testing.batches import ProducedRecord
-from allocator.testing.batches import encode as produced
+from allocator.core.record import Record
+from allocator.errors import CorruptRecordError
+from allocator.producer import encoding
+from allocator.producer.encoding import CODECS, TARGET_BYTES, BatchTooLarge, Encoded, encode
 
-ROWS = [
-    ProducedRecord(None if n % 5 == 0 else b"k%d" % n, None if n % 7 == 0 else b"v" * (n % 300), None, 1_000 + n * 3)
-    for n in range(400)
-]
-WITH_HEADERS = [ProducedRecord(*row[:4], [("h", b"%d" % n), ("none", None)]) for n, row in enumerate(ROWS)]
+each_decoder = pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
+some_target = st.sampled_from([1, 50, 9000, 1 << 19])
 
 
-def batch(*sets: bytes, start: int = 0) -> Batch:
-    found = scan(b"".join(sets), topic="t", partition=0, start=start)
-    assert found.error is None
-    return Batch("t", 0, found, start=start)
-
-
-def at(offset: int, data: bytes) -> bytes:
-    """A batch of v2 that begins at this offset."""
-    return struct.pack(">q", offset) + data[8:]
-
-
-def rows(records: Batch) -> list[Any]:
-    return [(r.key, r.value, r.timestamp, r.headers) for r in records]
-
-
-def mirrored(source: Batch) -> tuple[Batch, dict[int, int]]:
-    """Returns the records on the new cluster, and old offset -> new offset by the runs."""
-    sent, where, target = [], {}, 0
-    for each in encode(source):
-        assert (each.attributes & 0x30) == 0
-        sent.append(at(target, each.stamped(77, 1, target)))
-        for number, (first, before) in enumerate(each.runs):
-            after = each.runs[number + 1][1] if number + 1 < len(each.runs) else each.records
-            where.update({first + n: target + before + n for n in range(after - before)})
+def sent(batches: list[Encoded]) -> bytes:
+    """Returns the batches as the new cluster stores them, from offset 0 on."""
+    out, target = [], 0
+    for each in batches:
+        out.append(struct.pack(">q", target) + each.stamped(7, 1, target)[8:])
         target += each.records
-    return batch(*sent), where
+    return b"".join(out)
 
 
-@pytest.mark.parametrize("codec", [None, "gzip", "snappy", "lz4", "zstd"])
+def contents(rows: list[Row]) -> list[Any]:
+    """Returns the fields of records that a mirror keeps."""
+    return [(time, key, value, headers) for _, time, _, key, value, headers in rows]
+
+
+def new_offsets(batches: list[Encoded]) -> dict[int, int]:
+    """Returns old offset -> new offset by the runs of the batches."""
+    found, before = {}, 0
+    for each in batches:
+        for (first, at), (_, end) in zip(each.runs, [*each.runs[1:], (0, each.records)]):
+            found.update({first + n: before + at + n for n in range(end - at)})
+        before += each.records
+    return found
+
+
+def mirrored(decoder: Any, data: bytes, start: int, target: int) -> tuple[list[Encoded], list[Row]]:
+    source = make(decoder, data, start)
+    return list(encode(source, target=target)), [row_of(record) for record in source]
+
+
+@each_decoder
+@settings(max_examples=150 * FUZZ_TIMES)
+@given(data=record_sets(), skipped=st.integers(0, 400), target=some_target)
+def test_all_readers_find_the_records_of_the_old_log(decoder: Any, data: bytes, skipped: int, target: int) -> None:
+    start = struct.unpack_from(">q", data)[0] + skipped
+    batches, rows = mirrored(decoder, data, start, target)
+    assert contents(by_kafka_python(sent(batches)) or []) == contents(rows)
+    for reader in DECODERS:
+        assert contents([row_of(record) for record in make(reader, sent(batches))]) == contents(rows)
+    assert new_offsets(batches) == {row[0]: n for n, row in enumerate(rows)}
+    assert all(each.records == len(make(decoder, each.stamped(7, 1, 0))) for each in batches)
+    assert [each.first for each in batches] == sorted({each.first for each in batches})
+    assert all(each.first < each.next for each in batches)
+    assert all(each.next <= following.first for each, following in zip(batches, batches[1:]))
+
+
+@settings(max_examples=150 * FUZZ_TIMES)
+@given(data=record_sets(), skipped=st.integers(0, 400), target=some_target)
+@needs_both_decoders
+def test_both_decoders_write_the_same_bytes(data: bytes, skipped: int, target: int) -> None:
+    start = struct.unpack_from(">q", data)[0] + skipped
+    one, other = (mirrored(decoder, data, start, target)[0] for decoder in DECODERS)
+    assert one == other
+
+
+@each_decoder
+@pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("magic", [0, 1, 2])
-def test_every_format_and_codec_comes_out_as_v2(magic: int, codec: str | None) -> None:
+def test_every_format_and_codec_is_written_as_v2_in_the_same_codec(decoder: Any, magic: int, codec: str) -> None:
     if codec == "zstd" and magic < 2:
         return  # there is none
-    given = WITH_HEADERS if magic == 2 else ROWS
-    source = batch(produced(given, magic, codec, 0))
-    after, where = mirrored(source)
-    assert rows(after) == rows(source)
-    assert len(rows(after)) == len(given)
-    assert {record.offset: n for n, record in enumerate(source)} == where
-    (only,) = after.encoded()
-    assert only[1] == {None: 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}[codec]
+    records = [R(n, b"v" * n, b"k%d" % n) for n in range(400)]
+    data = produced(records, 90, codec) if magic == 2 else messages(records, magic, 90, codec)
+    batches, rows = mirrored(decoder, data, 0, TARGET_BYTES)
+    after = make(decoder, sent(batches))
+    assert contents([row_of(record) for record in after]) == contents(rows)
+    assert [attributes for _, attributes, *_ in after.encoded()] == [CODECS[codec]]
 
 
-def test_a_batch_of_v2_goes_on_byte_for_byte_behind_its_header() -> None:
-    data = produced(WITH_HEADERS, 2, "gzip", 0)
-    (made,) = encode(batch(at(90, data)))
-    assert bytes(made.payload) == data[61:]
-    assert (made.first, made.next, made.runs) == (90, 490, ((90, 0),))
-    sent = made.stamped(5, 6, 7)
-    assert struct.unpack_from(">qhi", sent, 43) == (5, 6, 7)
-    assert rows(batch(sent)) == rows(batch(data))
+@each_decoder
+def test_a_batch_of_v2_keeps_its_bytes_after_the_header(decoder: Any) -> None:
+    data = produced([R(n, b"v") for n in range(400)], 90, "gzip", attributes=TRANSACTIONAL, producer=3)
+    (encoded,) = encode(make(decoder, data))
+    assert bytes(encoded.payload) == data[61:]
+    assert (encoded.first, encoded.next, encoded.runs) == (90, 490, ((90, 0),))
+    assert encoded.attributes & TRANSACTIONAL == 0
+    stamped = encoded.stamped(5, 6, 7)
+    assert struct.unpack_from(">qhi", stamped, 43) == (5, 6, 7)
+    assert struct.unpack_from(">I", stamped, 17)[0] == crc32c(stamped[21:])
 
 
-def test_a_transaction_leaves_its_flag_behind() -> None:
-    data = bytearray(produced(ROWS, 2, None, 0))
-    data[22] |= 0x10
-    struct.pack_into(">I", data, 17, crc32c(bytes(data[21:])))
-    source = batch(bytes(data))
-    after, _ = mirrored(source)
-    assert rows(after) == rows(source)
-
-
-def test_large_sets_are_cut_into_batches_of_bounded_size() -> None:
-    large = [ProducedRecord(None, bytes(TARGET_BYTES // 4), None, n) for n in range(10)]
-    sizes = [each.size for each in encode(batch(produced(large, 1, None, 0)))]
+def test_large_sets_are_split_into_batches_of_bounded_size() -> None:
+    large = [R(n, bytes(TARGET_BYTES // 4)) for n in range(10)]
+    sizes = [each.size for each in encode(make(DECODERS[-1], messages(large, 1)))]
     assert len(sizes) == 3
     assert max(sizes) < 2 * TARGET_BYTES
+
+
+@each_decoder
+def test_timestamps_too_far_apart_for_a_batch_split_it(decoder: Any) -> None:
+    times = [7, HIGHEST, -1, LOWEST, LOWEST + 5, 7]
+    data = messages([R(n, b"v", timestamp=time) for n, time in enumerate(times)], 1)
+    batches = list(encode(make(decoder, data)))
+    assert [each.records for each in batches] == [3, 2, 1]
+    assert [(each.base_time, each.max_time) for each in batches] == [(7, HIGHEST), (LOWEST, LOWEST + 5), (7, 7)]
+    assert [record.timestamp for record in make(decoder, sent(batches))] == times
+
+
+@each_decoder
+def test_empty_records_take_the_fewest_bytes(decoder: Any) -> None:
+    """Their indexes in the batch have one, two and three bytes."""
+    many = [R(n, None if n % 2 else b"", None, -1) for n in range(10_000)]
+    (encoded,) = encode(make(decoder, messages(many, 1, codec="gzip")))
+    assert len(gzip.decompress(encoded.payload)) == sum(7 + (n > 63) + (n > 8191) for n in range(10_000))
+    assert [record.value for record in make(decoder, encoded.stamped(1, 1, 1))] == [r.value for r in many]
+
+
+@each_decoder
+def test_records_before_a_corrupt_batch_are_written(decoder: Any) -> None:
+    good = [messages([R(0, b"a"), R(1, b"b")], 1, 10 * n, "gzip") for n in range(3)]
+    wrong = bytearray(produced([R(0, b"c"), R(2, b"d")], 100))
+    wrong[61] = 90  # a record longer than its batch
+    bad = sign(bytes(wrong))
+    records, found = encode(make(decoder, b"".join([*good, bad]))), []
+    with pytest.raises(CorruptRecordError, match="t:3 at offset 100"):
+        found.extend(iter(lambda: next(records), None))
+    assert [record.value for record in make(decoder, sent(found))] == [b"a", b"b"] * 3
+    assert found[-1].next == 22
+    source = make(decoder, bad)
+    for _ in range(2):
+        with pytest.raises(CorruptRecordError):
+            next(iter(encode(source)))
+
+
+@each_decoder
+def test_a_record_too_large_for_a_batch_is_refused_after_those_before_it(
+    decoder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoding, "MOST_BYTES", 1000)
+    source = make(decoder, messages([R(0, b"a"), R(4, b"b"), R(5, bytes(931)), R(6, b"c")], 1, 20))
+    records, found = encode(source, target=1), []
+    with pytest.raises(BatchTooLarge, match=r"t:3: the record at old offset 25 .* of 1001 bytes.* commit 26 ") as error:
+        found.extend(iter(lambda: next(records), None))
+    assert not error.value.retriable
+    assert [each.next for each in found] == [21, 25]
+
+
+def test_records_without_a_batch_are_written() -> None:
+    rows = [Record("t", 0, n, 5, 0, b"k", None, [("h", b"v")]) for n in (3, 4)]
+    (encoded,) = encoding.written(iter(rows), 0)
+    assert (encoded.first, encoded.next, encoded.records) == (3, 5, 2)
+    (after, _) = make(DECODERS[-1], encoded.stamped(-1, -1, -1))
+    assert (after.key, after.value, after.headers) == (b"k", None, [("h", b"v")])
+
+
+@each_decoder
+def test_deserialized_values_are_written(decoder: Any) -> None:
+    found = decoder.scan(messages([R(0, b"a", b"k")], 1), topic="t", partition=3, start=0)
+    (encoded,) = encode(Batch("t", 3, found, value_deserializer=bytes.upper))
+    (record,) = make(decoder, encoded.stamped(-1, -1, -1))
+    assert (record.key, record.value) == (b"k", b"A")

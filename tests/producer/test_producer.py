@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from kafka.admin import KafkaAdminClient
 from kafka.protocol.producer import ProduceRequest
+from mirroring import contents
 
-from allocator import Consumer, Fixed
 from allocator.core.client.client import KafkaClient
 from allocator.errors import BrokerError, TopicNotFound
 from allocator.producer.encoding import CODECS
@@ -22,20 +22,12 @@ from allocator.types import TopicPartition
 TopicFactory = Callable[..., str]
 
 
-async def read(cluster: LocalCluster, topic: str, partition: int = 0) -> list[Any]:
-    """Returns the records of the partition, in order."""
-    at = TopicPartition(topic, partition)
-    found = []
-    async with Consumer(brokers=cluster.bootstrap, group=None, membership=Fixed([at])) as consumer:
-        end = (await consumer.end_offsets([at]))[at]
-        while await consumer.position(at) < end:
-            batch = await consumer.getbatch(1.0)
-            found += [] if batch is None else list(batch)
-    return found
+async def values(cluster: LocalCluster, topic: str) -> list[bytes]:
+    return [row[3] for row in (await contents(cluster, topic))[0]]
 
 
 @pytest.mark.parametrize("kafka", ["3.9.1", "0.10.2.2", "0.9.0.1", pytest.param("0.8.2.2", marks=pytest.mark.long)])
-async def test_records_come_to_their_partitions_in_order(
+async def test_records_are_stored_in_their_partitions_in_order(
     kafka: str, cluster_factory: Any, topic_factory: TopicFactory
 ) -> None:
     cluster = await asyncio.to_thread(cluster_factory, kafka=kafka)
@@ -50,15 +42,14 @@ async def test_records_come_to_their_partitions_in_order(
                         topic, b"k", b"%d" % n if n else None, headers=headers, partition=n % 2, timestamp=7
                     )
                 await producer.flush()
-    for partition in (0, 1):
-        records = await read(cluster, topic, partition)
-        own = [b"%d" % n if n else None for n in range(partition, 200, 2)]
-        assert [record.value for record in records] == own * len(codecs)
-        assert {record.timestamp for record in records} == {-1 if producer.magic == 0 else 7}
-        assert all(record.headers == headers for record in records)
+    for partition, rows in (await contents(cluster, topic)).items():
+        expected = [b"%d" % n if n else None for n in range(partition, 200, 2)]
+        assert [value for *_, value, _ in rows] == expected * len(codecs)
+        timestamp = -1 if producer.magic == 0 else 7
+        assert all(row[1:3] == (timestamp, b"k") and row[4] == headers for row in rows)
 
 
-async def test_a_record_is_acknowledged_once_and_in_order_though_its_broker_dies(
+async def test_records_are_stored_once_and_in_order_when_the_broker_dies(
     cluster_factory: Any, topic_factory: TopicFactory
 ) -> None:
     cluster = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
@@ -70,10 +61,10 @@ async def test_a_record_is_acknowledged_once_and_in_order_though_its_broker_dies
                 await asyncio.to_thread(cluster.brokers[0].kill)
                 await asyncio.to_thread(cluster.brokers[0].start)
         await producer.flush()
-    assert [record.value for record in await read(cluster, topic)] == [b"%d" % n for n in range(2000)]
+    assert await values(cluster, topic) == [b"%d" % n for n in range(2000)]
 
 
-async def test_a_refused_record_is_named_and_later_ones_go_on(
+async def test_a_refused_record_is_named_and_later_ones_are_stored(
     kafka_cluster: LocalCluster, topic_factory: TopicFactory
 ) -> None:
     topic = await asyncio.to_thread(topic_factory, 1, config={"max.message.bytes": "2000"})
@@ -90,10 +81,10 @@ async def test_a_refused_record_is_named_and_later_ones_go_on(
         await producer.flush()
         with pytest.raises(DeliveryFailed, match=f"{topic}:9 .* has 1 partitions"):
             await producer.append(topic, None, b"v", partition=9)
-    assert [record.value for record in await read(kafka_cluster, topic)] == [b"small"]
+    assert await values(kafka_cluster, topic) == [b"small"]
 
 
-async def test_a_record_without_a_response_may_be_written(cluster_factory: Any, topic_factory: TopicFactory) -> None:
+async def test_an_unacknowledged_record_may_be_written(cluster_factory: Any, topic_factory: TopicFactory) -> None:
     cluster = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, cluster)
     async with KafkaClient(cluster.bootstrap) as client:
@@ -116,10 +107,10 @@ async def test_a_record_without_a_response_may_be_written(cluster_factory: Any, 
 
 
 @pytest.mark.parametrize("kafka", ["1.1.1", pytest.param("3.9.1", marks=pytest.mark.long)])
-async def test_records_go_on_after_the_log_lost_what_the_broker_knew_of_the_producer(
+async def test_records_are_stored_after_retention_deleted_the_producers_state(
     kafka: str, cluster_factory: Any, topic_factory: TopicFactory
 ) -> None:
-    """When retention deletes the last record of a producer, brokers before 2.5 lose its state."""
+    """Brokers before 2.5 lose the state of a producer with its last record."""
     cluster = await asyncio.to_thread(cluster_factory, kafka=kafka)
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, cluster)
 
@@ -137,19 +128,19 @@ async def test_records_go_on_after_the_log_lost_what_the_broker_knew_of_the_prod
         for delivered in [await producer.append(topic, None, b"%d" % n) for n in range(3, 9)]:
             await delivered
         await (await producer.append(topic, None, b"9"))
-    assert [record.value for record in await read(cluster, topic)] == [b"%d" % n for n in range(3, 10)]
+    assert await values(cluster, topic) == [b"%d" % n for n in range(3, 10)]
 
 
 class Refusing(KafkaClient):
-    """Responds to the first Produce requests with an error code."""
+    """Refuses the first `refusals` Produce requests with an error code."""
 
     code = 0
     refusals = 0
-    asked = 0
+    refused = 0
 
     async def send(self, node_id: int, request: Any, timeout_s: float | None = None, **options: Any) -> Any:
-        if isinstance(request, ProduceRequest) and self.asked < self.refusals:
-            self.asked += 1
+        if isinstance(request, ProduceRequest) and self.refused < self.refusals:
+            self.refused += 1
             at = request.topic_data[0]
             part = SimpleNamespace(index=at.partition_data[0].index, error_code=self.code, base_offset=-1)
             return SimpleNamespace(responses=[SimpleNamespace(name=at.name, partition_responses=[part])])
@@ -174,7 +165,7 @@ class SecondUnacknowledged(Refusing):
         return response
 
 
-async def test_a_record_acknowledged_behind_a_failed_one_may_be_written(
+async def test_a_record_acknowledged_after_a_failed_one_may_be_written(
     kafka_cluster: LocalCluster, topic_factory: TopicFactory
 ) -> None:
     topic = await asyncio.to_thread(topic_factory, 1)
@@ -185,11 +176,11 @@ async def test_a_record_acknowledged_behind_a_failed_one_may_be_written(
             with pytest.raises(DeliveryFailed) as error:
                 await delivered
             assert error.value.maybe_written
-    assert [record.value for record in await read(kafka_cluster, topic)] == [b"0", b"1", b"2"]
+    assert await values(kafka_cluster, topic) == [b"0", b"1", b"2"]
 
 
 @pytest.mark.parametrize("refusals", [2, 1000])
-async def test_a_record_that_arrives_corrupt_is_sent_again_a_few_times(
+async def test_a_record_that_arrives_corrupt_is_retried_a_few_times(
     kafka_cluster: LocalCluster, topic_factory: TopicFactory, refusals: int
 ) -> None:
     topic = await asyncio.to_thread(topic_factory, 1)
@@ -202,9 +193,9 @@ async def test_a_record_that_arrives_corrupt_is_sent_again_a_few_times(
         else:
             with pytest.raises(DeliveryFailed, match=r"not written: .*CORRUPT"):
                 await delivered
-            # older brokers also give this code for a record that they never take, so the attempts are few
-            assert client.asked < 10
-    assert len(await read(kafka_cluster, topic)) == 1 + (refusals == 2)
+            # older brokers also return this code for a record that they never accept
+            assert client.refused < 10
+    assert len(await values(kafka_cluster, topic)) == 1 + (refusals == 2)
 
 
 async def fill(producer: Producer, topic: str) -> None:
@@ -236,7 +227,7 @@ async def test_memory_is_bounded_while_no_broker_responds(cluster_factory: Any, 
             await asyncio.to_thread(cluster.brokers[0].resume)
         await adding
         await producer.flush()
-    assert len(await read(cluster, topic)) == 201
+    assert len(await values(cluster, topic)) == 201
 
 
 async def test_a_topic_that_does_not_exist_is_named(cluster_factory: Any) -> None:

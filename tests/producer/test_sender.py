@@ -1,4 +1,4 @@
-"""Batches of one partition are stored in order and once, whatever brokers respond."""
+"""Batches of one partition are stored once and in order, whatever brokers respond."""
 
 from __future__ import annotations
 
@@ -33,34 +33,34 @@ async def values(cluster: LocalCluster, topic: str) -> list[bytes]:
 
 
 class FirstFails(KafkaClient):
-    """Loses the first request to produce, late."""
+    """The first Produce request fails, late."""
 
     failed = False
 
     async def send(self, node_id: int, request: Any, *args: Any, **options: Any) -> Any:
         if isinstance(request, ProduceRequest) and not self.failed:
             self.failed = True
-            for _ in range(1000):  # a sender that does not wait for it has sent more by then
+            for _ in range(1000):  # a sender that does not wait for the response sends more meanwhile
                 await asyncio.sleep(0)
             raise BrokerError("not the leader yet", code=6, retriable=True)
         return await super().send(node_id, request, *args, **options)
 
 
-async def test_nothing_is_sent_while_it_is_not_allowed(
+async def test_nothing_is_sent_while_may_send_is_false(
     kafka_cluster: LocalCluster, topic_factory: TopicFactory
 ) -> None:
     """A resumed process has batches to send that its successor has already sent."""
     partition = TopicPartition(await asyncio.to_thread(topic_factory, 1), 0)
-    allowed, asked, acked = False, 0, []
+    allowed, calls, acked = False, 0, []
 
     def may_send() -> bool:
-        nonlocal asked
-        asked += 1
+        nonlocal calls
+        calls += 1
         return allowed
 
     async with KafkaClient(kafka_cluster.bootstrap) as client, background() as tasks:
         await client.refresh([partition.topic])
-        sender = BatchSender(client, lambda *told: acked.append(told), may_send=may_send)
+        sender = BatchSender(client, lambda *acknowledged: acked.append(acknowledged), may_send=may_send)
         tasks.start(sender.run(tasks))
         await sender.add([partition])
         dropped, sent = sender.queues[partition], batch(b"v")
@@ -68,7 +68,7 @@ async def test_nothing_is_sent_while_it_is_not_allowed(
         await sender.add([partition])
         assert not sender.put(partition, dropped, sent)
         assert sender.put(partition, sender.queues[partition], sent)
-        await wait_until_async(lambda: asked > 5, 30, "it to ask")
+        await wait_until_async(lambda: calls > 5, 30, "calls of may_send")
         assert not acked
         assert await values(kafka_cluster, partition.topic) == []
         allowed = True
@@ -76,7 +76,7 @@ async def test_nothing_is_sent_while_it_is_not_allowed(
         assert acked == [(partition, sent, 0)]
 
 
-async def test_a_first_batch_that_fails_is_not_overtaken(
+async def test_later_batches_wait_for_a_first_batch_that_fails(
     kafka_cluster: LocalCluster, topic_factory: TopicFactory
 ) -> None:
     """The leader of a new topic may refuse one request and accept the next of a producer that is new to it."""
@@ -93,7 +93,7 @@ async def test_a_first_batch_that_fails_is_not_overtaken(
     assert await values(kafka_cluster, partition.topic) == [b"%d" % n for n in range(8)]
 
 
-async def test_other_batches_take_the_place_of_a_refused_one(
+async def test_a_refused_batch_can_be_replaced_by_others(
     kafka_cluster: LocalCluster, topic_factory: TopicFactory
 ) -> None:
     topic = await asyncio.to_thread(topic_factory, 1, config={"max.message.bytes": "2000"})
@@ -138,32 +138,27 @@ async def test_a_batch_is_split_without_pauses(kafka_cluster: LocalCluster, topi
     assert len(await values(kafka_cluster, partition.topic)) == 16
 
 
-async def test_unknown_leaders_are_found(kafka_cluster: LocalCluster, topic_factory: TopicFactory) -> None:
+async def test_an_unknown_leader_is_found_and_a_batch_without_one_expires(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
     partition = TopicPartition(await asyncio.to_thread(topic_factory, 1), 0)
+    missing = TopicPartition(partition.topic, 7)
     async with KafkaClient(kafka_cluster.bootstrap) as client:
         assert client.leader(partition) is None
         sender: BatchSender[BatchBuilder] = BatchSender(client)
         await sender.add([partition])
         sender.put(partition, sender.queues[partition], batch(b"v"))
         await within(sender.send_all(), 30)
-    assert await values(kafka_cluster, partition.topic) == [b"v"]
-
-
-async def test_a_batch_that_cannot_be_sent_expires(kafka_cluster: LocalCluster, topic_factory: TopicFactory) -> None:
-    nowhere = TopicPartition(await asyncio.to_thread(topic_factory, 1), 7)
-    async with KafkaClient(kafka_cluster.bootstrap) as client:
-        sender: BatchSender[BatchBuilder] = BatchSender(client)
-        await sender.add([nowhere])
+        await sender.add([missing])
         late = asyncio.get_running_loop().time() + 0.3
-        sender.put(nowhere, sender.queues[nowhere], batch(b"v"), expires_at=late)
+        sender.put(missing, sender.queues[missing], batch(b"v"), expires_at=late)
         with pytest.raises(BrokerError, match="not acknowledged in time") as error:
             await within(sender.send_all(), 30)
     assert error.value.retriable
+    assert await values(kafka_cluster, partition.topic) == [b"v"]
 
 
-async def test_a_leader_takes_requests_after_cancelled_ones(
-    kafka_cluster: LocalCluster, topic_factory: TopicFactory
-) -> None:
+async def test_a_batch_is_stored_after_cancelled_ones(kafka_cluster: LocalCluster, topic_factory: TopicFactory) -> None:
     """A request may be cancelled before its first step."""
     partition = TopicPartition(await asyncio.to_thread(topic_factory, 1), 0)
     async with KafkaClient(kafka_cluster.bootstrap) as client:

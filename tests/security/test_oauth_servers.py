@@ -115,7 +115,7 @@ async def test_sessions_that_end_lose_no_record_and_show_no_error(
     """Over ten re-authentications of the connections, and several tokens."""
     caplog.set_level(logging.DEBUG, "allocator.core.client.connection")
     topic = await asyncio.to_thread(topic_factory, 4, 1, None, secured.cluster)
-    endpoint.answer = lambda: granted(8)
+    endpoint.respond = lambda: granted(8)
     chosen = {}
     if membership == "zookeeper":  # the usual root has the ACLs of tests with credentials
         chosen = {"zookeeper": secured.cluster.zookeeper, "root": f"/{group}"}

@@ -14,23 +14,21 @@ from certificates import Certificates
 
 from allocator.testing import FaultProxy, LocalCluster
 
-__all__ = ["SlowDoors", "slow_doors"]
-
 KEYSTORE, USER, PASSWORD = "keystore-pw", "alice", "alice-pw"
-# name -> protocol of the delayed listeners; "PLAINTEXT" is not delayed
-DOORS = {"plain": "PLAINTEXT", "TLS": "SSL", "SASL": "SASL_SSL"}
+# name of a delayed listener -> its protocol
+PROTOCOLS = {"plain": "PLAINTEXT", "TLS": "SSL", "SASL": "SASL_SSL"}
 
 
 @dataclass
-class SlowDoors:
-    """`doors` of the cluster, each of which has a proxy. `cluster.bootstrap` bypasses them from 0.10.2 on."""
+class SlowListeners:
+    """A proxy before each listener of a cluster. From 0.10.2 on, `cluster.bootstrap` bypasses the proxies."""
 
     cluster: LocalCluster
     proxies: dict[str, FaultProxy]
     ca: Path
 
     @property
-    def doors(self) -> tuple[str, ...]:
+    def names(self) -> tuple[str, ...]:
         return tuple(self.proxies)
 
     def delay(self, seconds: float, direction: Any = "to_client") -> None:
@@ -43,31 +41,31 @@ class SlowDoors:
         for proxy in self.proxies.values():
             proxy.reset()
 
-    def settings(self, door: str) -> dict[str, Any]:
-        """Returns the arguments of a client for the listener `door`."""
-        security: dict[str, Any] = {"security_protocol": DOORS[door]}
-        if door != "plain":
+    def settings(self, listener: str) -> dict[str, Any]:
+        """Returns the arguments of a client for this listener."""
+        security: dict[str, Any] = {"security_protocol": PROTOCOLS[listener]}
+        if listener != "plain":
             security["ssl_cafile"] = str(self.ca)
-        if door == "SASL":
+        if listener == "SASL":
             security.update(sasl_mechanism="PLAIN", sasl_plain_username=USER, sasl_plain_password=PASSWORD)
-        return {"brokers": self.proxies[door].address, "security": security}
+        return {"brokers": self.proxies[listener].address, "security": security}
 
 
 @contextlib.contextmanager
-def slow_doors(kafka: str, directory: Path) -> Iterator[SlowDoors]:
+def slow_listeners(kafka: str, directory: Path) -> Iterator[SlowListeners]:
     """Starts a cluster of one broker, with the listeners that this version has."""
     number = tuple(map(int, kafka.split(".")))[:3]
-    doors = ["plain"]
+    listeners = ["plain"]
     if number >= (0, 9) and shutil.which("openssl") is not None:
-        doors.append("TLS")
+        listeners.append("TLS")
         if number >= (0, 10):
-            doors.append("SASL")
+            listeners.append("SASL")
     with contextlib.ExitStack() as stack:
-        proxies = {door: stack.enter_context(FaultProxy(0)) for door in doors}
-        made = Certificates(directory)
+        proxies = {listener: stack.enter_context(FaultProxy(0)) for listener in listeners}
+        certificates = Certificates(directory)
         cluster = LocalCluster(
             kafka,
-            broker_config=_settings(number, proxies, _keystore(made)),
+            broker_config=_settings(number, proxies, _keystore(certificates)),
             jvm_options=[f"-Djava.security.auth.login.config={_jaas(directory)}"],
         )
         stack.callback(cluster.stop)
@@ -76,21 +74,21 @@ def slow_doors(kafka: str, directory: Path) -> Iterator[SlowDoors]:
         ports = broker.more_ports if number >= (0, 10, 2) else (broker.port, *broker.more_ports)
         for proxy, port in zip(proxies.values(), ports):
             proxy.server_port = port
-        yield SlowDoors(cluster, proxies, made.ca)
+        yield SlowListeners(cluster, proxies, certificates.ca)
 
 
 def _settings(number: tuple[int, ...], proxies: dict[str, FaultProxy], keystore: Path) -> dict[str, object]:
     if number < (0, 9):
         return {"advertised.host.name": "127.0.0.1", "advertised.port": proxies["plain"].port}
     if number < (0, 10, 2):  # listeners have no names, so nothing bypasses the proxies
-        names, ports = {door: DOORS[door] for door in proxies}, iter(("port", "port2", "port3"))
+        names, ports = {listener: PROTOCOLS[listener] for listener in proxies}, iter(("port", "port2", "port3"))
         listeners, advertised = [], []
     else:
-        names, ports = {door: door.upper() for door in proxies}, iter(("port2", "port3", "port4"))
+        names, ports = {listener: listener.upper() for listener in proxies}, iter(("port2", "port3", "port4"))
         listeners, advertised = ["PLAINTEXT://127.0.0.1:{port}"], ["PLAINTEXT://127.0.0.1:{port}"]
-    for door, proxy in proxies.items():
-        listeners.append(f"{names[door]}://127.0.0.1:{{{next(ports)}}}")
-        advertised.append(f"{names[door]}://127.0.0.1:{proxy.port}")
+    for listener, proxy in proxies.items():
+        listeners.append(f"{names[listener]}://127.0.0.1:{{{next(ports)}}}")
+        advertised.append(f"{names[listener]}://127.0.0.1:{proxy.port}")
     settings: dict[str, object] = {
         "listeners": ",".join(listeners),
         "advertised.listeners": ",".join(advertised),
@@ -102,19 +100,19 @@ def _settings(number: tuple[int, ...], proxies: dict[str, FaultProxy], keystore:
     if number >= (0, 10):
         settings["sasl.enabled.mechanisms"] = "PLAIN"
     if number >= (0, 10, 2):
-        protocols = [f"{names[door]}:{DOORS[door]}" for door in proxies]
+        protocols = [f"{names[listener]}:{PROTOCOLS[listener]}" for listener in proxies]
         settings["listener.security.protocol.map"] = ",".join(
             ["PLAINTEXT:PLAINTEXT", "CONTROLLER:PLAINTEXT", *protocols]
         )
     return settings
 
 
-def _keystore(made: Certificates) -> Path:
+def _keystore(certificates: Certificates) -> Path:
     """PKCS12, which brokers of all versions read."""
-    made.make("server")
-    store = made.directory / "server.p12"
+    certificates.make("server")
+    store = certificates.directory / "server.p12"
     command = f"openssl pkcs12 -export -name server -inkey server.key -in server.crt -out {store} -passout"
-    subprocess.run([*command.split(), f"pass:{KEYSTORE}"], cwd=made.directory, check=True, capture_output=True)
+    subprocess.run([*command.split(), f"pass:{KEYSTORE}"], cwd=certificates.directory, check=True, capture_output=True)
     return store
 
 

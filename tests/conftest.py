@@ -82,9 +82,7 @@ hypothesis.settings.register_profile(
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run the tests marked `long`")
     parser.addoption("--versioned", action="store_true", help="only tests that count in docs/compatibility.md")
-    parser.addoption(
-        "--serverless", action="store_true", help="only tests without servers; one that starts any fails"
-    )
+    parser.addoption("--serverless", action="store_true", help="only tests without servers; one that starts any fails")
     parser.addoption("--uvloop", action="store_true", help="run coroutine tests on uvloop, which must be installed")
     parser.addoption("--jitter", metavar="SEED[:SECONDS]", help="delay responses at random (see tests/jitter.py)")
     parser.addoption("--stalls", metavar="SEED", help="stop processes for a while at random (see tests/stalls.py)")

@@ -278,6 +278,14 @@ def imported(wheel: Path, place: Path) -> str:
     return run(sys.executable, "-c", code, place, cwd=place, PYTHONPATH=str(place)).splitlines()[0]
 
 
+def pip_wheel(source: Path, directory: Path, **environment: str) -> tuple[Path, str]:
+    """Builds a wheel in `directory`. Returns it, and the output of pip."""
+    command = (sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", "--wheel-dir", directory, source)
+    output = run(*command, cwd=source.parent, **environment)
+    (wheel,) = directory.glob("*.whl")
+    return wheel, output
+
+
 @pytest.mark.long
 @can_build
 def test_a_compiled_and_a_pure_wheel_are_built_and_import(source: Path, tmp_path: Path) -> None:
@@ -289,33 +297,19 @@ def test_a_compiled_and_a_pure_wheel_are_built_and_import(source: Path, tmp_path
     names = zipfile.ZipFile(wheel).namelist()
     assert not [name for name in names if name.endswith((".c", ".h", ".pyx"))]
 
-    # from the archive of sources, as other machines would
+    # from the archive of sources, as on other machines
     (archive,) = (tmp_path / "both").glob("*.tar.gz")
-    run(
-        *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path / "pure", archive),
-        cwd=tmp_path,
-        ALLOCATOR_PURE_PYTHON="1",
-    )
-    (wheel,) = (tmp_path / "pure").glob("*.whl")
+    wheel, _ = pip_wheel(archive, tmp_path / "pure", ALLOCATOR_PURE_PYTHON="1")
     assert wheel.name.endswith("-py3-none-any.whl")
     assert imported(wheel, tmp_path / "plain") == "False [7, 8]"
-    run(
-        *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path / "again", archive),
-        cwd=tmp_path,
-        ALLOCATOR_REQUIRE_EXTENSION="1",
-    )
+    pip_wheel(archive, tmp_path / "again", ALLOCATOR_REQUIRE_EXTENSION="1")
 
 
 @pytest.mark.long
 def test_an_installation_without_a_compiler_succeeds_and_says_so(source: Path, tmp_path: Path) -> None:
-    output = run(
-        *(sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", "--wheel-dir", tmp_path / "wheel", source),
-        cwd=tmp_path,
-        CC="/nonexistent/cc",
-    )
+    wheel, output = pip_wheel(source, tmp_path / "wheel", CC="/nonexistent/cc")
     assert "allocator.core._records is left out" in output
     assert "70 times slower" in output
-    (wheel,) = (tmp_path / "wheel").glob("*.whl")
     assert wheel.name.endswith("-py3-none-any.whl"), "a wheel without compiled code is for any machine"
     assert imported(wheel, tmp_path / "plain") == "False [7, 8]"
 
@@ -328,13 +322,7 @@ def test_without_a_compiler_the_build_installs_one(source: Path, tmp_path: Path)
     tools.mkdir()
     for name in ("env", "sh", "uname"):
         (tools / name).symlink_to(shutil.which(name) or name)
-    run(
-        *(sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", "--wheel-dir", tmp_path / "wheel", source),
-        cwd=tmp_path,
-        PATH=str(tools),
-        ALLOCATOR_REQUIRE_EXTENSION="1",
-    )
-    (wheel,) = (tmp_path / "wheel").glob("*.whl")
+    wheel, _ = pip_wheel(source, tmp_path / "wheel", PATH=str(tools), ALLOCATOR_REQUIRE_EXTENSION="1")
     assert wheel.name.endswith(f"_{platform.machine()}.whl")
     assert imported(wheel, tmp_path / "compiled") == "True [7, 8]"
 
@@ -353,10 +341,7 @@ def test_the_sanitizers_find_nothing_in_the_tests_of_the_decoders(source: Path, 
     tree = tmp_path / "tree"
     shutil.copytree(source, tree)
     shutil.copytree(ROOT / "tests", tree / "tests", ignore=shutil.ignore_patterns("__pycache__"))
-    sanitized = {"ALLOCATOR_SANITIZE": "1", "ALLOCATOR_REQUIRE_EXTENSION": "1"}
-    pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path / "wheel")
-    run(*pip, source, cwd=tmp_path, **sanitized)
-    (wheel,) = (tmp_path / "wheel").glob("*.whl")
+    wheel, _ = pip_wheel(source, tmp_path / "wheel", ALLOCATOR_SANITIZE="1", ALLOCATOR_REQUIRE_EXTENSION="1")
     zipfile.ZipFile(wheel).extractall(tree)
     files = [f"tests/fetch/test_{name}.py" for name in ("codecs", "decode", "decode_fuzz", "batch", "arrow")]
     files.append("tests/producer/test_encode.py")

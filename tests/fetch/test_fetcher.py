@@ -380,28 +380,6 @@ async def test_memory_stays_within_the_budget_without_a_reader(version: int) -> 
         assert fetcher.buffered_bytes == 0
 
 
-async def test_records_of_paused_partitions_are_dropped_when_others_need_the_bytes(cluster: FakeCluster) -> None:
-    tps = [cluster.add(TopicPartition("a", n)) for n in range(4)]
-    for tp in tps:
-        for _ in range(50):
-            cluster.append(tp, 1, 5000)
-    state = start_at(tps[:3])
-    async with fetching(cluster, state, prefetch_bytes=100_000, max_partition_bytes=100_000) as fetcher:
-        await until(lambda: fetcher.buffered_bytes > 70_000, "the buffer filling up")
-        for tp in tps[:3]:
-            state.pause(tp)
-        state.assign_from_user(tps)
-        state.seek(tps[3], 0)
-        fetcher.wake()
-        seen = await collect(fetcher, state, 50)
-        assert offsets(seen[tps[3]]) == list(range(50))
-        for tp in tps[:3]:
-            state.resume(tp)
-        fetcher.wake()
-        seen = await collect(fetcher, state, 150)
-        assert all(offsets(seen[tp]) == list(range(50)) for tp in tps[:3])
-
-
 async def test_an_unexpected_error_in_the_fetcher_is_raised(cluster: FakeCluster) -> None:
     state = start_at([cluster.add(A0)])
 

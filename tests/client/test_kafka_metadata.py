@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from allocator.core.client.metadata import Broker, Metadata, PartitionMetadata
+from allocator.core.client.metadata import Metadata, PartitionMetadata
 
 ID = uuid.UUID(int=7)
 
@@ -30,16 +30,6 @@ def response(*topics: Any, version: int = 12, brokers: tuple[int, ...] = (1, 2),
         cluster_id="c",
         controller_id=controller,
     )
-
-
-def test_partitions_are_in_order_with_leader_and_replicas() -> None:
-    m = Metadata().updated(response(topic("t", part(1, 2, 5), part(0, 1, 4))), complete=False)
-    assert list(m.topics["t"].partitions.items()) == [
-        (0, PartitionMetadata(1, 4, (1, 2))),
-        (1, PartitionMetadata(2, 5, (1, 2))),
-    ]
-    assert m.brokers[2] == Broker(2, "b2", 9092, None)
-    assert (m.cluster_id, m.controller) == ("c", 1)
 
 
 @pytest.mark.parametrize(

@@ -85,15 +85,6 @@ def test_records_may_be_copied_pickled_and_compared(make: Make) -> None:
         first.offset = 3
 
 
-def test_offsets_reach_beyond_the_last_record(make: Make) -> None:
-    whole = make(SETS)
-    assert offsets(whole) == OFFSETS
-    assert len(whole) == len(OFFSETS)
-    assert (whole.base_offset, whole.next_offset) == (0, 14)
-    assert whole.nbytes == len(SETS)
-    assert "t:3 offsets 0 to 13" in repr(whole)
-
-
 @pytest.mark.parametrize("start", range(15))
 def test_from_offset_leaves_out_lower_offsets(make: Make, start: int) -> None:
     whole = make(SETS)

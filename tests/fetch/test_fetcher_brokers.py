@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from racked import racked_brokers
-from reading import Connected, collect, next_batch, offsets, parts, raises_each_time, start_at, take
+from reading import Connected, collect, offsets, parts, raises_each_time, start_at, take
 
 from allocator.errors import CorruptRecordError
 from allocator.testing import LocalCluster, wait_until
@@ -122,23 +122,6 @@ async def test_a_record_larger_than_the_fetch_size_comes(
     async with Connected(cluster, state, max_partition_bytes=10_000, prefetch_bytes=200_000) as fetcher:
         seen = await collect(fetcher, state, len(sizes))
     assert [len(r.value) for r in seen[TopicPartition(topic, 0)]] == sizes
-
-
-@pytest.mark.parametrize("version", [OLD, NEW])
-@pytest.mark.parametrize("reset", [None, 0])
-async def test_a_topic_that_appears_later_is_read(
-    cluster_factory: Any, unique_name: Callable[[], str], version: str, reset: int | None
-) -> None:
-    cluster = cluster_factory(kafka=version)
-    topic = unique_name()
-    state = start_at(parts(topic, 1), reset)
-    async with Connected(cluster, state) as fetcher:
-        reading = asyncio.ensure_future(take(fetcher, state, 30))
-        assert await next_batch(fetcher, 0.3) is None
-        await asyncio.to_thread(cluster.create_topic, topic)
-        await asyncio.to_thread(cluster.produce, topic, [b"x"])
-        assert offsets(await reading) == [0]
-    cluster.delete_topic(topic, timeout_s=0)
 
 
 @pytest.mark.servers

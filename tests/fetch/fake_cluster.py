@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Optional
 from fetch_encode import R, batch
 
 from allocator.core.client.fetch_messages import FetchedPartition, FetchRequest, FetchResponse
+from allocator.core.subscription import RecordsLost
 from allocator.core.telemetry.measures import Measures
 from allocator.errors import BrokerError
 from allocator.types import TopicPartition
@@ -78,6 +79,7 @@ class FakeCluster:
         self.replicas: dict[TopicPartition, int] = {}
         self.held: dict[int, asyncio.Event] = {}
         self.requests: list[Request] = []
+        self.losses: list[RecordsLost] = []
         self.refreshed: list[frozenset[str]] = []
         self.prepared: list[int] = []
         self.on_refresh: Callable[[], None] = lambda: None

@@ -22,8 +22,8 @@ PATIENCE_S = 20.0
 
 @contextlib.asynccontextmanager
 async def fetching(cluster: FakeCluster, state: SubscriptionState, **settings: Any) -> AsyncIterator[Fetcher]:
-    """Runs a fetcher with short timeouts on a cluster in memory."""
-    settings.setdefault("max_wait_s", 0.05)
+    """Runs a fetcher with short timeouts on a cluster in memory, and records its losses there."""
+    settings = {"max_wait_s": 0.05, "lost": cluster.losses.append, **settings}
     async with Fetcher(cluster, state, **settings) as fetcher:  # type: ignore[arg-type]
         yield fetcher
 

@@ -14,7 +14,7 @@ from reading import collect, fetching, next_batch, offsets, raises_each_time, st
 
 from allocator.core.client.errors import FETCH, Reaction, reaction_to
 from allocator.core.fetch import Fetcher
-from allocator.core.subscription import RecordsLost, SubscriptionState
+from allocator.core.subscription import SubscriptionState
 from allocator.errors import (
     AllocatorError,
     BrokerError,
@@ -239,8 +239,7 @@ async def test_a_dead_broker_costs_a_refresh_a_pause_and_one_line_in_the_log(
 async def test_out_of_range_resets_after_what_was_read(cluster: FakeCluster, reset: Any, lands: int) -> None:
     state = start_at([cluster.add(A0)], 0, reset)
     cluster.append(A0, 10)
-    losses: list[RecordsLost] = []
-    async with fetching(cluster, state, lost=losses.append) as fetcher:
+    async with fetching(cluster, state) as fetcher:
         held = await next_batch(fetcher, 30)
         assert held is not None
         cluster.logs[A0] = []
@@ -254,7 +253,7 @@ async def test_out_of_range_resets_after_what_was_read(cluster: FakeCluster, res
         assert state.all_consumed_offsets()[A0].offset == lands
         cluster.append(A0)
         assert (await take(fetcher, state)).base_offset == lands
-    (loss,) = losses
+    (loss,) = cluster.losses
     assert (loss.first, loss.last, loss.count, loss.resumed_at) == (10, lands - 1, lands - 10, lands)
     assert f"a:0 at offset 10: the log does not have it; offsets 10 to {lands - 1} are skipped" in str(loss)
 
@@ -262,10 +261,9 @@ async def test_out_of_range_resets_after_what_was_read(cluster: FakeCluster, res
 async def test_a_position_beyond_the_end_is_reported_when_it_is_replaced(cluster: FakeCluster) -> None:
     state = start_at([cluster.add(A0)], 77)
     cluster.append(A0, 10)
-    losses: list[RecordsLost] = []
-    async with fetching(cluster, state, lost=losses.append) as fetcher:
+    async with fetching(cluster, state) as fetcher:
         assert offsets(await take(fetcher, state)) == list(range(10))
-    (loss,) = losses
+    (loss,) = cluster.losses
     assert (loss.position, loss.resumed_at, loss.first, loss.last, loss.count) == (77, 0, None, None, 0)
 
 

@@ -12,7 +12,7 @@ from fetch_encode import control
 from reading import collect, fetching, next_batch, offsets, raises_each_time, start_at, take, take_past, until
 
 from allocator.core.fetch import Fetcher
-from allocator.core.subscription import RecordsLost, SubscriptionState
+from allocator.core.subscription import SubscriptionState
 from allocator.core.subscription.loss import Listed, stamped
 from allocator.errors import BrokerError, LogTruncated, TopicRecreated
 from allocator.types import OffsetAndMetadata, TopicPartition
@@ -96,7 +96,6 @@ async def test_a_topic_created_again_is_read_under_its_new_id(code: int) -> None
     cluster.ids["a"] = uuid.UUID(int=1)
     state = start_at([cluster.add(A0)])
     cluster.append(A0, 5)
-    losses: list[RecordsLost] = []
 
     def recreate() -> None:
         if cluster.ids["a"].int == 1:
@@ -106,7 +105,7 @@ async def test_a_topic_created_again_is_read_under_its_new_id(code: int) -> None
         cluster.changed()
 
     cluster.on_refresh = recreate
-    async with fetching(cluster, state, lost=losses.append) as fetcher:
+    async with fetching(cluster, state) as fetcher:
         assert offsets(await take(fetcher, state)) == list(range(5))
         cluster.errors[A0] = [code]
         assert offsets(await take(fetcher, state)) == list(range(8))
@@ -116,7 +115,7 @@ async def test_a_topic_created_again_is_read_under_its_new_id(code: int) -> None
         cluster.append(A0, 2)
         assert offsets(await take(fetcher, state)) == [8, 9]
     assert cluster.refreshed
-    (loss,) = losses
+    (loss,) = cluster.losses
     assert (loss.partition, loss.position, loss.resumed_at, loss.count, loss.recreated) == (A0, 5, 0, 0, True)
     assert "deleted and created again" in str(loss)
 
@@ -126,15 +125,15 @@ async def test_records_that_latest_skips_of_a_topic_created_again_are_reported()
     cluster.ids["a"] = uuid.UUID(int=1)
     state = start_at([cluster.add(A0)], 0, "latest")
     cluster.append(A0, 5)
-    losses: list[RecordsLost] = []
-    async with fetching(cluster, state, lost=losses.append) as fetcher:
+    async with fetching(cluster, state) as fetcher:
         await take(fetcher, state)
         cluster.logs[A0] = []
         cluster.append(A0, 8)
         cluster.ids["a"] = uuid.UUID(int=2)
         cluster.changed()
-        await until(lambda: losses, "the loss")
-        assert (losses[0].first, losses[0].last, losses[0].resumed_at, losses[0].count) == (0, 7, 8, 8)
+        await until(lambda: cluster.losses, "the loss")
+        (loss,) = cluster.losses
+        assert (loss.first, loss.last, loss.resumed_at, loss.count) == (0, 7, 8, 8)
         cluster.append(A0, 1)
         assert offsets(await take(fetcher, state)) == [8]
 
@@ -175,8 +174,7 @@ async def test_below_2_8_a_lower_leader_epoch_reveals_a_topic_created_again(
     cluster: FakeCluster, noticed_by: str
 ) -> None:
     state = at_epoch(cluster, A0)
-    losses: list[RecordsLost] = []
-    async with fetching(cluster, state, lost=losses.append) as fetcher:
+    async with fetching(cluster, state) as fetcher:
         await read_to(fetcher, state, 20)
         cluster.logs[A0], cluster.epochs[A0] = [], [(0, 0)]
         if noticed_by == "metadata":
@@ -184,7 +182,7 @@ async def test_below_2_8_a_lower_leader_epoch_reveals_a_topic_created_again(
             await until(lambda: cluster.epoch_requests, "an epoch request")
         cluster.append(A0, 30)  # without new metadata, a waiting fetch returns the last ten of them
         assert await read_to(fetcher, state, 30) == list(range(30))
-    (loss,) = losses
+    (loss,) = cluster.losses
     assert (loss.position, loss.resumed_at) == (20, 0)
     assert loss.recreated or noticed_by == "metadata"
 
@@ -297,8 +295,7 @@ async def test_a_truncated_log_is_read_again_from_its_end(cluster: FakeCluster, 
     """With markers, the position follows control records that were not delivered, as in an idle transactional topic."""
     state = at_epoch(cluster, A0)
     cluster.epoch_errors[A0] = list(errors)
-    losses: list[RecordsLost] = []
-    async with fetching(cluster, state, lost=losses.append, isolation_level="read_committed") as fetcher:
+    async with fetching(cluster, state, isolation_level="read_committed") as fetcher:
         await read_to(fetcher, state, 20)
         for n in range(markers):
             cluster.append_raw(A0, control(20 + n, 7, abort=False, epoch=2), 1)
@@ -308,7 +305,7 @@ async def test_a_truncated_log_is_read_again_from_its_end(cluster: FakeCluster, 
         cluster.append(A0, 30)
         cluster.changed()
         assert await read_to(fetcher, state, 40) == list(range(10, 40)), "not from 20, as if nothing were missing"
-    (loss,) = losses
+    (loss,) = cluster.losses
     assert (loss.partition, loss.position, loss.resumed_at, loss.count) == (A0, 20 + markers, 10, 0)
     # the last request is about the cut itself, where the logs might differ still further back
     assert cluster.epoch_requests == [(A0, 2)] * (1 + len(errors)) + [(A0, 1)]
@@ -338,8 +335,7 @@ async def test_a_truncation_is_noticed_before_the_first_record(cluster: FakeClus
     if reset == "earliest":
         cluster.hold(0)
     state = start_at([A0], None, reset)
-    losses: list[RecordsLost] = []
-    async with fetching(cluster, state, lost=losses.append) as fetcher:
+    async with fetching(cluster, state) as fetcher:
         await until(lambda: state.position(A0) is not None and cluster.requests, "a fetch from there")
         assert state.position(A0).offset == begin
         assert not cluster.epoch_requests, "the leader has just found the position"
@@ -349,7 +345,7 @@ async def test_a_truncation_is_noticed_before_the_first_record(cluster: FakeClus
         cluster.append(A0, 30)
         cluster.changed()
         assert await read_to(fetcher, state, 40) == list(range(10, 40)), "no new record is skipped"
-    (loss,) = losses
+    (loss,) = cluster.losses
     assert (loss.position, loss.resumed_at) == (begin, 10)
 
 

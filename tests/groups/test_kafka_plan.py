@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,7 +31,7 @@ def tp(*numbers: int, topic: str = "t") -> Partitions:
 
 
 Me = tuple[Subscription, StickyUserData, dict[str, Any]]
-"""What a member knows of itself, as `offers` takes it."""
+"""The arguments of `offers` about one member."""
 
 
 def me(
@@ -61,12 +60,12 @@ def decide(
     return decide_on(assignor, joined, GroupView(joined.members, exist, joined.owned), before or {})
 
 
-def given_of(decision_given: Mapping[str, bytes]) -> dict[str, Partitions]:
-    return {name: MemberAssignment.decode(data).partitions for name, data in decision_given.items()}
+def assigned(decision: Decision) -> dict[str, Partitions]:
+    return {name: MemberAssignment.decode(data).partitions for name, data in decision.assignments.items()}
 
 
 class Seen:
-    """An allocator function of the user's that notes its view and gives everything to the first member."""
+    """A user's allocator function that records its view and assigns everything to the first member."""
 
     name = "seen"
 
@@ -79,17 +78,17 @@ class Seen:
         return {view.members[0].id: frozenset(TopicPartition(t, n) for t in topics for n in range(view.partitions[t]))}
 
 
-# -- what a member says -----------------------------------------------------------------------------------------------
+# -- the metadata of a member ----------------------------------------------------------------------------------------
 
 
-def test_under_the_names_of_other_clients_a_member_says_what_they_say() -> None:
+def test_under_the_names_of_other_clients_a_member_sends_their_metadata() -> None:
     mine = me("t u", before=tp(1), before_generation=4)
-    said = {name: Subscription.decode(data) for name, data in offers(["range", "roundrobin", "sticky"], *mine)}
-    assert said["range"] == said["roundrobin"] == Subscription(("t", "u"), version=0)
-    assert said["sticky"].user_data == StickyUserData(tp(1), 4).encode()
+    sent = {name: Subscription.decode(data) for name, data in offers(["range", "roundrobin", "sticky"], *mine)}
+    assert sent["range"] == sent["roundrobin"] == Subscription(("t", "u"), version=0)
+    assert sent["sticky"].user_data == StickyUserData(tp(1), 4).encode()
 
 
-def test_a_cooperative_member_says_what_it_holds_and_since_when() -> None:
+def test_a_cooperative_member_sends_its_partitions_and_generation() -> None:
     mine = me("t", held=tp(1, 2), generation=3, rack="r")
     ((_, data),) = offers(["cooperative-sticky"], *mine)
     assert Subscription.decode(data) == Subscription(("t",), b"\0\0\0\3", tp(1, 2), 3, "r")
@@ -107,16 +106,10 @@ def test_a_member_without_a_former_assignment_has_no_user_data(name: str, rack: 
     assert MemberAssignment.decode(decision.assignments["a"]).user_data is None
 
 
-def test_under_a_name_of_ours_a_member_says_who_it_is() -> None:
-    mine = me("t", name="n", host="h", weight=2.0)
-    ((_, data),) = offers(["naive"], *mine)
-    assert json.loads(Subscription.decode(data).user_data or b"") == {"name": "n", "host": "h", "weight": 2.0}
+# -- the view of the leader ------------------------------------------------------------------------------------------
 
 
-# -- what the leader sees ---------------------------------------------------------------------------------------------
-
-
-def test_the_view_has_members_in_one_order_topics_that_exist_and_who_holds_what() -> None:
+def test_the_view_has_members_in_one_order_existing_topics_and_owners() -> None:
     seen = Seen()
     decide(
         seen,
@@ -154,50 +147,39 @@ def test_the_generation_of_a_claim_may_stand_in_the_user_data() -> None:
     assert joined.owned == {"old": tp(0), "new": tp(1, 2)}
 
 
-def test_stickiness_of_members_that_gave_everything_up_comes_from_their_user_data() -> None:
-    members = [
-        member("a", "sticky", me("t", before=tp(0, 3), before_generation=2)),
-        member("b", "sticky", me("t", before=tp(1, 2), before_generation=2)),
-        JoinedMember("c", None, Subscription(("t",), b"rubbish", version=0).encode()),
-    ]
-    mine = given_of(decide(resolve("sticky"), members).assignments)
-    assert frozenset().union(*mine.values()) == tp(0, 1, 2, 3)
-    assert len(mine["c"]) == 1
-    assert mine["a"] <= tp(0, 3)
-    assert mine["b"] <= tp(1, 2)
-
-
 def eager(name: str, parts: Partitions, generation: int) -> JoinedMember:
     return member(name, "sticky", me("t u", before=parts, before_generation=generation))
 
 
-def test_what_moves_goes_back_to_the_member_that_had_it_before() -> None:
+def test_partitions_that_move_return_to_their_former_owner() -> None:
     """b was alone for one generation; then a and c return."""
     both = tp(0, 1, 2, 3) | tp(0, 1, topic="u")
     members = [eager("a", tp(0, 3), 1), eager("b", both, 2), eager("c", tp(2) | tp(1, topic="u"), 1)]
     joined = GroupMembers("sticky", members)
     view = GroupView(joined.members, {"t": 4, "u": 2}, joined.owned)
-    mine = given_of(decide_on(resolve("sticky"), joined, view, {}).assignments)
+    mine = assigned(decide_on(resolve("sticky"), joined, view, {}))
     assert mine == {"a": tp(0, 3), "b": tp(1) | tp(0, topic="u"), "c": tp(2) | tp(1, topic="u")}
 
 
-@pytest.mark.parametrize("user_data", [b"", b"rubbish", b"[]", b'{"weight": -1}', b'{"weight": "x", "name": 1}', None])
-def test_what_a_member_says_of_itself_may_be_rubbish(user_data: bytes | None) -> None:
+@pytest.mark.parametrize("user_data", [b"", b"garbage", b"[]", b'{"weight": -1}', b'{"weight": "x", "name": 1}', None])
+def test_invalid_user_data_of_a_member_is_ignored(user_data: bytes | None) -> None:
     seen = Seen()
     decide(seen, [JoinedMember("a", None, Subscription(("t",), user_data).encode())])
     assert seen.views[0].members[0].weight == 1.0
+    sticky = decide(resolve("sticky"), [JoinedMember("a", None, Subscription(("t",), user_data, version=0).encode())])
+    assert assigned(sticky) == {"a": tp(0, 1, 2, 3)}
 
 
-def test_a_member_that_cannot_be_read_gets_nothing_and_the_others_all() -> None:
+def test_a_member_with_invalid_metadata_gets_no_partitions() -> None:
     members = [JoinedMember("bad", None, b"\xff"), member("a", "range", me("t"))]
-    assert given_of(decide(resolve("range"), members).assignments) == {"bad": frozenset(), "a": tp(0, 1, 2, 3)}
+    assert assigned(decide(resolve("range"), members)) == {"bad": frozenset(), "a": tp(0, 1, 2, 3)}
     assert GroupMembers("range", members).topics == {"t"}
 
 
-# -- what the leader decides ------------------------------------------------------------------------------------------
+# -- the decision of the leader --------------------------------------------------------------------------------------
 
 
-def test_what_moves_between_cooperative_members_is_left_out_of_the_first_round() -> None:
+def test_partitions_that_move_between_cooperative_members_wait_for_the_second_round() -> None:
     held = tp(0, 1, 2, 3)
     old = me("t", held=held, generation=1)
     new = me("t")
@@ -205,7 +187,7 @@ def test_what_moves_between_cooperative_members_is_left_out_of_the_first_round()
         resolve("cooperative-sticky"),
         [member("a", "cooperative-sticky", old), member("b", "cooperative-sticky", new)],
     )
-    mine = given_of(first.assignments)
+    mine = assigned(first)
     assert len(mine["a"]) == 2
     assert mine["b"] == frozenset()
     second = decide(
@@ -215,24 +197,24 @@ def test_what_moves_between_cooperative_members_is_left_out_of_the_first_round()
             member("b", "cooperative-sticky", me("t")),
         ],
     )
-    assert given_of(second.assignments) == {"a": mine["a"], "b": held - mine["a"]}
+    assert assigned(second) == {"a": mine["a"], "b": held - mine["a"]}
 
 
 def broken(view: GroupView) -> dict[str, Partitions]:
     raise ValueError("no")
 
 
-def test_when_the_function_fails_members_keep_what_they_hold() -> None:
+def test_when_the_function_fails_members_keep_their_partitions() -> None:
     members = [
         member("a", "broken", me("t", held=tp(0, 1), generation=1)),
         member("b", "broken", me("t")),
     ]
     decision = decide(resolve(broken), members)
     assert isinstance(decision.problem, AssignorError)
-    assert given_of(decision.assignments) == {"a": tp(0, 1), "b": frozenset()}
-    gave_up = [member(name, "broken", me("t")) for name in "ab"]
-    decision = decide(resolve(broken), gave_up, {"a": tp(0), "gone": tp(1)})
-    assert given_of(decision.assignments) == {"a": tp(0), "b": frozenset()}
+    assert assigned(decision) == {"a": tp(0, 1), "b": frozenset()}
+    eager_members = [member(name, "broken", me("t")) for name in "ab"]
+    decision = decide(resolve(broken), eager_members, {"a": tp(0), "gone": tp(1)})
+    assert assigned(decision) == {"a": tp(0), "b": frozenset()}
 
 
 claims = st.lists(
@@ -243,12 +225,12 @@ claims = st.lists(
 
 
 @given(claims, st.sampled_from(["cooperative-sticky", "naive"]))
-def test_nobody_is_given_what_another_claims_and_rounds_of_honest_members_end(
+def test_no_member_gets_a_partition_that_another_claims_and_the_rounds_end(
     claimed: list[tuple[Partitions, int]], assignor: str
 ) -> None:
     members = {f"m{n}": me("t", held=held, generation=g) for n, (held, g) in enumerate(claimed)}
     for generation in range(5, 9):
-        mine = given_of(decide(resolve(assignor), [member(m, assignor, own) for m, own in members.items()]).assignments)
+        mine = assigned(decide(resolve(assignor), [member(m, assignor, own) for m, own in members.items()]))
         for name, parts in mine.items():
             others = frozenset().union(*(own[0].owned for other, own in members.items() if other != name))
             assert not parts & others

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from members import plain_view
 
 from allocator.core.commands.orders import KINDS
@@ -39,23 +40,11 @@ def group() -> GroupState:
     return GroupState("g", members, {}, AssignmentDocument(1, 1, A, "sticky", halves, seats=seats))
 
 
-async def test_the_partitions_of_a_member_that_leaves_for_good_are_not_reserved() -> None:
-    plan = await plan_of(Scenario.of(group(), COUNTS).removing("two"), plain_view)
-    assert {move.target for move in plan.moves} == {A}
-    assert len(plan.moves) == 3
-    assert plan.failed_s is None
-
-
-async def test_the_partitions_of_a_failed_member_stand_still_for_its_session_and_grace() -> None:
-    plan = await plan_of(Scenario.of(group(), COUNTS).removing("two", failed=True), plain_view)
-    assert len(plan.moves) == 3
-    assert plan.failed_s == 70.0
-
-
-async def test_a_planned_member_has_an_instance_of_its_own() -> None:
-    plan = await plan_of(Scenario.of(group(), COUNTS).adding("three"), plain_view)
-    (joined,) = (each for each in plan.members if each.change == "joins")
-    assert joined.partitions == (0, 2)
+@pytest.mark.parametrize("failed", [False, True])
+async def test_only_the_partitions_of_a_failed_member_stand_still_for_its_session_and_grace(failed: bool) -> None:
+    plan = await plan_of(Scenario.of(group(), COUNTS).removing("two", failed=failed), plain_view)
+    assert [move.target for move in plan.moves] == [A] * 3
+    assert plan.failed_s == (70.0 if failed else None)
 
 
 async def test_the_partitions_of_a_member_that_restarts_stay_reserved() -> None:

@@ -1,4 +1,4 @@
-"""An ensemble that lost its data, or got old data back: clients must give up sessions that it does not know."""
+"""After an ensemble lost its data or came back with old data, clients give up the sessions that it does not know."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import asyncio
 import contextlib
 import shutil
 import struct
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from joining import joined
-from members import OneGroup, TestMember
+from layout_bench import LAYOUTS, Bench
+from members import OneGroup
 from zookeeper_proxy import proxied
 
-from allocator import Consumer
 from allocator.core.zookeeper.client import SessionState, ZooKeeperClient
 from allocator.testing import LocalCluster, wait_until_async
 
@@ -51,24 +51,24 @@ async def restart(cluster: LocalCluster) -> None:
     await asyncio.to_thread(cluster.zookeepers[0].start)
 
 
-def group_on(cluster: LocalCluster, group: str) -> OneGroup:
-    return OneGroup(cluster.zookeeper, group, {"t": 12}, session_timeout_s=TIMEOUT_S)
-
-
-async def all_lost(members: list[TestMember]) -> None:
+async def all_lost(members: list[Any]) -> None:
     await wait_until_async(
         lambda: all(each.owner.lost_partitions for each in members), 40, "each member to give its session up"
     )
 
 
-async def test_members_of_an_ensemble_that_comes_back_empty_join_again(ensemble: LocalCluster, group: str) -> None:
-    one = group_on(ensemble, group)
-    async with one.members("a", "b", "c") as members:
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+async def test_members_of_an_ensemble_that_comes_back_empty_join_again(
+    layout: str, ensemble: LocalCluster, group: str
+) -> None:
+    bench = Bench(layout, ensemble.zookeeper, group, TIMEOUT_S, t=12)
+    async with bench.members("a", "b", "c") as members:
+        await bench.settled(*members)
         sessions = [each.zk.session_id for each in members]
         await asyncio.to_thread(wipe, ensemble)
         await restart(ensemble)
         await all_lost(members)
-        await one.settle(*members, timeout_s=40)
+        await bench.settled(*members, timeout_s=40)
         assert not set(sessions) & {each.zk.session_id for each in members}
 
 
@@ -77,7 +77,7 @@ async def test_members_of_an_ensemble_with_an_old_copy_of_its_data_join_again(
 ) -> None:
     """The old copy knows the sessions but has lost their lease renewals, which each member notices."""
     data = ensemble.zookeepers[0].directory / "data"
-    one = group_on(ensemble, group)
+    one = OneGroup(ensemble.zookeeper, group, {"t": 12}, session_timeout_s=TIMEOUT_S)
     async with one.members("a", "b") as members:
         await asyncio.to_thread(ensemble.zookeepers[0].kill)
         shutil.copytree(data, tmp_path / "copy")
@@ -133,27 +133,28 @@ async def test_a_server_that_lags_behind_costs_no_session_that_may_live(ensemble
 
 
 async def test_a_server_that_does_not_serve_costs_no_session(ensemble: LocalCluster) -> None:
-    """Like a server without a quorum, it accepts and closes connections. A refusal counts only if it serves others."""
+    """Like a server without a quorum, it accepts and closes connections. Only a server that serves others may refuse a
+    session."""
     port = ensemble.zookeepers[0].port
     async with session(ensemble.zookeeper) as zk:
         session_id = zk.session_id
         states: list[SessionState] = []
         zk.on_state(states.append)
-        turned_away = 0
+        refused = 0
 
-        async def turn_away(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            nonlocal turned_away
-            turned_away += 1
+        async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal refused
+            refused += 1
             await reader.read(1)
             writer.close()
 
         await asyncio.to_thread(ensemble.zookeepers[0].stop)
-        server = await asyncio.start_server(turn_away, "127.0.0.1", port)
+        server = await asyncio.start_server(refuse, "127.0.0.1", port)
         begun = asyncio.get_running_loop().time()
         await wait_until_async(
-            lambda: asyncio.get_running_loop().time() > begun + 2 * TIMEOUT_S and turned_away > 3,
+            lambda: asyncio.get_running_loop().time() > begun + 2 * TIMEOUT_S and refused > 3,
             30,
-            "to be turned away for longer than the session lasts",
+            "to be refused for longer than the session lasts",
         )
         server.close()
         await server.wait_closed()
@@ -161,53 +162,3 @@ async def test_a_server_that_does_not_serve_costs_no_session(ensemble: LocalClus
         await wait_until_async(lambda: states[-1:] == [SessionState.CONNECTED], 30, lambda: str(states))
         assert SessionState.LOST not in states
         assert zk.session_id == session_id
-
-
-@pytest.mark.long
-@pytest.mark.deadline(200)
-@pytest.mark.parametrize("membership", ["zookeeper", "kiel", "consumers", "pykafka"])
-async def test_members_of_every_layout_own_everything_again(
-    membership: str, ensemble: LocalCluster, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
-) -> None:
-    """The ensemble serves only the members; the brokers have another one."""
-    topic = await asyncio.to_thread(topic_factory, 4)
-
-    def member(name: str) -> Consumer:
-        return Consumer(
-            topic,
-            **joined(
-                brokers=kafka_cluster.bootstrap,
-                zookeeper=ensemble.zookeeper,
-                group=group,
-                client_id=name,
-                membership=membership,
-                session_timeout_s=TIMEOUT_S,
-                settle_s=0.5,
-            ),
-        )
-
-    async with member("one") as one, member("two") as two:
-
-        def shared() -> bool:
-            return (
-                len(one.assignment()) == len(two.assignment()) == 2
-                and not one.assignment() & two.assignment()
-                and one.may_act()
-                and two.may_act()
-            )
-
-        await wait_until_async(shared, 40, lambda: f"both to share: {one.assignment()} {two.assignment()}")
-        await asyncio.to_thread(wipe, ensemble)
-        await wait_until_async(lambda: not one.may_act() and not two.may_act(), 30, "both to pause")
-        await restart(ensemble)
-        await wait_until_async(shared, 60, lambda: f"both to share again: {one.assignment()} {two.assignment()}")
-        await asyncio.to_thread(kafka_cluster.produce, topic, [(None, b"x", number) for number in range(4)])
-        got: set[int] = set()
-
-        async def read(consumer: Consumer) -> None:
-            while len(got) < 4:
-                record = await consumer.getone(0.2)
-                if record is not None:
-                    got.add(record.partition)
-
-        await asyncio.wait_for(asyncio.gather(read(one), read(two)), 40)

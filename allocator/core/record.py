@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         partition: int
 
 else:
-    from kafka.structs import TopicPartition
+    from allocator.core.kafka_structs import TopicPartition
 
 __all__ = ["PlainRecord", "Record", "TopicPartition", "accelerated"]
 

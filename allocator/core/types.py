@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         """-1 if unknown."""
 
 else:
-    from kafka.structs import OffsetAndMetadata
+    from allocator.core.kafka_structs import OffsetAndMetadata
 
 __all__ = [
     "NO_PARTITIONS",

@@ -9,7 +9,6 @@ from allocator.core.consumer import ConsumerBase
 from allocator.core.fetch import deserialized
 from allocator.core.settings import names_arguments
 from allocator.handlers.handling import given_in_python
-from allocator.handlers.processor import Processor
 from allocator.handlers.settings import HANDLING, HANDLING_DEFAULT
 from allocator.types import Ordering, Record, Workers
 
@@ -106,4 +105,6 @@ class Consumer(ConsumerBase):
         key, value = self._deserializers
         deserialize = None if key is None and value is None else partial(deserialized, key=key, value=value)
         called, handling = given_in_python(handler, deserialize, given, self._engine)
+        from allocator.handlers.processor import Processor
+
         await Processor(called, handling).run(self)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
-
-from tornado import gen
 
 from allocator.core.settings import find
 from allocator.core.telemetry import handling
@@ -49,8 +48,9 @@ class Handler:
 
 def is_coroutine(function: Any) -> bool:
     """Returns whether the function is declared as a coroutine function, so that calls return an awaitable."""
+    tornado = sys.modules.get("tornado.gen")  # imported by whoever wrote `@gen.coroutine`
     return any(
-        inspect.iscoroutinefunction(each) or gen.is_coroutine_function(each)
+        inspect.iscoroutinefunction(each) or (tornado is not None and tornado.is_coroutine_function(each))
         for each in (function, getattr(function, "__call__", None))  # noqa: B004
     )
 

@@ -13,7 +13,6 @@ from allocator.errors import ConfigError
 from allocator.handlers.handlers import Handler, preparing, traced
 from allocator.handlers.policy import ErrorPolicy, Retries
 from allocator.handlers.settings import HANDLING, HANDLING_DEFAULT
-from allocator.handlers.subprocesses import check_picklable
 from allocator.types import Record
 
 _ERRORS = ("retry_on", "dead_letter_on", "skip_on", "stop_on")
@@ -61,6 +60,8 @@ class Handling:
                 f"workers = 'processes': handler {handler.name!r} is a coroutine, which runs on the loop; leave "
                 "workers out"
             )
+        from allocator.handlers.subprocesses import check_picklable
+
         check_picklable(handler.function, handler.name)
         return handler
 

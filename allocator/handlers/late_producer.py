@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from allocator.core.client import KafkaClient
 from allocator.errors import AllocatorError, BrokerError
-from allocator.producer import DeliveryFailed, Producer
 from allocator.types import Record
+
+if TYPE_CHECKING:
+    from allocator.producer import Producer
 
 TIMEOUT_S = 30.0
 BATCH_BYTES = 16 << 10  # Higher: fewer requests; lower: batches also fit topics with a small max.message.bytes
@@ -47,6 +49,8 @@ class LateProducer:
             for delivered in sent:
                 await asyncio.shield(delivered)
         except AllocatorError as failure:
+            from allocator.producer import DeliveryFailed
+
             first, refusal = copies[0][0], failure.error if isinstance(failure, DeliveryFailed) else failure
             raise BrokerError(
                 f"topic {topic!r} did not accept {first.topic}:{first.partition} offset {first.offset}: "
@@ -63,6 +67,8 @@ class LateProducer:
             if self._open is not None and self._open[1].stopped:
                 await self.close()
             if self._open is None:
+                from allocator.producer import Producer
+
                 client = KafkaClient(self._brokers, client_id=self._client_id, security=self._security)
                 async with contextlib.AsyncExitStack() as stack:
                     await stack.enter_async_context(client)

@@ -23,7 +23,6 @@ from allocator.errors import BrokerError, ConfigError
 from allocator.handlers.late_producer import LateProducer
 from allocator.handlers.letter_headers import PREFIX, SPRING, headers_of
 from allocator.handlers.settings import parse_delay
-from allocator.producer import create_topic
 from allocator.types import Record
 
 log = logging.getLogger(__name__)
@@ -181,6 +180,8 @@ class RetryTopics:
                 "known; create the topics first"
             )
         size = await _room_for_headers(client, sorted(names))
+        from allocator.producer import create_topic
+
         for topic in missing:
             retention_ms = max(RETENTION_MS, int(4000 * self.plan.delays_s[topic]))
             settings = {"cleanup.policy": "delete", "retention.ms": str(retention_ms), **size}

@@ -19,7 +19,7 @@ from real_service import Service
 from stored import stored_offset
 
 from allocator import Consumer, OffsetAndMetadata, TopicPartition
-from allocator.core.subscription.loss import NoPosition
+from allocator.core.subscription.kafka_errors import NoPosition
 from allocator.errors import Closed, ConfigError, IllegalState, NotOwned, OffsetOutOfRange, TopicNotFound
 from allocator.testing import LocalCluster, wait_until_async
 

@@ -33,7 +33,8 @@ def imported(library: str) -> set[str]:
     for tree in TREES.values():
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and not node.level and node.module is not None:
-                found.add(node.module)
+                submodules = {f"{library}.{each.name}" for each in node.names}
+                found |= submodules if node.module == library else {node.module}
             elif isinstance(node, ast.Import):
                 found |= {each.name for each in node.names}
     return {name for name in found if name.partition(".")[0] == library}

@@ -76,3 +76,24 @@ def test_the_package_itself_loads_neither_kafka_nor_zookeeper() -> None:
         print(sorted({"kafka", "kazoo", "tornado", "pyspark", "testcontainers", "filelock"} & set(sys.modules)))
         """)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_consumer_imports_only_what_every_consumer_needs() -> None:
+    """Everything else waits for its first use: a connection, a membership, a handler, a producer."""
+    done = run_python("""
+        import asyncio, sys
+        before = set(sys.modules)
+        from allocator import Consumer
+        print(*sorted(set(sys.modules) - before))
+        """)
+    imported = done.stdout.split()
+    assert "allocator.core.consumer.core" in imported, done.stderr
+    packages = {module.partition(".")[0] for module in imported} - set(sys.stdlib_module_names)
+    compiled = {name for name in packages if "cython" in name} | {"crc32c"}  # crc32c: without the compiled decoder
+    assert packages - compiled <= {"allocator", "cramjam", "kafka"}
+    assert [module for module in imported if module.startswith("kafka")] == ["kafka.structs"]
+    later = ("producer", "core.zookeeper", "core.membership.zookeeper", "handlers.processor", "protocols", "operate")
+    assert not [each for each in imported if each.startswith(tuple(f"allocator.{name}" for name in later))]
+    if "crc32c" not in packages:  # it imports its command line
+        assert not {"argparse", "email", "importlib.metadata", "multiprocessing", "difflib"} & set(imported)
+        assert len(imported) <= 175, "152 when this was written; `python -m bench.start` shows what that costs"

@@ -17,6 +17,7 @@ COMPOSERS = {"cli", "web"}  # applications that import the others
 ALONE = {"testing"}  # imports the errors and nothing else: a test must not judge the code by the code
 # From the lowest to the highest inside of `core`.
 CORE = (
+    ("kafka_structs",),
     ("text", "varint", "record"),
     ("errors",),
     ("types",),

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib import metadata
-from typing import Any, Union, get_args
+from typing import TYPE_CHECKING, Any, Union, get_args
 
 from allocator.core.assignors.basic import naive, range_, roundrobin
 from allocator.core.assignors.kiel import KielAssignor, naive_allocator
@@ -19,6 +17,9 @@ from allocator.core.assignors.types import WANTABLE, Assignor, GroupView, wants
 from allocator.core.errors import AssignorError
 from allocator.core.settings.targets import find, to_call
 from allocator.core.types import LoadSource, PartitionLike
+
+if TYPE_CHECKING:
+    from importlib import metadata
 
 ENTRY_POINT_GROUP = "allocator.assignors"
 
@@ -106,6 +107,8 @@ def _by_text(spec: str) -> Assignor:
     if ":" in spec:
         return _adapt(find(spec, f"allocator function {spec!r}", AssignorError), spec)
     known = sorted({*_BUILT_IN, *points})
+    import difflib
+
     near = difflib.get_close_matches(spec, known, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise AssignorError(
@@ -186,6 +189,8 @@ def _lookup(module: str, qualname: str) -> Any:
 
 
 def _entry_points() -> dict[str, metadata.EntryPoint]:
+    from importlib import metadata
+
     if sys.version_info >= (3, 10):
         points: Iterable[metadata.EntryPoint] = metadata.entry_points(group=ENTRY_POINT_GROUP)
     else:

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from fractions import Fraction
 from functools import cache
 from math import isfinite, lcm
 from typing import Any
@@ -76,6 +75,8 @@ class _Weighted(BuiltIn):
                 raise AssignorError(
                     f"member {member.id!r} ({member.name!r}) has weight {member.weight!r}; it must be a positive number"
                 )
+        from fractions import Fraction
+
         problem = AssignmentProblem(view)
         # uses the decimal text, not the binary float: so the ratio of 0.1 to 0.3 is exactly 1 to 3, and ties stay ties
         exact = [Fraction(repr(float(member.weight))) for member in problem.members]

@@ -11,10 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from kafka.protocol.consumer import ListOffsetsRequest, OffsetFetchRequest
-from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
-
 from allocator.core.aio.tasks import within
+from allocator.core.client import protocol
 from allocator.core.client.connection import ConnectionSettings
 from allocator.core.client.errors import (
     ErrorCode,
@@ -26,7 +24,6 @@ from allocator.core.client.errors import (
     unreachable,
 )
 from allocator.core.client.metadata import INTERNAL_TOPICS, Broker, Metadata, Refresher
-from allocator.core.client.oauth import with_credentials
 from allocator.core.client.pool import ConnectionPool, Directory, parse_addresses, time_left
 from allocator.core.client.security import check_security, tls_context, warn_of_clear_text
 from allocator.core.errors import AllocatorError, BrokerError, BrokersUnavailable, Closed, ConfigError
@@ -44,9 +41,7 @@ CONNECT_TIMEOUT_S = 10.0
 # A 0.9 broker drops an ApiVersions request, together with requests of other clients that it read at the same moment.
 # The client repeats a lost request if it is one of `REPEATABLE`, which change nothing on the broker.
 LOSES_REQUESTS = (0, 9)
-REPEATABLE = frozenset(
-    each.API_KEY for each in (FindCoordinatorRequest, ListOffsetsRequest, MetadataRequest, OffsetFetchRequest)
-)
+REPEATABLE = frozenset({protocol.FIND_COORDINATOR, protocol.LIST_OFFSETS, protocol.METADATA, protocol.OFFSET_FETCH})
 CLOSED = "this Kafka client is closed; create another one"
 # Seconds after which a `REPEATABLE` request counts as lost. Higher: a lost request costs more time; lower: a slow
 # broker gets requests twice
@@ -122,10 +117,13 @@ class KafkaClient:
         `BrokersUnavailable` with each address and its last error after `timeout_s` (None: never), or at once if a
         broker refuses the credentials.
         """
+        protocol.load()
         if self._closed:
             raise Closed(CLOSED)
         if self._pool is not None:
             return
+        from allocator.core.client.oauth import with_credentials
+
         settings = ConnectionSettings(
             client_id=self._client_id,
             request_timeout_s=self.request_timeout_s,
@@ -291,7 +289,7 @@ class KafkaClient:
 
         Raises `BrokerError`.
         """
-        response = await self.send_any(_metadata_request(MetadataRequest.ALL_TOPICS))
+        response = await self.send_any(_metadata_request(protocol.MetadataRequest.ALL_TOPICS))
         found = self._metadata.updated(response, complete=True)
         # the topic exists and elects its leaders. Brokers before 0.10 return this code for their own topics as well
         new = {topic for topic, code in found.errors.items() if code == ErrorCode.LEADER_NOT_AVAILABLE}
@@ -341,14 +339,14 @@ class KafkaClient:
         """Reads the metadata from one broker. Raises `RequestFailed`."""
         await self._live().connected(key, time.monotonic() + timeout_s)
         deadline = time.monotonic() + timeout_s  # a slow broker may have needed most of the time to connect
-        version = self.api_version(MetadataRequest)
+        version = self.api_version(protocol.MetadataRequest)
         wanted = None if self._followed is None else self._followed.union(topics or (), self._beside)
         # An older broker with auto.create.topics.enable creates a missing topic that a request names. A request for
         # all topics creates none.
         if wanted is None or version is None or version < NEVER_CREATES_TOPICS:
-            names = MetadataRequest.ALL_TOPICS
+            names = protocol.MetadataRequest.ALL_TOPICS
         else:
-            names = [MetadataRequest.MetadataRequestTopic(name=name) for name in sorted(wanted)]
+            names = [protocol.MetadataRequest.MetadataRequestTopic(name=name) for name in sorted(wanted)]
         response = await self._exchange(key, _metadata_request(names), deadline)
         if not response.brokers and self._metadata.brokers:
             raise RequestFailed("lists no brokers: it has just started")
@@ -492,7 +490,7 @@ class KafkaClient:
 
 
 def _metadata_request(topics: Any) -> Any:
-    return MetadataRequest(
+    return protocol.MetadataRequest(
         topics=topics,
         allow_auto_topic_creation=False,
         include_cluster_authorized_operations=False,

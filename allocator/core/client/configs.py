@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
-from kafka.protocol.admin import DescribeConfigsRequest
-
+from allocator.core.client import protocol
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.errors import ErrorCode, for_code
 
@@ -30,14 +29,14 @@ async def describe_configs(
     topic or the group.
     """
     resources = [
-        DescribeConfigsRequest.DescribeConfigsResource(
+        protocol.DescribeConfigsRequest.DescribeConfigsResource(
             resource_type=RESOURCE_TYPES[kind],
             resource_name=name,
             configuration_keys=None if keys is None else list(keys),
         )
         for name in names
     ]
-    request = DescribeConfigsRequest(
+    request = protocol.DescribeConfigsRequest(
         resources=resources, include_synonyms=False, include_documentation=False, max_version=4
     )
     if node is None:

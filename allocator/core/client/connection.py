@@ -15,27 +15,29 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
-
-from kafka.protocol.broker_version_data import BrokerVersionData
-from kafka.protocol.metadata import ApiVersionsRequest
+from typing import TYPE_CHECKING, Any, Final
 
 from allocator import __version__
 from allocator.core.aio.tasks import settle, within
+from allocator.core.client import protocol
 from allocator.core.client.errors import ConnectionFailed, ErrorCode, RequestFailed, refused
 from allocator.core.client.metadata import Broker
 from allocator.core.client.old_brokers import AnyVersionRequest, is_old, known_to_0_9
 from allocator.core.client.proxy import Proxy
 from allocator.core.client.requests import RequestStream, SkippedRequest
-from allocator.core.client.sasl import Sasl
 from allocator.core.text.quoting import os_cause, shown
+
+if TYPE_CHECKING:
+    from kafka.protocol.broker_version_data import BrokerVersionData
+
+    from allocator.core.client.sasl import Sasl
 
 log = logging.getLogger(__name__)
 
 # Seconds without a response before the next probe for 0.9. Higher: connecting to 0.9 takes longer; lower: a slow newer
 # broker gets more probes
 SILENCE_S: Final = 0.5
-VERSION_0_9: Final = BrokerVersionData((0, 9))
+VERSION_0_9: Final = (0, 9)
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ class BrokerConnection(RequestStream):
         self._on_end = on_end
         self._sasl: Sasl | None = None
         if settings.sasl_enabled:
+            from allocator.core.client.sasl import Sasl
+
             self._sasl = Sasl(broker.host, settings.security, settings.sasl_turn, self.send_own)
         self._task: asyncio.Task[None] | None = None
 
@@ -170,22 +174,23 @@ class BrokerConnection(RequestStream):
         # no probes for 0.9 if the broker responded to ApiVersions before
         known = self.versions
         behind = known_to_0_9 if known is None else None
-        version = ApiVersionsRequest.max_version if known is None else known.api_version(ApiVersionsRequest)
+        api_versions = protocol.ApiVersionsRequest
+        version = api_versions.max_version if known is None else known.api_version(api_versions)
         while True:
-            request = ApiVersionsRequest(
+            request = api_versions(
                 version=version, client_software_name="allocator", client_software_version=__version__
             )
             response = await self._send_skippable(request, behind, timeout_s)
             if response is None:
-                self.versions = VERSION_0_9
+                self.versions = protocol.BrokerVersionData(VERSION_0_9)
                 return
             if response.error_code != ErrorCode.UNSUPPORTED_VERSION or version == 0:
                 break
-            newest = (key.max_version for key in response.api_keys if key.api_key == ApiVersionsRequest.API_KEY)
+            newest = (key.max_version for key in response.api_keys if key.api_key == api_versions.API_KEY)
             version = max(0, min(version - 1, next(newest, 0)))
         if response.error_code:
             raise refused(response.error_code)
-        self.versions = BrokerVersionData(
+        self.versions = protocol.BrokerVersionData(
             api_versions={key.api_key: (key.min_version, key.max_version) for key in response.api_keys}
         )
 

@@ -11,8 +11,6 @@ import re
 from collections.abc import Mapping
 from typing import Final, TypeVar, Union
 
-from kafka.errors import kafka_errors
-
 from allocator.core.errors import AllocatorError, BrokerError, CorruptRecordError, TopicAuthorizationFailed
 from allocator.core.types import TopicPartition
 
@@ -232,12 +230,14 @@ class Unsupported(RequestFailed):
 
 def refused(code: int, why: str = "") -> RequestFailed:
     """Returns the error for a request that the broker refused with `code`. `why` replaces the meaning of the code."""
-    known, other = BY_CODE.get(code), kafka_errors.get(code)
-    name = f"error {code}, which this client does not know"
+    known = BY_CODE.get(code)
     if known is not None:
         name = known.name
-    elif other is not None:  # kafka-python has the names of the codes that clients only report
-        name = other.message
+    else:  # kafka-python has the names of the codes that clients only report
+        from kafka import errors
+
+        other = errors.kafka_errors.get(code)
+        name = f"error {code}, which this client does not know" if other is None else other.message
     meaning = f" ({known.meaning})" if known is not None and known.meaning else ""
     failed = RequestFailed(f"{name}: {why}" if why else f"{name}{meaning}")
     failed.code, failed.retriable = code, reaction_to(code, {}) not in (FAIL, Reaction.DONE)

@@ -13,8 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple, Optional, Union
 
-from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequest
-
+from allocator.core.client import protocol
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.errors import ErrorCode, for_code
 from allocator.core.errors import BrokerError, BrokersUnavailable, TopicNotFound
@@ -110,7 +109,7 @@ async def _request_offsets(
 ) -> dict[TopicPartition, Union[OffsetAndTimestamp, BrokerError, None]]:
     """Returns the offset or the error of each partition from one leader."""
     topics: dict[str, list[Any]] = defaultdict(list)
-    request = ListOffsetsRequest
+    request = protocol.ListOffsetsRequest
     for tp, when in at.items():
         topics[tp.topic].append(
             request.ListOffsetsTopic.ListOffsetsPartition(
@@ -163,8 +162,6 @@ def _left_out(tp: TopicPartition) -> BrokerError:
 
 # older versions need rights on the cluster, which consumers lack
 FOR_CONSUMERS: Final = 3
-_Topic: Final = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
-_Partition: Final = _Topic.OffsetForLeaderPartition
 
 
 class EpochEnd(NamedTuple):
@@ -178,7 +175,7 @@ class EpochEnd(NamedTuple):
 
 
 def is_supported(client: KafkaClient) -> bool:
-    version = client.api_version(OffsetForLeaderEpochRequest)
+    version = client.api_version(protocol.OffsetForLeaderEpochRequest)
     return version is not None and version >= FOR_CONSUMERS
 
 
@@ -186,16 +183,20 @@ async def ends_of_epochs(
     client: KafkaClient, leader: int, epochs: Mapping[TopicPartition, int], *, timeout_s: float
 ) -> dict[TopicPartition, Union[EpochEnd, BrokerError]]:
     """Returns the end of an epoch or the error for each partition. Raises `BrokerError`, `Closed`."""
+    request = protocol.OffsetForLeaderEpochRequest
+    of_topic = request.OffsetForLeaderTopic
     topics: dict[str, list[Any]] = defaultdict(list)
     for tp, epoch in epochs.items():
         current = _current_epoch(client, tp)
-        topics[tp.topic].append(_Partition(partition=tp.partition, current_leader_epoch=current, leader_epoch=epoch))
-    request = OffsetForLeaderEpochRequest(
+        topics[tp.topic].append(
+            of_topic.OffsetForLeaderPartition(partition=tp.partition, current_leader_epoch=current, leader_epoch=epoch)
+        )
+    message = request(
         replica_id=-1,
-        topics=[_Topic(topic=name, partitions=parts) for name, parts in topics.items()],
+        topics=[of_topic(topic=name, partitions=parts) for name, parts in topics.items()],
         min_version=FOR_CONSUMERS,
     )
-    response = await client.send(leader, request, timeout_s)
+    response = await client.send(leader, message, timeout_s)
     found: dict[TopicPartition, Union[EpochEnd, BrokerError]] = {tp: _left_out(tp) for tp in epochs}
     for topic in response.topics:
         for part in topic.partitions:

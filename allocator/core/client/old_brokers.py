@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from kafka.protocol.admin import ListGroupsRequest
-from kafka.protocol.broker_version_data import BrokerVersionData
-from kafka.protocol.consumer import ListOffsetsRequest, OffsetFetchRequest
-from kafka.protocol.metadata import FindCoordinatorRequest
+from allocator.core.client import protocol
+
+if TYPE_CHECKING:
+    from kafka.protocol.broker_version_data import BrokerVersionData
 
 HAS_API_VERSIONS: Final = (0, 10)
 NO_VERSION: Final = 0x7FFF
@@ -33,11 +33,11 @@ def is_old(versions: BrokerVersionData) -> bool:
 class AnyVersionRequest:
     """A ListOffsets request about no partition, in a version that no broker has."""
 
-    API_KEY = ListOffsetsRequest.API_KEY
+    API_KEY = protocol.LIST_OFFSETS
     API_VERSION = NO_VERSION
 
     def __init__(self) -> None:
-        self._request = ListOffsetsRequest[0](replica_id=-1, topics=[])
+        self._request = protocol.ListOffsetsRequest[0](replica_id=-1, topics=[])
 
     @property
     def header(self) -> Any:
@@ -54,7 +54,7 @@ class AnyVersionRequest:
 
 def known_to_0_9() -> Any:
     """Returns a request to which every broker from 0.9 on responds at once."""
-    return ListGroupsRequest[0]()
+    return protocol.ListGroupsRequest[0]()
 
 
 async def version_of_0_8(responds: Callable[[Any], Awaitable[bool]]) -> tuple[int, ...]:
@@ -65,8 +65,8 @@ async def version_of_0_8(responds: Callable[[Any], Awaitable[bool]]) -> tuple[in
     """
     probes: tuple[tuple[tuple[int, ...], Any, tuple[Any, ...]], ...] = (
         # 0.8.2 then creates its offsets topic, as for its first consumer
-        ((0, 8, 2), FindCoordinatorRequest[0], (GROUP,)),
-        ((0, 8, 1), OffsetFetchRequest[0], (GROUP, [])),
+        ((0, 8, 2), protocol.FindCoordinatorRequest[0], (GROUP,)),
+        ((0, 8, 1), protocol.OffsetFetchRequest[0], (GROUP, [])),
     )
     for version, request_class, fields in probes:
         for _ in range(TRIES):  # a broker that stops closes the connection as well

@@ -9,12 +9,11 @@ import random
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
-
-from kafka.protocol.broker_version_data import BrokerVersionData
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from allocator.core.aio.backoff import Backoff
 from allocator.core.aio.tasks import within
+from allocator.core.client import protocol
 from allocator.core.client.connection import BrokerConnection, ConnectionSettings
 from allocator.core.client.errors import (
     ConnectionFailed,
@@ -30,6 +29,9 @@ from allocator.core.client.request_writer import negotiated
 from allocator.core.errors import ConfigError
 from allocator.core.settings.names import parse_address
 
+if TYPE_CHECKING:
+    from kafka.protocol.broker_version_data import BrokerVersionData
+
 log = logging.getLogger(__name__)
 
 CONNECT_S: Final = 10.0
@@ -39,8 +41,7 @@ MAX_IDLE_S: Final = 540.0  # brokers close idle connections after ten minutes
 
 # A broker responds to the requests of one connection in order. So requests that it may hold back have their own
 # connection; otherwise a commit would wait for a fetch.
-FETCH, FIND_COORDINATOR, JOIN_GROUP, SYNC_GROUP = 1, 10, 11, 14
-LANES: Final = {FETCH: "fetch", JOIN_GROUP: "join", SYNC_GROUP: "join"}
+LANES: Final = {protocol.FETCH: "fetch", protocol.JOIN_GROUP: "join", protocol.SYNC_GROUP: "join"}
 
 
 def parse_addresses(brokers: str | Sequence[str]) -> tuple[Broker, ...]:
@@ -158,12 +159,12 @@ class ConnectionPool:
         except RequestFailed as error:
             log.debug("%s:%d is not an old broker: %s", broker.host, broker.port, error)
             return False
-        self._see((broker.host, broker.port), BrokerVersionData(version))
+        self._see((broker.host, broker.port), protocol.BrokerVersionData(version))
         return True
 
     async def _responds(self, broker: Broker, request: Any) -> bool:
         """Returns whether `broker`, which must be older than 0.10, responds to `request`, whose version is set."""
-        connection = self._create(broker, BrokerVersionData((0, 8, 0)), lambda connection, error: None)
+        connection = self._create(broker, protocol.BrokerVersionData((0, 8, 0)), lambda connection, error: None)
         try:
             connection.open(CONNECT_S)
             await asyncio.shield(connection.ready)
@@ -182,7 +183,7 @@ class ConnectionPool:
     def key(self, broker_id: Any, api_key: int) -> Any:
         """Returns the key of the connection for requests of this kind to this broker."""
         lane = LANES.get(api_key)
-        if api_key == FIND_COORDINATOR and self.broker_version < (0, 9):
+        if api_key == protocol.FIND_COORDINATOR and self.broker_version < (0, 9):
             lane = "find"  # 0.8.2 responds with a wrong correlation id, which closes the connection
         return broker_id if lane is None else (lane, broker_id)
 

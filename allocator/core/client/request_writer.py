@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, NamedTuple, TypeVar
-
-from kafka.errors import KafkaError
-from kafka.protocol.broker_version_data import BrokerVersionData
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
 
 from allocator.core.client.errors import Undecodable, Unsupported
 from allocator.core.client.response_reader import INT32
 from allocator.core.types import TopicPartition
 from allocator.core.varint import uvarint
+
+if TYPE_CHECKING:
+    from kafka.protocol.broker_version_data import BrokerVersionData
 
 T = TypeVar("T")
 
@@ -56,6 +56,8 @@ def negotiated(versions: BrokerVersionData, request: Any) -> int:
         if version < oldest or version < request.min_version:
             raise Unsupported(f"the broker has no version of {request!r} that this client can send")
         return version
+    from kafka.errors import KafkaError
+
     try:
         return int(versions.api_version(request))
     except KafkaError as error:

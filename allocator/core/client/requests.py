@@ -8,9 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Optional, cast
-
-from kafka.protocol.broker_version_data import BrokerVersionData
+from typing import TYPE_CHECKING, Any, Final, Optional, cast
 
 from allocator.core.aio.tasks import LATE_S, settle
 from allocator.core.client.errors import (
@@ -25,6 +23,9 @@ from allocator.core.client.frames import FrameProtocol, correlation_id, read_res
 from allocator.core.client.metadata import Broker
 from allocator.core.client.request_writer import negotiated
 from allocator.core.text.quoting import shown
+
+if TYPE_CHECKING:
+    from kafka.protocol.broker_version_data import BrokerVersionData
 
 log = logging.getLogger("allocator.core.client.connection")  # one logger for everything about connections
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from allocator.core.client.oauth import check_token_endpoint, with_credentials
 from allocator.core.client.proxy import Proxy
 from allocator.core.errors import ConfigError
 
@@ -69,11 +67,15 @@ def check_security(settings: Mapping[str, Any] | None, *, load: bool = False) ->
     for names, why in mechanism_faults(checked):
         raise ConfigError(f"security: {' with '.join(names)}: {why}")
     if load:
+        from allocator.core.client.oauth import with_credentials
+
         tls_context(with_credentials(checked))
     return checked
 
 
 def _nearest(wrong: str, valid: Sequence[str]) -> str:
+    import difflib
+
     near = difflib.get_close_matches(wrong, valid, n=1)
     return f"did you mean {near[0]!r}?" if near else f"valid: {', '.join(valid)}"
 
@@ -83,6 +85,8 @@ def mechanism_faults(settings: Mapping[str, Any]) -> Iterator[tuple[tuple[str, .
     mechanism, provider, endpoint = "sasl_mechanism", "sasl_oauth_token_provider", "sasl_oauth_token_endpoint"
     given = {name for name, value in settings.items() if value is not None}
     if endpoint in given:
+        from allocator.core.client.oauth import check_token_endpoint
+
         try:
             check_token_endpoint(settings[endpoint])
         except ValueError as error:

@@ -6,22 +6,27 @@ constraints on assignments, and computes their states.
 
 from __future__ import annotations
 
-from allocator.core.commands.order_store import OrderStore
-from allocator.core.commands.orders import (
-    KINDS,
-    Order,
-    OrderKeeper,
-    OrderResult,
-    Orders,
-    decode_entry,
-    encode_entry,
-)
-from allocator.core.commands.record_orders import RecordOrders
-from allocator.core.commands.steering import (
-    Budget,
-    counting,
-    members_named,
-)
+from typing import TYPE_CHECKING
+
+from allocator import lazy_names
+
+if TYPE_CHECKING:
+    from allocator.core.commands.order_store import OrderStore
+    from allocator.core.commands.orders import (
+        KINDS,
+        Order,
+        OrderKeeper,
+        OrderResult,
+        Orders,
+        decode_entry,
+        encode_entry,
+    )
+    from allocator.core.commands.record_orders import RecordOrders
+    from allocator.core.commands.steering import (
+        Budget,
+        counting,
+        members_named,
+    )
 
 __all__ = [
     "KINDS",
@@ -37,3 +42,14 @@ __all__ = [
     "encode_entry",
     "members_named",
 ]
+
+if not TYPE_CHECKING:  # a type checker would accept every name
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "order_store": "OrderStore",
+            "orders": "KINDS Order OrderKeeper OrderResult Orders decode_entry encode_entry",
+            "record_orders": "RecordOrders",
+            "steering": "Budget counting members_named",
+        },
+    )

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -273,6 +272,8 @@ class Order:
         expires: Optional[int] = None,
     ) -> Order:
         """Creates a command with a new id. Raises ConfigError for arguments that every member would refuse."""
+        import secrets
+
         if kind not in KINDS:
             raise ConfigError(f"there is no order {shown(kind)}; known: {', '.join(sorted(KINDS))}")
         if expires is not None and expires <= now_ms:

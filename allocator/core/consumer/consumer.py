@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from allocator.core.aio.tasks import ClosesOnce, ends, warn_unclosed
 from allocator.core.client.client import KafkaClient
@@ -41,7 +41,9 @@ from allocator.core.types import (
     Record,
     TopicPartition,
 )
-from allocator.core.zookeeper.client import ZooKeeperClient
+
+if TYPE_CHECKING:
+    from allocator.core.zookeeper.client import ZooKeeperClient
 
 This = TypeVar("This", bound="ConsumerBase")
 

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Optional, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Optional, Protocol
 
 from allocator.core.assignors import Assignor, resolve
 from allocator.core.client.client import KafkaClient
@@ -20,7 +20,6 @@ from allocator.core.errors import AllocatorError, ConfigError
 from allocator.core.membership.fixed import FixedMembership
 from allocator.core.membership.membership import AssignmentListener, Membership
 from allocator.core.membership.view import Load
-from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 from allocator.core.memberships import known_memberships, options_of
 from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.storage import StoredOffsets
@@ -41,7 +40,10 @@ from allocator.core.types import (
 from allocator.core.znodes.documents import Paths
 from allocator.core.znodes.load_report import LoadReport
 from allocator.core.znodes.member_names import default_client_id
-from allocator.core.zookeeper.client import ZooKeeperClient
+
+if TYPE_CHECKING:
+    from allocator.core.membership.zookeeper.membership import ZooKeeperMembership
+    from allocator.core.zookeeper.client import ZooKeeperClient
 
 
 class Fault(NamedTuple):
@@ -197,6 +199,8 @@ class EnsembleOptions(MembershipOptions):
         `functions`: assignors to offer before the configured ones. `measured` reports the member's load to the group.
         `own`: further settings of `ZooKeeperSettings`.
         """
+        from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
+
         assert config.group is not None
         return ZooKeeperMembership(
             self.ensemble(),
@@ -225,6 +229,8 @@ class EnsembleOptions(MembershipOptions):
         """Returns a client of the ensemble, not connected. Raises ConfigError for wrong `zookeeper_options`."""
         if not self.zookeeper:
             raise ConfigError(f'{type(self).__name__}: zookeeper not set; must be "host:port,host:port/chroot"')
+        from allocator.core.zookeeper.client import ZooKeeperClient
+
         return ZooKeeperClient(self.zookeeper, session_timeout_s=self.session_timeout_s, options=self.zookeeper_options)
 
 

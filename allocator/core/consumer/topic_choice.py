@@ -14,7 +14,6 @@ from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.membership.fixed import does_not_exist
 from allocator.core.membership.membership import Membership
 from allocator.core.subscription.listener import check_listener
-from allocator.core.subscription.loss import OutOfTurn
 from allocator.core.subscription.patterns import topic_pattern, with_topics
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.types import Listener, TopicPartition
@@ -97,6 +96,8 @@ class TopicChoice:
         config = dataclasses.replace(self.config, topics=topics, pattern=pattern, partitions=())
         config.check()
         if config.chosen and self.config.partitions:
+            from allocator.core.subscription.kafka_errors import OutOfTurn
+
             raise OutOfTurn(
                 "topics cannot be subscribed while partitions are assigned by hand; call unsubscribe() first"
             )
@@ -114,6 +115,8 @@ class TopicChoice:
         if not partitions:
             self.subscribe((), None)
             return
+        from allocator.core.subscription.kafka_errors import OutOfTurn
+
         if self.config.membership != "fixed":
             raise OutOfTurn(
                 f"the group assigns the partitions with membership={self.config.membership!r}; to assign them by "

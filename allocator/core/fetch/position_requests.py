@@ -14,7 +14,7 @@ from allocator.core.client.log_offsets import Found, ends_of_epochs, is_supporte
 from allocator.core.errors import AllocatorError, BrokerError, Closed
 from allocator.core.fetch.repeats import RepeatedFailures
 from allocator.core.subscription import LATEST, LogTruncation, RecordsLost, SubscriptionState, TopicPartitionState
-from allocator.core.subscription.loss import PositionOfOldTopic, PositionOutOfRange, PositionTruncated, listed
+from allocator.core.subscription.loss import listed
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
@@ -120,6 +120,8 @@ class PositionRequests:
             self._state.request_offset_reset(tp)
             self._note_reset(tp, offset, "the log does not have it")
             return None
+        from allocator.core.subscription.kafka_errors import PositionOutOfRange
+
         why = "the log does not reach there and auto_offset_reset is 'none'; seek to an offset that it has"
         return PositionOutOfRange(tp.topic, tp.partition, offset, why)
 
@@ -133,6 +135,8 @@ class PositionRequests:
             self._state.request_offset_reset(tp)
             self._note_reset(tp, offset, "the topic was deleted and created again", recreated=True)
         else:
+            from allocator.core.subscription.kafka_errors import PositionOfOldTopic
+
             partition.recreated()
             self._faults.fail(tp, PositionOfOldTopic(tp.topic, tp.partition, offset))
 
@@ -272,6 +276,8 @@ class PositionRequests:
         """Reacts to a log that was truncated before the position."""
         tp, position, why = what.partition, what.position.offset, "the log of its new leader was truncated before it"
         if not what.resolved:
+            from allocator.core.subscription.kafka_errors import PositionTruncated
+
             there = None if what.divergent is None else what.divergent.offset
             self._faults.fail(tp, PositionTruncated(tp.topic, tp.partition, position, there))
         elif what.divergent is not None:

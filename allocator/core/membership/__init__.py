@@ -15,12 +15,17 @@ ZooKeeper share `session` and `lease`. `view` builds the input of allocator func
 
 from __future__ import annotations
 
-from allocator.core.membership.lease import Lease, MemberLease
-from allocator.core.membership.membership import AssignmentListener, GroupMembership, MemberSettings, Membership
-from allocator.core.membership.session import SessionMembership
-from allocator.core.membership.view import GroupViewBuilder, Load
-from allocator.core.membership.zookeeper.decision import preview
-from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
+from typing import TYPE_CHECKING
+
+from allocator import lazy_names
+
+if TYPE_CHECKING:
+    from allocator.core.membership.lease import Lease, MemberLease
+    from allocator.core.membership.membership import AssignmentListener, GroupMembership, MemberSettings, Membership
+    from allocator.core.membership.session import SessionMembership
+    from allocator.core.membership.view import GroupViewBuilder, Load
+    from allocator.core.membership.zookeeper.decision import preview
+    from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 
 __all__ = [
     "AssignmentListener",
@@ -36,3 +41,16 @@ __all__ = [
     "ZooKeeperSettings",
     "preview",
 ]
+
+if not TYPE_CHECKING:  # a type checker would accept every name
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "lease": "Lease MemberLease",
+            "membership": "AssignmentListener GroupMembership MemberSettings Membership",
+            "session": "SessionMembership",
+            "view": "GroupViewBuilder Load",
+            "zookeeper.decision": "preview",
+            "zookeeper.membership": "ZooKeeperMembership ZooKeeperSettings",
+        },
+    )

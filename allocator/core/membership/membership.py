@@ -12,14 +12,16 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from allocator.core.errors import IllegalState
 from allocator.core.offsets.messages import Committer
 from allocator.core.settings.table import DEFAULT
 from allocator.core.subscription.tenures import Phase, Tenure, Tenures
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
-from allocator.core.zookeeper.client import ZooKeeperClient
+
+if TYPE_CHECKING:
+    from allocator.core.zookeeper.client import ZooKeeperClient
 
 log = logging.getLogger(__name__)
 

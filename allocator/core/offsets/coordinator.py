@@ -8,10 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from kafka.protocol.admin import DescribeConfigsRequest
-from kafka.protocol.consumer import HeartbeatRequest, JoinGroupRequest, SyncGroupRequest
-from kafka.protocol.metadata import FindCoordinatorRequest
-
+from allocator.core.client import protocol
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.configs import describe_configs
 from allocator.core.client.errors import ErrorCode, for_code
@@ -30,10 +27,10 @@ PATIENCE_S = 10.0
 METADATA_BYTES = 4096  # Kafka's default limit of a commit's metadata
 SHORTEST_RETENTION_S = 24 * 3600.0  # Kafka's default up to 1.1; from 2.0 on it is seven days
 
-HEARTBEATS = {HeartbeatRequest.API_KEY, 68}  # 68: ConsumerGroupHeartbeat (KIP-848)
+HEARTBEATS = {protocol.HEARTBEAT, 68}  # 68: ConsumerGroupHeartbeat (KIP-848)
 MEASURED: dict[int, Callable[[Measures], Measure]] = {
-    JoinGroupRequest.API_KEY: lambda measures: measures.join,
-    SyncGroupRequest.API_KEY: lambda measures: measures.sync,
+    protocol.JOIN_GROUP: lambda measures: measures.join,
+    protocol.SYNC_GROUP: lambda measures: measures.sync,
     **dict.fromkeys(HEARTBEATS, lambda measures: measures.heartbeat),
     OffsetCommit.API_KEY: lambda measures: measures.commit,
 }
@@ -132,7 +129,7 @@ class Coordinator:
         """Reads a setting of the coordinator. Returns `never` if the read cannot succeed, `not_now` if a retry may
         succeed."""
         node = self.node
-        if self._client.api_version(DescribeConfigsRequest) is None:
+        if self._client.api_version(protocol.DescribeConfigsRequest) is None:
             return never
         if node is None:
             return not_now
@@ -150,7 +147,7 @@ class Coordinator:
         """
         if self.node is not None:
             return self.node
-        if self._client.api_version(FindCoordinatorRequest) is None:
+        if self._client.api_version(protocol.FindCoordinatorRequest) is None:
             return None
         if self._finding is None:
             self._finding = asyncio.Lock()
@@ -180,4 +177,4 @@ class Coordinator:
 
     def _find_request(self) -> Any:
         # v0 has no `key_type`, and finds groups only. From v4 on, one request can name many groups
-        return FindCoordinatorRequest(key=self._group, key_type=self._key_type, max_version=3)
+        return protocol.FindCoordinatorRequest(key=self._group, key_type=self._key_type, max_version=3)

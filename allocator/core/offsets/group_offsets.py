@@ -8,9 +8,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
-from kafka.protocol.consumer import OffsetFetchRequest
-
 from allocator.core.aio.backoff import Backoff
+from allocator.core.client import protocol
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.errors import COMMIT, OFFSET_FETCH, ErrorCode, Reaction, for_code, reaction_to
 from allocator.core.client.offset_commit import OffsetCommit, OffsetCommitResponse
@@ -128,7 +127,7 @@ class GroupOffsets:
         `require_stable`.
         """
         deadline = time.monotonic() + self._timeout_s
-        version = self._client.api_version(OffsetFetchRequest)
+        version = self._client.api_version(protocol.OffsetFetchRequest)
         if require_stable and (version is None or version < STABLE):
             raise NoOffsetsError(
                 f"group {self.group!r}: the brokers are older than 2.5 and cannot wait for "

@@ -10,8 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Optional, Protocol
 
-from kafka.protocol.consumer import OffsetFetchRequest
-
+from allocator.core.client import protocol
 from allocator.core.client.offset_commit import OffsetCommit
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 
@@ -96,7 +95,7 @@ def fetch_request(
 
     With an identity by epoch, the response is `STALE_MEMBER_EPOCH` if that epoch has ended.
     """
-    request = OffsetFetchRequest
+    request = protocol.OffsetFetchRequest
     by_topic: dict[str, list[int]] | None = None
     if partitions is not None:
         by_topic = defaultdict(list)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import re
@@ -68,6 +67,8 @@ def names_arguments(kind: type[T]) -> type[T]:
 
 
 def _message(kind: str, hints: Mapping[str, str], known: Collection[str]) -> str:
+    import difflib
+
     parts = []
     for name, hint in hints.items():
         near = difflib.get_close_matches(name, known, 1)

@@ -8,7 +8,6 @@ declared with `setting`.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 import re
@@ -507,5 +506,7 @@ def check_keywords(given: Mapping[str, Any], **kinds: SettingKind) -> None:
 
 def _did_you_mean(value: Any, choices: Sequence[str]) -> str:
     spelt = {each.lower(): each for each in choices}
+    import difflib
+
     near = difflib.get_close_matches(str(value).lower().replace("-", "_"), spelt, 1)
     return f"did you mean {json.dumps(spelt[near[0]])}?" if near else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from importlib import import_module
 from typing import Any
@@ -30,6 +29,8 @@ def find(
     for part in path.split("."):
         if not hasattr(found, part):
             names = [name for name in dir(found) if not name.startswith("_") and callable(getattr(found, name, None))]
+            import difflib
+
             near = difflib.get_close_matches(part, names, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise error(f"{what}: {module_name!r} has no {path!r}{hint}")

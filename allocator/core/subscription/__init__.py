@@ -6,15 +6,12 @@ state. Nothing here has a lock, does I/O or starts a task.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from allocator import lazy_names
 from allocator.core.subscription.done import DoneSet
 from allocator.core.subscription.listener import RebalanceListener, check_listener
-from allocator.core.subscription.loss import (
-    Committed,
-    NoPosition,
-    RecordsLost,
-    listed,
-    stamped,
-)
+from allocator.core.subscription.loss import Committed, RecordsLost, listed, stamped
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.patterns import (
     ANY_TOPIC,
@@ -25,6 +22,9 @@ from allocator.core.subscription.patterns import (
 )
 from allocator.core.subscription.state import LATEST, LogTruncation, SubscriptionState
 from allocator.core.subscription.tenures import Phase, Tenure, Tenures
+
+if TYPE_CHECKING:
+    from allocator.core.subscription.kafka_errors import NoPosition
 
 __all__ = [
     "ANY_TOPIC",
@@ -48,3 +48,6 @@ __all__ = [
     "stamped",
     "topic_pattern",
 ]
+
+if not TYPE_CHECKING:  # a type checker would accept every name
+    __getattr__ = lazy_names(__name__, {"kafka_errors": "NoPosition"})

@@ -1,5 +1,4 @@
-"""Describes lost records, encodes the text that members add to commits, and defines errors that are also
-kafka-python's.
+"""Describes lost records, and encodes the text that members add to commits.
 
 The text has the id of the topic, so a later member detects that a topic was deleted and created again.
 """
@@ -12,9 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Optional
 
-from kafka.errors import IllegalStateError, NoOffsetForPartitionError, OffsetOutOfRangeError
-
-from allocator.core.errors import IllegalState, LogTruncated, NoOffsetsError, OffsetOutOfRange, TopicRecreated
 from allocator.core.subscription.done import DoneSet, done_of
 from allocator.core.types import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 
@@ -134,43 +130,6 @@ def as_read(metadata: str, cluster: str | None) -> str:
     if found is None:
         return metadata
     return metadata[: found.start(1) - 1] if found[1] == cluster else metadata[: found.start()]
-
-
-class OutOfTurn(IllegalState, IllegalStateError):  # type: ignore[misc]  # kafka-python is untyped
-    """The current state does not allow this call. kafka-python's `IllegalStateError` catches it too."""
-
-    __str__ = Exception.__str__  # kafka-python's `__str__` puts the name of the class before the text
-
-
-class NoPosition(NoOffsetsError, NoOffsetForPartitionError):  # type: ignore[misc]
-    """Partitions have no committed offset, and `auto_offset_reset` is "none".
-
-    kafka-python's `NoOffsetForPartitionError` catches it too.
-    """
-
-    __str__ = Exception.__str__
-
-    def __init__(self, partitions: Iterable[TopicPartition], strategy: str = "auto_offset_reset") -> None:
-        self.partitions = frozenset(partitions)
-        super().__init__(f"no offset to start at and {strategy} is 'none', seek them: {names_of(self.partitions)}")
-
-
-class PositionOutOfRange(OffsetOutOfRange, OffsetOutOfRangeError):  # type: ignore[misc]
-    """An `OffsetOutOfRange` that kafka-python's `OffsetOutOfRangeError` catches too."""
-
-    __str__ = Exception.__str__  # kafka-python's `__str__` puts the error code before the text
-
-
-class PositionTruncated(LogTruncated, OffsetOutOfRangeError):  # type: ignore[misc]
-    """A `LogTruncated` that kafka-python's `OffsetOutOfRangeError` catches too."""
-
-    __str__ = Exception.__str__
-
-
-class PositionOfOldTopic(TopicRecreated, OffsetOutOfRangeError):  # type: ignore[misc]
-    """A `TopicRecreated` that kafka-python's `OffsetOutOfRangeError` catches too."""
-
-    __str__ = Exception.__str__
 
 
 def names_of(partitions: Iterable[TopicPartition]) -> str:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from allocator.core.subscription.loss import Listed, OutOfTurn, topic_of_offset
+from allocator.core.subscription.loss import Listed, topic_of_offset
 from allocator.core.subscription.tenures import Phase, Tenure, Tenures
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 
@@ -273,6 +273,8 @@ class TopicPartitionState(Tenure):
 
     def _move(self, to: FetchState) -> None:
         if to not in MOVES[self.fetch_state]:
+            from allocator.core.subscription.kafka_errors import OutOfTurn
+
             raise OutOfTurn(f"a partition that is {self.fetch_state.name} cannot become {to.name}")
         self.fetch_state = to
         self.retry_at = -math.inf

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple, Optional
 
 from allocator.core.errors import ConfigError, NotAssigned
-from allocator.core.subscription.loss import NoPosition, OutOfTurn
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.tenures import Phase, Tenures
 from allocator.core.types import OffsetAndMetadata, OffsetReset, TopicPartition
@@ -150,6 +149,8 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         """
         state = self._of(partition)
         if state.position is None:
+            from allocator.core.subscription.kafka_errors import OutOfTurn
+
             raise OutOfTurn(f"{partition.topic}:{partition.partition} has no position yet; seek it first")
         state.position = OffsetAndMetadata(offset, "", leader_epoch)
 
@@ -190,6 +191,8 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         strategy = EARLIEST if partition.topic in self.begin_at_start else self._default_reset
         state = self._of(partition)
         if strategy is None:
+            from allocator.core.subscription.kafka_errors import NoPosition
+
             raise NoPosition([partition])
         state.reset(strategy)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import ssl
 from collections.abc import Mapping
@@ -36,6 +35,8 @@ def check_options(options: Mapping[str, Any] | None, *, load: bool = False) -> d
     checked = dict(options or {})
     for key in checked:
         if key not in OPTIONS:
+            import difflib
+
             near = difflib.get_close_matches(key, OPTIONS, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(OPTIONS)}"
             raise ConfigError(f"unknown ZooKeeper option {key!r}; {hint}")

@@ -1,0 +1,190 @@
+"""allocator and kafka-python share `TopicPartition`, and each imports as if the other were not there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+# A fresh process runs each program after `from allocator import TopicPartition, OffsetAndMetadata`.
+PROGRAMS = {
+    "kafka_is_not_imported": "assert 'kafka' not in sys.modules",
+    "a_name_of_the_package": """
+        from kafka import KafkaConsumer, TopicPartition as theirs, OffsetAndMetadata as offsets
+        assert theirs is TopicPartition and offsets is OffsetAndMetadata
+        """,
+    "the_package": """
+        import kafka
+        assert kafka.TopicPartition is kafka.structs.TopicPartition is TopicPartition
+        assert kafka.KafkaConsumer and kafka.__version__
+        assert kafka.protocol.producer.ProduceRequest and kafka.coordinator.assignors.range
+        """,
+    "the_submodule": """
+        import kafka.structs
+        assert kafka.structs.TopicPartition is TopicPartition
+        assert sys.modules["kafka.structs"] is kafka.structs
+        """,
+    "the_submodule_under_another_name": """
+        import kafka.structs as theirs
+        assert theirs.OffsetAndMetadata is OffsetAndMetadata
+        import kafka
+        assert kafka.structs is theirs
+        """,
+    "the_submodule_from_the_package": """
+        from kafka import structs
+        assert structs.TopicPartition is TopicPartition
+        """,
+    "a_name_of_the_submodule": """
+        from kafka.structs import TopicPartition as theirs
+        assert theirs is TopicPartition
+        import kafka
+        assert kafka.structs.TopicPartition is TopicPartition
+        """,
+    "another_submodule": """
+        from kafka.errors import KafkaError
+        import kafka
+        assert kafka.structs.TopicPartition is TopicPartition
+        """,
+    "all_names": """
+        mine = TopicPartition
+        from kafka import *
+        assert TopicPartition is mine and KafkaProducer
+        """,
+    "import_module": """
+        import importlib
+        assert importlib.import_module("kafka").structs.TopicPartition is TopicPartition
+        assert importlib.import_module("kafka.structs").TopicPartition is TopicPartition
+        """,
+    "a_search_without_an_import": """
+        from importlib.util import find_spec
+        assert find_spec("kafka").name == "kafka" and "kafka" not in sys.modules
+        assert find_spec("kafka.structs").name == "kafka.structs"
+        import kafka
+        assert kafka.structs.TopicPartition is TopicPartition
+        """,
+    "the_attributes_of_the_module": """
+        alone = sys.modules["kafka.structs"]
+        described = alone.__name__, alone.__file__, alone.__package__, alone.__spec__.origin, type(alone.__loader__)
+        del sys.modules["kafka.structs"]
+        import kafka.structs
+        theirs = sys.modules["kafka.structs"]
+        assert theirs is not alone and vars(theirs).keys() == vars(alone).keys()
+        assert described == (
+            theirs.__name__, theirs.__file__, theirs.__package__, theirs.__spec__.origin, type(theirs.__loader__)
+        )
+        """,
+    "reload_of_the_package": """
+        import importlib, kafka
+        importlib.reload(kafka)
+        assert kafka.TopicPartition is kafka.structs.TopicPartition is TopicPartition
+        """,
+    "reload_of_the_submodule": """
+        import importlib, kafka.structs
+        importlib.reload(kafka.structs)
+        assert kafka.structs.TopicPartition is not TopicPartition  # as always after a reload
+        """,
+    "pickles": """
+        import pickle
+        data = [pickle.dumps((TopicPartition("t", 1), OffsetAndMetadata(5), TopicPartition), n) for n in range(6)]
+        code = f"import pickle, sys; print(*(pickle.loads(each) for each in {data!r}), *sorted(sys.modules))"
+        import subprocess
+        words = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        assert words.count("TopicPartition(topic='t', partition=1)") == 6
+        assert "allocator" not in words.split()
+        for each in data:
+            assert type(pickle.loads(each)[0]) is TopicPartition and pickle.loads(each)[2] is TopicPartition
+        """,
+    "pickles_by_cloudpickle": """
+        from pyspark import cloudpickle
+        assert cloudpickle.loads(cloudpickle.dumps(TopicPartition)) is TopicPartition
+        assert type(cloudpickle.loads(cloudpickle.dumps(lambda: TopicPartition("t", 1)))()) is TopicPartition
+        """,
+    "the_finder_leaves": """
+        from allocator.core.kafka_structs import BindsStructs
+        assert BindsStructs in sys.meta_path
+        import kafka
+        assert BindsStructs not in sys.meta_path
+        """,
+    "methods_of_kafka_python": """
+        from kafka import KafkaConsumer
+        consumer = KafkaConsumer(bootstrap_servers="127.0.0.1:1", api_version=(2, 0))
+        consumer.assign([TopicPartition("t", 0)])
+        consumer.seek(TopicPartition("t", 0), 5)
+        """,
+    "a_patch": """
+        from unittest.mock import patch
+        with patch("kafka.structs.TopicPartition", 1):
+            import kafka
+            assert kafka.structs.TopicPartition == 1
+        assert kafka.structs.TopicPartition is TopicPartition
+        """,
+}
+
+
+def run(program: str, before: str = "from allocator import TopicPartition, OffsetAndMetadata") -> None:
+    code = f"import sys\n{before}\n{textwrap.dedent(program)}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("what", PROGRAMS)
+def test_kafka_python_imports_as_always_after_allocator(what: str) -> None:
+    run(PROGRAMS[what])
+
+
+@pytest.mark.parametrize("first", ["import kafka", "import kafka.structs", "from kafka.structs import TopicPartition"])
+def test_allocator_takes_the_classes_of_an_imported_kafka_python(first: str) -> None:
+    run(
+        """
+        from allocator import TopicPartition, OffsetAndMetadata
+        import kafka.structs
+        assert TopicPartition is kafka.structs.TopicPartition and OffsetAndMetadata is kafka.OffsetAndMetadata
+        """,
+        first,
+    )
+
+
+def test_threads_that_import_both_at_once_share_the_classes() -> None:
+    """No thread imports a submodule of kafka-python first: Python may find a deadlock then, without allocator too."""
+    run(
+        """
+        import threading
+        sys.setswitchinterval(1e-6)
+        found, gate = [], threading.Barrier(8)
+
+        def kafka_first():
+            gate.wait()
+            import kafka
+            found.append(kafka.structs.TopicPartition)
+
+        def name_first():
+            gate.wait()
+            from kafka import TopicPartition
+            found.append(TopicPartition)
+
+        def allocator_first():
+            gate.wait()
+            from allocator import TopicPartition
+            found.append(TopicPartition)
+
+        def client_connects():
+            gate.wait()
+            import allocator
+            from allocator.core.client import protocol
+            protocol.load()
+            found.append(sys.modules["kafka"].structs.TopicPartition)
+
+        kinds = [kafka_first, name_first, allocator_first, client_connects] * 2
+        threads = [threading.Thread(target=kind, daemon=True) for kind in kinds]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert len(found) == len(kinds) and len(set(found)) == 1, found
+        import allocator, kafka
+        assert allocator.TopicPartition is kafka.structs.TopicPartition is kafka.TopicPartition is found[0]
+        """,
+        "",
+    )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 from allocator.core.settings import DEFAULT
-from allocator.daemon import Config, load
 from allocator.errors import ConfigError
 from allocator.operate import Clusters, check_members_known
+
+if TYPE_CHECKING:
+    from allocator.daemon import Config
 
 NOWHERE = "none"  # value of --zookeeper: no ensemble has members of the group
 
@@ -41,6 +43,8 @@ class Access(Clusters):
             zookeeper = None
         if config is None:
             return cls(zookeeper, root or DEFAULT["root"], None, brokers, None, timeout_s, nowhere=nowhere)
+        from allocator.daemon import load
+
         settings = load(config, target=target)
         return cls(
             None if nowhere else zookeeper or settings.zookeeper.hosts,

@@ -30,7 +30,6 @@ from allocator.errors import AllocatorError, ConfigError
 from allocator.operate.cluster_choice import ClusterChoice, choice_path, read_choice
 from allocator.operate.clusters import Clusters
 from allocator.operate.group_report import GroupReport, GroupState, Logs, reported_problems
-from allocator.operate.kafka_describe import kafka_group
 from allocator.operate.layouts import KIEL, OLD_CONSUMERS, old_layouts
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -326,6 +325,8 @@ async def older_members(zk: ZooKeeperClient, group: str) -> str | None:
 async def _with_kafkas(state: GroupState | None, client: KafkaClient, group: str) -> GroupState | None:
     """Returns `state`, or the state from Kafka's coordinator if ZooKeeper has no members of the group."""
     if state is None or not state.members:
+        from allocator.operate.kafka_describe import kafka_group
+
         found = await kafka_group(client, group)
         if found is not None and (found.members or state is None):
             return found

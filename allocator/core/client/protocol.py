@@ -17,34 +17,27 @@ JOIN_GROUP: Final = 11
 HEARTBEAT: Final = 12
 SYNC_GROUP: Final = 14
 
-NAMES: Final = frozenset(
-    {
-        "ApiVersionsRequest",
-        "BrokerVersionData",
-        "DescribeConfigsRequest",
-        "FindCoordinatorRequest",
-        "ListGroupsRequest",
-        "ListOffsetsRequest",
-        "MetadataRequest",
-        "OffsetFetchRequest",
-        "OffsetForLeaderEpochRequest",
-    }
-)
-
 
 def load() -> None:
     """Imports all of kafka-python, if no module has done so. Blocks for about 0.1 s then."""
     # `kafka` before its submodules: a thread that imports a submodule holds its lock while it waits for `kafka`, and so
     # deadlocks with a thread that imports `kafka`
     from kafka import errors  # noqa: F401
-    from kafka.protocol import admin, broker_version_data, consumer, metadata
+    from kafka.protocol.admin import DescribeConfigsRequest, ListGroupsRequest
+    from kafka.protocol.broker_version_data import BrokerVersionData
+    from kafka.protocol.consumer import ListOffsetsRequest, OffsetFetchRequest, OffsetForLeaderEpochRequest
+    from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, MetadataRequest
 
-    for module in (admin, broker_version_data, consumer, metadata):
-        globals().update((name, getattr(module, name)) for name in NAMES if hasattr(module, name))
+    classes = (
+        *(ApiVersionsRequest, BrokerVersionData, DescribeConfigsRequest, FindCoordinatorRequest, ListGroupsRequest),
+        *(ListOffsetsRequest, MetadataRequest, OffsetFetchRequest, OffsetForLeaderEpochRequest),
+    )
+    globals().update({each.__name__: each for each in classes})
 
 
 def __getattr__(name: str) -> Any:
-    if name not in NAMES:
+    if not name.startswith("_"):
+        load()
+    if name not in globals():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    load()
     return globals()[name]

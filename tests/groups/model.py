@@ -30,20 +30,6 @@ from functools import cache
 from itertools import product
 from typing import Any, NamedTuple
 
-__all__ = [
-    "FAULTS",
-    "PARTITIONS",
-    "RULES",
-    "Document",
-    "Entry",
-    "Member",
-    "State",
-    "Step",
-    "canonical",
-    "decisions",
-    "steps",
-]
-
 MEMBERS = 3
 PARTITIONS = (0, 1)
 EVERYTHING = 0b11  # sets of partitions, and of members, are bits of a number

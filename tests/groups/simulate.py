@@ -20,8 +20,6 @@ from typing import Optional
 from simulated_faults import Event, parse
 from simulation import Broken, Simulation
 
-__all__ = ["broken_seeds", "shrunk"]
-
 
 def outcome(seed: int, schedule: Optional[Sequence[Event]] = None) -> tuple[Simulation, Optional[Broken]]:
     run = Simulation(seed, schedule=schedule)

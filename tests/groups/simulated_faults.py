@@ -17,8 +17,6 @@ from allocator.core.zookeeper.client import Op
 if TYPE_CHECKING:
     from simulation import Simulation
 
-__all__ = ["Event", "Faults", "parse"]
-
 MEMBERS = 6  # alive at once, at most
 PARTITIONS = 12
 MEAN_S = 1.2  # from one event to the next
@@ -58,7 +56,7 @@ class Faults:
         self._born = 0
 
     async def play(self, seconds: float) -> None:
-        """Plays the given schedule, or draws one while it runs."""
+        """Plays the schedule, or draws one while it runs."""
         if self._schedule is not None:
             for event in self._schedule:
                 await self._until(event.at)
@@ -94,7 +92,7 @@ class Faults:
         handler(*([who] if who else []), *([seconds] if seconds else []))
 
     def heal(self) -> None:
-        """Ends all faults, and makes sure that at least one member runs."""
+        """Ends all faults, and starts a member if none runs."""
         for worker in self.world.workers.values():
             self._mend(worker)
             self._quicken(worker)
@@ -222,7 +220,7 @@ class Faults:
 
     def _do_spoil(self) -> None:
         if "/allocator/g/assignment" in self.world.ensemble.znodes:
-            self._by_hand("set", "/allocator/g/assignment", b"rubbish")
+            self._by_hand("set", "/allocator/g/assignment", b"garbage")
 
     def _do_unassign(self) -> None:
         """Deletes the assignment; the leader creates it again, with versions that count from 0."""

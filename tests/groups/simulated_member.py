@@ -22,8 +22,6 @@ from allocator.types import TopicPartition
 if TYPE_CHECKING:
     from simulation import Simulation
 
-__all__ = ["TIMEOUT_S", "VirtualWatchdog", "Worker"]
-
 TIMEOUT_S = 4.0  # of its session
 POLL_S = 1.0  # the limit of its watchdog: well below the end of the lease
 INSTANCES = 5  # fewer than members at once: some are second processes of an instance that lives

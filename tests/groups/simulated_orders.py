@@ -15,8 +15,6 @@ from allocator.core.zookeeper.client import Op
 if TYPE_CHECKING:
     from simulation import Simulation
 
-__all__ = ["KINDS", "OrdersOfGroup"]
-
 BASE = "/allocator/g"
 KINDS = ("cordon", "evacuate", "swap", "pin", "freeze", "budget", "canary")
 AT_ONCE, PER_MINUTE = 2, 6
@@ -47,14 +45,14 @@ class OrdersOfGroup:
     def put(self, kind: str, name: str, seconds: float) -> None:
         """Orders `kind` about the member with the client id `name`, for so many seconds (0: without end)."""
         self._number += 1
-        made = Order.make(
+        order = Order.make(
             kind,
             self._arguments(kind, name),
             who="operator",
             now_ms=self.now_ms,
             expires=self.now_ms + int(seconds * 1000) if seconds else None,
         )
-        self._write(self.orders.put(replace(made, id=f"o-{self._number:08x}"), self.now_ms))
+        self._write(self.orders.put(replace(order, id=f"o-{self._number:08x}"), self.now_ms))
 
     def withdraw(self) -> None:
         self._write(Orders())
@@ -147,7 +145,7 @@ class OrdersOfGroup:
     def _substitutes(self, members: dict[str, MemberInfo]) -> set[str]:
         """Members that take the place of another, which comes before a cordon."""
         swaps = [order.arguments for order in self.orders.entries if order.kind == "swap"]
-        return {member for given in swaps for member in members_named(given["new"], members)}
+        return {member for swap in swaps for member in members_named(swap["new"], members)}
 
     def _free(self, members: dict[str, MemberInfo]) -> set[str]:
         """Members without an order about them."""

@@ -28,8 +28,6 @@ from allocator.types import OffsetAndMetadata, TopicPartition
 if TYPE_CHECKING:
     from simulation import Simulation
 
-__all__ = ["CommitsOfGroup", "ReadingWorker"]
-
 HANDLER_S = (0.0, 0.0, 0.05, 0.2, 0.8)  # less than the limit of the watchdog
 
 
@@ -46,8 +44,8 @@ class CommitsOfGroup:
         """Orders a seek to the middle of what was processed. Each owner obeys until one has committed the seek."""
         self._number += 1
         at = {"partitions": to_ranges([partition]), "to": str(self.world.processed.get(partition, 0) // 2)}
-        made = Order.make("seek", at, who="operator", now_ms=0, expires=None)
-        self.seeks = self.seeks.put(replace(made, id=f"o-{self._number:08x}"), 0)
+        order = Order.make("seek", at, who="operator", now_ms=0, expires=None)
+        self.seeks = self.seeks.put(replace(order, id=f"o-{self._number:08x}"), 0)
         for worker in self.world.workers.values():
             assert isinstance(worker, ReadingWorker)
             worker.context.run(self.world.loop.call_soon, worker.obey)
@@ -71,21 +69,21 @@ class OffsetsOfWorker:
         self, partitions: Iterable[TopicPartition], *, require_stable: bool = False
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Sometimes the response takes longer than a session."""
-        world, asked = self._worker.world, list(partitions)
-        answer: asyncio.Future[dict[TopicPartition, OffsetAndMetadata]] = world.loop.create_future()
+        world, wanted = self._worker.world, list(partitions)
+        response: asyncio.Future[dict[TopicPartition, OffsetAndMetadata]] = world.loop.create_future()
         random = world.random
         back_s = random.uniform(1.0, 8.0) if random.random() < 0.3 else random.uniform(0.001, 0.02)
 
         def arrive() -> None:
             found = {
                 p: OffsetAndMetadata(world.read_committed(p), world.kafka.metadata[p], -1)
-                for p in asked
+                for p in wanted
                 if p in world.committed
             }
-            world.ensemble.later(back_s, lambda: answer.done() or answer.set_result(found))
+            world.ensemble.later(back_s, lambda: response.done() or response.set_result(found))
 
         world.ensemble.later(random.uniform(0.001, 0.02), arrive)
-        return await answer
+        return await response
 
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         sent = [self._worker.send(partition, offset) for partition, offset in offsets.items()]

@@ -41,8 +41,6 @@ from allocator.core.zookeeper.client import (
     ZnodeExists,
 )
 
-__all__ = ["Ensemble", "SimulatedZooKeeper"]
-
 TICK_S = 0.5
 
 
@@ -51,14 +49,14 @@ class Znode:
     data: bytes
     version: int = 0
     owner: int = 0
-    children_made: int = 0
+    children_created: int = 0
 
 
 @dataclass
 class Session:
     number: int
     timeout_s: float
-    heard: float
+    last_sign: float
     alive: bool = True
 
 
@@ -94,10 +92,10 @@ class Ensemble:
         self._watch(session)
         return session
 
-    def hear(self, session: Session, sent: float) -> None:
+    def note_sign(self, session: Session, sent: float) -> None:
         """A follower reports a sign of life; the news is up to half a tick old."""
         if session.alive:
-            session.heard = max(session.heard, sent)
+            session.last_sign = max(session.last_sign, sent)
 
     def close(self, session: Session) -> None:
         if session.alive:
@@ -108,7 +106,7 @@ class Ensemble:
     def _watch(self, session: Session) -> None:
         if not session.alive:
             return
-        ends = session.heard + session.timeout_s
+        ends = session.last_sign + session.timeout_s
         # expiry is rounded up to a tick, never down
         ends = (int(ends / TICK_S) + 1) * TICK_S
         if self.loop.time() >= ends:
@@ -142,10 +140,10 @@ class Ensemble:
             if up is None:
                 raise NoZnode(parent)
             if op.version == SEQUENCE:
-                path += f"{up.children_made:010d}"
+                path += f"{up.children_created:010d}"
             if path in after:
                 raise ZnodeExists(path)
-            after[parent] = write.changes[parent] = replace(up, children_made=up.children_made + 1)
+            after[parent] = write.changes[parent] = replace(up, children_created=up.children_created + 1)
             after[path] = write.changes[path] = Znode(op.data, owner=session.number if op.ephemeral else 0)
             write.events += [("data", path), ("children", parent)]
             return path
@@ -191,7 +189,7 @@ class SimulatedZooKeeper:
         self._waiting: dict[asyncio.Future[Any], None] = {}  # in their order: a set of futures has another in each run
         self._task: asyncio.Task[None] | None = None
         self._connected = asyncio.Event()
-        self._last_answer = self._last_event = 0.0
+        self._last_response = self._last_event = 0.0
         self.slow_s = 0.0
         """Additional delay of each packet, at most."""
         self._connections = 0
@@ -261,7 +259,7 @@ class SimulatedZooKeeper:
 
     def _aborted(self) -> None:
         if self._task is not None:
-            self._told(SessionState.LOST)
+            self._notified(SessionState.LOST)
             self.ensemble.loop.call_later(REOPEN_S, self._reopen)
 
     def _reopen(self) -> None:
@@ -271,24 +269,24 @@ class SimulatedZooKeeper:
     async def _live(self) -> None:
         """The client library's thread: connects, pings, detects silence."""
         while True:
-            while self.cut:  # noqa: ASYNC110 - that is what it does: try, and try again
+            while self.cut:  # noqa: ASYNC110 - the library polls too
                 await asyncio.sleep(0.1)
-            asked = self.ensemble.loop.time()
+            began = self.ensemble.loop.time()
             await asyncio.sleep(self._latency())
             if self.cut:
                 continue
-            self.connected_at = asked
+            self.connected_at = began
             if self.session is None or not self.session.alive:
                 if self.session is not None:
                     self.session = None
-                    self._tell(SessionState.LOST)
+                    self._notify(SessionState.LOST)
                 self.session = self.ensemble.open(self.session_timeout_s)
             else:
-                self.ensemble.hear(self.session, self.ensemble.loop.time())
-            self._tell(SessionState.CONNECTED)
+                self.ensemble.note_sign(self.session, self.ensemble.loop.time())
+            self._notify(SessionState.CONNECTED)
             await self._ping()
             self._hang_up()
-            self._tell(SessionState.SUSPENDED)
+            self._notify(SessionState.SUSPENDED)
 
     def _hang_up(self) -> None:
         """Closes the connection, with everything under way on it."""
@@ -314,10 +312,10 @@ class SimulatedZooKeeper:
             elif self.ensemble.loop.time() - last > self.session_timeout_s * 2 / 3:
                 return
 
-    def _tell(self, state: SessionState) -> None:
-        self.ensemble.loop.call_soon(self._told, state, context=self._context)
+    def _notify(self, state: SessionState) -> None:
+        self.ensemble.loop.call_soon(self._notified, state, context=self._context)
 
-    def _told(self, state: SessionState) -> None:
+    def _notified(self, state: SessionState) -> None:
         if state is self.state or self._task is None:
             return
         self.state = state
@@ -364,8 +362,8 @@ class SimulatedZooKeeper:
 
     def _deliver(self, callback: Callable[[], None]) -> None:
         """Delivers responses to the client in order."""
-        self._last_answer = max(self._last_answer, self.ensemble.loop.time() + self._latency()) + 1e-9
-        self.ensemble.loop.call_at(self._last_answer, self._pass, callback, context=self._context)
+        self._last_response = max(self._last_response, self.ensemble.loop.time() + self._latency()) + 1e-9
+        self.ensemble.loop.call_at(self._last_response, self._pass, callback, context=self._context)
 
     def _deliver_event(self, watch: Callable[[], None]) -> None:
         def event() -> None:
@@ -397,7 +395,7 @@ class SimulatedZooKeeper:
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    async def _ask(self, work: Callable[[], Any]) -> Any:
+    async def _request(self, work: Callable[[], Any]) -> Any:
         """Sends a request; `work` runs when it arrives, and its result travels back."""
         loop = self.ensemble.loop
         future: asyncio.Future[Any] = loop.create_future()
@@ -412,7 +410,7 @@ class SimulatedZooKeeper:
             self.ensemble.later(TICK_S / 2, self._report, self.session, loop.time())
             try:
                 result, error = work(), None
-            except Exception as raised:  # noqa: BLE001 - it travels back to the one who asked
+            except Exception as raised:  # noqa: BLE001 - it travels back to the client
                 result, error = None, raised
 
             def back() -> None:
@@ -430,11 +428,11 @@ class SimulatedZooKeeper:
         return await future
 
     def _report(self, session: Session, sent: float) -> None:
-        """The leader hears of a request or ping, a sign of life.
+        """The leader learns of a request or ping, a sign of life.
 
-        While the client is cut off its server may be dead, and tells nothing unless they find each other again.
+        While the client is cut off its server may be dead, and reports nothing unless they reconnect.
         """
-        self._pass(partial(self.ensemble.hear, session, sent))
+        self._pass(partial(self.ensemble.note_sign, session, sent))
 
     def _write(self, ops: Sequence[Op]) -> list[Any]:
         assert self.session is not None
@@ -445,7 +443,7 @@ class SimulatedZooKeeper:
             self._catch_up(len(self.ensemble.history))
 
     async def sync(self) -> None:
-        await self._ask(lambda: self._catch_up(len(self.ensemble.history)))
+        await self._request(lambda: self._catch_up(len(self.ensemble.history)))
 
     async def get(
         self, path: str, watch: Callable[[], None] | None = None, *, deleted: Callable[[], None] | None = None
@@ -457,7 +455,7 @@ class SimulatedZooKeeper:
             self._register("data", path, watch, deleted)
             return znode.data, _stat(znode)
 
-        return await self._ask(work)
+        return await self._request(work)
 
     async def exists(self, path: str, watch: Callable[[], None] | None = None) -> Stat | None:
         def work() -> Stat | None:
@@ -465,7 +463,7 @@ class SimulatedZooKeeper:
             znode = self._view.get(path)
             return None if znode is None else _stat(znode)
 
-        return await self._ask(work)
+        return await self._request(work)
 
     async def get_children(self, path: str, watch: Callable[[], None] | None = None) -> list[str]:
         def work() -> list[str]:
@@ -475,24 +473,24 @@ class SimulatedZooKeeper:
             prefix = path.rstrip("/") + "/"
             return [p[len(prefix) :] for p in self._view if p.startswith(prefix) and "/" not in p[len(prefix) :]]
 
-        return await self._ask(work)
+        return await self._request(work)
 
     async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequence: bool = False) -> str:
         op = Op("create", path, data, SEQUENCE if sequence else -1, ephemeral)
-        return (await self._ask(lambda: self._write([op])))[0]
+        return (await self._request(lambda: self._write([op])))[0]
 
     async def set(self, path: str, data: bytes, version: int = -1) -> Stat:
-        return (await self._ask(lambda: self._write([Op("set", path, data, version)])))[0]
+        return (await self._request(lambda: self._write([Op("set", path, data, version)])))[0]
 
     async def delete(self, path: str, version: int = -1) -> None:
-        await self._ask(lambda: self._write([Op("delete", path, version=version)]))
+        await self._request(lambda: self._write([Op("delete", path, version=version)]))
 
     async def multi(self, ops: Sequence[Op]) -> int:
         def work() -> int:
             self._write(ops)
             return len(self.ensemble.history)
 
-        number: int = await self._ask(work)
+        number: int = await self._request(work)
         return number
 
     async def ensure_path(self, path: str) -> None:

@@ -1,13 +1,13 @@
 """The real membership code over a simulated ZooKeeper, in virtual time, with faults drawn from a seed.
 
 `Simulation(seed).run()` raises `Broken` with the schedule that led there. The seed decides all random delays and
-choices of the network and the members. The faults are a schedule, drawn from the seed or given. `simulate.py` replays
+choices of the network and the members. The faults are a schedule, drawn from the seed or passed. `simulate.py` replays
 one.
 
 Promises, checked after every step of every member and every write to ZooKeeper:
 
 - at most one member may act on a partition, and at most one claims it;
-- no document gives a partition to two, and generations and revisions only grow, at each member too;
+- no document assigns a partition to two members, and generations and revisions only grow, at each member too;
 - a committed offset never exceeds the processed records, no record is skipped, and no member sets an offset back that
   it has seen: only a commit that was under way when its sender lost the partition may arrive too late;
 - every partition has an owner that may act within `HEALED_S` after the last fault, whatever an operator has ordered;
@@ -18,7 +18,7 @@ instance ids and a grace: a starting member may be the next process of a member 
 one that lives. Then healing may take longer by the grace. From seed `FOLLOWING` on, members follow load, those of odd
 seeds with a grace too, and another partition is the heaviest every few seconds.
 
-From seed `READING` on, members are consumers (`simulated_reader`). Look-ups of committed offsets may take longer than a
+From seed `READING` on, members are consumers (`simulated_reader`). Lookups of committed offsets may take longer than a
 session, and an operator orders seeks, after which every record must be processed again.
 """
 
@@ -47,8 +47,6 @@ from allocator.core.znodes import following
 from allocator.core.znodes.documents import AssignmentDocument, Claim, InvalidZnode
 from allocator.core.zookeeper.client import ConnectionLost
 from allocator.types import TopicPartition
-
-__all__ = ["FOLLOWING", "READING", "SEATED", "Broken", "Simulation"]
 
 FAULTS_S = 40.0  # how long faults go on
 SEATED = 1_000_000
@@ -145,7 +143,7 @@ class Simulation:
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if not isinstance(error, ConnectionLost):  # what a cut-off member was told too late to hear
+        if not isinstance(error, ConnectionLost):  # a notification that came too late for a cut-off member
             self.broken(f"{context['message']}: {error!r}")
 
     def _wind_up(self) -> None:
@@ -217,14 +215,14 @@ class Simulation:
         `seeks`: all records from `offset` on must be processed again.
         """
         self.check_alone(worker, partition, "commits")
-        answer: asyncio.Future[None] = self.loop.create_future()
+        response: asyncio.Future[None] = self.loop.create_future()
         turn = worker.turns[partition]
         delay = 2.0 if self.random.random() < 0.01 else self.random.uniform(0.001, 0.02)
         worker.commits_arrive = max(worker.commits_arrive + 1e-6, self.loop.time() + delay)
 
         def arrive() -> None:
             if offset > self.farthest.get(partition, 0):
-                self.broken(f"{worker.name} commits {offset} of {partition.partition}, which nobody processed")
+                self.broken(f"{worker.name} commits {offset} of {partition.partition}, which no member processed")
             owns = worker.turns.get(partition) == turn and worker.may_act
             if offset < self.committed.get(partition, 0) and owns and not self.late[partition] and not seeks:
                 self.broken(f"{worker.name}, the owner, sets {partition.partition} back to {offset}")
@@ -235,11 +233,11 @@ class Simulation:
             elif seeks and isinstance(worker, ReadingWorker):  # the owner has gone on since it sent the commit
                 position = worker.state.position(partition)
                 self.processed[partition] = offset if position is None else max(offset, position.offset)
-            if not answer.done():
-                answer.set_result(None)
+            if not response.done():
+                response.set_result(None)
 
         self.ensemble.later(worker.commits_arrive - self.loop.time(), arrive)
-        return answer
+        return response
 
     # -- the promises --------------------------------------------------------------------------------------------
 
@@ -283,9 +281,9 @@ class Simulation:
                 self.claims.pop(member, None)
                 if znode is not None:
                     claim = self.claims[member] = Claim.decode(path, znode.data)
-                    for other, theirs in self.claims.items():
-                        if other != member and not claim.held.isdisjoint(theirs.held):
-                            self.broken(f"{member} and {other} both claim {sorted(claim.held & theirs.held)}")
+                    for other, others in self.claims.items():
+                        if other != member and not claim.held.isdisjoint(others.held):
+                            self.broken(f"{member} and {other} both claim {sorted(claim.held & others.held)}")
 
     def check_document(self, data: bytes) -> None:
         try:
@@ -307,7 +305,7 @@ class Simulation:
         owned = [p for parts in document.owners.values() for p in parts]
         owned += [p for entry in document.waiting.values() for p in entry.partitions]
         if len(owned) != len(set(owned)):
-            self.broken(f"revision {document.revision} gives a partition to two")
+            self.broken(f"revision {document.revision} assigns a partition to two members")
 
     def _owners(self) -> dict[int, list[str]]:
         return {

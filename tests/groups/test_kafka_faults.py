@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 from kafka_members import ClassicMember, coordinator_of, shared
 from members import History
 from racked import racked_brokers
+from real_member import RealMember
 
 from allocator.protocols.kafka_classic.group import GroupPhase
 from allocator.testing import LocalCluster, wait_until_async
@@ -21,15 +22,8 @@ OTHERS = [pytest.param(v, marks=pytest.mark.long) for v in ("0.9.0.1", "0.10.2.2
 
 pytestmark = pytest.mark.deadline(280)
 
-# far longer than these tests wait, so a member that only gives up then has not noticed
+# far longer than these tests wait: a member that waits for it has not noticed the fault
 TIMING = {"session_timeout_s": 10.0, "rebalance_timeout_s": 200.0}
-
-
-def member(cluster: LocalCluster, group: str, counts: Mapping[str, int], name: str, history: History) -> ClassicMember:
-    # before 0.10.1 the session timeout is the time for draining too
-    return ClassicMember(
-        cluster.bootstrap, group, counts, name=name, history=history, timing=TIMING, connect_timeout_s=None
-    )
 
 
 def phases(members: Sequence[ClassicMember]) -> list[GroupPhase]:
@@ -43,15 +37,36 @@ async def reach(members: Sequence[ClassicMember], *wanted: GroupPhase) -> None:
     await wait_until_async(lambda: phases(members) == list(wanted), 30, what)
 
 
-async def three_brokers(cluster_factory: Any, kafka: str, topic: str) -> tuple[LocalCluster, dict[str, int]]:
-    cluster = await asyncio.to_thread(racked_brokers, cluster_factory, kafka)
-    await asyncio.to_thread(cluster.create_topic, topic, 6, 3)
-    return cluster, {topic: 6}
+class Setting:
+    """Three brokers, and members of one group."""
+
+    def __init__(self, cluster: LocalCluster, topic: str, group: str) -> None:
+        self.cluster, self.counts, self.group, self.history = cluster, {topic: 6}, group, History()
+        cluster.create_topic(topic, 6, 3)
+
+    def member(self, name: str) -> ClassicMember:
+        return ClassicMember(
+            self.cluster.bootstrap,
+            self.group,
+            self.counts,
+            name=name,
+            history=self.history,
+            # before 0.10.1 the session timeout is the time for draining too
+            timing=TIMING,
+            connect_timeout_s=None,
+        )
+
+
+@pytest.fixture
+def setting(cluster_factory: Any, kafka: str, unique_name: Any, group: str) -> Iterator[Setting]:
+    setting = Setting(racked_brokers(cluster_factory, kafka), unique_name(), group)
+    yield setting
+    assert setting.history.overlaps() == []
 
 
 @contextlib.asynccontextmanager
 async def without_its_coordinator(
-    cluster: LocalCluster, group: str, members: Sequence[ClassicMember], fault: str
+    cluster: LocalCluster, group: str, members: Sequence[RealMember], fault: str
 ) -> AsyncIterator[None]:
     """Kills or pauses the coordinator, waits until every member has found the next one, and restores it."""
     victim = await coordinator_of(cluster, group)
@@ -71,7 +86,7 @@ async def without_its_coordinator(
         await asyncio.to_thread(victim.resume if fault == "pause" else victim.start)
 
 
-async def settle(members: Sequence[ClassicMember], counts: Mapping[str, int]) -> None:
+async def settle(members: Sequence[RealMember], counts: Mapping[str, int]) -> None:
     """All partitions are shared, and all members work and may commit."""
     await shared(members, counts, 90)
     await wait_until_async(lambda: all(each.membership.may_act() for each in members), 60, "all to act")
@@ -83,13 +98,10 @@ async def settle(members: Sequence[ClassicMember], counts: Mapping[str, int]) ->
 
 @pytest.mark.parametrize("fault", ["kill", "pause"])
 @pytest.mark.parametrize("kafka", ["3.9.1", *OTHERS])
-async def test_a_group_in_the_middle_of_joining_outlives_its_coordinator(
-    fault: str, kafka: str, cluster_factory: Any, unique_name: Any, group: str
-) -> None:
+async def test_a_group_in_the_middle_of_joining_outlives_its_coordinator(fault: str, setting: Setting) -> None:
     """One member drains, one has joined again, and one joins for the first time: it sends no heartbeats yet."""
-    cluster, counts = await three_brokers(cluster_factory, kafka, unique_name())
-    history = History()
-    a, b, c = (member(cluster, group, counts, name, history) for name in "abc")
+    cluster, group, counts = setting.cluster, setting.group, setting.counts
+    a, b, c = map(setting.member, "abc")
     async with a, b, contextlib.AsyncExitStack() as later:
         await shared([a, b], counts)
         b.owner.may_drain.clear()
@@ -103,18 +115,14 @@ async def test_a_group_in_the_middle_of_joining_outlives_its_coordinator(
             b.owner.may_drain.set()
             await joining
         await settle([a, b, c], counts)
-    assert history.overlaps() == []
 
 
 @pytest.mark.parametrize("fault", ["kill", pytest.param("pause", marks=pytest.mark.long)])
 @pytest.mark.parametrize("kafka", ["3.9.1", *OTHERS])
-async def test_a_group_in_the_middle_of_syncing_outlives_its_coordinator(
-    fault: str, kafka: str, cluster_factory: Any, unique_name: Any, group: str
-) -> None:
+async def test_a_group_in_the_middle_of_syncing_outlives_its_coordinator(fault: str, setting: Setting) -> None:
     """The leader computes the assignment while the other members wait for it."""
-    cluster, counts = await three_brokers(cluster_factory, kafka, unique_name())
-    history = History()
-    a, b = (member(cluster, group, counts, name, history) for name in "ab")
+    cluster, group, counts = setting.cluster, setting.group, setting.counts
+    a, b = map(setting.member, "ab")
     computed = asyncio.Event()
     compute = a.membership.compute_assignment
 
@@ -135,20 +143,15 @@ async def test_a_group_in_the_middle_of_syncing_outlives_its_coordinator(
             computed.set()
             await joining
         await settle([a, b], counts)
-    assert history.overlaps() == []
 
 
 @pytest.mark.parametrize("fault", ["kill", pytest.param("pause", marks=pytest.mark.long)])
 @pytest.mark.parametrize("kafka", ["3.9.1", *OTHERS])
-async def test_a_group_at_work_outlives_its_coordinator(
-    fault: str, kafka: str, cluster_factory: Any, unique_name: Any, group: str
-) -> None:
-    cluster, counts = await three_brokers(cluster_factory, kafka, unique_name())
-    history = History()
-    a, b = (member(cluster, group, counts, name, history) for name in "ab")
+async def test_a_group_at_work_outlives_its_coordinator(fault: str, setting: Setting) -> None:
+    cluster, group, counts = setting.cluster, setting.group, setting.counts
+    a, b = map(setting.member, "ab")
     async with a, b:
         await shared([a, b], counts)
         async with without_its_coordinator(cluster, group, [a, b], fault):
             await settle([a, b], counts)
         await settle([a, b], counts)
-    assert history.overlaps() == []

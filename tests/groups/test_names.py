@@ -12,19 +12,19 @@ from allocator.compat.grouped import GroupedConsumer
 from allocator.core.znodes.documents import MemberInfo
 from allocator.core.znodes.member_names import default_client_id, member_name
 
-OURS = "m-0123456789abcdef-0000000012"
-KAFKAS = "billing-6f1c2d3e-0000-4000-8000-0123456789ab"
+IN_ZOOKEEPER = "m-0123456789abcdef-0000000012"
+IN_KAFKA = "billing-6f1c2d3e-0000-4000-8000-0123456789ab"
 
 
 @pytest.mark.parametrize(
     ("member", "info", "shown"),
     [
-        (OURS, MemberInfo("allocator-web1-4242-3f9a", "web1", pid=4242), "allocator-web1-4242-3f9a#12"),
-        (OURS, MemberInfo("billing", "web1", pid=4242), "billing@web1:4242#12"),
-        (OURS, MemberInfo("billing-web1-14242", "web1", pid=4242), "billing-web1-14242@web1:4242#12"),
-        (OURS, MemberInfo("allocator-web1", "web1"), "allocator-web1#12"),  # of an older version
-        (OURS, None, "#12"),
-        (KAFKAS, MemberInfo("billing", "10.0.0.7"), "billing@10.0.0.7#6f1c2d3e"),
+        (IN_ZOOKEEPER, MemberInfo("allocator-web1-4242-3f9a", "web1", pid=4242), "allocator-web1-4242-3f9a#12"),
+        (IN_ZOOKEEPER, MemberInfo("billing", "web1", pid=4242), "billing@web1:4242#12"),
+        (IN_ZOOKEEPER, MemberInfo("billing-web1-14242", "web1", pid=4242), "billing-web1-14242@web1:4242#12"),
+        (IN_ZOOKEEPER, MemberInfo("allocator-web1", "web1"), "allocator-web1#12"),  # of an older version
+        (IN_ZOOKEEPER, None, "#12"),
+        (IN_KAFKA, MemberInfo("billing", "10.0.0.7"), "billing@10.0.0.7#6f1c2d3e"),
         ("x5cHVMgWTtmtFtLQqo1Kmw", MemberInfo("billing", "10.0.0.7"), "billing@10.0.0.7#x5cHVMgW"),
     ],
 )

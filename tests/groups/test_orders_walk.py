@@ -1,4 +1,4 @@
-"""All orders on a real ZooKeeper, given at a shell, and plans that match what the group then does."""
+"""All operator commands on a real ZooKeeper, and plans that match the group's next assignment."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Operator:
 
     async def run(self, *arguments: str) -> tuple[int, str]:
         """Exit code and all output, in this process."""
-        given = ["group", *arguments, "--zookeeper", self.group.hosts]
-        done = await asyncio.to_thread(CliRunner().invoke, main, given)
+        command = ["group", *arguments, "--zookeeper", self.group.hosts]
+        done = await asyncio.to_thread(CliRunner().invoke, main, command)
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception
         return done.exit_code, done.output
@@ -78,11 +78,11 @@ class Operator:
         return after
 
     async def order(self, *arguments: str) -> dict[TopicPartition, str]:
-        """Gives an order, and waits until the group matches the dry run and the leader reports the same."""
+        """Sends a command, and waits until the group matches the dry run and the leader reports the same."""
         planned = await self.planned(*arguments, "--dry-run")
-        given = (await self.json(*arguments, "--why", "because"))["order"]
+        order = (await self.json(*arguments, "--why", "because"))["order"]
         await self.until(planned)
-        await self.state(given["id"], "kept", "done")
+        await self.state(order["id"], "kept", "done")
         return planned
 
     async def state(self, order_id: str, *wanted: str) -> str:
@@ -100,7 +100,7 @@ def numbers(member: TestMember) -> set[int]:
     return {partition.partition for partition in member.owned}
 
 
-async def test_a_group_does_what_was_planned_and_ordered(zk_chroot: str, group: str) -> None:
+async def test_a_group_follows_plans_and_operator_commands(zk_chroot: str, group: str) -> None:
     one = OneGroup(zk_chroot, group, {"t": 12})
     operator = Operator(one)
     async with AsyncExitStack() as stack:
@@ -129,13 +129,13 @@ async def test_a_group_does_what_was_planned_and_ordered(zk_chroot: str, group: 
 
         swap = (await operator.json("swap", group, "b", "d"))["order"]["id"]
         assert await operator.state(swap, "waiting") == "the new member has not joined"
-        theirs = b.owned
+        of_b = b.owned
         d = await operator.join(stack, "d", "y")
         await operator.state(swap, "done")
-        await wait_until_async(lambda: d.owned == theirs, 30.0)
+        await wait_until_async(lambda: d.owned == of_b, 30.0)
         await operator.leave(b)
         await operator.settle([6, 6])
-        assert d.owned == theirs
+        assert d.owned == of_b
 
         # partitions
         await operator.order("pin", group, "t:0-2", "rack:y")

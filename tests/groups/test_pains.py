@@ -71,7 +71,7 @@ async def test_a_slow_listener_delays_no_other_member(pain: OneGroup) -> None:
         await pain.settle(a, b)
 
 
-async def test_a_restart_during_a_rebalance_gives_no_partition_two_owners(pain: OneGroup) -> None:
+async def test_a_restart_during_a_rebalance_creates_no_second_owner(pain: OneGroup) -> None:
     """A member is cancelled while it drains for another one, and restarted at once under the same name."""
     async with pain.members("a") as (a,):
         b = pain.member("b")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -30,36 +30,23 @@ def three_racks(cluster_factory: Callable[..., LocalCluster]) -> LocalCluster:
     return racked_brokers(cluster_factory)
 
 
-class Group:
+@contextlib.asynccontextmanager
+async def consumers(
+    cluster: LocalCluster, topic: str, group: str, assignor: Any, membership: str, *options: dict[str, Any]
+) -> AsyncIterator[list[Consumer]]:
     """Consumers of one topic that read nothing, so the lag stays."""
-
-    def __init__(self, cluster: LocalCluster, topic: str, group: str, assignor: Any, membership: str) -> None:
-        self.cluster, self.topic, self.group, self.assignor = cluster, topic, group, assignor
-        self.membership = membership
-
-    @contextlib.asynccontextmanager
-    async def consumers(self, **of: dict[str, Any]) -> Any:
-        async with contextlib.AsyncExitStack() as stack:
-            yield [
-                await stack.enter_async_context(
-                    Consumer(
-                        self.topic,
-                        **joined(
-                            brokers=self.cluster.bootstrap,
-                            zookeeper=f"{self.cluster.zookeeper}/{self.group}",
-                            group=self.group,
-                            membership=self.membership,
-                            heartbeat_interval_s=0.5,
-                            client_id=name,
-                            assignor=self.assignor,
-                            session_timeout_s=6.0,
-                            auto_commit_interval_s=None,
-                            **options,
-                        ),
-                    )
-                )
-                for name, options in of.items()
-            ]
+    common = {
+        "brokers": cluster.bootstrap,
+        "zookeeper": f"{cluster.zookeeper}/{group}",
+        "group": group,
+        "membership": membership,
+        "heartbeat_interval_s": 0.5,
+        "assignor": assignor,
+        "session_timeout_s": 6.0,
+        "auto_commit_interval_s": None,
+    }
+    async with contextlib.AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(Consumer(topic, **joined(**common, **each))) for each in options]
 
 
 def leader_racks(bootstrap: str, topic: str) -> dict[int, str]:
@@ -81,21 +68,21 @@ async def test_members_get_partitions_whose_leader_is_in_their_rack(
     three_racks: LocalCluster, topic_factory: Callable[..., str], group: str, membership: str
 ) -> None:
     topic = topic_factory(9, 3, cluster=three_racks)
-    setting = Group(three_racks, topic, group, "rack-aware", membership)
-    racks = {f"of-{number}": {"rack": f"rack-{number}"} for number in range(3)}
-    async with setting.consumers(**racks) as consumers:
+    racks = [f"rack-{number}" for number in range(3)]
+    options = [{"rack": rack} for rack in racks]
+    async with consumers(three_racks, topic, group, "rack-aware", membership, *options) as members:
 
         def at_home() -> bool:
             of = leader_racks(three_racks.bootstrap, topic)
             return all(
-                len(numbers(consumer)) == 3 and {of[number] for number in numbers(consumer)} == {options["rack"]}
-                for consumer, options in zip(consumers, racks.values())
+                len(numbers(consumer)) == 3 and {of[number] for number in numbers(consumer)} == {rack}
+                for consumer, rack in zip(members, racks)
             )
 
         await wait_until_async(
             partial(asyncio.to_thread, at_home),
             30,
-            lambda: f"partitions at home: {[c.assignment() for c in consumers]}",
+            lambda: f"partitions at home: {[c.assignment() for c in members]}",
         )
 
 
@@ -107,8 +94,7 @@ async def test_the_owner_of_a_lagging_partition_gets_few_others(
     topic = topic_factory(8, cluster=three_racks)
     records = [(None, b"x", number) for number in range(8) for _ in range(5000 if number == 1 else 10)]
     await asyncio.get_running_loop().run_in_executor(None, three_racks.produce, topic, records)
-    setting = Group(three_racks, topic, group, by_lag, membership)
-    async with setting.consumers(a={}, b={}) as (a, b):
+    async with consumers(three_racks, topic, group, by_lag, membership, {}, {}) as (a, b):
         # by count it would be four each
         await wait_until_async(
             lambda: (
@@ -120,23 +106,23 @@ async def test_the_owner_of_a_lagging_partition_gets_few_others(
         )
 
 
-class Asked:
+class RecordedLoad:
     """A `Load` that records its requests and returns preset values."""
 
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
+    def __init__(self, response: Any) -> None:
+        self.response = response
         self.partitions: list[TopicPartition] = []
 
     async def __call__(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, float]:
         self.partitions += partitions
-        if self.answer is None:
+        if self.response is None:
             await asyncio.Event().wait()
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return dict.fromkeys(partitions, self.answer)
+        if isinstance(self.response, Exception):
+            raise self.response
+        return dict.fromkeys(partitions, self.response)
 
 
-class Remembers:
+class RecordingAssignor:
     """An assignor that keeps the views that it gets."""
 
     def __init__(self, *wants: str) -> None:
@@ -148,7 +134,7 @@ class Remembers:
         return {view.members[0].id: [TopicPartition("t", number) for number in range(view.partitions["t"])]}
 
 
-async def view_of_owner(zk_chroot: str, group: str, load: Asked, function: Remembers) -> GroupView:
+async def view_of_owner(zk_chroot: str, group: str, load: RecordedLoad, function: RecordingAssignor) -> GroupView:
     topics = StaticTopics({"t": 3000})
     topics.of_racks = {TopicPartition("t", 7): ("here",)}
     async with TestMember(zk_chroot, group, "a", topics, History(), assignors=[function], load=load) as a:
@@ -156,29 +142,29 @@ async def view_of_owner(zk_chroot: str, group: str, load: Asked, function: Remem
     return function.seen[0]
 
 
-@pytest.mark.parametrize("answer", [2.0, BrokerError("nobody answers"), None], ids=["told", "refused", "silent"])
-async def test_a_rebalance_waits_for_loads_only_for_a_limited_time(zk_chroot: str, group: str, answer: Any) -> None:
-    load = Asked(answer)
-    view = await view_of_owner(zk_chroot, group, load, Remembers("load", "racks"))
+@pytest.mark.parametrize("response", [2.0, BrokerError("no response"), None], ids=["known", "refused", "silent"])
+async def test_a_rebalance_waits_for_loads_only_for_a_limited_time(zk_chroot: str, group: str, response: Any) -> None:
+    load = RecordedLoad(response)
+    view = await view_of_owner(zk_chroot, group, load, RecordingAssignor("load", "racks"))
     assert set(view.load.values()) <= {2.0}
-    assert len(view.load) == (3000 if answer == 2.0 else 0)
+    assert len(view.load) == (3000 if response == 2.0 else 0)
     # after the first failure the rest is not requested
-    assert len(load.partitions) == (3000 if answer == 2.0 else 1000)
+    assert len(load.partitions) == (3000 if response == 2.0 else 1000)
     assert view.racks[TopicPartition("t", 7)] == ("here",)
     assert view.racks[TopicPartition("t", 8)] == ()
 
 
 async def test_a_function_that_uses_no_load_costs_no_request(zk_chroot: str, group: str) -> None:
-    load = Asked(2.0)
-    view = await view_of_owner(zk_chroot, group, load, Remembers())
+    load = RecordedLoad(2.0)
+    view = await view_of_owner(zk_chroot, group, load, RecordingAssignor())
     assert load.partitions == []
     assert view.load == view.racks == {}
 
 
 async def test_a_fresh_load_is_not_requested_again() -> None:
-    load = Asked(2.0)
+    load = RecordedLoad(2.0)
     around = GroupViewBuilder("g", StaticTopics({"t": 3, "u": 2}), load, fresh_s=60.0)
-    function: Any = Remembers("load")
+    function: Any = RecordingAssignor("load")
     members = (Member("a", "", topics=frozenset({"t", "u"})),)
     for _ in range(2):
         view = await around.view(function, members, {"t": 3}, {})

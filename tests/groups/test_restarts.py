@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
-from collections.abc import Iterator
 
 import pytest
 from members import OneGroup, TestMember
@@ -22,13 +20,6 @@ from allocator.operate.group_report import GroupReport
 from allocator.testing import wait_until_async
 
 SEEDS = 40
-
-
-@pytest.fixture
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 class Moves(Simulation):
@@ -59,7 +50,7 @@ def run(schedule: str, faults_s: float, seed: int = SEATED, dies_at_step: int | 
     return found
 
 
-# the name gives the instance: w1 and w6 are i1, w2 and w7 are i2, ...
+# the instance follows from the name: w1 and w6 are i1, w2 and w7 are i2, ...
 ROLLING = """
    0.000 start w1
    0.000 start w2

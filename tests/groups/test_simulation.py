@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,18 +24,10 @@ from allocator.core.znodes.documents import AssignmentDocument, Claim, Waiting
 from allocator.core.zookeeper.client import Op
 from allocator.types import TopicPartition
 
-pytestmark = pytest.mark.servers  # long without any
+pytestmark = [pytest.mark.servers, pytest.mark.usefixtures("quiet")]  # long without any
 
 SEEDS = 80
 LONG_SEEDS = 20_000
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """A run logs thousands of lines. A run that fails prints its schedule instead."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def test_every_promise_holds_under_faults() -> None:
@@ -180,7 +171,7 @@ def test_every_promise_holds_under_faults_while_load_moves_partitions() -> None:
 
 # A server accepts the first proof after a silence and dies before it passes the proof on. The member is frozen until
 # its session has ended.
-DIES_WITH_THE_NEWS = parse(
+DIES_WITH_THE_PROOF = parse(
     """
        0.000 start w1
        0.000 start w2
@@ -191,7 +182,7 @@ DIES_WITH_THE_NEWS = parse(
 )
 
 
-def a_lease_by_the_last_proof_alone(patch: pytest.MonkeyPatch) -> None:
+def by_the_last_proof_alone(patch: pytest.MonkeyPatch) -> None:
     def prove(self: EnsembleLease, started: float, session_timeout_s: float, connected: float) -> None:
         self.renew(started, session_timeout_s)
 
@@ -201,9 +192,9 @@ def a_lease_by_the_last_proof_alone(patch: pytest.MonkeyPatch) -> None:
 def test_a_proof_counts_as_far_as_the_ensembles_leader_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     # the moment must be met to a few ms, which depends on the network's chance: some seeds meet it
     seeds = range(60, 70)
-    assert [outcome(seed, DIES_WITH_THE_NEWS)[1] for seed in seeds] == [None] * len(seeds)
-    a_lease_by_the_last_proof_alone(monkeypatch)
-    assert any("may both act" in str(outcome(seed, DIES_WITH_THE_NEWS)[1]) for seed in seeds)
+    assert [outcome(seed, DIES_WITH_THE_PROOF)[1] for seed in seeds] == [None] * len(seeds)
+    by_the_last_proof_alone(monkeypatch)
+    assert any("may both act" in str(outcome(seed, DIES_WITH_THE_PROOF)[1]) for seed in seeds)
 
 
 BEFORE_THE_CLAIM = parse(
@@ -268,14 +259,14 @@ def test_a_claim_does_not_count_for_an_assignment_that_was_deleted_and_created_a
     assert any("both claim" in each or "may act" in each for each in found)
 
 
-def test_a_member_that_may_not_join_yet_checks_at_its_interval() -> None:
+def test_a_member_that_is_not_admitted_checks_again_at_its_interval() -> None:
     run = Simulation(1, faults_s=20.0, schedule=parse(["0.000 start w1"]))
-    asked: list[float] = []
+    checks: list[float] = []
 
     async def admitted(zk: SimulatedZooKeeper) -> bool:
         await zk.exists("/allocator")
-        asked.append(run.loop.time())
-        return asked[-1] > 12
+        checks.append(run.loop.time())
+        return checks[-1] > 12
 
     def lose() -> None:
         worker = run.workers["w1"]
@@ -286,7 +277,7 @@ def test_a_member_that_may_not_join_yet_checks_at_its_interval() -> None:
     run.loop.call_later(2, lose)
     run.loop.call_later(5, lose)
     run.run()
-    assert 10 < len(asked) < 40
+    assert 10 < len(checks) < 40
 
 
 IN_QUIET = parse(["0.000 start w1", "0.000 start w2"])
@@ -300,7 +291,7 @@ def test_no_member_pauses_without_a_fault() -> None:
         assert [worker.pauses for worker in run.workers.values()] == [[], []]
 
 
-def test_a_seed_gives_the_same_run_twice_and_so_does_its_schedule() -> None:
+def test_a_seed_and_its_schedule_reproduce_a_run() -> None:
     runs = [Simulation(7), Simulation(7)]
     for run in runs:
         run.run()
@@ -379,73 +370,60 @@ async def lost_with_its_generation(self: Worker, partitions: frozenset) -> None:
 
 
 OVERLAP = "both claim|may (both )?act"
-BROKEN: list[tuple[str, str, list[tuple[object, str, object]]]] = [
-    ("a lease that outlives the session", OVERLAP, [(EnsembleLease, "renew", renew_for_longer_than_the_session)]),
-    ("a watchdog that leaves the lease", OVERLAP, [(LeaseRenewer, "revoke", lambda self: None)]),
-    ("members that do not check the lease", OVERLAP, [(LeaseRenewer, "may_act", True)]),
-    (
-        "partitions that are free once they are revoked",
+BROKEN: dict[str, tuple[Any, ...]] = {
+    "a lease that outlives the session": (OVERLAP, (EnsembleLease, "renew", renew_for_longer_than_the_session)),
+    "a watchdog that leaves the lease": (OVERLAP, (LeaseRenewer, "revoke", lambda self: None)),
+    "members that do not check the lease": (OVERLAP, (LeaseRenewer, "may_act", True)),
+    "partitions that are free once they are revoked": (
         OVERLAP,
-        [(plan, "_still_waiting", lambda entry, claim: Waiting(entry.since, frozenset()))],
+        (plan, "_still_waiting", lambda entry, claim: Waiting(entry.since, frozenset())),
     ),
-    (  # each of the two rules covers the other
-        "old claims that count and new claims that grow unchecked",
+    # each of the two rules covers the other
+    "old claims that count and new claims that grow unchecked": (
         OVERLAP,
-        [(SimulatedZooKeeper, "multi", multi_without_checks), (plan, "_still_waiting", still_waiting_by_any_claim)],
+        (SimulatedZooKeeper, "multi", multi_without_checks),
+        (plan, "_still_waiting", still_waiting_by_any_claim),
     ),
-    (
-        "a leader that forgets changes during its reading",
+    "a leader that forgets changes during its reading": (
         "without an owner",
-        [(GroupZnodes, "read", read_and_forget_changes)],
+        (GroupZnodes, "read", read_and_forget_changes),
     ),
-    ("members that release before they stop", OVERLAP, [(Tenures, "drain", drain_at_once)]),
-    (
-        "a leader that takes waiting members for dead",
-        OVERLAP,
-        [(decider, "advance", advance_without_waiting_members)],
-    ),
-    (
-        "a leader that numbers from 1 after a lost document",
+    "members that release before they stop": (OVERLAP, (Tenures, "drain", drain_at_once)),
+    "a leader that takes waiting members for dead": (OVERLAP, (decider, "advance", advance_without_waiting_members)),
+    "a leader that numbers from 1 after a lost document": (
         "after generation",
-        [(group_znodes, "adopt", adopt_from_generation_1)],
+        (group_znodes, "adopt", adopt_from_generation_1),
     ),
-    (
-        "a leader that ignores the budget",
+    "a leader that ignores the budget": (
         "are on the move, 2 may be",
-        [(decider, "portion", lambda document, goal, alive, most: (goal, 1, 0))],
+        (decider, "portion", lambda document, goal, alive, most: (goal, 1, 0)),
     ),
-    (
-        "a leader that forgets earlier moves",
+    "a leader that forgets earlier moves": (
         "within a minute",
-        [(AssignmentDocument, "recent_moves", lambda document, now_ms: ())],
+        (AssignmentDocument, "recent_moves", lambda document, now_ms: ()),
     ),
-    (
-        "a leader that moves frozen partitions",
+    "a leader that moves frozen partitions": (
         "while the group is frozen",
-        [(decision, "constraints_of", lambda *given: replace(constraints(*given), frozen=False))],
+        (decision, "constraints_of", lambda *args: replace(constraints(*args), frozen=False)),
     ),
-    (
-        "a leader that assigns to cordoned members",
+    "a leader that assigns to cordoned members": (
         "under the order cordon",
-        [(decision, "constraints_of", lambda *given: replace(constraints(*given), cordoned=frozenset()))],
+        (decision, "constraints_of", lambda *args: replace(constraints(*args), cordoned=frozenset())),
     ),
-    (
-        "members that commit unprocessed records",
-        "which nobody processed",
-        [(Worker, "commit_partition", commit_the_next_record)],
+    "members that commit unprocessed records": (
+        "which no member processed",
+        (Worker, "commit_partition", commit_the_next_record),
     ),
-    (
-        "members that start after the committed offset",
+    "members that start after the committed offset": (
         "is skipped",
-        [(Simulation, "read_committed", lambda self, partition: self.committed.get(partition, 0) + 1)],
+        (Simulation, "read_committed", lambda self, partition: self.committed.get(partition, 0) + 1),
     ),
-    (
-        "members that start before the committed offset",
+    "members that start before the committed offset": (
         "sets . back",
-        [(Simulation, "read_committed", lambda self, partition: max(0, read_committed(self, partition) - 3))],
+        (Simulation, "read_committed", lambda self, partition: max(0, read_committed(self, partition) - 3)),
     ),
-    ("a generation that starts again", "back to", [(Worker, "lost", lost_with_its_generation)]),
-]
+    "a generation that starts again": ("back to", (Worker, "lost", lost_with_its_generation)),
+}
 
 
 def first_broken(patch: pytest.MonkeyPatch, patches: list[tuple[Any, str, object]], first: int = 0) -> str:
@@ -455,10 +433,9 @@ def first_broken(patch: pytest.MonkeyPatch, patches: list[tuple[Any, str, object
     return next(str(what) for seed in range(first, first + 300) if (what := outcome(seed)[1]) is not None)
 
 
-@pytest.mark.parametrize(
-    ("found", "patches"), [pytest.param(found, patches, id=name) for name, found, patches in BROKEN]
-)
-def test_a_broken_protocol_is_found(found: str, patches: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_protocol_is_found(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, *patches = BROKEN[broken]
     text = first_broken(monkeypatch, patches)
     assert re.search(found, text.splitlines()[0])
     assert re.search(r"again: python tests/groups/simulate.py --seed \d+\Z", text)
@@ -497,7 +474,7 @@ def missing_in_any_tenure(self: StartingPositions, tenures: list[Tenure]) -> fro
         ("is skipped", (OffsetTracker, "is_own", lambda self, committed: True)),
         ("sets . back", (StartingPositions, "_missing", missing_in_any_tenure)),
     ],
-    ids=["seeks that drop records", "owners that prefer their own offset", "look-ups that outlive a tenure"],
+    ids=["seeks that drop records", "owners that prefer their own offset", "lookups that outlive a tenure"],
 )
 def test_a_broken_consumer_is_found(
     found: str, patch: tuple[Any, str, object], monkeypatch: pytest.MonkeyPatch
@@ -509,7 +486,7 @@ def members_that_lose_everything_with_their_znode(patch: pytest.MonkeyPatch) -> 
     patch.setattr(Faults, "_do_delete_znode", lambda self, name: self.world.broken("a znode was deleted"))
 
 
-def test_a_schedule_that_breaks_something_shrinks_to_what_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_schedule_shrinks_to_the_faults_that_break_a_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shrinking removes harmless events and keeps the essential one."""
     members_that_lose_everything_with_their_znode(monkeypatch)
     run = next(run for seed in range(50) for run, broken in [outcome(seed)] if broken is not None)

@@ -8,8 +8,6 @@ import selectors
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Deadlock", "VirtualLoop", "current_member", "thread_context"]
-
 current_member: contextvars.ContextVar[str | None] = contextvars.ContextVar("member", default=None)
 """Whose code runs; tasks and timers inherit it."""
 

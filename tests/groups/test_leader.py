@@ -1,31 +1,122 @@
-"""Which shards of a large assignment a leader deletes."""
+"""When a leader writes the releases of its members, and which shards of a large assignment it deletes."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from members import StaticTopics
 
-from allocator.core.znodes.documents import AssignmentDocument, Paths
+from allocator.core.membership.zookeeper.leader import Leader, LeaderSettings
+from allocator.core.znodes.documents import AssignmentDocument, Claim, InflateBudget, Paths, Waiting
 from allocator.core.znodes.store import Store
 from allocator.core.zookeeper.client import Watch, ZooKeeperClient
+from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
 
-MEMBER = f"m-0123456789abcdef-{0:010}"
+MEMBER, FIRST, SECOND = (f"m-0123456789abcdef-{number:010}" for number in range(3))
+HELD = {member: frozenset({TopicPartition("t", number)}) for number, member in enumerate((FIRST, SECOND))}
 LARGE = {MEMBER: frozenset(TopicPartition(f"t{number * 7919 % 10007}", number) for number in range(99))}
 
 
 @asynccontextmanager
-async def stored(hosts: str, group: str, client: type[ZooKeeperClient] = ZooKeeperClient) -> AsyncIterator[Store]:
+async def stored(
+    hosts: str, group: str, kind: type[Store] = Store, client: type[ZooKeeperClient] = ZooKeeperClient
+) -> AsyncIterator[Store]:
     zk = client(hosts)
     await zk.connect()
     try:
-        store = Store(zk, Paths("/allocator", group))
+        store = kind(zk, Paths("/allocator", group))
         await store.prepare()
         yield store
     finally:
         await zk.close()
+
+
+class Releasing(Store):
+    """Two members that a document waits for."""
+
+    def __init__(self, zk: ZooKeeperClient, paths: Paths) -> None:
+        super().__init__(zk, paths)
+        self.watched: set[str] = set()
+        """The members whose claims the leader watches."""
+        self.while_writing: Callable[[AssignmentDocument], Awaitable[None]] | None = None
+
+    async def claim(
+        self, member: str, watch: Watch | None = None, *, budget: InflateBudget | None = None
+    ) -> Claim | None:
+        def fired() -> None:
+            self.watched.discard(member)
+            assert watch is not None
+            watch()
+
+        found = await super().claim(member, fired, budget=budget)
+        self.watched.add(member)
+        return found
+
+    async def write_document(self, document: AssignmentDocument, version: int) -> int:
+        written = await super().write_document(document, version)
+        if self.while_writing is not None:
+            await self.while_writing(document)
+        return written
+
+    async def release(self, member: str) -> None:
+        await self.zk.set(self.paths.claim(member), Claim(2).encode())
+
+
+@asynccontextmanager
+async def releasing(hosts: str, group: str) -> AsyncIterator[Releasing]:
+    """Runs a leader that waits for two members, and that would wait for hours to write their releases together."""
+    async with stored(hosts, group, Releasing) as store:
+        for member, parts in HELD.items():
+            await store.zk.create(store.paths.claim(member), Claim(1, parts).encode())
+        waiting = {member: Waiting(2, parts) for member, parts in HELD.items()}
+        await store.write_document(AssignmentDocument(generation=1, revision=2, waiting=waiting), -1)
+        settings = LeaderSettings(releases_s=3600.0, topic_poll_s=3600.0)
+        leader = Leader(store, MEMBER, StaticTopics({"t": 2}), {}, settings)
+        leading = asyncio.ensure_future(leader.run())
+        try:
+            await wait_until_async(lambda: store.watched == HELD.keys(), 10, "the leader to watch both claims")
+            yield store
+        finally:
+            leading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await leading
+
+
+async def revision_after_all_released(store: Store) -> int:
+    async def found() -> int:
+        document, _ = await store.document()
+        assert document is not None
+        return 0 if document.waiting else document.revision
+
+    return await wait_until_async(found, 10, "the leader to see both releases")
+
+
+async def test_members_that_release_together_cost_one_document(zk_chroot: str, group: str) -> None:
+    async with releasing(zk_chroot, group) as store:
+        await store.release(FIRST)
+        await wait_until_async(lambda: FIRST not in store.watched, 10, "the leader to notice the release")
+        await store.release(SECOND)
+        assert await revision_after_all_released(store) == 3
+
+
+async def test_a_leader_does_not_wait_for_members_that_have_released(zk_chroot: str, group: str) -> None:
+    """The second member releases while the leader writes that the first one has released."""
+
+    async def release_too(document: AssignmentDocument) -> None:
+        if list(document.waiting) == [SECOND]:
+            await store.release(SECOND)
+            await wait_until_async(lambda: SECOND not in store.watched, 10, "the event of the claim")
+
+    async with releasing(zk_chroot, group) as store:
+        store.while_writing = release_too
+        await store.release(FIRST)
+        await store.zk.create(f"{store.paths.members}/{MEMBER}")  # ends the wait for further releases
+        assert await revision_after_all_released(store) == 4
 
 
 class Late(ZooKeeperClient):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -14,13 +15,20 @@ from fake_broker import SILENT, FakeBroker
 from group_bench import COMMIT, FETCH, HEARTBEAT, JOIN, LEAVE, SYNC, GroupServer, Stubborn, forever
 
 from allocator import ConsumerGroup, Generation, GenerationEnded, GroupClosed, TopicPartition
-from allocator.errors import AllocatorError, BrokerError, BrokersUnavailable, CommitFailed
+from allocator.errors import AllocatorError, BrokerError, BrokersUnavailable, CommitFailed, ConfigError, NotOwned
 from allocator.protocols.kafka_classic.consumer_protocol import Subscription
 from allocator.testing import wait_until_async
 
 pytestmark = pytest.mark.deadline(90)
 
 ILLEGAL_GENERATION, UNKNOWN_MEMBER, REBALANCE, NOT_AUTHORISED = 22, 25, 27, 30
+
+
+@contextlib.asynccontextmanager
+async def started(**options: Any) -> AsyncIterator[tuple[GroupServer, ConsumerGroup, Generation]]:
+    """Yields a coordinator, its only member, and the member's first generation."""
+    async with GroupServer() as broker, broker.group(**options) as group:
+        yield broker, group, await group.next()
 
 
 def order(broker: GroupServer, *keys: int) -> list[int]:
@@ -34,7 +42,7 @@ async def seen(broker: GroupServer, key: int, count: int) -> None:
 # -- joining ----------------------------------------------------------------------------------------------------------
 
 
-async def test_nothing_is_touched_before_the_first_next_and_a_generation_comes_with_its_offsets() -> None:
+async def test_the_first_next_joins_and_a_generation_has_its_committed_offsets() -> None:
     async with GroupServer() as broker:
         broker.topics["u"] = [1]
         broker.stored = {("t", 0): 40, ("t", 2): 0}
@@ -54,9 +62,8 @@ async def test_nothing_is_touched_before_the_first_next_and_a_generation_comes_w
         await group.close()
 
 
-async def test_an_empty_assignment_is_a_generation_and_heartbeats_go_on() -> None:
-    async with GroupServer() as broker, broker.group(topics=["missing"]) as group:
-        generation = await group.next()
+async def test_an_empty_assignment_is_a_generation_and_heartbeats_continue() -> None:
+    async with started(topics=["missing"]) as (broker, _group, generation):
         assert generation.assignments == {"missing": ()}
         assert broker.requests(FETCH) == []
         beats = len(broker.requests(HEARTBEAT))
@@ -64,7 +71,7 @@ async def test_an_empty_assignment_is_a_generation_and_heartbeats_go_on() -> Non
         assert not generation.done
 
 
-async def test_brokers_that_do_not_answer_are_an_error_of_next_and_are_tried_again() -> None:
+async def test_next_raises_while_brokers_are_away_and_retries() -> None:
     async with FakeBroker() as gone:
         port = gone.port
     config = GroupServer().config(brokers=f"127.0.0.1:{port}", connect_timeout_s=2.0)
@@ -83,7 +90,7 @@ async def test_brokers_that_do_not_answer_are_an_error_of_next_and_are_tried_aga
             await group.close()
 
 
-async def test_one_generation_goes_to_one_caller_and_a_cancelled_caller_takes_nothing() -> None:
+async def test_one_generation_goes_to_one_caller_and_a_cancelled_caller_takes_none() -> None:
     async with GroupServer() as broker, broker.group() as group:
         broker.gates[SYNC] = asyncio.Event()
         callers = [asyncio.ensure_future(group.next()) for _ in range(3)]
@@ -103,26 +110,29 @@ async def test_one_generation_goes_to_one_caller_and_a_cancelled_caller_takes_no
 
 
 async def test_the_member_joins_again_under_its_id_once_every_function_has_returned() -> None:
-    async with GroupServer() as broker, broker.group(join_backoff_s=1000) as group:
-        generation = await group.next()
+    async with started(join_backoff_s=1000) as (broker, group, generation):
         stubborn = Stubborn()
-        generation.start(stubborn())
+        task = generation.start(stubborn())
         generation.start(asyncio.sleep(0), name="reader")
         waiting = asyncio.ensure_future(group.next())
         assert "reader returned" in str(await generation.wait())
+        assert generation.returned
         await seen(broker, HEARTBEAT, len(broker.requests(HEARTBEAT)) + 3)  # the group keeps the member
         assert len(broker.requests(JOIN)) == 2
         assert not waiting.done()
         stubborn.may_go.set()
         following = await waiting
+        with pytest.raises(asyncio.CancelledError) as cancelled:
+            await task
+        if sys.version_info >= (3, 11):
+            assert cancelled.value.args == (generation.ended,)
         assert (following.id, following.member_id) == (2, generation.member_id)
         assert [r.member_id for r in broker.requests(JOIN)] == ["", "member-1", "member-1"]
         assert broker.requests(LEAVE) == []
 
 
-async def test_a_rebalance_ends_it_without_an_error_a_farewell_or_a_pause() -> None:
-    async with GroupServer() as broker, broker.group(join_backoff_s=1000) as group:
-        generation = await group.next()
+async def test_a_rebalance_ends_the_generation_without_an_error_a_leave_or_a_pause() -> None:
+    async with started(join_backoff_s=1000) as (broker, group, generation):
         task = generation.start(forever)
         broker.codes[HEARTBEAT] = [REBALANCE]
         following = await group.next()
@@ -137,7 +147,7 @@ async def test_a_rebalance_ends_it_without_an_error_a_farewell_or_a_pause() -> N
         assert broker.requests(LEAVE) == []
 
 
-async def test_one_that_ends_before_anybody_took_it_holds_up_nothing() -> None:
+async def test_a_generation_that_ends_before_delivery_is_replaced() -> None:
     async with GroupServer() as broker, broker.group() as group:
         await seen(broker, HEARTBEAT, 1)
         broker.gates[SYNC] = asyncio.Event()
@@ -151,25 +161,10 @@ async def test_one_that_ends_before_anybody_took_it_holds_up_nothing() -> None:
         assert (generation.id, generation.done) == (2, False)
 
 
-async def test_a_member_that_was_removed_ends_it_and_comes_back_as_another() -> None:
-    async with GroupServer() as broker, broker.group(join_backoff_s=1000) as group:
-        generation = await group.next()
-        generation.start(forever)
-        broker.codes[HEARTBEAT] = [UNKNOWN_MEMBER]
-        following = await group.next()
-        assert generation.done
-        assert following.member_id == "member-2"
-        with pytest.raises(GenerationEnded):
-            await generation.commit({"t": {0: 1}})
-
-
 @pytest.mark.parametrize("topics", [["t"], ["missing"]])
 @pytest.mark.parametrize("code", [REBALANCE, UNKNOWN_MEMBER])
-async def test_no_join_is_sent_while_a_function_goes_on_not_even_by_who_has_no_partitions(
-    topics: list[str], code: int
-) -> None:
-    async with GroupServer() as broker, broker.group(topics=topics, join_backoff_s=1000) as group:
-        generation = await group.next()
+async def test_no_join_is_sent_while_a_function_runs_also_without_partitions(topics: list[str], code: int) -> None:
+    async with started(topics=topics, join_backoff_s=1000) as (broker, group, generation):
         stubborn = Stubborn()
         generation.start(stubborn())
         broker.codes[HEARTBEAT] = [code]
@@ -180,9 +175,8 @@ async def test_no_join_is_sent_while_a_function_goes_on_not_even_by_who_has_no_p
         assert (await group.next()).member_id == ("member-1" if code == REBALANCE else "member-2")
 
 
-async def test_a_silent_coordinator_ends_it_before_the_session_can() -> None:
-    async with GroupServer() as broker, broker.group(session_timeout_s=1.0, timeout_s=0.3) as group:
-        generation = await group.next()
+async def test_a_silent_coordinator_ends_the_generation_before_the_session_expires() -> None:
+    async with started(session_timeout_s=1.0, timeout_s=0.3) as (broker, group, generation):
         task = generation.start(forever)
         broker.silent = {HEARTBEAT}
         assert "has not responded" in str(await generation.wait())
@@ -196,25 +190,72 @@ async def test_a_silent_coordinator_ends_it_before_the_session_can() -> None:
 # -- failures ---------------------------------------------------------------------------------------------------------
 
 
-async def test_what_a_function_raises_comes_out_of_next_and_the_member_leaves_and_comes_back() -> None:
-    async with GroupServer() as broker, broker.group(join_backoff_s=0.3) as group:
-        generation = await group.next()
+async def test_next_raises_the_error_of_a_function_and_the_member_leaves_and_joins_again() -> None:
+    async with started(join_backoff_s=0.3) as (broker, group, generation):
 
         async def fails() -> None:
-            raise ZeroDivisionError("a record of mine")
+            raise ZeroDivisionError("bad record")
 
         generation.start(fails())
         failed = time.monotonic()
-        with pytest.raises(ZeroDivisionError, match="a record of mine"):
+        with pytest.raises(ZeroDivisionError, match="bad record"):
             await group.next()
         assert len(broker.requests(LEAVE)) == 1
         following = await group.next()
-        assert time.monotonic() - failed >= 0.3
+        assert time.monotonic() - failed >= 0.3, "it joined before the pause ended"
         assert following.member_id == "member-2"
 
 
+async def test_the_first_error_ends_the_generation_and_later_ones_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def fails(text: str) -> None:
+        try:
+            if text == "second":
+                await forever()
+        finally:
+            raise ZeroDivisionError(text)
+
+    async with started() as (_broker, group, generation):
+        generation.start(fails("second"))
+        generation.start(fails("first"))
+        with pytest.raises(ZeroDivisionError, match="first"):
+            await group.next()
+        assert "ZeroDivisionError('first')" in str(generation.ended)
+    assert [r.exc_info[1].args for r in caplog.records if r.exc_info and r.exc_info[1]] == [("second",)]
+
+
+async def test_a_function_that_raises_generation_ended_has_not_failed() -> None:
+    async def works(generation: Generation) -> None:
+        try:
+            await forever()
+        finally:
+            await generation.commit({"t": {0: 8}})
+
+    async with started() as (broker, group, generation):
+        task = generation.start(works)
+        broker.codes[HEARTBEAT] = [UNKNOWN_MEMBER]
+        await group.next()
+        assert isinstance(task.exception(), GenerationEnded)
+        assert generation.failure is None
+
+
+async def test_a_function_started_after_the_end_is_cancelled() -> None:
+    done: list[bool] = []
+
+    async def late(generation: Generation) -> None:
+        done.append(generation.done)
+        await forever()
+
+    async with started() as (_broker, group, generation):
+        generation.start(asyncio.sleep(0))
+        await group.next()
+        task = generation.start(late)
+        await asyncio.wait({task})
+        assert task.cancelled()
+        assert done == [True]
+
+
 @pytest.mark.parametrize(("key", "code"), [(JOIN, NOT_AUTHORISED), (SYNC, NOT_AUTHORISED), (JOIN, 26), (FETCH, 30)])
-async def test_a_refusal_is_told_and_nothing_is_tried_before_somebody_heard_it(key: int, code: int) -> None:
+async def test_a_rejection_is_raised_before_the_member_tries_again(key: int, code: int) -> None:
     async with GroupServer() as broker, broker.group(join_backoff_s=0.05) as group:
         broker.codes[key] = [0, code] if key == JOIN else [code]  # the first join takes a member id
         await seen(broker, LEAVE, 1)
@@ -228,8 +269,7 @@ async def test_a_refusal_is_told_and_nothing_is_tried_before_somebody_heard_it(k
 
 
 async def test_an_error_in_the_middle_of_a_generation_ends_it() -> None:
-    async with GroupServer() as broker, broker.group() as group:
-        generation = await group.next()
+    async with started() as (broker, group, generation):
         task = generation.start(forever)
         broker.codes[HEARTBEAT] = [NOT_AUTHORISED]
         with pytest.raises(BrokerError) as caught:
@@ -241,7 +281,7 @@ async def test_an_error_in_the_middle_of_a_generation_ends_it() -> None:
         assert (await group.next()).member_id == "member-2"
 
 
-async def test_a_function_of_the_group_that_fails_is_told() -> None:
+async def test_an_error_of_the_allocator_function_is_raised() -> None:
     def broken(_: Any) -> Any:
         raise ZeroDivisionError("no partitions today")
 
@@ -251,20 +291,6 @@ async def test_a_function_of_the_group_that_fails_is_told() -> None:
         assert len(broker.requests(LEAVE)) == 1
 
 
-@pytest.mark.deadline(150)  # by the clock below; twice the pause would be too long
-async def test_the_pause_begins_with_the_failure_and_not_when_it_is_heard_of(caplog: pytest.LogCaptureFixture) -> None:
-    loop, slept = asyncio.get_running_loop(), 0.0
-    time_of = loop.time
-    loop.time = lambda: time_of() + slept  # type: ignore[method-assign]
-    async with GroupServer() as broker, broker.group(join_backoff_s=100) as group:
-        (await group.next()).start(_fail())
-        await wait_until_async(lambda: "joins again in 100 s" in caplog.text, 30, "the failure")
-        slept = 100.0
-        with pytest.raises(ZeroDivisionError):
-            await group.next()
-        await seen(broker, JOIN, 3)
-
-
 async def _fail() -> None:
     raise ZeroDivisionError
 
@@ -272,7 +298,7 @@ async def _fail() -> None:
 # -- closing ----------------------------------------------------------------------------------------------------------
 
 
-async def test_closing_ends_the_generation_leaves_and_tells_everybody_who_waits() -> None:
+async def test_closing_ends_the_generation_commits_leaves_and_wakes_every_caller() -> None:
     async with GroupServer() as broker:
         group = broker.group()
         generation = await group.next()
@@ -307,23 +333,13 @@ async def test_closing_ends_the_generation_leaves_and_tells_everybody_who_waits(
 
 
 @pytest.mark.parametrize("key", [JOIN, SYNC, FETCH])
-async def test_closing_while_the_coordinator_does_not_answer_leaves(key: int) -> None:
+async def test_closing_leaves_while_a_response_is_outstanding(key: int) -> None:
     async with GroupServer() as broker:
         broker.gates[key] = asyncio.Event()
         async with broker.group(timeout_s=1.0):  # the leave request waits until the fetch times out
             await seen(broker, key, 1)
-        if key != JOIN:  # there is no member before JoinGroup has answered
+        if key != JOIN:  # there is no member before the JoinGroup response
             assert len(broker.requests(LEAVE)) == 1
-
-
-async def test_closing_while_nobody_hears_of_an_error_has_left() -> None:
-    async with GroupServer() as broker:
-        async with broker.group(join_backoff_s=1000) as group:
-            (await group.next()).start(forever)
-            broker.codes[HEARTBEAT] = [REBALANCE]
-            broker.codes[SYNC] = [NOT_AUTHORISED]
-            await seen(broker, LEAVE, 1)
-        assert len(broker.requests(LEAVE)) == 1
 
 
 async def test_closing_interrupts_the_pause_and_the_search_for_brokers() -> None:
@@ -342,11 +358,9 @@ async def test_closing_interrupts_the_pause_and_the_search_for_brokers() -> None
     "close",
     [
         lambda group: group.close(),
-        lambda group: asyncio.gather(group.close()),
-        lambda group: asyncio.ensure_future(group.close()),
         lambda group: asyncio.wait_for(group.close(), 30),
     ],
-    ids=["itself", "gather", "create_task", "wait_for"],
+    ids=["itself", "wait_for"],
 )
 async def test_a_function_may_close_the_group(close: Callable[[ConsumerGroup], Awaitable[Any]]) -> None:
     async with GroupServer() as broker:
@@ -363,7 +377,7 @@ async def test_a_function_may_close_the_group(close: Callable[[ConsumerGroup], A
         assert len(broker.requests(LEAVE)) == 1
 
 
-async def test_a_close_that_is_cancelled_waits_for_no_farewell() -> None:
+async def test_a_cancelled_close_does_not_wait_for_the_leave_response() -> None:
     async with GroupServer() as broker:
         group = broker.group(timeout_s=1000)
         await group.next()
@@ -379,10 +393,10 @@ async def test_a_close_that_is_cancelled_waits_for_no_farewell() -> None:
 # -- commits ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_commit_carries_the_identity_of_its_generation_and_is_refused_in_the_next() -> None:
-    async with GroupServer() as broker, broker.group() as group:
-        generation = await group.next()
+async def test_a_commit_has_the_identity_of_its_generation_and_is_rejected_in_the_next() -> None:
+    async with started() as (broker, group, generation):
         await generation.commit({"t": {0: 5, 1: 6}})
+        await generation.commit({"t": {}})
         (request,) = broker.requests(COMMIT)
         assert (request.generation_id_or_member_epoch, request.member_id) == (1, "member-1")
         assert broker.stored == {("t", 0): 5, ("t", 1): 6}
@@ -397,9 +411,8 @@ async def test_a_commit_carries_the_identity_of_its_generation_and_is_refused_in
         assert broker.requests(COMMIT)[1].generation_id_or_member_epoch == 2
 
 
-async def test_a_commit_that_waits_while_the_group_goes_on_is_not_sent_under_the_next_identity() -> None:
-    async with GroupServer() as broker, broker.group() as group:
-        generation = await group.next()
+async def test_a_commit_of_an_ended_generation_is_not_sent_under_the_next_identity() -> None:
+    async with started() as (broker, group, generation):
         broker.gates[COMMIT] = asyncio.Event()
         commits = [asyncio.ensure_future(generation.commit({"t": {n: 9}})) for n in range(2)]
         await seen(broker, COMMIT, 1)
@@ -413,9 +426,33 @@ async def test_a_commit_that_waits_while_the_group_goes_on_is_not_sent_under_the
         assert broker.stored == {}
 
 
-async def test_a_commit_that_fails_ends_nothing() -> None:
-    async with GroupServer() as broker, broker.group() as group:
-        generation = await group.next()
+async def test_the_member_joins_again_only_after_its_running_commits() -> None:
+    async with started() as (broker, group, generation):
+        broker.gates[COMMIT] = asyncio.Event()
+        commit = asyncio.ensure_future(generation.commit({"t": {0: 8}}))
+        await seen(broker, COMMIT, 1)
+        generation.start(asyncio.sleep(0))
+        await generation.wait()
+        await asyncio.sleep(0.1)
+        assert len(broker.requests(JOIN)) == 2, "the joins of the first generation"
+        broker.gates[COMMIT].set()
+        await commit
+        assert (await group.next()).id == 2
+
+
+async def test_an_invalid_commit_sends_nothing() -> None:
+    async with started() as (broker, _group, generation):
+        with pytest.raises(NotOwned, match=r"generation 1 of group 'g' does not have t:3, u:0"):
+            await generation.commit({"t": {0: 1, 3: 1}, "u": {0: 1}})
+        for offset in (-1, True, "4", None):
+            with pytest.raises(ConfigError, match=f"t:0: {offset!r} cannot be committed"):
+                await generation.commit({"t": {0: offset}})  # type: ignore[dict-item]
+        assert broker.requests(COMMIT) == []
+        assert not generation.done
+
+
+async def test_a_failed_commit_does_not_end_the_generation() -> None:
+    async with started() as (broker, _group, generation):
         broker.codes[COMMIT] = [NOT_AUTHORISED]
         with pytest.raises(CommitFailed):
             await generation.commit({"t": {0: 9}})
@@ -423,7 +460,7 @@ async def test_a_commit_that_fails_ends_nothing() -> None:
         await generation.commit({"t": {0: 9}})
 
 
-async def test_commits_say_how_long_they_are_kept_in_a_version_that_can() -> None:
+async def test_commits_have_a_retention_in_the_versions_that_support_it() -> None:
     async with GroupServer() as broker, broker.group(retention_s=3600) as group:
         await (await group.next()).commit({"t": {0: 5}})
         (request,) = broker.requests(COMMIT)
@@ -452,22 +489,14 @@ async def test_partitions_that_are_added_end_the_generation_when_they_are_watche
             assert broker.requests(LEAVE) == []
 
 
-async def test_a_watch_survives_a_broker_that_does_not_answer(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_watch_survives_a_silent_broker(caplog: pytest.LogCaptureFixture) -> None:
     async with GroupServer() as broker:
         options = {"watch_partition_changes": True, "partition_watch_interval_s": 0.05, "timeout_s": 0.2}
         async with broker.group(**options) as group:
             generation = await group.next()
-            answer = broker.handlers[3]
+            metadata = broker.handlers[3]
             broker.handlers[3] = lambda _: SILENT
             with caplog.at_level(logging.WARNING):
-                await wait_until_async(lambda: "cannot be read" in caplog.text, 30, "a reading to fail")
+                await wait_until_async(lambda: "cannot be read" in caplog.text, 30, "a failed check")
             assert not generation.done
-            broker.handlers[3] = answer
-
-
-async def test_nothing_is_watched_unless_asked() -> None:
-    async with GroupServer() as broker, broker.group(partition_watch_interval_s=0.01) as group:
-        await group.next()
-        readings = broker.count(3)
-        await asyncio.sleep(0.2)
-        assert broker.count(3) == readings
+            broker.handlers[3] = metadata

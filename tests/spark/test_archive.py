@@ -161,7 +161,7 @@ def test_a_transform_adds_columns_and_must_keep_the_offsets(spark: SparkSession,
 @pytest.mark.parametrize(
     ("topic", "error", "words"),
     [
-        (FakeTopic([20, 20], cluster="there", topic_id="one"), ArchiveMismatch, "of cluster here; this one is there"),
+        (FakeTopic([20, 20], cluster="there", topic_id="one"), ArchiveMismatch, "here; the brokers belong to there"),
         (FakeTopic([20, 20], topic_id="two"), ArchiveMismatch, "created again since"),
         (FakeTopic([10, 5], topic_id="one"), ArchiveMismatch, r"orders:1 is archived up to offset 9 and ends at 4"),
         (

@@ -89,7 +89,7 @@ def test_records_that_arrive_during_an_audit_of_two_topics_are_not_reported(
     # a record that was there when the audit began, and has no copy, is a difference
     resting = [Topic(brokers, source), Topic(brokers, copy)]
     report = audit(*(resting if source_is == "left" else reversed(resting)), ignore=["timestamp"], spark=spark)
-    assert sum(report.kinds.values()) == 4
+    assert sum(report.kinds.values()) == len(reads)
 
 
 class Expiring(Topic):

@@ -80,6 +80,7 @@ async def test_version_topics_and_offsets(
             assert [at[tp].offset for tp in parts[:2]] == [0, 0]  # type: ignore[union-attr]
 
 
+@pytest.mark.servers
 async def test_a_client_connects_to_an_empty_0_8_cluster(caplog: pytest.LogCaptureFixture) -> None:
     """Brokers of 0.8 appear in metadata with the first topic, and close the connection on version requests."""
     cluster = LocalCluster(kafka="0.8.2.2")

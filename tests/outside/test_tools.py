@@ -37,12 +37,12 @@ class Tools:
         self.partitions = [TopicPartition(topic, n) for n in range(PARTITIONS)]
 
     @contextlib.asynccontextmanager
-    async def member(self, offsets: Mapping[int, int], membership: str = "kafka", **more: Any) -> AsyncIterator[Any]:
-        """A consumer that owns all partitions and has committed these offsets."""
+    async def member(self, wanted: Mapping[int, int], membership: str = "kafka", **more: Any) -> AsyncIterator[Any]:
+        """A consumer that owns all partitions and has committed the offsets `wanted`."""
         async with self.consumer(membership, **more) as consumer:
             await wait_until_async(lambda: len(consumer.assignment()) == PARTITIONS, 60, "it to own all partitions")
-            await consumer.commit({self.partitions[partition]: offset for partition, offset in offsets.items()})
-            assert await self.committed(consumer) == offsets
+            await consumer.commit({self.partitions[partition]: offset for partition, offset in wanted.items()})
+            assert await self.committed(consumer) == wanted
             yield consumer
 
     def consumer(self, membership: str = "kafka", **more: Any) -> Consumer:

@@ -30,7 +30,7 @@ class Consumer(ConsumerBase):
     Topics and partitions are accepted one by one or in any collection. A partition may be another client's
     TopicPartition or a plain tuple (topic, number), an offset an int or a tuple (offset, metadata).
 
-    You may also subscribe to topics later, with `subscribe`. Reading before raises IllegalState.
+    You may also subscribe to topics later, with `subscribe`. Reading before that raises IllegalState.
 
     The consumer raises an error of one partition, such as OffsetOutOfRange or CorruptRecordError, after the records
     before it. Later calls raise it again, at most every 0.1 s, until its cause ends or you seek. Calls in between read
@@ -47,9 +47,9 @@ class Consumer(ConsumerBase):
     zookeeper              the ensemble for a ZooKeeper membership that names no ensemble: `zookeeper="z1:2181"` alone
                            means `membership=ZooKeeper("z1:2181")`. Other memberships ignore it
     assignor               a name, "package.module:function", a callable, or several of them in order of preference
-    key_deserializer       a function that converts the bytes of a key; it is not called for None value_deserializer
-    a function that converts the bytes of a value. `allocator.schemas.RegistryDeserializer` uses a
-                           schema registry
+    key_deserializer       a function that converts the bytes of a key; it is not called for None
+    value_deserializer     a function that converts the bytes of a value. `allocator.schemas.RegistryDeserializer` uses
+                           a schema registry
     listener               is notified of assigned and revoked partitions: a `RebalanceListener`, or any object with
                            `on_partitions_assigned` and `on_partitions_revoked`, such as those of other clients. If it
                            has `on_records_lost`, it is also notified of records that the log no longer has

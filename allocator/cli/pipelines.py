@@ -209,7 +209,7 @@ def skew(
 @click.option("--samples", default=10, type=click.IntRange(min=0), help="Maximum examples of each kind of difference.")
 @click.option(
     "--state",
-    help="File for repeated audits: start where the audit before, with the same file, found all records equal.",
+    help="File for repeated audits: start where the previous audit with this file found all earlier records equal.",
 )
 @_side_option("left")
 @_side_option("right")

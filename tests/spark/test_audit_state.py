@@ -128,7 +128,7 @@ def test_a_repeated_audit_reads_only_new_records_and_keeps_what_is_open(
     assert result() == (0, [1, 1], {})
     kafka_cluster.add_partitions(copy, 3)
     done = CliRunner().invoke(main, [*command, "--state", str(path)])
-    assert (done.exit_code, "had 2 partitions at the audit before and has 3" in done.stderr) == (2, True), done.stderr
+    assert (done.exit_code, "had 2 partitions at the previous audit and has 3" in done.stderr) == (2, True), done.stderr
 
 
 def changed(**changes: Any) -> Callable[[dict[str, Any]], None]:
@@ -142,7 +142,7 @@ def changed(**changes: Any) -> Callable[[dict[str, Any]], None]:
         (lambda state: state.update(allocator_audit=2), {}, ConfigError, "version 2"),
         (changed(topic="other"), {}, ConfigError, "is the state of archive:l, not of archive:l|'other'"),
         (changed(archive="/elsewhere"), {}, ConfigError, "state of archive:/elsewhere, not of archive:l"),
-        (changed(next={"0": 1, "1": 0}), {}, ConfigError, "had 2 partitions at the audit before and has 1"),
+        (changed(next={"0": 1, "1": 0}), {}, ConfigError, "had 2 partitions at the previous audit and has 1"),
         (changed(next={"0": 3}), {}, DataLoss, "t:0 ends at offset 2, before 3"),
         (lambda state: None, {"by": "key"}, ConfigError, "compared by partition"),
         (lambda state: None, {"ignore": ["headers"]}, ConfigError, "compared by partition"),

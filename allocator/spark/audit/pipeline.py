@@ -129,7 +129,7 @@ def audit(
     if path is not None and before is not None:
         before.check(by, ignore, path)
         by = before.by
-        notes.append(f"only the records since the audit before, by {path}, were compared")
+        notes.append(f"only the records since the previous audit with {path} were compared")
     one, other, ends = _pin(spark, left, right, notes, path, before)
     chosen = by or _choose(left, right, one, other)
     if chosen == "key" and "key" in ignore:

@@ -46,16 +46,16 @@ class SideState:
         if not same or _differ(self.cluster, now.cluster):
             raise ConfigError(f"{path} is the state of {self._name()}, not of {now._name()}; name another file")
         if _differ(self.topic_id, now.topic_id):
-            raise DataLoss(f"topic {self.topic!r} was deleted and created again since the audit before ({again})")
+            raise DataLoss(f"topic {self.topic!r} was deleted and created again since the previous audit ({again})")
         if len(self.next) != len(now.next):
             raise ConfigError(
-                f"{now._name()} had {len(self.next)} partitions at the audit before and has {len(now.next)} ({again})"
+                f"{now._name()} had {len(self.next)} partitions at the previous audit and has {len(now.next)} ({again})"
             )
         short = sorted(p for p, offset in self.next.items() if now.next.get(p, -1) < offset)
         if short:
             raise DataLoss(
                 f"{self.topic}:{short[0]} ends at offset {now.next.get(short[0])}, before {self.next[short[0]]}, where "
-                f"the audit before ended: its log was truncated ({again})"
+                f"the previous audit ended: its log was truncated ({again})"
             )
 
     def _name(self) -> str:
@@ -97,7 +97,7 @@ class AuditState:
         """Raises ConfigError if an audit with these options cannot continue."""
         if by not in (None, self.by) or set(ignore) != set(self.ignore):
             options = f"by {self.by}" + (f", without {' and '.join(self.ignore)}" if self.ignore else "")
-            raise ConfigError(f"{path}: the audit before compared {options}; use the same options, or another file")
+            raise ConfigError(f"{path}: the previous audit compared {options}; use the same options, or another file")
 
 
 def _differ(one: Optional[str], other: Optional[str]) -> bool:

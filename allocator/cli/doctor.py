@@ -53,9 +53,9 @@ def doctor(
     Polls twice, --interval seconds apart. Choose an interval above the commit interval of the members. Without GROUP,
     the command checks only the cluster. Give --zookeeper, --brokers, or both.
 
-    --fix lists the changes and asks first. It withdraws expired orders, deletes groups that are empty znodes, and
-    creates a missing chroot. It moves no partition and changes no offset. For other findings, run the command that they
-    show.
+    --fix lists the changes and asks first. It withdraws expired operator commands, deletes groups that are empty
+    znodes, and creates a missing chroot. It moves no partition and changes no offset. For other findings, run the
+    command that they show.
 
     \b
     Exit codes:

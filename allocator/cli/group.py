@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def group() -> None:
-    """Show consumer groups (members, owners, offsets, lag), and steer them by orders.
+    """Show consumer groups (members, owners, offsets, lag), and steer them by operator commands.
 
     Exit codes: 0 done; 1 failed, refused, or the output is incomplete; 2 wrong usage or settings. With --json, an error
     is {"error": {"type", "message", "retriable"}}.
@@ -140,7 +140,7 @@ def release_command(name: str, instance_id: str, access: Access, as_json: bool) 
 @execute_option
 @with_clusters
 def delete_command(name: str, keep_offsets: bool, execute: bool, access: Access, as_json: bool) -> None:
-    """Delete GROUP: its znodes in ZooKeeper with orders and assignment, and its committed offsets in Kafka.
+    """Delete GROUP: its znodes in ZooKeeper, with operator commands and assignment, and its committed offsets in Kafka.
 
     The command refuses a group with members. For a group that is not in ZooKeeper, give --zookeeper none.
     """

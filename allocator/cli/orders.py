@@ -1,4 +1,4 @@
-"""The commands of `allocator group` that give orders, and plan their effect."""
+"""The commands of `allocator group` that write operator commands, and plan their effect."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def parse_expiry(text: str, now_ms: int) -> float:
         ) from None
 
 
-# -- the orders of a group -------------------------------------------------------------------------------------------
+# -- operator commands of a group ------------------------------------------------------------------------------------
 
 
 def _partitions(_ctx: click.Context, _param: click.Parameter, given: str) -> frozenset[TopicPartition]:
@@ -72,11 +72,11 @@ def _partitions(_ctx: click.Context, _param: click.Parameter, given: str) -> fro
 
 MEMBER, PARTITIONS = click.argument("member"), click.argument("partitions", callback=_partitions)
 REASON_OPTIONS = (
-    click.option("--why", default="", show_default=False, help="Reason, shown with the order."),
+    click.option("--why", default="", show_default=False, help="Reason, shown with the command."),
     click.option("--expires", metavar="TIME", help="Expiry: 30m, 2h, 1d, or a time with zone (default: never)."),
 )
 
-DRY_RUN = click.option("--dry-run", is_flag=True, help="Show what would move. Give no order.")
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Show what would move. Write no command.")
 CREATE = click.option("--create", is_flag=True, help="Create the topic GROUP.orders, for a group in Kafka.")
 
 
@@ -91,9 +91,9 @@ def _details(why: str, expires: str | None) -> dict[str, Any]:
 
 
 def _order(command_name: str, *parameters: Command, of_records: bool = False) -> Callable[[Command], Command]:
-    """Registers a function that returns an `Act` as a command that gives an order.
+    """Registers a function that returns an `Act` as a command of the CLI that writes an operator command.
 
-    The function gets `parameters`, and the reason and the expiry as `details`. Set `of_records` for an order about
+    The function gets `parameters`, and the reason and the expiry as `details`. Set `of_records` for one about
     records, which groups in Kafka follow too.
     """
 
@@ -143,7 +143,7 @@ def _withdraw(access: Access, name: str, as_json: bool, act: Act) -> None:
     from allocator.operate import OrderReport, give
 
     outcome = asyncio.run(give(access, name, act))
-    # `promote MEMBER` changes the order instead of withdrawing it
+    # `promote MEMBER` changes the command instead of withdrawing it
     _show_withdrawn(name, (outcome.order,) if isinstance(outcome, OrderReport) else outcome, as_json)
 
 
@@ -166,10 +166,10 @@ def _show_withdrawn(name: str, orders: Collection[Order], as_json: bool) -> None
 
 @group.command("orders")
 @click.argument("name", metavar="GROUP", type=GROUP)
-@repeated("--remove", metavar="ID", text="Withdraw this order")
+@repeated("--remove", metavar="ID", text="Withdraw this command")
 @with_clusters
 def orders_command(name: str, remove: tuple[str, ...], access: Access, as_json: bool) -> None:
-    """List the orders of GROUP with their states, or withdraw orders by id."""
+    """List the operator commands of GROUP with their states, or withdraw them by id."""
     from allocator.operate import give
 
     if remove:
@@ -181,7 +181,7 @@ def orders_command(name: str, remove: tuple[str, ...], access: Access, as_json: 
     elif found:
         console().print(orders_table(found))
     else:
-        click.echo(f"{name} has no orders")
+        click.echo(f"{name} has no operator commands")
 
 
 @_order("cordon", MEMBER)
@@ -283,7 +283,7 @@ def resume(partitions: frozenset[TopicPartition]) -> Act:
     "skip",
     click.argument("partition", callback=_partitions),
     click.argument("offset", type=click.IntRange(0)),
-    click.option("--undo", is_flag=True, help="Withdraw the order. A skipped record stays skipped."),
+    click.option("--undo", is_flag=True, help="Withdraw the command. A skipped record stays skipped."),
     of_records=True,
 )
 def skip(partition: frozenset[TopicPartition], offset: int, undo: bool, details: Any) -> Act:
@@ -330,8 +330,8 @@ def seek(partitions: frozenset[TopicPartition], to: str, details: Any) -> Act:
 @click.option("--freeze", is_flag=True, help="No partition leaves a live member (freeze).")
 @click.option("--at-once", type=click.IntRange(1), help="At most this many moves at once (budget).")
 @click.option("--per-minute", type=click.IntRange(1), help="At most this many moves a minute (budget).")
-@click.option("--apply", "apply", is_flag=True, help="Give the orders, if the plan contains nothing else.")
-@click.option("--why", default="", show_default=False, help="Reason, shown with the orders of --apply.")
+@click.option("--apply", "apply", is_flag=True, help="Write the operator commands, if the plan contains nothing else.")
+@click.option("--why", default="", show_default=False, help="Reason, shown with the commands of --apply.")
 @with_clusters
 def plan_command(
     name: str,
@@ -368,7 +368,7 @@ def plan_command(
         orders.append(methodcaller("budget", at_once=at_once, per_minute=per_minute, why=why))
     if apply and (changes or not orders):
         raise ConfigError(
-            "--apply gives orders, so the plan must consist of orders alone (--cordon, --evacuate, --pin, ...)"
+            "--apply writes operator commands, so the plan must consist of them (--cordon, --evacuate, --pin, ...)"
         )
     plan = asyncio.run(planned(access, name, changes, orders))
     show_plan(plan, as_json)

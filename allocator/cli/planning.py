@@ -21,7 +21,7 @@ def show_plan(plan: GroupPlan, as_json: bool) -> None:
             out.print(table)
     for each in plan.orders:
         if each.state not in ("kept", "done"):
-            click.echo(plain(f"order {each.order} is {each.state}: {each.why}"))
+            click.echo(plain(f"command {each.order} is {each.state}: {each.why}"))
 
 
 def headline(plan: GroupPlan) -> str:

@@ -41,7 +41,7 @@ def offsets_table(report: GroupReport) -> Listing:
 
 
 def orders_table(reports: Collection[OrderReport]) -> Listing:
-    table = Listing("id", "order", "state", "who", "when", "expires", "why")
+    table = Listing("id", "command", "state", "who", "when", "expires", "why")
     for order, state, why in reports:
         state += f": {why}" if why else ""
         times = _time(order.when), _time(order.expires)

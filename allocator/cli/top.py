@@ -293,11 +293,11 @@ def _orders(group: Seen, room: int) -> list[Text]:
     every = list(reversed(order_reports(state.orders, state.document, state.members, wall_ms())))
     kept = [each for each in every if each.state not in ("done", "expired")]
     lines = [
-        f"order {each.order} by {each.order.who}: {each.state}" + (f", {each.why}" if each.why else "")
+        f"command {each.order} by {each.order.who}: {each.state}" + (f", {each.why}" if each.why else "")
         for each in kept[:room]
     ]
-    rest = [f"{len(kept) - room} more orders"] if len(kept) > room else []
-    rest += [f"{len(every) - len(kept)} done or expired orders"] if len(kept) < len(every) else []
+    rest = [f"{len(kept) - room} more commands"] if len(kept) > room else []
+    rest += [f"{len(every) - len(kept)} done or expired commands"] if len(kept) < len(every) else []
     return [_cut(line, "cyan") for line in lines + ([f"and {' and '.join(rest)}"] if rest else [])]
 
 

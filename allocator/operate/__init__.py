@@ -1,8 +1,8 @@
 """Tools for operators: the state of groups, operator commands, plans, the doctor and dead letters.
 
 The functions take open connections, or the addresses of the clusters, and the name of a group. No function joins a
-group. Most only read. Writers change the orders and the cluster choice of a group, its committed offsets, or what a
-deletion or an adoption names.
+group. Most only read. Writers change the operator commands and the cluster choice of a group, its committed offsets, or
+what a deletion or an adoption names.
 """
 
 from __future__ import annotations

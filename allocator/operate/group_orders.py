@@ -26,7 +26,7 @@ from allocator.types import PartitionLike
 
 NOT_OURS = (
     'Commands about members and moves need membership="zookeeper". In other groups Kafka\'s coordinator or each member '
-    "assigns the partitions, so such orders have no effect"
+    "assigns the partitions, so such commands have no effect"
 )
 
 WITHDRAWN_BY_PARTITION = ("pause", "quarantine", "pin", "skip")
@@ -84,7 +84,7 @@ class OrdersFromOutside:
         """Ends the canary command for one member; None: for all members."""
         present = await _canary(self._orders)
         if present is None or member is None:
-            return await self._withdraw(lambda order: order.kind == "canary", "no canary order")
+            return await self._withdraw(lambda order: order.kind == "canary", "no canary command")
         promoted = sorted({*present.arguments["promoted"], lasting_name(self._group, await self._members(), member)})
         changed = replace(present, arguments={**present.arguments, "promoted": promoted})
         return await self._put(changed)
@@ -175,7 +175,7 @@ class OrdersFromOutside:
         arguments = {"at_once": at_once, "per_minute": per_minute}
         return await self.give("budget", arguments, why=why, expires_s=expires_s)
 
-    # -- any order -----------------------------------------------------------------------------------------------
+    # -- any command ---------------------------------------------------------------------------------------------
 
     async def give(
         self, kind: str, arguments: Mapping[str, Any], *, why: str = "", expires_s: Optional[float] = None

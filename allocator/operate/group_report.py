@@ -310,7 +310,7 @@ class GroupReport:
                 f"{_names(self.left_out)}"
             )
         found += [
-            f"order {each.order.id} ({each.order}) is {each.state}: {plain(each.why)}"
+            f"command {each.order.id} ({each.order}) is {each.state}: {plain(each.why)}"
             for each in self.orders
             if each.state in ("pending", "not kept")
         ]

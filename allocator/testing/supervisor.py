@@ -1,8 +1,8 @@
 """Runs one server as a child, so that the server never outlives the test process.
 
 Run as a script: `python -I -S supervisor.py LOG REMOVE COMMAND...`. It starts COMMAND with its output in LOG. It reads
-the orders TERM, KILL, STOP, CONT and BYE (exit) from its standard input, and writes `pid N` once, `ok ORDER` for each
-order, and `exit CODE` when COMMAND has ended (negative: the signal) to its standard output.
+the words TERM, KILL, STOP, CONT and BYE (exit) from its standard input, and writes `pid N` once, `ok WORD` for each
+word, and `exit CODE` when COMMAND has ended (negative: the signal) to its standard output.
 
 Guarantee: when the standard input ends, or the parent ends in any way (also kill -9), it kills COMMAND with SIGKILL and
 deletes the directory REMOVE, unless that is empty. Only it reaps COMMAND, so no signal can reach another process with
@@ -17,7 +17,7 @@ import select
 import signal
 import sys
 
-ORDERS = {
+SIGNALS = {
     b"TERM": signal.SIGTERM,
     b"KILL": signal.SIGKILL,
     b"STOP": signal.SIGSTOP,
@@ -78,7 +78,7 @@ def main(log: str, remove: str, command: list[str]) -> None:
             if line == b"BYE":
                 return
             if running:
-                os.kill(pid, ORDERS[line])
+                os.kill(pid, SIGNALS[line])
             if running and line == b"STOP" and hasattr(os, "waitid"):  # macOS lacks it
                 # on a busy machine its threads continue until one of them has handled the signal
                 os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)

@@ -303,7 +303,7 @@ async def test_a_group_of_kafkas_own_protocol_is_shown_as_its_coordinator_has_it
         assert member["name"].startswith("billing-1@127.0.0.1#")
         code, out, err = await run("freeze", shell.group)
         assert code == 1
-        assert "such orders have no effect" in err
+        assert "such commands have no effect" in err
         assert {each["owner"] for each in found["partitions"]} == {member["id"]}
         code, out, err = await run("describe")
         assert out.startswith(

@@ -35,10 +35,10 @@ def test_an_expiry_is_a_span_or_a_time() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message", "code"),
     [
-        (["cordon", "billing", "m", "--brokers", "127.0.0.1:1"], "such orders have no effect", 1),
+        (["cordon", "billing", "m", "--brokers", "127.0.0.1:1"], "such commands have no effect", 1),
         (["pin", "billing", "t", "m", "--zookeeper", "127.0.0.1:1"], "write topic:0 or topic:0-3,7", 2),
         (["freeze", "billing", "--expires", "soon", "--zookeeper", "127.0.0.1:1"], "such as 30m, 2h or 1d", 2),
-        (["plan", "billing", "--apply", "--zookeeper", "127.0.0.1:1"], "must consist of orders", 2),
+        (["plan", "billing", "--apply", "--zookeeper", "127.0.0.1:1"], "must consist of them", 2),
         (["plan", "billing", "--add", "a=0", "--zookeeper", "127.0.0.1:1"], "is not a positive number", 2),
         (["plan", "billing", "--rack", "a", "--zookeeper", "127.0.0.1:1"], "write NAME=VALUE", 2),
     ],

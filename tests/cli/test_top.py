@@ -189,7 +189,7 @@ def test_a_plan_counts_moves_between_members_and_orders_that_are_over() -> None:
         "  worker-0@host#0 -> worker-2@host#2: 2 partitions",
         "  no owner -> worker-3@host#3: 3 partitions",
     }
-    kept = [line for line in lines if line.startswith("order ")]
-    assert [line.partition(" by ")[0] for line in kept] == [f"order cordon web{n}" for n in (4, 3, 2)]
-    assert "and 2 more orders and 2 done or expired orders" in lines
+    kept = [line for line in lines if line.startswith("command ")]
+    assert [line.partition(" by ")[0] for line in kept] == [f"command cordon web{n}" for n in (4, 3, 2)]
+    assert "and 2 more commands and 2 done or expired commands" in lines
     assert len(drawn(watcher, height=24, width=60)) <= 24

@@ -57,7 +57,7 @@ async def test_members_over_kafka_obey_orders_and_their_undoing(
             await produce(0, 0, 0, 0)
             await until((0, 1))
             assert "create it with --create" in await command("skip", group, f"{topic}:0", "2", code=1)
-            assert "such orders have no effect" in await command("freeze", group, code=1)
+            assert "such commands have no effect" in await command("freeze", group, code=1)
             await command("skip", group, f"{topic}:0", "2", "--create", "--why", "it never works")
             await until((0, 3))
             (skip,) = await listed()

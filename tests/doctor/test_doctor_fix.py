@@ -105,14 +105,14 @@ def test_expired_orders_are_withdrawn_and_no_other(zk_chroot: str) -> None:
             return {each["id"] for each in json.loads(zk.get("/allocator/billing/orders")[0])["orders"]}
 
         everything = {long_ago.id, just_now.id, in_force.id}
-        assert "fix:   --fix would withdraw 1 expired orders of billing" in run().output
+        assert "fix:   --fix would withdraw 1 expired commands of billing" in run().output
         without_terminal = run("--fix")
         assert "cannot ask without a terminal" in without_terminal.output
         assert without_terminal.exit_code == 2
         refused = run("--fix", typed=Terminal(b"n\n"))
-        assert f"--fix would withdraw 1 expired orders of billing: {long_ago.id}" in refused.output
+        assert f"--fix would withdraw 1 expired commands of billing: {long_ago.id}" in refused.output
         assert ids() == everything, "nothing is changed without consent"
-        assert "withdrew 1 expired orders" in run("--fix", typed=Terminal(b"y\n")).output
+        assert "withdrew 1 expired commands" in run("--fix", typed=Terminal(b"y\n")).output
         assert ids() == everything - {long_ago.id}
         assert "nothing that --fix can do safely" in run("--fix", "--yes").output
         assert ids() == everything - {long_ago.id}

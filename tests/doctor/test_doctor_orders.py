@@ -39,7 +39,7 @@ def test_orders_in_force_are_no_finding() -> None:
 def test_an_order_that_cannot_be_kept_is_reported_with_its_reason() -> None:
     pin = order("pin", partitions={"t": "0-3"}, place={"member": "dead"})
     finding = found(pin, state=OrderState("not kept", "no live member is there"))["order-not-kept"]
-    assert finding.what == "order pin t:0-3 to dead of alice@ops1 is not kept: no live member is there"
+    assert finding.what == "command pin t:0-3 to dead of alice@ops1 is not kept: no live member is there"
     assert finding.command == f"allocator group orders billing --remove {pin.id}"
 
 

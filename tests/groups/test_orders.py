@@ -53,10 +53,10 @@ def order(kind: str = "cordon", now_ms: int = NOW, **more: Any) -> Order:
         ("pin", {"partitions": {"t" * 1001: "1"}, "place": {"rack": "a"}}, "a name has 1 to 1000"),
         ("pin", {"partitions": {}, "place": {"rack": "a"}}, "names no partitions"),
         ("pin", {"partitions": {"t": "1"}, "place": {"host": "a"}}, "is neither"),
-        ("budget", {"at_once": 0, "per_minute": None}, "use the order freeze"),
+        ("budget", {"at_once": 0, "per_minute": None}, "use freeze"),
         ("budget", {"at_once": True, "per_minute": None}, "is neither a number"),
         ("canary", {"count": -1, "known": [], "promoted": []}, "is not a number"),
-        ("dance", {}, "there is no order 'dance'; known: budget, canary"),
+        ("dance", {}, "there is no operator command 'dance'; known: budget, canary"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_written(
@@ -201,7 +201,7 @@ async def test_concurrent_writes_of_operators_all_succeed(zk_chroot: str, group:
         await store.read(changed.set)
         assert await store.remove([ten[0].id, ten[1].id], NOW) == (ten[0], ten[1])
         await asyncio.wait_for(changed.wait(), 30)
-        with pytest.raises(NoSuchOrder, match=f"no order {ten[0].id}; there are"):
+        with pytest.raises(NoSuchOrder, match=f"no operator command {ten[0].id}; there are"):
             await store.remove([ten[0].id, ten[2].id], NOW)
         assert len((await store.read()).entries) == 8
 

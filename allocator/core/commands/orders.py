@@ -105,7 +105,7 @@ names_argument = _argument(
 count_argument = _argument(_is_count, f"is not a number from 0 to {MAX_COUNT}")
 limit_argument = _argument(
     lambda value: value is None or (_is_count(value) and value > 0),
-    f"is neither a number from 1 to {MAX_COUNT} nor null; to let nothing move use the order freeze",
+    f"is neither a number from 1 to {MAX_COUNT} nor null; to let nothing move use freeze",
 )
 offset_argument = _argument(lambda value: type(value) is int and 0 <= value < 1 << 63, "is not an offset")
 position_argument = _argument(
@@ -120,15 +120,15 @@ class OrderKind:
 
     name: str
     summary: str
-    """The effect of the command on the group, as the predicate of a sentence that starts with "the order"."""
+    """The effect of the command on the group, as the predicate of a sentence that starts with "the command"."""
     arguments: Mapping[str, Check] = field(default_factory=dict)
     subject: Optional[tuple[str, ...]] = None
     """A new command replaces an earlier command of this kind with equal values of these arguments. (): a group has at
     most one command of this kind. None: all arguments count."""
     acts: Literal["leader", "owner"] = "leader"
-    """The actor that carries out an order of this kind: the leader, or each member that owns some of its partitions."""
+    """The actor that carries it out: the leader, or each member that owns some of its partitions."""
     once: bool = False
-    """Whether an order of this kind is carried out once for each of its partitions, and is done after that."""
+    """Whether a command of this kind is carried out once for each of its partitions, and is done after that."""
     words: Callable[[Mapping[str, Any]], str] = lambda arguments: ""
     """Describes the arguments, apart from `partitions`, in a few words."""
 
@@ -275,15 +275,15 @@ class Order:
         import secrets
 
         if kind not in KINDS:
-            raise ConfigError(f"there is no order {shown(kind)}; known: {', '.join(sorted(KINDS))}")
+            raise ConfigError(f"there is no operator command {shown(kind)}; known: {', '.join(sorted(KINDS))}")
         if expires is not None and expires <= now_ms:
-            raise ConfigError(f"the order {kind} would have expired already; give a later time")
+            raise ConfigError(f"the command {kind} would have expired already; give a later time")
         for what, text in (("who", who), ("why", why)):
             if len(text) > LONGEST_TEXT:
-                raise ConfigError(f"{what} has {len(text)} characters; an order keeps at most {LONGEST_TEXT}")
+                raise ConfigError(f"{what} has {len(text)} characters; a command keeps at most {LONGEST_TEXT}")
         order = cls(f"o-{secrets.token_hex(4)}", kind, dict(arguments), who, now_ms, why, expires)
         if order.fault is not None:
-            raise ConfigError(f"the order {kind}: {order.fault}")
+            raise ConfigError(f"the command {kind}: {order.fault}")
         return order
 
     @cached_property
@@ -291,7 +291,7 @@ class Order:
         """The reason why members of this version cannot carry out the command; None for a valid command."""
         kind = KINDS.get(self.kind)
         if kind is None:
-            return f"this version knows no order {shown(self.kind)}"
+            return f"this version knows no command {shown(self.kind)}"
         if self.arguments.keys() != kind.arguments.keys():
             wanted = ", ".join(kind.arguments) or "none"
             return f"its arguments are {shown(list(self.arguments))}, and have to be {wanted}"
@@ -345,7 +345,7 @@ class Order:
         doc = check_mapping(path, "order", value)
         found, kind = check_text(path, "id", doc.get("id")), check_text(path, "kind", doc.get("kind"))
         if not ORDER_ID.match(found) or not KIND_NAME.match(kind):
-            raise InvalidZnode(path, f"order {shown(found)} of kind {shown(kind)}")
+            raise InvalidZnode(path, f"command {shown(found)} of kind {shown(kind)}")
         arguments = check_mapping(path, "arguments", doc.get("arguments"))
         results = check_list(path, "results", doc.get("results", []))
         if len(results) > Orders.MAX_RESULTS:
@@ -398,7 +398,7 @@ class Orders:
     def lacking(self, group: str, missing: Iterable[str]) -> NoSuchOrder:
         """Returns the error for ids that these commands do not contain."""
         there = ", ".join(order.id for order in self.entries) or "none"
-        return NoSuchOrder(f"group {group!r} has no order {', '.join(sorted(missing))}; there are {there}")
+        return NoSuchOrder(f"group {group!r} has no operator command {', '.join(sorted(missing))}; there are {there}")
 
     def put(self, order: Order, now_ms: int) -> Orders:
         """Returns the commands with this one added; it replaces those with its subject. Raises ConfigError for
@@ -409,7 +409,7 @@ class Orders:
             if each.subject != order.subject and each.id != order.id and not each._over(now_ms)
         )
         if len(kept) >= self.MAX_ENTRIES:
-            raise ConfigError(f"the group has {len(kept)} orders, as many as it may have; remove some first")
+            raise ConfigError(f"the group has {len(kept)} operator commands, as many as it may have; remove some first")
         return Orders((*kept, order))
 
     def without(self, ids: Collection[str], now_ms: int) -> Orders:
@@ -431,7 +431,7 @@ class Orders:
         data = encode_object({"orders": [order.to_json() for order in self.entries]})
         if len(data) > self.MAX_BYTES:
             raise ConfigError(
-                f"the orders of the group would take {len(data)} bytes, more than the {self.MAX_BYTES} of their znode; "
+                f"the group's commands would take {len(data)} bytes, more than the {self.MAX_BYTES} of their znode; "
                 "remove some first, or name partitions in ranges"
             )
         return data
@@ -443,11 +443,11 @@ class Orders:
             return cls()  # the znode was created and not written yet
         listed = check_list(path, "orders", _decoded(path, data).get("orders"))
         if len(listed) > cls.MAX_ENTRIES:
-            raise InvalidZnode(path, f"{len(listed)} orders, more than {cls.MAX_ENTRIES}")
+            raise InvalidZnode(path, f"{len(listed)} commands, more than {cls.MAX_ENTRIES}")
         budget = InflateBudget()
         orders = tuple(Order._of(path, each, budget) for each in listed)
         if len({order.id for order in orders}) != len(orders):
-            raise InvalidZnode(path, "two orders have one id")
+            raise InvalidZnode(path, "two commands have one id")
         return cls(orders)
 
 

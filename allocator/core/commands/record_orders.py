@@ -14,6 +14,6 @@ class RecordOrders:
 
     paused: Partitions = NO_PARTITIONS
     quarantined: Mapping[TopicPartition, str] = field(default_factory=dict)
-    """Paused partition -> the text of its order."""
+    """Paused partition -> the text of its command."""
     skipped: Mapping[TopicPartition, frozenset[int]] = field(default_factory=dict)
     """Partition -> the offsets to skip."""

@@ -129,9 +129,9 @@ class OrdersInForce:
                 called = order_id if order is None else f"{order_id} ({order.kind}, by {order.who})"
                 why = f": {found.why}" if found.why else ""
                 level = logging.WARNING if found.state in ("not kept", "pending") else logging.INFO
-                log.log(level, "%s: order %s is %s%s", group, plain(called), found.state, plain(why))
+                log.log(level, "%s: command %s is %s%s", group, plain(called), found.state, plain(why))
         for order_id in before.keys() - after.keys():
-            log.info("%s: order %s no longer counts", group, plain(order_id))
+            log.info("%s: command %s no longer counts", group, plain(order_id))
 
 
 def canaries_of(order: Order, members: Infos) -> list[str]:
@@ -239,7 +239,7 @@ class _Outcome:
         has = frozenset().union(*map(self._has, named))
         gained = [p for p, member in self._to.items() if member in named and p not in has]
         if gained:
-            return OrderState("not kept", f"an order that comes first gives it {_partitions(gained)}")
+            return OrderState("not kept", f"a command that comes first gives it {_partitions(gained)}")
         return OrderState("kept")
 
     def _evacuate(self, order: Order) -> OrderState:

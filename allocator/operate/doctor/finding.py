@@ -32,7 +32,7 @@ class Fix(NamedTuple):
     text: str
     """The action in the imperative: "delete the empty znodes of 2 groups"."""
     names: tuple[str, ...]
-    """The ids of the orders, the groups, or the chroot."""
+    """The ids of the operator commands, the groups, or the chroot."""
 
 
 @dataclass(frozen=True)

@@ -44,9 +44,9 @@ async def _withdraw(zk: ZooKeeperClient, paths: Paths, ids: Collection[str], now
         entries = (await store.read()).entries
         chosen = [order.id for order in entries if order.id in ids and is_long_expired(order, now_ms)]
         if not chosen:
-            return "the orders are withdrawn already"
+            return "the commands are withdrawn already"
         try:
-            return f"withdrew {len(await store.remove(chosen, now_ms))} expired orders"
+            return f"withdrew {len(await store.remove(chosen, now_ms))} expired commands"
         except NoSuchOrder:
             pass  # an operator withdrew one at the same time
 

@@ -25,8 +25,8 @@ def order_findings(report: GroupReport) -> Iterator[Finding]:
                 Severity.WARNING,
                 f"{_called(each)} is not kept: {plain(each.why)}",
                 (each.order.id,),
-                "The group continues without the order, so partitions are not where the operator wanted them.",
-                "Start the member or correct the name in the order, or withdraw the order.",
+                "The group continues without the command, so partitions are not where the operator wanted them.",
+                "Start the member or correct the name in the command, or withdraw it.",
                 f"allocator group orders {group} --remove {each.order.id}",
             )
         elif each.state == "pending":
@@ -35,7 +35,7 @@ def order_findings(report: GroupReport) -> Iterator[Finding]:
                 Severity.WARNING,
                 f"{_called(each)} is not in force yet: {plain(each.why)}",
                 (each.order.id,),
-                "A leader of an older version would assign partitions without regard to the order.",
+                "A leader of an older version would assign partitions without regard to the command.",
                 "Upgrade the named members.",
                 f"allocator group orders {group}",
             )
@@ -48,8 +48,8 @@ def order_findings(report: GroupReport) -> Iterator[Finding]:
                 Severity.WARNING if each.order.kind == "freeze" else Severity.INFO,
                 f"{_called(each)} has been in force for {age_ms // 86_400_000} days, and has no expiry",
                 (each.order.id,),
-                "A forgotten order makes the assignment hard to explain.",
-                "Withdraw the order, or give it again with --expires and --why.",
+                "A forgotten command makes the assignment hard to explain.",
+                "Withdraw the command, or write it again with --expires and --why.",
                 f"allocator group orders {group} --remove {each.order.id}",
             )
     over = [each for each in report.orders if each.state in ("done", "expired")]
@@ -58,14 +58,14 @@ def order_findings(report: GroupReport) -> Iterator[Finding]:
         yield Finding(
             "orders-over",
             Severity.INFO,
-            f"{len(over)} orders are done or expired: {', '.join(map(_called, over[:3]))}",
+            f"{len(over)} operator commands are done or expired: {', '.join(map(_called, over[:3]))}",
             tuple(each.order.id for each in over),
-            "Expired orders have no effect. An evacuated member gets partitions again once its order is withdrawn.",
+            "Expired commands have no effect. An evacuated member gets partitions again once its command is withdrawn.",
             "Withdraw them. Stop an evacuated member first, unless it should get partitions again.",
             f"allocator group orders {group} {' '.join(f'--remove {each.order.id}' for each in over)}",
-            Fix("orders", f"withdraw {len(expired)} expired orders of {plain(group)}", expired) if expired else None,
+            Fix("orders", f"withdraw {len(expired)} expired commands of {plain(group)}", expired) if expired else None,
         )
 
 
 def _called(each: OrderReport) -> str:
-    return f"order {each.order} of {plain(each.order.who)}"
+    return f"command {each.order} of {plain(each.order.who)}"

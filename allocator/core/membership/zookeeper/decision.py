@@ -167,7 +167,7 @@ class Preview:
     target: Mapping[str, Partitions]
     strategy: str
     orders: Mapping[str, tuple[str, str]]
-    """Order -> its state after the last move, and the reason."""
+    """Command -> its state after the last move, and the reason."""
     budget: Budget
 
 

@@ -117,7 +117,7 @@ class GroupZnodes:
         try:
             self._readable_orders = await self._orders.get()
         except InvalidZnode as error:
-            log.error("%s: the orders stay as they were: %s", self._store.paths.group, error)
+            log.error("%s: the operator commands stay as they were: %s", self._store.paths.group, error)
         claims = await self._claims_of([member for member in document.waiting if member in alive])
         now_ms = wall_ms()
         orders = OrdersInForce.of(self._readable_orders, members, document.orders, now_ms)

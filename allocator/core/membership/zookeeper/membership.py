@@ -241,7 +241,7 @@ class ZooKeeperMembership(SessionMembership):
             except ConnectionLost:
                 wait_s = 0.05
             except (InvalidZnode, ZooKeeperError) as error:
-                log.error("%s: the orders stay as they were: %s", self._group, error)
+                log.error("%s: the operator commands stay as they were: %s", self._group, error)
                 wait_s = ORDERS_AGAIN_S
             else:
                 ordered(found, store)

@@ -1,6 +1,6 @@
 // Changes to a group. Each one shows a preview first, and runs only after a confirmation.
 
-import { answers, ask, choice, credentials, field, offers, openDialog, part } from "./ask.js";
+import { statusLine, change, choice, credentials, field, offers, openDialog, part } from "./requests.js";
 import { element } from "./dom.js";
 import { plural, whole } from "./format.js";
 import { orderForm } from "./order_form.js";
@@ -29,11 +29,11 @@ export const sum = (rows) => {
 const milliseconds = (text, zone) => { const at = Date.parse(zone === "utc" ? `${text}Z` : text); if (Number.isNaN(at)) throw new Error("choose a date and a time"); return at; };
 
 export const openActions = (group) => {
-  const name = group.group, { node: answer, button, twice } = answers();
+  const name = group.group, { node: result, button, twice } = statusLine();
   let table = null;
   const members = plural(group.members.length, "member");
   // label, action, preview, result
-  const asked = (words, what, says, done) => twice(words, `Yes, ${words.toLowerCase()} ${name}`, () => says, async () => { await ask(name, what, {}); return done; });
+  const requested = (words, what, says, done) => twice(words, `Yes, ${words.toLowerCase()} ${name}`, () => says, async () => { await change(name, what, {}); return done; });
 
   // -- offsets ---------------------------------------------------------------------------------------------------
   const plan = element("div"), confirm = element("input", { name: "confirm", autocomplete: "off", spellcheck: "false" });
@@ -62,14 +62,14 @@ export const openActions = (group) => {
     element("p", { class: "muted" }, "Only while the group has no members: members would overwrite these offsets."),
     field("To", kind), more, field("Topics, with commas", topics),
     button("Show the plan", "", async () => {
-      const asked = body(), found = await ask(name, "offsets/reset", asked);
-      show(found.partitions, plan); planned = JSON.stringify(asked);
+      const requested = body(), found = await change(name, "offsets/reset", requested);
+      show(found.partitions, plan); planned = JSON.stringify(requested);
       return `${sum(found.partitions)} Nothing was changed.${found.members_alive.length ? ` It would be refused: ${found.members_alive.length} members.` : ""}`;
     }), plan,
     field(`To confirm, enter the name of the group: ${name}`, confirm),
     button("Reset offsets", "danger", async () => {
       if (planned !== JSON.stringify(body())) throw new Error("first show the plan of exactly this change");
-      const done = await ask(name, "offsets/reset", { ...body(), confirm: confirm.value });
+      const done = await change(name, "offsets/reset", { ...body(), confirm: confirm.value });
       show(done.partitions, plan);
       return done.executed ? `${plural(done.partitions.length, "offset")} committed.` : "Nothing was changed: enter the name of the group.";
     }));
@@ -79,62 +79,62 @@ export const openActions = (group) => {
     element("p", { class: "muted" }, "The other group starts at the committed offsets of this group. It must have no members; this group may keep running."),
     field("Other group", other),
     button("Show the plan of the copy", "", async () => {
-      const found = await ask(name, "offsets/copy", { to: other.value.trim() });
+      const found = await change(name, "offsets/copy", { to: other.value.trim() });
       show(found.partitions, copied);
       return `${sum(found.partitions)} Nothing was changed.${found.members_alive.length ? ` It would be refused: ${found.members_alive.length} members.` : ""}`;
     }), copied,
     field("To confirm, enter the name of the other group", again),
-    button("Copy offsets", "danger", async () => { const done = await ask(name, "offsets/copy", { to: other.value.trim(), confirm: again.value }); show(done.partitions, copied); return `${plural(done.partitions.length, "offset")} committed for ${done.group}.`; }));
+    button("Copy offsets", "danger", async () => { const done = await change(name, "offsets/copy", { to: other.value.trim(), confirm: again.value }); show(done.partitions, copied); return `${plural(done.partitions.length, "offset")} committed for ${done.group}.`; }));
 
   // -- commands ---------------------------------------------------------------------------------------------------
   const form = orderForm(group), reason = element("input", { name: "order-why", maxlength: "1000" }), hours = element("input", { name: "order-hours", type: "number", min: "0", step: "any", placeholder: "no end" });
   const order = choice("order-kind", form.kinds.map(([kind, says]) => [kind, `${kind}: ${says}`])), details = element("div"), standing = element("div");
   const pick = () => details.replaceChildren(...form.fields(order.value));
   order.addEventListener("change", pick); pick();
-  const list = () => standing.replaceChildren(...state.orders.map((each) => element("div", { class: "row" }, element("span", {}, element("b", {}, each.kind), ` ${argumentsOf(each)}`), button(`Withdraw ${each.kind}`, "", async () => { await ask(name, "orders/remove", { ids: [each.id] }); state.orders = state.orders.filter((other) => other.id !== each.id); list(); close.focus(); return "Withdrawn."; }))));
+  const list = () => standing.replaceChildren(...state.orders.map((each) => element("div", { class: "row" }, element("span", {}, element("b", {}, each.kind), ` ${argumentsOf(each)}`), button(`Withdraw ${each.kind}`, "", async () => { await change(name, "orders/remove", { ids: [each.id] }); state.orders = state.orders.filter((other) => other.id !== each.id); list(); close.focus(); return "Withdrawn."; }))));
   list();
   let given = null;
   const made = () => ({ ...form.order(order.value), why: reason.value, ...(hours.value ? { hours: Number(hours.value) } : {}) });
   const look = button("Show what it moves", "", async () => {
-    const { plan: found } = await ask(name, "orders/preview", made());
+    const { plan: found } = await change(name, "orders/preview", made());
     return `${[moved(found), ...said(found)].join(" ")} Nothing was changed.`;
   });
   const says = () => {
     given = made();
     return `The command ${given.kind} ${form.says(given.kind)}: ${argumentsOf(given) || "the whole group"}. ${hours.value ? `It ends after ${hours.value} h.` : "It stays in force until it is withdrawn."}`;
   };
-  const give = twice("Add the command", () => `Yes, ${given.kind}`, says, async () => { const done = await ask(name, "orders/put", given); return `Command ${done.order} is added${done.state_why ? `, but ${done.state}: ${done.state_why}` : ""}. The leader executes it; the summary shows its state.`; });
+  const give = twice("Add the command", () => `Yes, ${given.kind}`, says, async () => { const done = await change(name, "orders/put", given); return `Command ${done.order} is added${done.state_why ? `, but ${done.state}: ${done.state_why}` : ""}. The leader executes it; the summary shows its state.`; });
   const ordering = part("Commands", standing, field("Command", order), details, field("Why", reason), field("Hours", hours, "without a number it stays in force until it is withdrawn"), look, " ", give);
 
   // -- the end of a group ----------------------------------------------------------------------------------------
   const typed = element("input", { name: "delete-confirm", autocomplete: "off", spellcheck: "false" }), keep = element("input", { type: "checkbox", name: "keep-offsets" });
-  let looked = null;
-  keep.addEventListener("change", () => { looked = null; });
+  let previewed = null;
+  keep.addEventListener("change", () => { previewed = null; });
   const remains = (found) => `${plural(found.znodes, "znode")}${found.committed === null ? "" : ` and the committed offsets of ${plural(found.committed, "partition")}`}${found.offsets_stay && found.committed !== 0 ? ` (the offsets stay: ${found.offsets_stay})` : ""}`;
   const ending = part("Delete the group",
     element("p", { class: "muted" }, "Only while the group has no members. It deletes the group's commands and its assignment; a member that joins later starts a new group."),
     element("label", { class: "check field" }, keep, " Keep the committed offsets in Kafka"),
     button("Show what is deleted", "", async () => {
-      const found = await ask(name, "delete", { keep_offsets: keep.checked });
-      looked = keep.checked;
+      const found = await change(name, "delete", { keep_offsets: keep.checked });
+      previewed = keep.checked;
       return `Would be deleted: ${remains(found)}. Nothing was changed.${found.members_alive.length ? ` It would be refused: ${plural(found.members_alive.length, "member")}.` : ""}`;
     }),
     field(`To delete it, enter the name of the group: ${name}`, typed),
     button("Delete the group", "danger", async () => {
-      if (looked !== keep.checked) throw new Error("first show what is deleted");
+      if (previewed !== keep.checked) throw new Error("first show what is deleted");
       if (typed.value !== name) throw new Error(`enter the name of the group, ${name}`);
-      return `Deleted: ${remains(await ask(name, "delete", { keep_offsets: keep.checked, confirm: typed.value }))}.`;
+      return `Deleted: ${remains(await change(name, "delete", { keep_offsets: keep.checked, confirm: typed.value }))}.`;
     }));
 
   const words = element("input", { name: "note", maxlength: "500", placeholder: "version 1.4.2" });
   const sections = [
-    ["rebalance", part("Recompute the assignment", asked("Rebalance", "rebalance", "The leader recomputes the assignment. Partitions that keep their owner do not stop. Use it if the allocator function uses load or racks, which can change while no member joins or leaves.", "Requested: the next generation will follow."))],
+    ["rebalance", part("Recompute the assignment", requested("Rebalance", "rebalance", "The leader recomputes the assignment. Partitions that keep their owner do not stop. Use it if the allocator function uses load or racks, which can change while no member joins or leaves.", "Requested: the next generation will follow."))],
     ["pause", part("Pause and resume",
-      asked("Pause", "pause", `Members that follow the group's setting finish their records, commit and leave: at most ${members}. The group reads nothing until you resume. Other members continue.`, "Requested: its members will leave."),
-      asked("Resume", "resume", "Members that follow the group's setting join again and read from the committed offsets.", "Requested: its members will join."))],
+      requested("Pause", "pause", `Members that follow the group's setting finish their records, commit and leave: at most ${members}. The group reads nothing until you resume. Other members continue.`, "Requested: its members will leave."),
+      requested("Resume", "resume", "Members that follow the group's setting join again and read from the committed offsets.", "Requested: its members will join."))],
     ...(inKafka() ? [] : [["orders/put", ordering]]), ["offsets/reset", reset], ["offsets/copy", copy],
-    ["note", part("Mark a deployment", field("What happened", words, "the history shows it beside the rebalances"), button("Mark", "", async () => { await ask(name, "note", { text: words.value }); words.value = ""; return "Noted."; }))],
+    ["note", part("Mark a deployment", field("What happened", words, "the history shows it beside the rebalances"), button("Mark", "", async () => { await change(name, "note", { text: words.value }); words.value = ""; return "Noted."; }))],
     ["delete", ending],
   ];
-  const close = openDialog(`Change ${name}`, [credentials(), answer, ...sections.filter(([what]) => offers(what)).map(([, node]) => node)], { close: () => table?.close() });
+  const close = openDialog(`Change ${name}`, [credentials(), result, ...sections.filter(([what]) => offers(what)).map(([, node]) => node)], { close: () => table?.close() });
 };

@@ -1,6 +1,6 @@
 // The log of changes.
 
-import { answers, authorization, credentials, read } from "./ask.js";
+import { statusLine, authorization, credentials, read } from "./requests.js";
 import { element, link } from "./dom.js";
 import { moment, plural } from "./format.js";
 import { build } from "./route.js";
@@ -18,18 +18,18 @@ const CHANGES = [
 ];
 export const audit = (route, query) => {
   const table = new Table({ id: "changes", label: "Changes", columns: CHANGES, key: (r) => `${r.at} ${r.text}`, sort: route.query.sort ?? "-when", empty: "No change was requested.", onsort: (sort) => query({ sort }) });
-  const { node: answer, tell, button } = answers();
+  const { node: result, report, button } = statusLine();
   const load = async () => { const { changes } = await read("audit"); table.show(changes); found.hidden = false; return `${plural(changes.length, "change")}.`; };
   const found = element("div", { hidden: true }, table.node), form = element("div");
-  let asked = false;
+  let shown = false;
   // show the log at once to a user who is logged in, or whose token this page has
   const update = () => {
-    if (asked || !state.hello) return;
-    asked = true;
+    if (shown || !state.hello) return;
+    shown = true;
     const { role, needs_token: byToken, actions } = state.hello;
-    if (!byToken && role !== "operator") answer.textContent = "Only operators can see the changes.";
-    else if (byToken && !actions.length) answer.textContent = "This server is read-only: it was started without a token, so it shows no changes.";
-    else { form.replaceChildren(credentials("The changes have names of users and addresses, so they need the token of the server."), button("Show the changes", "", load)); if (!byToken || authorization().Authorization) tell(load); }
+    if (!byToken && role !== "operator") result.textContent = "Only operators can see the changes.";
+    else if (byToken && !actions.length) result.textContent = "This server is read-only: it was started without a token, so it shows no changes.";
+    else { form.replaceChildren(credentials("The changes have names of users and addresses, so they need the token of the server."), button("Show the changes", "", load)); if (!byToken || authorization().Authorization) report(load); }
   };
-  return { node: element("section", { class: "view" }, element("h2", { tabindex: "-1" }, "Changes"), form, answer, found), update, close: () => table.close(), title: () => "Changes" };
+  return { node: element("section", { class: "view" }, element("h2", { tabindex: "-1" }, "Changes"), form, result, found), update, close: () => table.close(), title: () => "Changes" };
 };

@@ -1,6 +1,6 @@
 // The clusters: links to the views without a group, and the lists of topics and brokers.
 
-import { offers } from "./ask.js";
+import { offers } from "./requests.js";
 import { element, link } from "./dom.js";
 import { number, plural, whole } from "./format.js";
 import { field, search } from "./parts.js";
@@ -47,7 +47,7 @@ const BROKERS = [
   { key: "replicas", head: "replicas", width: 80, numeric: true, value: (b) => b.replicas, text: (b) => whole(b.replicas), hint: "partitions of which it should have a copy" },
 ];
 
-// A list that the server has at `api/{what}`; `name(row)` names a row, `about(answer)` returns what the list lacks
+// A list that the server has at `api/{what}`; `name(row)` names a row, `about(response)` returns what the list lacks
 const list = (what, title, columns, name, about) => (route, query) => {
   let found = null, read = 0, loading = false;
   const table = new Table({ id: what, label: title, columns, key: name, sort: route.query.sort ?? columns[0].key, empty: `No ${what} match.`, onsort: (sort) => query({ sort }) });
@@ -62,8 +62,8 @@ const list = (what, title, columns, name, about) => (route, query) => {
     if (!state.hello || loading || now() - read < EVERY_S) return;
     loading = true;
     try {
-      const answer = await fetch(`api/${what}`);
-      if (answer.ok) { found = await answer.json(); show(); }
+      const response = await fetch(`api/${what}`);
+      if (response.ok) { found = await response.json(); show(); }
       read = now();
     } catch { /* the head of the page says that the server is away */ } finally { loading = false; }
   };

@@ -1,6 +1,6 @@
 // One group: the header that all its views share, and the summary.
 
-import { offers } from "./ask.js";
+import { offers } from "./requests.js";
 import { Chart, MARKS, timeline } from "./charts.js";
 import { element, link, say } from "./dom.js";
 import { findings } from "./findings.js";
@@ -96,8 +96,8 @@ export const summary = (route, query, act) => {
     past = null;
     if (range > 1) {
       try {
-        const answer = await fetch(`api/groups/${encodeURIComponent(route.group)}/history?from=${(now() - 3600 * range).toFixed(0)}`);
-        if (answer.ok) past = await answer.json();
+        const response = await fetch(`api/groups/${encodeURIComponent(route.group)}/history?from=${(now() - 3600 * range).toFixed(0)}`);
+        if (response.ok) past = await response.json();
       } catch { /* the head of the page says that the server is away */ }
     }
     update("series");

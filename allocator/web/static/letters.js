@@ -1,6 +1,6 @@
 // The dead letters of a topic: search by error, topic and time, show one, write back or discard after a preview.
 
-import { answers, credentials, field as line, offers, openDialog, part, post, read } from "./ask.js";
+import { statusLine, credentials, field as line, offers, openDialog, part, post, read } from "./requests.js";
 import { element } from "./dom.js";
 import { moment, plural, whole } from "./format.js";
 import { check, field, search } from "./parts.js";
@@ -30,7 +30,7 @@ const time = (input, words) => {
 };
 
 export const letters = (route, query) => {
-  const { node: answer, tell, button } = answers();
+  const { node: result, report, button } = statusLine();
   const given = route.query, topics = element("datalist", { id: "letter-topics" });
   const topic = search("topic", given.topic ?? "", () => forget(), "orders.dead"), error = search("error", given.error ?? "", () => forget(), "part of the error"), from = search("from", given.from ?? "", () => forget(), "topic of the record");
   topic.setAttribute("list", "letter-topics");
@@ -51,10 +51,10 @@ export const letters = (route, query) => {
     table.show(got.letters);
     return `${plural(got.count, "letter")}${got.count > got.letters.length ? `, of which the first ${whole(got.letters.length)} are below` : ""}.`;
   };
-  const ask = button("List the letters", "", list);
+  const listButton = button("List the letters", "", list);
 
   // -- one letter ------------------------------------------------------------------------------------------------
-  const show = (letter) => tell(async () => {
+  const show = (letter) => report(async () => {
     const name = listed, got = await post(path(name, "show"), { letter: letter.letter });
     const facts = [["from", got.topic === null ? "unknown" : `${place(got)} at ${whole(got.offset)}`], ["written", written(got)], ["group", got.group || "unknown"], ["error", got.error || "unknown"], ["attempts", whole(got.attempts)], ["redrives", whole(got.redrives)], ["settled", settled(got)]];
     const box = (label, text) => element("pre", { tabindex: "0", role: "region", "aria-label": label }, text), record = got.record;
@@ -77,9 +77,9 @@ export const letters = (route, query) => {
 
   // -- settling: a preview first, then exactly those letters --------------------------------------------------
   const DOES = { redrive: ["Redrive", "written back to their topics, each once", "redriven"], discard: ["Discard", "noted as done with; they stay in the topic until its retention removes them", "discarded"] };
-  const begin = (what, chosen) => tell(async () => {
+  const begin = (what, chosen) => report(async () => {
     const name = named(), [verb, does, done] = DOES[what], seen = await post(path(name, what), chosen);
-    const { node: said, twice } = answers(), rows = new Table({ id: "settling", label: `Letters that would be ${done}`, columns: columns(null), key: (r) => r.letter, empty: "No letter." });
+    const { node: said, twice } = statusLine(), rows = new Table({ id: "settling", label: `Letters that would be ${done}`, columns: columns(null), key: (r) => r.letter, empty: "No letter." });
     const refused = seen.refused.slice(0, REFUSED).map((each) => element("p", { class: "muted" }, `${each.letter} is refused: ${each.why}`)), more = seen.refused.length - refused.length;
     const reason = element("input", { name: "reason", maxlength: "500" }), names = seen.letters.map((each) => each.letter);
     const words = `${plural(names.length, "letter")} of ${name} would be ${does}.${seen.count > names.length ? ` ${whole(seen.count - names.length)} more match: do this again afterwards.` : ""}`;
@@ -90,7 +90,7 @@ export const letters = (route, query) => {
       return `${plural(result.count, "letter")} ${done}${result.refused.length ? `, ${whole(result.refused.length)} refused` : ""}.`;
     });
     openDialog(`${verb} letters of ${name}`, [said, rows.node, ...refused, ...(more > 0 ? [element("p", { class: "muted" }, `and ${whole(more)} more are refused`)] : []), ...(what === "discard" ? [line("Reason", reason, "for lists of settled letters")] : []), ...(names.length ? [go] : [])],
-      { close: () => { rows.close(); if (listed) tell(list); }, after: "#letters tbody button" });
+      { close: () => { rows.close(); if (listed) report(list); }, after: "#letters tbody button" });
     rows.show(seen.letters);
     return "";
   });
@@ -101,7 +101,7 @@ export const letters = (route, query) => {
   const found = element("section", { "aria-label": "Letters", hidden: true }, settle, table.node);
   const refused = element("p", { class: "empty" }, "This server shows no dead letters: it is read-only, it knows no brokers, or you are no operator. `allocator deadletters` shows them in a terminal.");
   const form = element("section", { "aria-label": "Which letters" }, credentials("Letters have the contents of records, so they need the token of the server."), topics,
-    element("div", { class: "filters" }, field("Topic of the letters", topic), field("Error", error), field("From topic", from), field("Since, local time", since), field("Until", until), check(all, "settled ones too"), ask), answer);
+    element("div", { class: "filters" }, field("Topic of the letters", topic), field("Error", error), field("From topic", from), field("Since, local time", since), field("Until", until), check(all, "settled ones too"), listButton), result);
   const node = element("div", { class: "body" }, element("h2", { tabindex: "-1" }, "Dead letters"), refused, form, found);
   const suggest = async () => { try { topics.replaceChildren(...(await read("deadletters")).topics.map((each) => element("option", { value: each }))); } catch { /* without the token, there are no suggestions */ } };
   topic.addEventListener("focus", suggest);

@@ -25,9 +25,9 @@ export const bars = (rows, width, words, unit, known) => {
   const picture = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT + 4}`, role: "img", "aria-label": words });
   picture.append(svg("line", { class: "axis", x1: 0, x2: width, y1: HEIGHT, y2: HEIGHT }));
   order.forEach((row, at) => {
-    const gap = step > 6 ? 2 : step > 2 ? 0.6 : 0, x = at * step + gap / 2, wide = Math.max(0.5, step - gap), told = number;
-    const one = svg("g", {}, svg("title", {}, both ? `${row.name}: ${told(row.now)} before, ${told(row.then)} after ${unit}` : `${row.name}: ${told(row.now)} ${unit}`));
-    if (!both && told(row.now) === UNKNOWN) one.append(svg("rect", { class: "unknown", x: x + 0.5, y: FLOOR, width: Math.max(0.5, wide - 1), height: HEIGHT - FLOOR }));
+    const gap = step > 6 ? 2 : step > 2 ? 0.6 : 0, x = at * step + gap / 2, wide = Math.max(0.5, step - gap);
+    const one = svg("g", {}, svg("title", {}, both ? `${row.name}: ${number(row.now)} before, ${number(row.then)} after ${unit}` : `${row.name}: ${number(row.now)} ${unit}`));
+    if (!both && number(row.now) === UNKNOWN) one.append(svg("rect", { class: "unknown", x: x + 0.5, y: FLOOR, width: Math.max(0.5, wide - 1), height: HEIGHT - FLOOR }));
     else if (both) one.append(svg("rect", { class: "was", x, y: y(row.now ?? 0), width: wide / 2, height: HEIGHT - y(row.now ?? 0) }), svg("rect", { class: "will", x: x + wide / 2, y: y(row.then ?? 0), width: wide / 2, height: HEIGHT - y(row.then ?? 0) }));
     else one.append(svg("rect", { class: "will", x, y: y(row.now ?? 0), width: wide, height: HEIGHT - y(row.now ?? 0) }));
     picture.append(one);

@@ -25,8 +25,8 @@ export const map = (topics, query) => {
       grids = shown.map((topic, at) => {
         const canvas = element("canvas", { "aria-hidden": "true" }), title = element("h4");
         const grid = { title, box: element("div", {}, title, canvas), grid: new Grid(canvas) };
-        canvas.addEventListener("pointermove", (event) => { const cell = grid.grid.at(event); if (cell !== null) tell(at, cell); });
-        canvas.addEventListener("click", (event) => { const cell = grid.grid.at(event); if (cell !== null) { cursor = [at, cell]; draw(); tell(at, cell); } });
+        canvas.addEventListener("pointermove", (event) => { const cell = grid.grid.at(event); if (cell !== null) describe(at, cell); });
+        canvas.addEventListener("click", (event) => { const cell = grid.grid.at(event); if (cell !== null) { cursor = [at, cell]; draw(); describe(at, cell); } });
         return grid;
       });
       box.replaceChildren(...grids.map((grid) => grid.box));
@@ -63,7 +63,7 @@ export const map = (topics, query) => {
     piece(canvas.getContext("2d"), 1, 1, 20, 20, cell, cell.owner !== null && cell.heat === undefined ? plain : looks, ink);
     return element("i", {}, canvas);
   };
-  const tell = (topic, at) => {
+  const describe = (topic, at) => {
     const cell = topics()[topic]?.cells[at];
     if (!cell) return;
     const words = [`${cell.topic} ${cell.number}`, cell.owner === null ? (cell.to === null ? (cell.retired ? "no member subscribes to it" : "has no owner") : `goes to ${called(cell.to)}`) : `owned by ${called(cell.owner)}`];
@@ -91,7 +91,7 @@ export const map = (topics, query) => {
     at = Math.max(0, Math.min(at, shown[topic].cells.length - 1));
     cursor = [topic, at];
     draw();
-    tell(topic, at);
+    describe(topic, at);
     // in narrow windows the map scrolls
     const { canvas, y, columns: wide } = grids[topic].grid, top = canvas.offsetTop + Math.floor(at / wide) * y;
     if (top < box.scrollTop || top + y > box.scrollTop + box.clientHeight) box.scrollTop = top - box.clientHeight / 2;

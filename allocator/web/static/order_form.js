@@ -1,6 +1,6 @@
 // The form for an operator command to the leader: its kind and arguments. The dialog of changes and the plans use it.
 
-import { choice, field } from "./ask.js";
+import { choice, field } from "./requests.js";
 import { element } from "./dom.js";
 import { state } from "./state.js";
 

@@ -58,8 +58,8 @@ const load = async () => {
   loading = true;
   const group = state.route.group;
   try {
-    const answer = await fetch(`api/groups/${encodeURIComponent(group)}/offsets`);
-    if (answer.ok && group === state.route.group) { state.offsets = await answer.json(); view?.update("offsets"); }
+    const response = await fetch(`api/groups/${encodeURIComponent(group)}/offsets`);
+    if (response.ok && group === state.route.group) { state.offsets = await response.json(); view?.update("offsets"); }
   } catch { /* the stream reports that the server does not respond */ } finally {
     loading = false;
     if (again) { again = false; load(); }

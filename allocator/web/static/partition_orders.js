@@ -1,6 +1,6 @@
 // The dialog for operator commands about records: lists, withdraws, previews and adds the commands of some partitions.
 
-import { answers, ask, choice, credentials, field, openDialog, part } from "./ask.js";
+import { statusLine, change, choice, credentials, field, openDialog, part } from "./requests.js";
 import { sum } from "./act.js";
 import { element } from "./dom.js";
 import { ago, number, plural, ranges, whole } from "./format.js";
@@ -54,7 +54,7 @@ let refresh = null;
 export const ordersChanged = () => refresh?.();
 
 export const openPartitionOrders = (cells) => {
-  const name = state.group.group, { node: answer, button, twice } = answers();
+  const name = state.group.group, { node: result, button, twice } = statusLine();
   const about = argumentsOf(cells), title = cells.length === 1 ? `${cells[0].topic}:${cells[0].number}` : plural(cells.length, "partition");
 
   // -- in force --------------------------------------------------------------------------------------------------
@@ -63,16 +63,16 @@ export const openPartitionOrders = (cells) => {
   const mine = (order) => argumentsOf(cells.filter((cell) => ordersOn(cell.topic, cell.number).includes(order)));
   const takeBack = (order) => {
     if (order.state === "done") return null;
-    if (!(order.kind in ENDS)) return button(`Withdraw ${order.kind}`, "", async () => { await ask(name, "orders/remove", { ids: [order.id] }); return "Withdrawn."; });
+    if (!(order.kind in ENDS)) return button(`Withdraw ${order.kind}`, "", async () => { await change(name, "orders/remove", { ids: [order.id] }); return "Withdrawn."; });
     const partitions = mine(order), body = { kind: order.kind, arguments: { partitions, ...(order.kind === "skip" ? { offset: order.arguments.offset } : {}) } };
     const says = `${called(partitions)}: ${ENDS[order.kind]}${called(order.arguments.partitions) === called(partitions) ? "" : " The command stays for its other partitions."}`;
-    return twice(`Withdraw ${order.kind}`, `Yes, withdraw ${order.kind}`, () => says, async () => { await ask(name, "orders/withdraw", body); return "Withdrawn."; });
+    return twice(`Withdraw ${order.kind}`, `Yes, withdraw ${order.kind}`, () => says, async () => { await change(name, "orders/withdraw", body); return "Withdrawn."; });
   };
   // the result of a seek names the former positions, so another seek can undo it
   const backTo = (order) => order.results.flatMap((result) => {
     const was = / from (\d+)$/.exec(result.what)?.[1], partitions = Object.fromEntries(Object.entries(result.partitions).filter(([topic]) => topic in about));
     if (was === undefined || !Object.keys(partitions).length) return [];
-    return [twice(`Seek ${called(partitions)} back to ${was}`, "Yes, seek back", () => `${called(partitions)}: ${result.what}. Its owner will continue at ${was}.`, async () => { await ask(name, "orders/put", { kind: "seek", arguments: { partitions, to: was }, why: `back from ${order.text}` }); return "Command added."; })];
+    return [twice(`Seek ${called(partitions)} back to ${was}`, "Yes, seek back", () => `${called(partitions)}: ${result.what}. Its owner will continue at ${was}.`, async () => { await change(name, "orders/put", { kind: "seek", arguments: { partitions, to: was }, why: `back from ${order.text}` }); return "Command added."; })];
   });
   let drawn = null;
   const draw = () => {
@@ -96,8 +96,8 @@ export const openPartitionOrders = (cells) => {
   const why = element("input", { name: "record-why", maxlength: "1000" }), hours = element("input", { name: "record-hours", type: "number", min: "0", step: "any", placeholder: "no end" });
   const fields = element("div"), shown = element("div");
   const table = new Table({ id: "record-plan", label: "Partitions of the command", columns: ROWS, key: (r) => `${r.topic}:${r.partition}`, empty: "No partition." });
-  let looked = null, creates = null; // the command topic, if this command would create it
-  const forget = () => { looked = null; shown.replaceChildren(); };
+  let previewed = null, creates = null; // the command topic, if this command would create it
+  const forget = () => { previewed = null; shown.replaceChildren(); };
   const pick = () => {
     const seeks = kind.value === "seek" ? [field("Continue at", place), ...(place.value === "time" ? [field(`Date and time, local time (${Intl.DateTimeFormat().resolvedOptions().timeZone})`, when)] : place.value === "offset" ? [field("Offset", offset)] : [])] : [];
     fields.replaceChildren(...(kind.value === "skip" ? [field("Offset of the record", offset)] : seeks));
@@ -117,21 +117,21 @@ export const openPartitionOrders = (cells) => {
   const order = () => ({ kind: kind.value, arguments: { partitions: partitionsOf(which.value), ...(kind.value === "skip" ? { offset: at() } : kind.value === "seek" ? { to: target() } : {}) } });
   const full = () => ({ ...order(), why: why.value, ...(hours.value ? { hours: Number(hours.value) } : {}), ...(creates ? { create: true } : {}) });
   const look = async () => {
-    const asked = order(), seen = await ask(name, "orders/preview", asked);
-    looked = JSON.stringify(asked);
+    const requested = order(), seen = await change(name, "orders/preview", requested);
+    previewed = JSON.stringify(requested);
     creates = seen.creates;
     shown.replaceChildren(table.node);
     table.show(seen.partitions);
-    return `${effect(asked.kind, seen.partitions, asked.arguments.offset)}${seen.order.state === "pending" ? ` It has no effect yet: ${seen.order.state_why}.` : ""} ${creates ? ` It creates the topic ${creates}, which stores the commands of this group.` : ""} Nothing was changed.`;
+    return `${effect(requested.kind, seen.partitions, requested.arguments.offset)}${seen.order.state === "pending" ? ` It has no effect yet: ${seen.order.state_why}.` : ""} ${creates ? ` It creates the topic ${creates}, which stores the commands of this group.` : ""} Nothing was changed.`;
   };
   const says = () => {
-    const asked = order();
-    if (looked !== JSON.stringify(asked)) throw new Error("first show what exactly this command does");
-    return `The command ${asked.kind} of ${words(asked)}: ${KINDS[asked.kind]}. ${hours.value ? `It ends after ${hours.value} h.` : asked.kind === "seek" ? "It is executed once." : "It stays in force until it is withdrawn."}${creates ? ` It creates the topic ${creates}.` : ""}`;
+    const requested = order();
+    if (previewed !== JSON.stringify(requested)) throw new Error("first show what exactly this command does");
+    return `The command ${requested.kind} of ${words(requested)}: ${KINDS[requested.kind]}. ${hours.value ? `It ends after ${hours.value} h.` : requested.kind === "seek" ? "It is executed once." : "It stays in force until it is withdrawn."}${creates ? ` It creates the topic ${creates}.` : ""}`;
   };
-  const give = twice("Add the command", () => `Yes, ${kind.value}`, says, async () => { const done = await ask(name, "orders/put", full()); forget(); return `Command ${done.order} is added${done.state_why ? `, but ${done.state}: ${done.state_why}` : ""}. The table of partitions shows it.`; });
+  const give = twice("Add the command", () => `Yes, ${kind.value}`, says, async () => { const done = await change(name, "orders/put", full()); forget(); return `Command ${done.order} is added${done.state_why ? `, but ${done.state}: ${done.state_why}` : ""}. The table of partitions shows it.`; });
   openDialog(`Commands about ${title}`, [
-    credentials(), answer, part("In force", standing),
+    credentials(), result, part("In force", standing),
     part("New command", field("Command", kind), field("Partitions", which), fields, field("Why", why), field("Hours", hours, "without a number it stays in force until it is withdrawn"), button("Show what it does", "", look), shown, give),
   ], { close: () => { refresh = null; table.close(); }, after: `tbody button[aria-label="Commands about ${CSS.escape(title)}"]` });
 };

@@ -1,6 +1,6 @@
 // Tables of partitions with their offsets: of a group, a topic or a member.
 
-import { offers } from "./ask.js";
+import { offers } from "./requests.js";
 import { badge, element, link, say } from "./dom.js";
 import { ago, number, plural, rate, span, whole } from "./format.js";
 import { KIND, inForce, ordersOn, short } from "./orders.js";

@@ -1,6 +1,6 @@
 // The moves after hypothetical changes and commands, and the plan as a picture. The leader's code computes the plan.
 
-import { answers, ask, choice, credentials, field, offers } from "./ask.js";
+import { statusLine, change, choice, credentials, field, offers } from "./requests.js";
 import { element } from "./dom.js";
 import { flow } from "./flow.js";
 import { number, plural, span, whole } from "./format.js";
@@ -57,7 +57,7 @@ const MOVES = [
 ];
 
 export const plan = (route, query) => {
-  const { node: answer, fail, button, twice } = answers();
+  const { node: line, fail, button, twice } = statusLine();
   let items = remembered(route.query.what), shown = null, built = null, form = null;
   const kinds = element("div"), details = element("div"), listed = element("ul", { class: "plain-list" }), inputs = element("div");
   const numbers = element("div"), loads = element("div", { class: "load" }), picture = element("div", { class: "flow" }), states = element("div");
@@ -102,7 +102,7 @@ export const plan = (route, query) => {
   };
   const changed = () => {
     query({ what: items.length ? JSON.stringify(items) : "" });
-    shown = null; result.hidden = true; answer.textContent = "";
+    shown = null; result.hidden = true; line.textContent = "";
     listed.replaceChildren(...items.map((item) => element("li", {}, says(item), " ", element("button", { type: "button", class: "quiet", "aria-label": `Remove: ${says(item)}`, onclick: () => { items = items.filter((each) => each !== item); changed(); compute.focus(); } }, "Remove"))));
     apply.hidden = !items.length || !items.every((item) => item.order);
   };
@@ -110,7 +110,7 @@ export const plan = (route, query) => {
   // -- the result ------------------------------------------------------------------------------------------------
   const why = element("input", { name: "plan-why", maxlength: "1000" });
   const compute = button("Show the plan", "", async () => {
-    const body = request(items), found = await ask(route.group, "plan", body);
+    const body = request(items), found = await change(route.group, "plan", body);
     shown = { body: JSON.stringify(body), found };
     draw();
     return `${moved(found)} Nothing was changed.`;
@@ -118,7 +118,7 @@ export const plan = (route, query) => {
   const give = twice("Apply: add these commands", "Yes, add these commands", () => {
     if (shown?.body !== JSON.stringify(request(items))) throw new Error("first show the plan of exactly these commands");
     return `${plural(items.length, "command")} would be added: ${items.map(says).join("; ")}. ${moved(shown.found)} They stay in force until they are withdrawn.`;
-  }, async () => { const done = await ask(route.group, "plan", { ...request(items), apply: true, why: why.value }); shown = { ...shown, found: done }; draw(); return `Added: ${done.applied.join(", ")}. The summary of the group shows their state.`; });
+  }, async () => { const done = await change(route.group, "plan", { ...request(items), apply: true, why: why.value }); shown = { ...shown, found: done }; draw(); return `Added: ${done.applied.join(", ")}. The summary of the group shows their state.`; });
   const apply = element("div", { hidden: true }, field("Why", why), give);
   const draw = () => {
     const { found } = shown, of = (key) => unevenness(found.members.filter((each) => key === "partitions_before" || key === "lag_before" ? each.change !== "joins" : each.change !== "leaves" && each.change !== "fails").map((each) => each[key]));
@@ -136,7 +136,7 @@ export const plan = (route, query) => {
     const ids = new Map([...state.members.values()].map((each) => [each.name, each.id]));
     picture.replaceChildren(pairs.size ? flow([...pairs.values()], Math.max(280, picture.clientWidth), (each) => (ids.has(each) ? looks.of(ids.get(each)) : null)) : element("p", { class: "muted" }, "Nothing would move."));
   };
-  const asking = section("What would happen if", credentials("A plan needs the token of the server. It changes nothing."), inputs, listed, compute, apply, answer);
+  const asking = section("What would happen if", credentials("A plan needs the token of the server. It changes nothing."), inputs, listed, compute, apply, line);
   const refused = element("p", { class: "empty" }, "This server offers no plans: it is read-only, or you are no operator. `allocator group plan` shows them in a terminal.");
   const node = element("div", { class: "body" }, refused, asking, result);
   changed();

@@ -69,8 +69,8 @@ export const rebalance = (route, query) => {
     if (loading || (found && mark === version)) return;
     loading = true;
     try {
-      const answer = await fetch(`api/groups/${encodeURIComponent(route.group)}/rebalances/${encodeURIComponent(route.item)}`), value = await answer.json();
-      if (!answer.ok) { missing.textContent = value.error.message; missing.hidden = false; inner.hidden = true; return; }
+      const response = await fetch(`api/groups/${encodeURIComponent(route.group)}/rebalances/${encodeURIComponent(route.item)}`), value = await response.json();
+      if (!response.ok) { missing.textContent = value.error.message; missing.hidden = false; inner.hidden = true; return; }
       found = value; version = mark;
       draw();
     } catch { /* the head of the page says that the server is away */ } finally { loading = false; }

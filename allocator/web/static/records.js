@@ -1,6 +1,6 @@
 // Records of a topic: around an offset, from a time on, the newest ones, or of a key. Decoded and masked by the server.
 
-import { authorization, secret } from "./ask.js";
+import { authorization, secret } from "./requests.js";
 import { element, set } from "./dom.js";
 import { clock, moment, plural, whole } from "./format.js";
 import { check, choice, field } from "./parts.js";
@@ -23,10 +23,10 @@ const argumentsOf = (query) => {
   const given = { ...rest, from: from === "offset" ? offset || "0" : from === "time" && !Number.isNaN(at) ? new Date(at).toISOString() : from === "time" ? "" : from };
   return new URLSearchParams(Object.entries(given).filter(([, value]) => value !== "" && value !== undefined && value !== null)).toString();
 };
-const ask = async (topic, what, query) => {
-  const answer = await fetch(`api/topics/${encodeURIComponent(topic)}/${what}?${argumentsOf(query)}`, { headers: authorization() });
-  if (!answer.ok) throw new Error((await answer.json()).error.message);
-  return answer;
+const request = async (topic, what, query) => {
+  const response = await fetch(`api/topics/${encodeURIComponent(topic)}/${what}?${argumentsOf(query)}`, { headers: authorization() });
+  if (!response.ok) throw new Error((await response.json()).error.message);
+  return response;
 };
 
 const one = (topic, record) => {
@@ -49,7 +49,7 @@ const pretty = (part) => {
   try { return JSON.stringify(JSON.parse(part.text), null, 2); } catch { return part.text; }
 };
 
-const told = (found) => {
+const summary = (found) => {
   const lines = [`${plural(found.records.length, "record")}; ${whole(found.scanned)} searched${found.stopped ? `, until the limit of ${found.stopped}` : ""}, at ${clock(Date.now() / 1000)}.`];
   if (found.by_partitioner) lines.push(`The key was searched in partition ${found.windows[0].partition}, where Kafka's default partitioner puts it.`);
   const range = (first, next) => `${whole(first)} to ${whole(next - 1)}`;
@@ -79,15 +79,15 @@ export const records = (route, query) => {
   const every = element("input", { type: "checkbox", name: "every_partition", checked: q.every_partition === "true" });
   every.addEventListener("change", () => change({ every_partition: every.checked ? "true" : "" }));
   const login = field("Token", secret());
-  const format = element("span"), say = element("p", { class: "muted looked", role: "status" }), list = element("ul", { class: "records" });
+  const format = element("span"), say = element("p", { class: "muted summary", role: "status" }), list = element("ul", { class: "records" });
   const older = element("button", { type: "button", hidden: true }, "Older"), newer = element("button", { type: "button", hidden: true }, "Newer");
 
-  const load = async (asked) => {
+  const load = async (wanted) => {
     say.textContent = "…";
     try {
-      const found = await (await ask(topic.value, "records", asked)).json();
+      const found = await (await request(topic.value, "records", wanted)).json();
       list.replaceChildren(...found.records.map((each) => one(found.topic, each)));
-      say.textContent = told(found);
+      say.textContent = summary(found);
       const [window] = found.windows, single = found.windows.length === 1;
       older.hidden = !(single && window.first > window.begin); newer.hidden = !(single && window.next < window.end);
       const step = (part) => () => { const next = { ...q, partition: String(window.partition), ...part }; load(next); };
@@ -104,7 +104,7 @@ export const records = (route, query) => {
   const download = async () => {
     say.textContent = "…";
     try {
-      const data = await (await ask(topic.value, "records.jsonl", q)).blob(), url = URL.createObjectURL(data);
+      const data = await (await request(topic.value, "records.jsonl", q)).blob(), url = URL.createObjectURL(data);
       const save = element("a", { href: url, download: `${topic.value}.jsonl` });
       save.click(); setTimeout(() => URL.revokeObjectURL(url), 60_000);
       say.textContent = `Saved as ${topic.value}.jsonl.`;

@@ -12,14 +12,14 @@ export const offers = (what) => state.hello?.actions.includes(what) === true && 
 export const authorization = () => (token ? { Authorization: `Bearer ${token}` } : {});
 
 const request = async (path, options) => {
-  const answer = await fetch(`api/${path}`, { ...options, headers: { ...options.headers, ...authorization() } });
-  const value = await answer.json();
-  if (!answer.ok) throw new Error(value.error.message);
+  const response = await fetch(`api/${path}`, { ...options, headers: { ...options.headers, ...authorization() } });
+  const value = await response.json();
+  if (!response.ok) throw new Error(value.error.message);
   return value;
 };
 export const read = (path) => request(path, {});
 export const post = (path, body) => request(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
-export const ask = (group, what, body) => post(`groups/${encodeURIComponent(group)}/${what}`, body);
+export const change = (group, what, body) => post(`groups/${encodeURIComponent(group)}/${what}`, body);
 
 export const field = (label, input, hint = "") => element("label", {}, label, input, hint ? element("small", { class: "muted" }, hint) : null);
 export const choice = (name, options) => element("select", { name }, ...options.map(([value, words]) => element("option", { value }, words)));
@@ -35,15 +35,15 @@ export const credentials = (words = "Every change needs the token of the server,
 };
 
 // `node` shows the response of `tell`, or its error; `button` creates a button that reports its result there
-export const answers = () => {
-  const node = element("p", { class: "answer", role: "status" });
-  const fail = (error) => { node.className = "answer bad"; node.textContent = error.message; };
-  const tell = async (work, from = null) => {
-    node.className = "answer"; node.textContent = "…"; if (from) from.disabled = true;
+export const statusLine = () => {
+  const node = element("p", { class: "result", role: "status" });
+  const fail = (error) => { node.className = "result bad"; node.textContent = error.message; };
+  const report = async (work, from = null) => {
+    node.className = "result"; node.textContent = "…"; if (from) from.disabled = true;
     try { node.textContent = await work(); } catch (error) { fail(error); }
     if (from) { from.disabled = false; if (from.isConnected) from.focus(); }
   };
-  const button = (words, kind, work, attributes = {}) => element("button", { type: "button", class: kind, onclick: (event) => tell(work, event.currentTarget), ...attributes }, words);
+  const button = (words, kind, work, attributes = {}) => element("button", { type: "button", class: kind, onclick: (event) => report(work, event.currentTarget), ...attributes }, words);
   // the first click shows a preview, the second one executes it. `says()` may throw; `yes` is the label for the second click
   const twice = (words, yes, says, work) => {
     const box = element("div", { class: "step" }), first = element("button", { type: "button" }, words);
@@ -58,7 +58,7 @@ export const answers = () => {
     box.append(first);
     return box;
   };
-  return { node, tell, fail, button, twice };
+  return { node, report, fail, button, twice };
 };
 
 // Shows a dialog, and calls `close` when it is closed. The focus returns to the former element, or to `after`

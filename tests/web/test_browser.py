@@ -775,7 +775,7 @@ async def test_records_are_found_opened_and_saved_and_masks_hold(browser: Any, w
             page.run("document.querySelector('input[name=token]').focus()")
             page.press(TOKEN, ENTER)
             page.sees(".records", '{"id": 99, "card": "***"}')
-            page.sees(".looked", "orders:0: offsets 50 to 99 searched; the log has 0 to 99")
+            page.sees(".summary", "orders:0: offsets 50 to 99 searched; the log has 0 to 99")
             assert "text" not in page.text("select[name=value_format]"), "the bytes would show what is masked"
             assert "hex" in page.text("select[name=key_format]")
             page.run("document.querySelector('.records li:last-child summary').focus()")
@@ -786,11 +786,11 @@ async def test_records_are_found_opened_and_saved_and_masks_hold(browser: Any, w
             assert page.run("return document.documentElement.scrollWidth") <= width
             assert page.violations() == []
             page.click("Older")
-            page.sees(".looked", "offsets 0 to 49 searched")
+            page.sees(".summary", "offsets 0 to 49 searched")
             page.go("#/records/orders?from=offset&offset=17&before=2&limit=1")
-            page.sees(".looked", "offsets 15 to 17 searched")
+            page.sees(".summary", "offsets 15 to 17 searched")
             page.go("#/records/none")
-            page.sees(".looked", "no topic 'none'")
+            page.sees(".summary", "no topic 'none'")
             messages = [each for each in page.complaints() if "records" not in each]
             assert messages == []
 

@@ -68,18 +68,21 @@ class OffsetsOfWorker:
     async def fetch(
         self, partitions: Iterable[TopicPartition], *, require_stable: bool = False
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Sometimes the response takes longer than a session."""
-        world, wanted = self._worker.world, list(partitions)
+        """Sometimes the response takes longer than a session. Only a read for a start counts as that of a new owner."""
+        worker, wanted = self._worker, list(partitions)
+        world = worker.world
         response: asyncio.Future[dict[TopicPartition, OffsetAndMetadata]] = world.loop.create_future()
         random = world.random
         back_s = random.uniform(1.0, 8.0) if random.random() < 0.3 else random.uniform(0.001, 0.02)
 
         def arrive() -> None:
-            found = {
-                p: OffsetAndMetadata(world.read_committed(p), world.kafka.metadata[p], -1)
-                for p in wanted
-                if p in world.committed
-            }
+            found = {}
+            for p in wanted:
+                if p in world.committed:
+                    tenure = worker.state.assignment.get(p)
+                    starts = tenure is None or tenure.position is None
+                    offset = world.read_committed(p) if starts else world.committed[p]
+                    found[p] = OffsetAndMetadata(offset, world.kafka.metadata[p], -1)
             world.ensemble.later(back_s, lambda: response.done() or response.set_result(found))
 
         world.ensemble.later(random.uniform(0.001, 0.02), arrive)

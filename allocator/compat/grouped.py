@@ -225,7 +225,7 @@ class GroupedConsumer(BaseConsumer):
 
         Call it before you handle a value that was returned some time ago: the lease may have expired since.
         """
-        return self._reads is not None and self._engine.membership.may_act()
+        return self._reads is not None and self._engine.may_act()
 
     @property
     def coordinator_id(self) -> int | None:

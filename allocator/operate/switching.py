@@ -15,7 +15,7 @@ from allocator.core.fetch import Batch
 from allocator.core.settings import DEFAULT, names_arguments
 from allocator.core.subscription import check_listener
 from allocator.core.zookeeper import ZooKeeperClient, ZooKeeperError, retrying
-from allocator.errors import AllocatorError, Closed, ConfigError
+from allocator.errors import AllocatorError, Closed, ConfigError, NotOwned
 from allocator.handlers import Consumer
 from allocator.operate.cluster_choice import ClusterChoice, choice_path, read_choice
 from allocator.types import MembershipName, Offset, OffsetAndMetadata, PartitionKey, PartitionLike, TopicPartition
@@ -270,7 +270,7 @@ class SwitchingConsumer:
             if self._auto and not self._closed:
                 if consumer.assignment():
                     # without a valid lease, the commit would be refused
-                    with contextlib.suppress(asyncio.TimeoutError):
+                    with contextlib.suppress(asyncio.TimeoutError, NotOwned):
                         await within(consumer.until_may_act(), self._session_timeout_s)
                 # the caller's request for more marked the batch as done; after `close` there is no such request
                 await consumer.commit()

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from joining import joined
+from kazoo.client import KazooClient
 
-from allocator import Consumer, RebalanceListener, TopicPartition
-from allocator.errors import AllocatorError, CommitFailed
-from allocator.testing import LocalCluster, wait_until_async
+from allocator import Consumer, GroupOrders, RebalanceListener, TopicPartition
+from allocator.errors import AllocatorError, CommitFailed, NotOwned
+from allocator.testing import LocalCluster, WaitTimeout, wait_until_async
 
 SESSION_S = 2.0
 
@@ -87,6 +88,33 @@ async def test_a_handler_that_awaits_beyond_max_poll_interval_loses_the_partitio
         committed = await reader.committed(partition)
     assert committed is not None
     assert committed.offset == 1
+
+
+async def test_a_handler_whose_partition_was_lost_may_not_act_and_the_next_owner_waits_for_it(
+    make_consumer: MakeConsumer, kafka_cluster: LocalCluster, group: str
+) -> None:
+    """Also after the member has joined again and owns the partition again."""
+    zookeeper, listener = kafka_cluster.zookeeper, Listener()
+    async with make_consumer(listener) as slow:
+        partition = await first_partition(slow)
+        zk = KazooClient(zookeeper)
+        await asyncio.to_thread(zk.start)
+        try:
+            await asyncio.to_thread(zk.delete, f"/allocator/{group}/members/{slow.member_id}")
+        finally:
+            await asyncio.to_thread(zk.stop)
+        await wait_until_async(lambda: listener.events == ["assigned", "lost", "assigned"], 30, "the partition again")
+        assert not slow.may_act(), "the record may have had another owner in between"
+        with pytest.raises(NotOwned, match="request the next records"):
+            await slow.until_may_act()
+        async with make_consumer(Listener()) as other, GroupOrders(zookeeper, group) as orders:
+            await orders.evacuate(slow.member_id)
+            await wait_until_async(lambda: not slow.assignment(), 30, "the move")
+            with pytest.raises(WaitTimeout):
+                await wait_until_async(lambda: other.assignment() == {partition}, 1.0)
+            assert await slow.getone(0) is None, "the request for more ends the work on the record"
+            assert slow.may_act()
+            await wait_until_async(lambda: other.assignment() == {partition}, 30, "the other to own the partition")
 
 
 async def test_a_handler_that_blocks_the_loop_may_not_act_until_there_is_a_new_proof_of_life(

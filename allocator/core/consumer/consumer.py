@@ -384,13 +384,17 @@ class ConsumerBase:
     def may_act(self) -> bool:
         """Returns whether records may be handled and offsets committed at this instant.
 
-        Check it before you handle a record that was delivered earlier, because the lease may have expired since.
+        Check it before you handle a record that was delivered earlier, because the lease may have expired since. If
+        this member has lost the partition of a delivered record, it stays False until the next request for records,
+        also if the member has joined again and owns the partition again.
         """
-        return self._engine.membership.may_act()
+        return self._engine.may_act()
 
     async def until_may_act(self) -> None:
-        """Returns once `may_act` is true."""
+        """Returns once `may_act` is true. Raises NotOwned if only a request for records can make it true."""
         await self._engine.commits.until_may_act()
+        if self._engine.progress.outlived:
+            raise NotOwned("this member lost the partition of delivered records; request the next records")
 
     # -- subscription --------------------------------------------------------------------------------------------
 

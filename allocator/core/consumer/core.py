@@ -224,6 +224,10 @@ class ConsumerCore:
 
     # -- reading -------------------------------------------------------------------------------------------------
 
+    def may_act(self) -> bool:
+        """Returns whether the user may handle the delivered records and commit at this instant."""
+        return self.membership.may_act() and not self.progress.outlived
+
     @property
     def may_deliver(self) -> bool:
         """Whether records may be delivered to the user at this instant."""

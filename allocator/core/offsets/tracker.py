@@ -10,8 +10,8 @@ from allocator.core.subscription.done import DoneSet, done_of, joined
 from allocator.core.subscription.loss import Committed, as_written, stamped, topic_of
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 
-# Replaces the offset after the delivered records if the partition is sought. The user still works on these records, but
-# finishing them marks no offset as done
+# Replaces the offset after the delivered records if the partition is sought or lost. The user still works on these
+# records, but finishing them marks no offset as done
 REPLACED = -1
 
 
@@ -29,6 +29,7 @@ class OffsetTracker:
     def __init__(self, asking_is_done: bool) -> None:
         self._asking_is_done = asking_is_done
         self._handed: dict[TopicPartition, int] = {}
+        self._outlived: set[TopicPartition] = set()
         self._done: dict[TopicPartition, int] = {}
         self._committed: dict[TopicPartition, int] = {}
         self._reached: dict[TopicPartition, int] = {}
@@ -40,12 +41,19 @@ class OffsetTracker:
 
     @property
     def in_hand(self) -> bool:
-        """Whether the user is working on delivered records."""
-        return bool(self._handed)
+        """Whether the user is working on delivered records of partitions that were not lost since."""
+        return len(self._handed) > len(self._outlived)
+
+    @property
+    def outlived(self) -> bool:
+        """Whether the user is working on records whose partition was lost since. Another member may handle them too,
+        even if the partition has come back: it may have had another owner in between."""
+        return bool(self._outlived)
 
     def hand_out(self, partition: TopicPartition, next_offset: int) -> None:
         """Called when the records before `next_offset` were delivered."""
         self._handed[partition] = next_offset
+        self._outlived.discard(partition)
 
     def finish(self, topic: str | None = None) -> None:
         """Marks the delivered records (of one topic, or of all) as done: the user requested more."""
@@ -65,12 +73,14 @@ class OffsetTracker:
         """Called when the user will not request more. Delivered records never become done, so `finished` does not wait
         for them."""
         self._handed.clear()
+        self._outlived.clear()
         self._wake()
 
     def put_back(self, partitions: Iterable[TopicPartition]) -> None:
         """Called when the user did not get the delivered records."""
         for partition in partitions:
             self._handed.pop(partition, None)
+            self._outlived.discard(partition)
         self._wake()
 
     def rewind(self, partition: TopicPartition, offset: int, done: DoneSet | None = None) -> None:
@@ -158,11 +168,16 @@ class OffsetTracker:
     def forget(self, topic_ids: Mapping[TopicPartition, Any]) -> None:
         """Called when these partitions are no longer owned. Keeps only the processed offset and the topic id.
 
+        Delivered records stay in hand: if a partition comes back, its next release waits for them too.
+
         `topic_ids`: partition -> topic id, or None if it is unknown.
         """
         for partition, topic_id in topic_ids.items():
             self._topics[partition] = topic_id
-            for offsets in (self._handed, self._done, self._committed):
+            if partition in self._handed:
+                self._handed[partition] = REPLACED
+                self._outlived.add(partition)
+            for offsets in (self._done, self._committed):
                 offsets.pop(partition, None)
             self._note_beyond(partition, None)
         self._wake()
@@ -177,6 +192,7 @@ class OffsetTracker:
 
     def _move(self, partition: TopicPartition) -> None:
         offset = self._handed.pop(partition)
+        self._outlived.discard(partition)
         if offset == REPLACED:
             return
         self._done[partition] = offset

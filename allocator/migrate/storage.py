@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
+from kafka import errors  # noqa: F401 - imports `kafka` first, see `protocol.load`
 from kafka.protocol.consumer import OffsetCommitRequest, OffsetDeleteRequest
 
 from allocator.core.client import KafkaClient, for_code

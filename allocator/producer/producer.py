@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from kafka import errors  # noqa: F401 - imports `kafka` first, see `protocol.load`
 from kafka.protocol.metadata import MetadataRequest
 
 from allocator.core.aio import BackgroundTasks, wall_ms

@@ -146,6 +146,56 @@ def test_allocator_takes_the_classes_of_an_imported_kafka_python(first: str) -> 
     )
 
 
+ENTRIES = {
+    "a_consumer_of_a_kafka_group": """
+        import asyncio
+        from allocator import Consumer
+
+        async def create():
+            Consumer("t", group="g", brokers="127.0.0.1:1", membership="kafka")
+
+        asyncio.run(create())
+        """,
+    "a_token_endpoint": """
+        from allocator.core.client.security import check_security
+        check_security({
+            "security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER", "sasl_oauth_client_id": "c",
+            "sasl_oauth_client_secret": "s", "sasl_oauth_token_endpoint": "https://localhost/token",
+        })
+        """,
+    "the_names_of_the_package": "import allocator; [getattr(allocator, name) for name in allocator.__all__]",
+    "a_producer": "import allocator.producer",
+    "a_cutover": "import allocator.migrate",
+    "a_connection": "from allocator.core.client import protocol; protocol.load()",
+}
+
+
+WATCH = """
+import traceback
+
+class Watch:
+    importing = None
+
+    def find_spec(self, name, path=None, target=None):
+        if name == "kafka":
+            frames = [frame for frame, _ in traceback.walk_stack(None) if frame.f_code.co_name == "_find_and_load"]
+            self.importing = [frame.f_locals["name"] for frame in frames]
+
+watch = Watch()
+sys.meta_path.insert(0, watch)
+"""
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_kafka_python_is_imported_before_its_submodules(entry: str) -> None:
+    """A thread that imports a submodule first deadlocks with a thread that imports `kafka`."""
+    program = textwrap.dedent(ENTRIES[entry])
+    check = (
+        "assert 'kafka' in sys.modules and not [n for n in watch.importing if n.startswith('kafka.')], watch.importing"
+    )
+    run(f"{program}\n{check}", WATCH)
+
+
 def test_threads_that_import_both_at_once_share_the_classes() -> None:
     """No thread imports a submodule of kafka-python first: Python may find a deadlock then, without allocator too."""
     run(

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote_plus, urlencode, urlsplit
 
+from kafka import errors  # noqa: F401 - imports `kafka` first, see `protocol.load`
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from allocator.core.errors import ConfigError, MissingExtra

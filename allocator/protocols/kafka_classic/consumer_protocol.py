@@ -18,6 +18,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import NoReturn
 
+from kafka import errors  # noqa: F401 - imports `kafka` first, see `protocol.load`
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
 from allocator.errors import AllocatorError

@@ -175,5 +175,7 @@ def load(name: str) -> None:
     """Imports the modules of a contender before the measurement starts."""
     for module in LIBRARIES.get(name, OURS_LIBRARIES):
         importlib.import_module(module)
+    if name in OURS:  # the first connection would import kafka-python
+        importlib.import_module("allocator.core.client.protocol").load()
     if name == "ours, Arrow":
         importlib.import_module("pyarrow")

@@ -181,6 +181,30 @@ async def test_a_handler_obeys_every_order_and_its_undoing(
         assert not task.done()
 
 
+@read_or_process
+async def test_of_two_seeks_the_later_one_counts(service: Service, called: bool) -> None:
+    """The first one also names a partition that no other seek names, and takes longer, because a broker responds."""
+    (zero,) = service.partitions
+    handled: list[int] = []
+
+    async def handle(record: Record) -> None:
+        handled.append(record.offset)
+
+    await service.produce(0, 6)
+    async with handling(service.consumer(), handle, called):
+        await wait_until_async(lambda: len(handled) == 6, 30, "the records")
+    handled.clear()
+    async with operator(service) as orders:
+        await orders.seek([zero, TopicPartition(zero.topic, 7)], "earliest")
+        await orders.seek([zero], "3")
+        async with handling(service.consumer(), handle, called):
+            assert await until_state(orders, "done") == "sought to 3 from 6"
+            await wait_until_async(lambda: handled[-1:] == [5], 30, "the records again")
+            first = (await orders.list())[0]
+    assert handled == [3, 4, 5]
+    assert "later seek replaces it" in first.order.results[0].what
+
+
 async def test_a_seek_waits_for_no_retry_and_is_done_when_it_is_committed(service: Service) -> None:
     (zero,) = service.partitions
     handled: list[int] = []

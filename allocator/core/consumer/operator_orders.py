@@ -62,6 +62,8 @@ class OperatorOrders:
         self._orders = Orders()
         self._store: OrderKeeper | None = None
         self._under_way: set[tuple[str, TopicPartition]] = set()
+        self._newest_seek: dict[TopicPartition, str] = {}
+        """Partition -> id of the last seek of it that has not expired, also if that is done."""
         self._held_back: set[TopicPartition] = set()
         """Partitions whose sink is being set to the offset of a seek."""
         self._refused: set[str] = set()
@@ -81,7 +83,10 @@ class OperatorOrders:
         """Applies the commands. Called when commands, partitions or the processor change."""
         if self._store is None:
             return
-        in_force = self._orders.in_force(wall_ms(), OWNERS_KINDS)
+        now_ms = wall_ms()
+        in_force = self._orders.in_force(now_ms, OWNERS_KINDS)
+        seeks = [each for each in self._orders.entries if each.kind == "seek" and not each.expired(now_ms)]
+        self._newest_seek = {partition: each.id for each in seeks for partition in each.partitions}
         processor = self._core.processor
         refused = frozenset({"skip", "quarantine"}) if processor is None else processor.refuses
         paused: set[TopicPartition] = set()
@@ -145,6 +150,10 @@ class OperatorOrders:
                 try:
                     # a new tenure starts at a position of its own, so seek again
                     if sought is None or sought[0] is not tenure:
+                        if not self._is_newest(order, partition):
+                            what = "not carried out: a later seek replaces it, or it was withdrawn or has expired"
+                            await self._report(order, frozenset({partition}), what)
+                            return
                         found = await self._seek_once(order, partition)
                         sought = None if found is None else (tenure, *found)
                     if sought is not None:
@@ -159,17 +168,22 @@ class OperatorOrders:
             self._under_way.discard((order.id, partition))
 
     async def _seek_once(self, order: Order, partition: TopicPartition) -> tuple[int, str] | None:
-        """Seeks. Returns the offset and the text of the result; None if the partition drains or has left."""
+        """Seeks. Returns the offset and the text of the result; None if the partition drains or has left, or if the
+        command was replaced."""
         core = self._core
         before = core.state.position(partition)
         offset = await self._offset(partition, order.arguments["to"])
-        if not core.sought(partition, offset):
+        if not self._is_newest(order, partition) or not core.sought(partition, offset):
             return None
         if core.sink is not None and not await self._seek_sink(core.sink, partition, offset):
             return None
         what = f"sought to {offset}" + ("" if before is None else f" from {before.offset}")
         log.warning("%s: %s:%d: %s by the command of %s", core.group, *partition, what, order.who)
         return offset, what
+
+    def _is_newest(self, order: Order, partition: TopicPartition) -> bool:
+        """Returns whether this seek still counts for the partition."""
+        return self._newest_seek.get(partition) == order.id
 
     async def _seek_sink(self, sink: SinkOffsets, partition: TopicPartition, offset: int) -> bool:
         """Sets the sink's offset, and holds the partition's records back until then.

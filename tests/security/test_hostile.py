@@ -297,12 +297,16 @@ async def test_a_group_among_hostile_znodes_neither_ends_nor_spins(
         count = await asyncio.to_thread(plant, kafka_cluster.zookeeper, base)
         assert count > 60
         await wait_until_async(lambda: "is not readable" in caplog.text, 30, "a line about it")
-        await asyncio.sleep(1.0)  # a client that retries a hostile znode does so now
-        logged, used, began = len(caplog.records), time.process_time(), time.monotonic()
-        await asyncio.sleep(4.0)
-        load = (time.process_time() - used) / (time.monotonic() - began)
-        assert load < 0.5, f"{load:.0%} of a processor while nothing happens"
-        assert len(caplog.records) - logged < 100, "the same thing is logged again and again"
+        loads: list[float] = []
+
+        async def is_calm() -> bool:
+            """Whether nothing happens for two seconds. A client that retries a hostile znode is never calm."""
+            logged, used, began = len(caplog.records), time.process_time(), time.monotonic()
+            await asyncio.sleep(2.0)
+            loads.append((time.process_time() - used) / (time.monotonic() - began))
+            return loads[-1] < 0.5 and len(caplog.records) - logged < 50
+
+        await wait_until_async(is_calm, 40, lambda: f"a calm process; shares of a processor: {loads}")
         await asyncio.to_thread(delete_planted, kafka_cluster.zookeeper, base)
         await wait_until_async(
             lambda: len(one.assignment() | two.assignment()) == 6 and not one.assignment() & two.assignment(),

@@ -52,9 +52,3 @@ def test_only_the_token_allows_changes() -> None:
 def test_an_invalid_token_is_refused(token: str) -> None:
     with pytest.raises(ConfigError, match="token"):
         Guard.make(token=token)
-
-
-@pytest.mark.parametrize("host", ["http://x", "x:80", "x/y", ""])
-def test_an_invalid_host_name_is_refused(host: str) -> None:
-    with pytest.raises(ConfigError, match="host name"):
-        Guard.make([host])

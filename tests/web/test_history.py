@@ -12,7 +12,7 @@ from allocator.core.types import Partitions
 from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, Waiting
 from allocator.operate.group_report import Coordinated, GroupState, Logs
 from allocator.types import OffsetAndMetadata, TopicPartition
-from allocator.web.history import DEPARTED, History, News, Point, Series
+from allocator.web.history import History, News, Point, Series
 
 P = [TopicPartition("t", number) for number in range(6)]
 A, B, C = (f"m-{number:016x}-{number:010d}" for number in range(3))
@@ -87,54 +87,6 @@ def test_a_rebalance_lasts_from_the_news_of_a_member_until_the_last_claim() -> N
     assert (history.count, history.moved, round(history.seconds, 3)) == (1, 2, 2.2)
 
 
-def test_a_member_that_left_keeps_its_name() -> None:
-    history = observed(
-        (state(1, {A: of(0), B: of(1)}), 10.0),
-        (state(1, {A: of(0), B: of(1)}, members=(A,)), 11.0),
-        (state(2, {A: of(0, 1)}), 11.1),
-    )
-    assert history.last is not None
-    last = history.last.to_json()
-    assert last["why"] == ["left: beta@host#1"]
-    assert last["between"] == [{"from": "beta@host#1", "to": "alpha@host#0", "partitions": 1}]
-
-
-@pytest.mark.parametrize(
-    ("names", "before", "after", "why", "between"),
-    [
-        pytest.param(
-            *({C: "beta"}, {A: of(0), B: of(1)}, {A: of(0), C: of(1)}, "came back as a new member: beta@host#2"),
-            {"from": "beta@host#1", "to": "beta@host#2", "partitions": 1},
-            id="the same process with a new session",
-        ),
-        pytest.param(
-            *({B: "alpha"}, {A: of(0, 1)}, {A: of(0), B: of(1)}, "joined: alpha@host#1"),
-            {"from": "alpha@host#0", "to": "alpha@host#1", "partitions": 1},
-            id="two members of one client id and host",
-        ),
-    ],
-)
-def test_members_with_the_same_client_id_are_distinguished(
-    names: Any, before: Any, after: Any, why: str, between: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for member, name in names.items():
-        monkeypatch.setitem(NAMES, member, name)
-    found = only(observed((state(1, before), 10.0), (state(2, after), 11.0)))
-    assert (found["why"], found["between"]) == ([why], [between])
-
-
-def test_a_change_that_was_not_seen_has_no_duration() -> None:
-    """ZooKeeper was away from the page: 0 ms would be the duration of a read, not of the rebalance."""
-    history = observed((state(1, {A: of(0), B: of(1)}), 10.0), (state(2, {A: of(0, 1)}), 99.0, News(None)))
-    assert (only(history)["ended"], only(history)["took_s"]) == (99.0, None)
-    assert (history.count, history.seconds) == (0, 0.0)
-
-
-def test_a_rebalance_begins_with_its_first_news_not_with_the_reading_of_it() -> None:
-    history = observed((state(1, {A: of(0), B: of(1)}), 10.0), (state(2, {A: of(0, 1)}), 11.5, News(11.0)))
-    assert only(history)["took_s"] == 0.5
-
-
 @pytest.mark.parametrize(
     ("timeout_s", "why"),
     [(10.0, "crashed or lost its session: beta@host#1"), pytest.param(None, "left: beta@host#1", id="older version")],
@@ -159,19 +111,6 @@ def test_topics_that_grow_and_functions_that_change_are_reasons() -> None:
         ["computed again with the same members and topics"],
     ]
     assert [len(rebalance.moves) for rebalance in history.rebalances] == [1, 0, 0]
-
-
-def test_a_generation_that_the_next_one_overtakes_is_superseded() -> None:
-    moving = {"promised": {B: of(2)}, "waiting": {A: of(2)}}
-    history = observed(
-        (state(1, {A: of(0, 1, 2)}), 10.0),
-        (state(2, {A: of(0, 1)}, members=(A, B), **moving), 11.0),
-        (state(3, {A: of(0, 1)}, members=(A, B, C), promised={C: of(2)}, waiting={A: of(2)}), 12.0),
-        (state(3, {A: of(0, 1), B: of(), C: of(2)}), 13.0),
-    )
-    first, second = history.rebalances
-    assert (first.superseded, first.began, first.ended) == (True, 11.0, 12.0)
-    assert (second.superseded, second.why, second.ended) == (False, ["joined: gamma@host#2"], 13.0)
 
 
 def test_a_rebalance_in_progress_at_the_start_of_the_watch_says_so_and_ends() -> None:
@@ -220,13 +159,6 @@ def test_rates_are_unknown_during_and_after_an_outage() -> None:
     assert found.points[-1] == Point(20.0, 100), "the records of the outage have no known time"
 
 
-def test_the_rate_of_production_is_unknown_while_a_partition_has_no_leader() -> None:
-    found = Series()
-    for now in (10.0, 12.0):
-        found.add(logs(100, 150), None, now, P[:2])
-    assert (found.points[-1].produced, found.points[-1].consumed) == (None, 0)
-
-
 # -- groups of Kafka's own protocols
 
 
@@ -256,48 +188,3 @@ def test_a_polled_group_has_rebalances_of_unknown_length() -> None:
     assert last.to_json()["between"] == [{"from": "beta@host#1", "to": "alpha@host#0", "partitions": 2}]
     assert history.observe(coordinated({}, "Empty"), 15.0)
     assert len(history.rebalances) == 3
-
-
-def test_a_late_first_response_of_the_coordinator_is_no_rebalance() -> None:
-    history = History()
-    assert not history.observe(coordinated({}, ""), 10.0)
-    assert history.observe(coordinated({A: of(0, 1)}), 11.0)
-    assert not history.rebalances
-
-
-def test_a_polled_group_is_compared_with_the_state_that_the_last_server_saw() -> None:
-    before = History()
-    before.observe(coordinated({A: of(0, 1)}), 10.0)
-    history = History()
-    history.recall(before.to_remember())
-    history.observe(coordinated({A: of(0), B: of(1)}), 20.0)
-    (since,) = history.rebalances
-    assert since.why == ["changed while no server watched"]
-    assert since.moves == {P[1]: (A, B)}
-
-
-def test_the_names_of_the_latest_departed_members_are_kept() -> None:
-    history = History()
-    ids = [f"m-{number:016x}-{number:010d}" for number in range(DEPARTED + 20)]
-    stay = ids[-1]
-
-    def seen(number: int) -> GroupState:
-        held = {stay: of(0), ids[number]: of(1)}
-        claims = {member: Claim(number, parts, number) for member, parts in held.items()}
-        infos = {member: MemberInfo(f"client-{member[-4:]}", "host", frozenset({"t"})) for member in held}
-        return GroupState("g", infos, claims, AssignmentDocument(generation=number, revision=number, owners=held))
-
-    for number in range(1, len(ids) - 1):
-        history.observe(seen(number), float(number))
-    last = seen(len(ids) - 2)
-    departed = history.departed(last)
-    assert len(departed) == DEPARTED
-    assert departed[ids[-3]] == f"client-{ids[-3][-4:]}@host#{len(ids) - 3}"
-    assert ids[1] not in departed, "the oldest are forgotten"
-    assert departed.keys().isdisjoint(last.members)
-    known = history.to_remember()
-    assert known is not None
-    later = History()
-    later.recall(known)
-    later.observe(seen(1), 1000.0)
-    assert later.departed(seen(1)) == {ids[-2]: f"client-{ids[-2][-4:]}@host#{len(ids) - 2}"}

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,30 +62,6 @@ async def test_the_next_server_continues_the_history_of_the_last(archive: Histor
     log = EventLog()
     log.recall(archive.events())
     assert log.of("billing")[0].text == "pause"
-
-
-async def test_a_write_under_way_at_the_end_is_not_repeated(tmp_path: Path) -> None:
-    under_way, ends = threading.Event(), threading.Event()
-
-    class Slow(HistoryFile):
-        def add(self, *entries: Any) -> None:
-            under_way.set()
-            assert ends.wait(30)
-            super().add(*entries)
-
-        def finish(self, work: Callable[[], None]) -> None:
-            ends.set()
-            super().finish(work)
-
-    archive = Slow(tmp_path / "h.sqlite", 10_000_000)
-    watcher = watcher_of(groups=1, members=2, partitions=4)
-    watcher.log.add(Event(time.time(), "order", "pause", "billing"))
-    tasks = BackgroundTasks(lambda error: None)
-    tasks.start(keep(watcher, archive), "history")
-    await wait_until_async(under_way.is_set, 30)
-    await tasks.close()
-    assert [event.text for event in archive.events(kind="order")] == ["pause"]
-    archive.close()
 
 
 def test_the_size_is_bounded_and_old_points_are_thinned(tmp_path: Path) -> None:
@@ -155,32 +128,3 @@ async def test_no_entry_keeps_later_ones_out_of_the_file(
     assert (first.text, first.who, first.detail) == ("version \\ud800", "al\\udcffice", {"text": "\ud800"})
     assert second.text == "version 2"
     assert [point.lag for point in archive.past("billing", 10).points] == [7]
-
-
-def test_a_response_has_a_bounded_number_of_rebalances_and_of_bytes(archive: HistoryFile) -> None:
-    def summary(number: int, why: str) -> dict[str, Any]:
-        return {"id": number, "began": number / 1000, "ended": None, "why": [why]}
-
-    archive.add(rebalances=[("small", summary(number, ""), {}) for number in range(1, 3001)])
-    archive.add(rebalances=[("large", summary(number, "w" * 100_000), {}) for number in range(1, 91)])
-    assert [each["id"] for each in archive.rebalances("small", 0, 10)] == list(range(3000, 2000, -1))
-    large = archive.rebalances("large", 0, 10)
-    assert 0 < len(large) * 100_000 <= 1_000_000
-    assert large[0]["id"] == 90, "the newest"
-
-
-async def test_a_write_waits_for_one_read_at_most(archive: HistoryFile) -> None:
-    order, begun, released = [], threading.Event(), threading.Event()
-
-    def read(number: int) -> None:
-        begun.set()
-        assert released.wait(30)
-        order.append(number)
-
-    reads = [asyncio.ensure_future(archive.read(read, number)) for number in range(20)]
-    await wait_until_async(begun.is_set, 30)
-    write = asyncio.ensure_future(archive.do(order.append, "write"))
-    await asyncio.sleep(0)  # the write is in the queue of the thread
-    released.set()
-    await asyncio.gather(write, *reads)
-    assert order == [0, "write", *range(1, 20)]

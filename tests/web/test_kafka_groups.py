@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from served import BEARER, PATIENCE_S, Served, as_described, served
-from written_group import parts, written
 
 from allocator import Consumer, Kafka
 from allocator.testing import LocalCluster
@@ -152,29 +151,3 @@ async def test_orders_about_records_are_previewed_given_and_withdrawn(
         for what in ("orders/preview", "orders/put", "plan", "rebalance", "pause", "resume"):
             found = await post(what, freeze if what.startswith("orders") else {}, 409)
             assert 'membership="zookeeper"' in found["error"]["message"], (what, found)
-
-
-async def test_a_group_with_members_in_zookeeper_is_shown_with_those(
-    zk_chroot: str, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
-) -> None:
-    """A group of one name may have members in both while a service moves from one to the other."""
-    topic = topic_factory(2)
-    async with (
-        written(zk_chroot, group, topic) as old,
-        served(zk_chroot, kafka_cluster.bootstrap, kafka_groups=[group]) as it,
-    ):
-        (a,) = await old.join(0)
-        await old.own({a: frozenset(parts(**{topic: 2}))})
-        await it.settled(group, 1)
-        async with member(kafka_cluster, group, topic) as consumer:
-            await wait_until_async(lambda: len(consumer.assignment()) == 2, PATIENCE_S)
-            before = it.watcher.groups[group].measured_at or 0.0
-            await wait_until_async(lambda: (it.watcher.groups[group].measured_at or 0.0) > before, PATIENCE_S)
-            assert (await it.json(f"/api/groups/{group}"))["protocol"] == "zookeeper"
-            await old.leave(0)
-
-            async def moved() -> bool:
-                found = await it.json(f"/api/groups/{group}")
-                return found["protocol"] == "kafka" and len(found["members"]) == 1
-
-            await wait_until_async(moved, PATIENCE_S, "the members in Kafka")

@@ -13,10 +13,8 @@ from openapi_spec_validator import validate
 from prometheus_client.parser import text_string_to_metric_families
 from served import API, BEARER, PATIENCE_S, Served, as_described, one_group, served
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest
-from written_group import assigned, member_id, parts, written
 
 from allocator import Consumer
-from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster
 from allocator.operate.switching import SwitchingConsumer
 from allocator.testing import LocalCluster
 from allocator.testing.waiting import wait_until_async
@@ -65,18 +63,6 @@ async def test_a_group_is_shown_at_rest_and_during_a_rebalance(zk_chroot: str) -
         overview = await it.json("/api/groups")
         as_described("/api/groups", overview)
         assert [each["group"] for each in overview["groups"]] == ["g"]
-
-
-async def test_rubbish_in_a_znode_is_a_finding_and_stops_nothing(zk_chroot: str) -> None:
-    async with one_group(zk_chroot) as (it, group, _):
-        await group.store.zk.create(f"/allocator/g/members/{member_id(1)}", b"<script>alert(1)</script>")
-        await group.store.zk.create("/allocator/g/members/rubbish")
-
-        async def found() -> bool:
-            findings = json.dumps((await it.json("/api/groups/g"))["findings"])
-            return member_id(1) in findings and "rubbish is not a member" in findings
-
-        await wait_until_async(found, PATIENCE_S)
 
 
 async def test_other_hosts_and_origins_are_refused(zk_chroot: str) -> None:
@@ -282,19 +268,6 @@ async def test_events_have_the_whole_group_and_then_its_changes(zk_chroot: str) 
             await asyncio.wait({stream})
 
 
-async def test_the_response_about_a_large_group_is_small(zk_chroot: str) -> None:
-    async with written(zk_chroot, "large") as group, served(zk_chroot) as it:
-        members = await group.join(*range(100))
-        await group.own(assigned(parts(t=6000, u=4000), members))
-        await it.settled("large", 1)
-        response = await it.request("/api/groups/large")
-        found = json.loads(response.body)
-        as_described("/api/groups/{group}", found)
-        assert (len(found["members"]), found["partitions"], found["unowned"]) == (100, 10_000, 0)
-        assert sum(len(topic["owners"]) for topic in found["topics"]) == 10_000
-        assert len(response.body) < 250_000
-
-
 async def test_offsets_and_lag_of_a_real_group_are_shown_sought_reset_and_copied(
     kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, unique_name: Callable[[], str]
 ) -> None:
@@ -412,22 +385,6 @@ async def test_a_paused_group_has_no_members_until_it_is_resumed(
         await post("resume", {})
         await shown(paused=False, members=1)
         assert (await it.request(f"/api/groups/{group}/pause", {"for": 3}, Authorization=BEARER)).code == 400
-
-
-async def test_a_page_over_another_cluster_than_the_group_reads_says_so(
-    kafka_cluster: LocalCluster, group: str, unique_name: Callable[[], str]
-) -> None:
-    chroot = f"{kafka_cluster.zookeeper}/{unique_name()}"
-    async with written(chroot, group) as members, served(chroot, kafka_cluster.bootstrap) as it:
-        await members.join(0)
-
-        async def says_so() -> bool:
-            return b"the members read new1:9092" in (await it.request(f"/api/groups/{group}")).body
-
-        await wait_until_async(lambda: group in it.watcher.groups and it.watcher.groups[group].seen, PATIENCE_S)
-        assert not await says_so()
-        await choose_cluster(members.store.zk, choice_path("/allocator", group), ClusterChoice("new1:9092"))
-        await wait_until_async(says_so, PATIENCE_S)
 
 
 async def test_it_is_not_ready_while_zookeeper_does_not_respond() -> None:

@@ -13,13 +13,10 @@ from allocator.core.aio.clock import wall_ms
 from allocator.core.client.metadata import Broker, Metadata, PartitionMetadata, TopicMetadata
 from allocator.core.commands.orders import Order, Orders
 from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, OrderState, Waiting
-from allocator.core.znodes.load_report import LoadReport
-from allocator.operate import ClusterChoice
 from allocator.operate.group_report import GroupState, Logs
 from allocator.types import OffsetAndMetadata, TopicPartition
-from allocator.web.fences import Fence, Fences
 from allocator.web.metrics import GroupCollector
-from allocator.web.snapshot import PARTS, brokers, detail, encoded, figures, lags, loads, topics
+from allocator.web.snapshot import brokers, detail, figures, lags, topics
 from allocator.web.snapshot import orders as shown_orders
 from allocator.web.watch import WatchedGroup, Watcher
 
@@ -107,77 +104,6 @@ def test_orders_and_the_use_of_the_budget_are_shown() -> None:
     assert 'allocator_group_orders{group="billing",state="pending"} 1.0' in scraped(known, "orders")
 
 
-def following(weights: tuple[float, ...], reports: dict[int, dict[TopicPartition, float]]) -> WatchedGroup:
-    """Members that follow load, two partitions each."""
-    ids = [f"m-{number:016}-{number:010}" for number in range(len(weights))]
-    held = {each: frozenset(TopicPartition("t", 2 * n + k) for k in (0, 1)) for n, each in enumerate(ids)}
-    infos = {each: MemberInfo("a", "h", frozenset({"t"}), weight=weight) for each, weight in zip(ids, weights)}
-    claims = {each: Claim(1, parts) for each, parts in held.items()}
-    document = AssignmentDocument(generation=1, strategy="load-bytes", owners=held)
-    loads = {ids[number]: LoadReport.of("bytes", known) for number, known in reports.items()}
-    found = WatchedGroup("billing")
-    found.learn(GroupState("billing", infos, claims, document, loads=loads), 1.0)
-    return found
-
-
-def test_the_reported_load_of_each_member_is_shown_and_unknown_is_null() -> None:
-    first, second, third, fourth = (TopicPartition("t", number) for number in range(4))
-    assert loads(group({}, {})) is None, "the group does not follow load"
-    known = loads(following((1.0, 1.0, 1.0), {0: {first: 40.0, second: 20.0}, 1: {third: 0.0, fourth: 0.0}}))
-    assert known is not None
-    assert (known["source"], known["unknown"], list(known["members"].values())) == ("bytes", 2, [60.0, 0.0, None])
-    # the two partitions without a report count 15 each
-    assert (known["mean"], known["max_over_mean"]) == (30.0, 2.0)
-    weighted = loads(following((3.0, 1.0), {0: {first: 40.0, second: 20.0}, 1: {third: 10.0, fourth: 10.0}}))
-    assert weighted is not None
-    assert (weighted["mean"], weighted["max_over_mean"]) == (20.0, 1.0), "each has its part by weight"
-    none = loads(following((1.0, 1.0), {}))
-    assert none is not None
-    assert (none["mean"], none["max_over_mean"], none["unknown"], {*none["members"].values()}) == (
-        None,
-        None,
-        4,
-        {None},
-    )
-
-
-def test_a_report_of_load_sends_the_loads_again_and_nothing_else() -> None:
-    known = following((1.0, 1.0), {0: {TopicPartition("t", 0): 5.0}})
-    state, texts = known.report.state, {part: encoded(known, part) for part in PARTS}
-    version = known.version["state"]
-    report = {next(iter(state.members)): LoadReport.of("bytes", {TopicPartition("t", 0): 9.0})}
-    known.learn(replace(state, loads=report, read_ms=7), 2.0)
-    assert [part for part in PARTS if encoded(known, part) != texts[part]] == ["loads"]
-    assert known.version["state"] == version, "the doctor would examine the group at each report"
-    known.learn(replace(known.report.state, problems=("a spoilt znode",)), 3.0)
-    known.learn(replace(known.report.state, choice=ClusterChoice(frozen=True)), 4.0)
-    assert known.version["state"] == version + 2
-
-
-def test_a_fence_is_exact_if_the_claim_was_seen_before_the_write_that_added_the_partition() -> None:
-    fences, (one, two) = Fences(), READ
-
-    def learn(*held: TopicPartition, version: int, transaction: int) -> list[Fence | None]:
-        fences.learn({MEMBER: Claim(1, frozenset(held), 1, version, transaction)})
-        return [fences.of(one), fences.of(two)]
-
-    assert learn(one, version=1, transaction=10) == [(10, True), None], "it was empty as version 0"
-    assert learn(one, two, version=2, transaction=20) == [(10, True), (20, True)]
-    assert learn(one, two, version=2, transaction=20) == [(10, True), (20, True)], "read once more"
-    assert learn(one, two, version=4, transaction=40) == [(40, False), (40, False)], "it may have been away"
-    assert learn(two, version=5, transaction=50) == [None, (40, False)]
-    fences.learn({MEMBER: Claim(1, frozenset(READ))})
-    assert fences.of(one) is None, "a group of Kafka's coordinator has no claims in ZooKeeper"
-
-
-def test_the_last_rebalance_may_be_older_than_the_server() -> None:
-    found = group({}, {})
-    assert figures(found)["last_rebalance"] is None
-    one = {"id": 1, "began": 1.0, "ended": 2.0, "took_s": 1.0, "moved": 3}
-    found.past = [{**one, "id": 2, "ended": None, "why": []}, {**one, "why": []}]
-    assert figures(found)["last_rebalance"] == one
-
-
 def _watching(metadata: Metadata | None, *groups: WatchedGroup) -> Watcher:
     found = Watcher(Access("nowhere:1", brokers="nowhere:2"))
     found.groups = {each.name: each for each in groups}
@@ -215,11 +141,3 @@ def test_topics_have_their_groups_and_what_is_unknown_is_null() -> None:
         (2, "b2", True, 0, 4),
         (3, None, False, 0, 5),
     ]
-
-
-def test_without_the_metadata_of_kafka_topics_are_those_of_the_groups() -> None:
-    found = topics(_watching(None, group({READ[0]: 4, READ[1]: 5}, {READ[0]: 10, READ[1]: 10})))
-    as_described("/api/topics", found)
-    assert found["complete"] is False
-    assert [(each["topic"], each["partitions"], each["replicas"]) for each in found["topics"]] == [("read", 2, None)]
-    assert brokers(_watching(None)) == {"complete": False, "brokers": []}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo
-from allocator.operate.doctor import Observation, observe
-from allocator.operate.group_report import Coordinated, GroupReport, GroupState, Logs
+from allocator.operate.doctor import Observation
+from allocator.operate.group_report import GroupReport, GroupState, Logs
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.watch import DoctorTrends
 
@@ -66,13 +64,3 @@ def test_a_partition_that_the_function_omits_is_reported_with_the_function() -> 
         (found,) = trends.judge(seen(at_s, 5, 5, owned=False, left_out=True), "/allocator")
         assert (found.id, found.where) == ("left-out-partitions", ("t:0",))
         assert "allocator function shop:by_region" in found.what
-
-
-async def test_the_doctor_uses_a_given_report_and_reads_no_group() -> None:
-    known = seen(0, 100, 150)
-    assert known.report is not None
-    found = await observe("g", client=None, zookeepers=[], report=known.report)
-    assert found.state == known.report.state
-    by_kafka = replace(known.report, state=replace(known.report.state, coordinated=Coordinated("Stable", "range")))
-    found = await observe("g", client=None, zookeepers=[], report=by_kafka)
-    assert found.state is None or not found.state.members, "the doctor reads members of Kafka's protocols itself"

@@ -13,41 +13,12 @@ from written_group import parts, written
 from allocator.cli.access import Access
 from allocator.core.aio.tasks import BackgroundTasks
 from allocator.core.znodes.load_report import LoadReport
-from allocator.core.znodes.store import Store
 from allocator.operate.doctor import observe
 from allocator.testing import FaultProxy
 from allocator.testing.waiting import wait_until_async
 from allocator.web import watch
 from allocator.web.daemon import Demand
 from allocator.web.watch import Watcher
-
-
-async def test_a_member_that_leaves_while_the_group_is_read_is_the_reason(
-    zk_chroot: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with written(zk_chroot) as group:
-        a, b = await group.join(0, 1)
-        held = {a: frozenset(parts(t=4)[:2]), b: frozenset(parts(t=4)[2:])}
-        await group.own(held)
-        honest, armed = Store.document, False
-
-        async def read(self: Store, *watch: Any) -> Any:
-            nonlocal armed
-            if watch and armed:
-                armed = False  # a member leaves after the members were read, and the leader reacts
-                await group.leave(1)
-                await group.own({a: frozenset(parts(t=4))})
-            return await honest(self, *watch)
-
-        monkeypatch.setattr(Store, "document", read)
-        async with served(zk_chroot) as it:
-            await it.settled("g", 1)
-            armed = True
-            await group.assign(held)
-            await it.settled("g", 3)
-            assert not armed
-            newest = (await it.json("/api/groups/g"))["rebalances"][0]
-            assert (newest["why"], newest["moved"]) == (["left: worker-01@node-1#1"], 2)
 
 
 async def test_the_load_that_members_report_is_shown_as_it_changes(

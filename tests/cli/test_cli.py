@@ -11,7 +11,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner
 from every_command import leaves, write_settings
@@ -56,31 +55,18 @@ def test_every_command_has_json_unless_its_output_is_for_a_shell() -> None:
     assert not without
 
 
-def test_every_command_and_option_has_help() -> None:
-    for path, command in leaves(main):
-        assert command.help, path
-        for parameter in command.params:
-            if isinstance(parameter, click.Option):
-                assert parameter.help, (path, parameter.name)
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
         ["group", "describe", "billing", "--nope"],
-        ["group", "list", "--timeout", "soon"],
         ["group", "offsets", "reset", "billing"],
-        ["cluster", "up", "--set", "nothing"],
         ["cluster", "up", "--kafka", "7.7"],
         ["run", "no-such.toml"],
         ["traffic", "record", "--brokers", "127.0.0.1:1", "--topic", "orders", "/no/such/directory/orders.json"],
         ["group", "list", "--timeout", "nan"],
-        ["group", "list", "--timeout", "inf"],
-        ["group", "list", "--root", "allocator"],
         ["group", "list", "--root", "/a/../b"],
         ["group", "list", "--zookeeper", "127.0.0.1:1/../x"],
         ["doctor", "a/b"],
-        ["doctor", "--root", "/a/"],
     ],
 )
 def test_wrong_usage_is_code_2_and_an_object_with_json(arguments: list[str]) -> None:
@@ -192,33 +178,3 @@ async def test_completion_offers_the_groups_of_the_ensemble(zk_chroot: str, monk
     assert await run(None, completed, "allocator", "top", "ord") == ["orders"]
     monkeypatch.setenv("ALLOCATOR_ZOOKEEPER_HOSTS", "127.0.0.1:1")
     assert not any(await run(None, completed, "allocator", "top", "ord")), "no names, and no error in the line"
-
-
-def test_completion_offers_commands_and_options() -> None:
-    assert completed("allocator", "gr") == ["group"]
-    assert {*LAZY, "run", "completion"} <= set(completed("allocator", ""))
-    assert completed("allocator", "group", "des") == ["describe"]
-    assert completed("allocator", "group", "describe", "--brok") == ["--brokers"]
-    assert completed("allocator", "completion", "") == ["bash", "zsh", "fish"]
-
-
-def test_bash_completes_with_what_is_printed(tmp_path: Path) -> None:
-    script = tmp_path / "completion"
-    script.write_text(CliRunner().invoke(main, ["completion", "bash"]).stdout)
-    program = tmp_path / "allocator"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m allocator.cli "$@"\n')
-    program.chmod(0o755)
-    press = (
-        f"source {script}; complete -p allocator; COMP_WORDS=(allocator cl) COMP_CWORD=1;"
-        f' _allocator_completion {program} cl; echo "${{COMPREPLY[@]}}"'
-    )
-    done = subprocess.run(["bash", "-c", press], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "cluster"
-
-
-@pytest.mark.parametrize(("typed", "meant"), [("grop", "group"), ("mirrro", "mirror"), ("rnu", "run")])
-def test_a_mistyped_command_suggests_the_right_one(typed: str, meant: str) -> None:
-    result = CliRunner().invoke(main, [typed])
-    assert result.exit_code == 2
-    assert f"No such command '{typed}'. Did you mean '{meant}'?" in result.stderr

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from doctor_patient import Patient
-from lag_assignor import by_lag
 
 from allocator.cli.commands import main
 from allocator.core.client.client import KafkaClient
@@ -142,7 +141,6 @@ async def test_a_group_that_has_ended_still_shows_its_offsets_and_lag(shell: She
     ("to", "offsets"),
     [
         ("earliest", [0, 0, 0]),
-        ("latest", [10, 10, 10]),
         ("timestamp:1700000004500", [5, 5, 5]),
         ("timestamp:1800000000000", [10, 10, 10]),
         ("3", [3, 3, 3]),
@@ -237,14 +235,6 @@ async def test_commands_report_a_missing_chroot_and_do_not_create_it(shell: Shel
     assert await shell.committed() == {}, "members under another chroot may exist, and would overwrite these"
 
 
-async def test_a_znode_with_an_invalid_group_name_is_not_listed(shell: Shell) -> None:
-    async with shell.consumer() as consumer:
-        await shell.consume(consumer, 30)
-        async with ensemble(shell.zookeeper) as zk:
-            await zk.create(f"/allocator/{'x' * 250}")
-        assert [each["group"] for each in (await shell.json("list"))["groups"]] == [shell.group]
-
-
 async def test_refusals_name_what_is_wrong(shell: Shell) -> None:
     async with shell.consumer() as consumer:
         await shell.consume(consumer, 30)
@@ -264,16 +254,6 @@ async def test_refusals_name_what_is_wrong(shell: Shell) -> None:
     code, _, err = await shell.run("offsets", shell.group, brokers=False)
     assert code == 2
     assert "no brokers were given" in err
-
-
-async def test_members_are_shown_without_brokers(shell: Shell) -> None:
-    async with shell.consumer(client_id="billing-1") as consumer:
-        await shell.consume(consumer, 30)
-        found = await shell.json(
-            "describe", shell.group, "--brokers", "127.0.0.1:1", "--timeout", "4", code=1, brokers=False
-        )
-        assert found["members"][0]["client_id"] == "billing-1"
-        assert any("offsets are not known" in problem for problem in found["problems"])
 
 
 @pytest.mark.parametrize("zookeeper", [True, False])
@@ -340,23 +320,3 @@ async def test_members_under_kiels_paths_are_reported(shell: Shell) -> None:
     assert code == 1
     assert hint in " ".join((out + err).split())
     assert "partition" in out, "its offsets are shown too"
-
-
-async def test_a_plan_shows_the_lag_of_each_member(shell: Shell) -> None:
-    async with shell.consumer(client_id="billing-1", assignor=by_lag) as consumer:
-        await shell.consume(consumer, 30)
-        await wait_until_async(lambda: len(consumer.assignment()) == 3, 30.0)
-        plan = await shell.json("plan", shell.group, "--add", "billing-2")
-        one, two = plan["members"]
-        assert (one["name"].partition("@")[0], one["lag_before"]) == ("billing-1", 0)
-        assert (two["change"], two["partitions_before"], two["lag_before"]) == ("joins", 0, 0)
-        assert one["lag_before"] == one["lag_after"] + two["lag_after"]
-        assert {move["to_name"].partition("@")[0] for move in plan["moves"]} == {"billing-2"}
-        assert plan["standstill"]["move_s"] > 0
-        code, out, err = await shell.run("plan", shell.group, "--add", "billing-2", brokers=False)
-        assert (code, "needs load; give --brokers" in err) == (2, True), err
-        code, out, err = await shell.run(
-            "plan", shell.group, "--function", "sticky", "--partitions", f"{shell.topic}=5"
-        )
-        assert code == 0, err
-        assert "2 partitions move (sticky)" in out

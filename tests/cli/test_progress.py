@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import re
 import subprocess
 import sys
 
 import pytest
-from rich.cells import cell_len
-from rich.console import Console
 from terminal import in_a_terminal
-
-from allocator.cli.progress import Meter, ProgressDisplay, Step, progress
 
 COPYING = """
 import os, signal, sys
@@ -25,52 +19,6 @@ with progress("copying", "--quiet" in sys.argv) as meter:
         os.kill(os.getpid(), signal.SIGINT)
         signal.pause()
 """
-
-
-def drawn(step: Step, width: int, seconds: int = 10) -> str:
-    """The line after so many seconds; in each second, a tenth of `step.done` is done."""
-    now = 0.0
-    shown = [Step(step.what, step.done * n / seconds, step.total, step.unit, step.rate) for n in range(seconds + 1)]
-    console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
-    line = ProgressDisplay(lambda: shown[min(int(now), seconds)], console, get_time=lambda: now)
-    for _ in range(seconds + 1):
-        list(line.get_renderables())
-        now += 1.0
-    with console.capture() as capture:
-        console.print(*line.get_renderables())
-    return capture.get()
-
-
-def test_a_line_has_the_rate_and_the_time_that_is_left() -> None:
-    text = drawn(Step("archiving orders", 1_000_000, 5_000_000, "offsets"), 120)
-    assert re.search(r"archiving orders +━+.* 1,000,000 of 5,000,000 offsets +100,000/s +40 s left", text), text
-    assert "left" not in drawn(Step("archiving orders", 50, 50, "offsets"), 120)
-    assert "7/s" in drawn(Step("m1 (3 partitions)", 10, 50, "records", 7.0), 120), "the caller's own rate"
-
-
-@pytest.mark.parametrize("width", [120, 80, 40, 20])
-def test_a_line_is_one_line(width: int) -> None:
-    for what in ("mirror", "archiving " + "請求書-" * 20):
-        text = drawn(Step(what, 10**12, 5 * 10**12, "records"), width)
-        (line,) = text.rstrip("\n").split("\n")
-        assert cell_len(line) <= width
-
-
-def test_the_bar_of_a_lag_starts_at_its_largest() -> None:
-    meter = Meter(Step("mirror"))
-    shown = []
-    for left in (100, 40, 250, 0):
-        meter.left(left, f"m1 ({left} partitions)", "records")
-        shown.append((meter.step.done, meter.step.total))
-    assert shown == [(0, 100), (60, 100), (0, 250), (250, 250)]
-    meter.left(3, "freeze: waiting for members", "members")
-    assert (meter.step.done, meter.step.total) == (0, 3), "other work has a bar of its own"
-
-
-def test_a_pipe_gets_no_progress(capfd: pytest.CaptureFixture[str]) -> None:
-    with progress("copying", False) as meter:
-        meter.step = Step("copying", 1, 2, "records")
-    assert capfd.readouterr() == ("", "")
 
 
 def copying(*options: str, stdout: int | None = None) -> tuple[int, str, str]:

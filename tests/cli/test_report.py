@@ -81,20 +81,6 @@ def test_unknown_lag_is_not_shown_as_a_number() -> None:
     assert REPORT.logs.lag_of(P).total is None
 
 
-def test_an_empty_log_has_no_lag_even_before_the_first_commit() -> None:
-    logs = Logs(committed(p0=5), {P[0]: 2, P[1]: 7, P[2]: 0}, {P[0]: 10, P[1]: 7, P[2]: 3})
-    assert [logs.lag(partition) for partition in P] == [5, 0, None, None]
-
-
-def test_topics_that_no_member_subscribes_to_do_not_count_in_the_lag_of_a_living_group() -> None:
-    gone = TopicPartition("gone", 0)
-    logs = Logs(
-        {**committed(p0=5, p1=1, p2=1), gone: OffsetAndMetadata(1, "", -1)}, {}, {**dict.fromkeys(P, 6), gone: 9}
-    )
-    assert GroupReport(group(), logs).lag == (11, 0)
-    assert GroupReport(GroupState("g", {}, {}, None), logs).lag == (19, 0)
-
-
 @pytest.mark.parametrize(
     ("state", "phase"),
     [

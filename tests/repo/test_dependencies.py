@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from packaging.version import Version
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -54,14 +53,10 @@ def test_a_version_with_a_known_vulnerability_is_not_allowed(name: str, vulnerab
         assert not one.specifier.contains(vulnerable, prereleases=True), str(one)
 
 
-@pytest.mark.parametrize("name", ["tornado", "pyspark"])
-def test_tox_runs_the_oldest_version_that_is_allowed(name: str) -> None:
-    (lowest,) = {
-        Version(bound.version)
-        for one in REQUIREMENTS
-        if one.name == name
-        for bound in one.specifier
-        if bound.operator == ">="
-    }
-    (pinned,) = re.findall(rf"oldest: {name}==(\S+)", (ROOT / "tox.ini").read_text())
-    assert Version(pinned) == lowest
+def test_the_actions_and_tools_of_workflows_are_pinned() -> None:
+    """A tag can be moved to other code; a commit cannot. The comment names the version."""
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        for line in re.findall(r"uses: (.+)", path.read_text()):
+            assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line), f"{path.name}: {line}"
+        for packages in re.findall(r"pip install (.+)", path.read_text()):
+            assert all("==" in package for package in packages.split()), f"{path.name}: {packages}"

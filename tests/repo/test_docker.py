@@ -84,12 +84,6 @@ def test_the_pod_finds_its_settings_its_page_and_the_time_to_drain(tmp_path: Pat
     assert pod["securityContext"]["runAsUser"] == int(user[1])
 
 
-def test_no_service_of_the_namespace_can_change_a_setting() -> None:
-    pod = MANIFEST["Deployment"]["spec"]["template"]["spec"]
-    # else a Service called allocator-web puts ALLOCATOR_WEB_PORT=tcp://... into each container
-    assert pod["enableServiceLinks"] is False
-
-
 def test_the_secret_holds_settings_that_are_secret_and_the_daemon_reads_them(tmp_path: Path) -> None:
     secret = MANIFEST["Secret"]
     (container,) = MANIFEST["Deployment"]["spec"]["template"]["spec"]["containers"]
@@ -106,15 +100,6 @@ def test_the_secret_holds_settings_that_are_secret_and_the_daemon_reads_them(tmp
     )
     settings = load(file, dict.fromkeys(secret["stringData"], "from the secret"))
     assert settings.kafka.sasl_plain_password == settings.zookeeper.digest_password == "from the secret"
-
-
-def test_only_one_namespace_reaches_the_page_of_a_pod() -> None:
-    policy, pod = MANIFEST["NetworkPolicy"]["spec"], MANIFEST["Deployment"]["spec"]["template"]
-    assert policy["podSelector"]["matchLabels"] == pod["metadata"]["labels"]
-    assert policy["policyTypes"] == ["Ingress"]
-    (rule,) = policy["ingress"]
-    assert [port["port"] for port in rule["ports"]] == [pod["spec"]["containers"][0]["ports"][0]["name"]]
-    assert all("namespaceSelector" in each for each in rule["from"])
 
 
 def test_the_health_check_of_the_image_uses_the_port_of_the_variable() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import re
 import signal
 import sys
@@ -14,7 +13,6 @@ import pytest
 from repository import ROOT, Program, code_blocks, committed
 
 from allocator.assignors import GroupView, Member, compute, resolve
-from allocator.daemon.config import load
 from allocator.testing import LocalCluster
 
 README = ROOT / "README.md"
@@ -89,13 +87,6 @@ def test_the_daemon_of_the_readme_runs(
         running.process.send_signal(signal.SIGTERM)
         assert running.process.wait(30) == 0, running.lines()
     assert sum(asyncio.run(committed(kafka_cluster, group, topic, 2)).values()) == 20
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.name)
-def test_example_settings_are_good(path: Path) -> None:
-    settings = load(path, {})
-    module, _, function = settings.handler.target.partition(":")
-    assert callable(getattr(importlib.import_module(module), function))
 
 
 def test_the_make_targets_that_documents_name_exist() -> None:

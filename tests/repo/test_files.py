@@ -33,10 +33,3 @@ def test_the_version_is_one() -> None:
     assert stated is not None
     assert allocator.__version__ == stated[1] == metadata.version("zk-partition-allocator")
     assert re.search(rf"^## {re.escape(stated[1])}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-
-
-def test_tox_and_the_metadata_name_the_same_python_versions() -> None:
-    listed = re.findall(r"Programming Language :: Python :: 3\.(\d+)", (ROOT / "pyproject.toml").read_text())
-    in_tox = re.search(r"py\{([\d, ]+)\}", (ROOT / "tox.ini").read_text())
-    assert in_tox is not None
-    assert [f"3{minor}" for minor in listed] == in_tox[1].replace(" ", "").split(",")

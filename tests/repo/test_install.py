@@ -78,19 +78,6 @@ def test_a_line_that_installs_names_this_distribution_and_its_extras(line: str) 
         assert requirement.extras <= set(EXTRAS)
 
 
-def test_no_text_writes_an_extra_after_the_name_of_another_project() -> None:
-    wrong = re.compile(rf"(?<![\w-])allocator\[(?:{'|'.join(EXTRAS)})")
-    texts = [*DOCUMENTS, ROOT / "CHANGELOG.md", *sources(), *(ROOT / "examples").rglob("*.py")]
-    assert not [text.name for text in texts if wrong.search(text.read_text())]
-
-
-def test_the_table_of_extras_is_whole() -> None:
-    page = (ROOT / "docs" / "install.md").read_text()
-    (table,) = re.findall(r"^\| extra \| adds \|\n\|[-|]+\n((?:\|.*\n)+)", page, re.MULTILINE)
-    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [name for name in USE if name in EXTRAS] + ["dev"]
-    assert set(USE) | {"dev"} == set(EXTRAS)
-
-
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the files that a build needs."""

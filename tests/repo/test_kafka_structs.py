@@ -26,65 +26,6 @@ PROGRAMS = {
         assert kafka.structs.TopicPartition is TopicPartition
         assert sys.modules["kafka.structs"] is kafka.structs
         """,
-    "the_submodule_under_another_name": """
-        import kafka.structs as theirs
-        assert theirs.OffsetAndMetadata is OffsetAndMetadata
-        import kafka
-        assert kafka.structs is theirs
-        """,
-    "the_submodule_from_the_package": """
-        from kafka import structs
-        assert structs.TopicPartition is TopicPartition
-        """,
-    "a_name_of_the_submodule": """
-        from kafka.structs import TopicPartition as theirs
-        assert theirs is TopicPartition
-        import kafka
-        assert kafka.structs.TopicPartition is TopicPartition
-        """,
-    "another_submodule": """
-        from kafka.errors import KafkaError
-        import kafka
-        assert kafka.structs.TopicPartition is TopicPartition
-        """,
-    "all_names": """
-        mine = TopicPartition
-        from kafka import *
-        assert TopicPartition is mine and KafkaProducer
-        """,
-    "import_module": """
-        import importlib
-        assert importlib.import_module("kafka").structs.TopicPartition is TopicPartition
-        assert importlib.import_module("kafka.structs").TopicPartition is TopicPartition
-        """,
-    "a_search_without_an_import": """
-        from importlib.util import find_spec
-        assert find_spec("kafka").name == "kafka" and "kafka" not in sys.modules
-        assert find_spec("kafka.structs").name == "kafka.structs"
-        import kafka
-        assert kafka.structs.TopicPartition is TopicPartition
-        """,
-    "the_attributes_of_the_module": """
-        alone = sys.modules["kafka.structs"]
-        described = alone.__name__, alone.__file__, alone.__package__, alone.__spec__.origin, type(alone.__loader__)
-        del sys.modules["kafka.structs"]
-        import kafka.structs
-        theirs = sys.modules["kafka.structs"]
-        assert theirs is not alone and vars(theirs).keys() == vars(alone).keys()
-        assert described == (
-            theirs.__name__, theirs.__file__, theirs.__package__, theirs.__spec__.origin, type(theirs.__loader__)
-        )
-        """,
-    "reload_of_the_package": """
-        import importlib, kafka
-        importlib.reload(kafka)
-        assert kafka.TopicPartition is kafka.structs.TopicPartition is TopicPartition
-        """,
-    "reload_of_the_submodule": """
-        import importlib, kafka.structs
-        importlib.reload(kafka.structs)
-        assert kafka.structs.TopicPartition is not TopicPartition  # as always after a reload
-        """,
     "pickles": """
         import pickle
         data = [pickle.dumps((TopicPartition("t", 1), OffsetAndMetadata(5), TopicPartition), n) for n in range(6)]
@@ -100,18 +41,6 @@ PROGRAMS = {
         from pyspark import cloudpickle
         assert cloudpickle.loads(cloudpickle.dumps(TopicPartition)) is TopicPartition
         assert type(cloudpickle.loads(cloudpickle.dumps(lambda: TopicPartition("t", 1)))()) is TopicPartition
-        """,
-    "the_finder_leaves": """
-        from allocator.core.kafka_structs import BindsStructs
-        assert BindsStructs in sys.meta_path
-        import kafka
-        assert BindsStructs not in sys.meta_path
-        """,
-    "methods_of_kafka_python": """
-        from kafka import KafkaConsumer
-        consumer = KafkaConsumer(bootstrap_servers="127.0.0.1:1", api_version=(2, 0))
-        consumer.assign([TopicPartition("t", 0)])
-        consumer.seek(TopicPartition("t", 0), 5)
         """,
     "a_patch": """
         from unittest.mock import patch

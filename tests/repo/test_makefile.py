@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from repository import ROOT
 
 
@@ -36,6 +37,7 @@ def test_without_venv_it_names_the_package_and_removes_the_incomplete_environmen
     assert not (tmp_path / "venv").exists()
 
 
+@pytest.mark.long
 def test_without_a_registry_it_ends_soon_and_says_what_it_needs(tmp_path: Path) -> None:
     done = make_demo(tmp_path, sys.executable, PIP_CONFIG_FILE=os.devnull, PIP_INDEX_URL="http://127.0.0.1:1/simple")
     assert done.returncode == 2

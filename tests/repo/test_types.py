@@ -283,7 +283,9 @@ def by_pyright(programs: Path) -> Report:
     return report
 
 
-@pytest.fixture(scope="module", params=[by_mypy, by_pyright], ids=["mypy", "pyright"])
+@pytest.fixture(
+    scope="module", params=[by_mypy, pytest.param(by_pyright, marks=pytest.mark.long)], ids=["mypy", "pyright"]
+)
 def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Report:
     directory = tmp_path_factory.mktemp("typed")
     (directory / "program.py").write_text(PROGRAM)

@@ -14,6 +14,7 @@ from joining import joined
 from stored import stored_offsets
 from tornado import gen
 from tornado.ioloop import IOLoop
+from zookeeper_sessions import session
 
 from allocator import GroupedConsumer
 from allocator.core.client.client import KafkaClient
@@ -273,12 +274,8 @@ async def members_of(service: Service) -> list[str]:
         async with KafkaClient(service.cluster.bootstrap) as client:
             found = await kafka_group(client, service.group)
             return [] if found is None else [info.name for info in found.members.values()]
-    ensemble = ZooKeeperClient(service.cluster.zookeeper)
-    await ensemble.connect()
-    try:
+    async with session(service.cluster.zookeeper) as ensemble:
         return await ensemble.get_children(f"/allocator/{service.group}/members")
-    finally:
-        await ensemble.close()
 
 
 async def test_servers_that_do_not_respond_are_named(service: Service) -> None:
@@ -333,18 +330,17 @@ async def test_a_member_follows_the_cluster_choice_of_its_group(
 
 
 async def test_a_member_of_a_paused_group_waits(service: Service) -> None:
-    ensemble, path = ZooKeeperClient(service.cluster.zookeeper), choice_path("/allocator", service.group)
-    await ensemble.connect()
-    await choose_cluster(ensemble, path, ClusterChoice(None, frozen=True))
-    await service.produce([1, 2, 3])
-    consumer = service.consumer()
-    await consumer.connect()
-    assert await consumer.consume(service.topic) == []
-    waiting = asyncio.gather(*(consumer.consume(service.topic) for _ in range(3)))  # side by side, as services do
-    await choose_cluster(ensemble, path, ClusterChoice())
+    path = choice_path("/allocator", service.group)
+    async with session(service.cluster.zookeeper) as ensemble:
+        await choose_cluster(ensemble, path, ClusterChoice(None, frozen=True))
+        await service.produce([1, 2, 3])
+        consumer = service.consumer()
+        await consumer.connect()
+        assert await consumer.consume(service.topic) == []
+        waiting = asyncio.gather(*(consumer.consume(service.topic) for _ in range(3)))  # side by side, as services do
+        await choose_cluster(ensemble, path, ClusterChoice())
     values = [value for found in await waiting for value in found or ()]
     values += await consume_values(consumer, service.topic, 3 - len(values)) if len(values) < 3 else []
     assert sorted(values) == [1, 2, 3]
     await consumer.close()
     assert await consumer.consume(service.topic) is None
-    await ensemble.close()

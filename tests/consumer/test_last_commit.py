@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from zookeeper_sessions import session
 
 import allocator
 from allocator import Consumer
-from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster
 from allocator.operate.switching import SwitchingConsumer
 from allocator.testing import FaultProxy, LocalCluster, produce, wait_until_async
@@ -52,10 +52,8 @@ async def test_a_leaving_member_commits_although_its_connection_to_zookeeper_was
             seen += [each.offset for each in await consumer.getbatch(60)]
         await wait_until_async(lambda: len(seen) == 9, 60, "the records to be handled")
         if kind == "switching":
-            ensemble = ZooKeeperClient(zk_chroot)
-            await ensemble.connect()
-            await choose_cluster(ensemble, choice_path("/allocator", group), ClusterChoice(frozen=True))
-            await ensemble.close()
+            async with session(zk_chroot) as ensemble:
+                await choose_cluster(ensemble, choice_path("/allocator", group), ClusterChoice(frozen=True))
             await wait_until_async(lambda: "frozen=True" in caplog.text, 60, "the choice to be noticed")
         elif kind == "reader":
             await consumer.getbatch(0)  # they are done

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from joining import joined
+from zookeeper_sessions import session
 
 import allocator
 from allocator import GroupedConsumer
@@ -34,15 +35,6 @@ class Group:
 
     async def produce(self, value: bytes) -> None:
         await asyncio.to_thread(produce, self.brokers, self.topic, [value])
-
-    @contextlib.asynccontextmanager
-    async def ensemble(self) -> AsyncIterator[ZooKeeperClient]:
-        client = ZooKeeperClient(self.zookeeper)
-        await client.connect()
-        try:
-            yield client
-        finally:
-            await client.close()
 
     async def choose(self, ensemble: ZooKeeperClient, choice: ClusterChoice) -> None:
         await choose_cluster(ensemble, self.path, choice)
@@ -70,8 +62,8 @@ async def _reads(consumer: SwitchingConsumer) -> bool:
 async def test_each_cluster_has_its_own_security(it: Group) -> None:
     await it.produce(b"v")
     other = it.brokers.replace("127.0.0.1", "localhost")
-    consumer = it.consumer(securities={other: {"security_protocol": "SSL"}}, connect_timeout_s=5.0)
-    async with it.ensemble() as ensemble, consumer:
+    consumer = it.consumer(securities={other: {"security_protocol": "SSL"}}, connect_timeout_s=3.0)
+    async with session(it.zookeeper) as ensemble, consumer:
         batch = await consumer.getbatch(30)
         assert batch is not None
         await it.choose(ensemble, ClusterChoice(other))
@@ -98,7 +90,7 @@ async def expire(zk: ZooKeeperClient) -> None:
 async def test_a_watcher_keeps_its_choice_when_its_session_is_lost(it: Group) -> None:
     zk = ZooKeeperClient(it.zookeeper, session_timeout_s=4.0)
     watcher = ChoiceWatcher(zk, it.path)
-    async with it.ensemble() as ensemble:
+    async with session(it.zookeeper) as ensemble:
         try:
             await it.choose(ensemble, ClusterChoice("a:1"))
             await watcher.start()
@@ -113,10 +105,8 @@ async def test_a_watcher_keeps_its_choice_when_its_session_is_lost(it: Group) ->
 
 
 async def test_a_consumer_whose_watcher_loses_its_session_stays_in_the_group(it: Group) -> None:
-    session = allocator.ZooKeeper(session_timeout_s=7.0)
-    consumer = GroupedConsumer(
-        it.brokers, it.group, it.zookeeper, membership=session, deserializer=bytes, max_wait_time=200
-    )
+    options: dict[str, Any] = {"membership": allocator.ZooKeeper(session_timeout_s=7.0), "deserializer": bytes}
+    consumer = GroupedConsumer(it.brokers, it.group, it.zookeeper, max_wait_time=200, **options)
     await consumer.connect()
 
     async def consumes() -> bool:
@@ -138,7 +128,7 @@ async def test_a_consumer_whose_watcher_loses_its_session_stays_in_the_group(it:
 async def test_a_member_that_lost_its_session_does_not_join_a_paused_group(it: Group) -> None:
     """Its watcher is disconnected, so it cannot know of the pause. An operator may be moving offsets at that time."""
     consumer = it.consumer(session_timeout_s=4.0)
-    async with it.ensemble() as ensemble, consumer:
+    async with session(it.zookeeper) as ensemble, consumer:
         await wait_until_async(lambda: _reads(consumer), 30, "the consumer to read")
         watcher, member = consumer._watcher, consumer._consumer._engine.membership
         assert watcher._task is not None
@@ -161,7 +151,7 @@ async def test_a_member_that_lost_its_session_does_not_join_a_paused_group(it: G
 
 async def test_a_close_during_a_join_leaves_no_member(it: Group) -> None:
     consumer = it.consumer()
-    async with it.ensemble() as ensemble:
+    async with session(it.zookeeper) as ensemble:
         await it.choose(ensemble, ClusterChoice(frozen=True))
         await consumer.start()
         make, joining = consumer._make, asyncio.Event()

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from members import History, RecordingOwner, StaticTopics, everything
+from zookeeper_sessions import session
 
 from allocator.assignors import resolve
 from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
@@ -110,14 +111,8 @@ class Bench:
     def members_path(self) -> str:
         return f"{self.base}/{'ids' if self.base.startswith('/consumers') else 'members'}"
 
-    @contextlib.asynccontextmanager
-    async def zookeeper(self) -> AsyncIterator[ZooKeeperClient]:
-        zk = self.client()
-        await zk.connect()
-        try:
-            yield zk
-        finally:
-            await zk.close()
+    def zookeeper(self) -> contextlib.AbstractAsyncContextManager[ZooKeeperClient]:
+        return session(self.hosts, session_timeout_s=self.timeout_s)
 
     @contextlib.asynccontextmanager
     async def members(

@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from zookeeper_sessions import session
+
 from allocator.assignors import Assignor, GroupView, Member, resolve
 from allocator.core.membership import AssignmentListener
 from allocator.core.membership.view import Load
@@ -274,12 +276,8 @@ class OneGroup:
     @contextlib.asynccontextmanager
     async def store(self) -> AsyncIterator[Store]:
         """The group's znodes, through a session of its own."""
-        zk = ZooKeeperClient(self.hosts)
-        await zk.connect()
-        try:
+        async with session(self.hosts) as zk:
             yield Store(zk, self.paths)
-        finally:
-            await zk.close()
 
     async def settle(self, *members: TestMember, timeout_s: float = 30.0) -> None:
         await wait_until_async(

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ import pytest
 from layout_bench import LAYOUTS, Bench
 from members import OneGroup
 from zookeeper_proxy import proxied
+from zookeeper_sessions import session
 
-from allocator.core.zookeeper.client import SessionState, ZooKeeperClient
+from allocator.core.zookeeper.client import SessionState
 from allocator.testing import LocalCluster, wait_until_async
 
 pytestmark = pytest.mark.servers  # each test starts an ensemble
@@ -28,16 +29,6 @@ def ensemble() -> Iterator[LocalCluster]:
     """One server that these tests may wipe."""
     with LocalCluster(None) as cluster:
         yield cluster
-
-
-@contextlib.asynccontextmanager
-async def session(hosts: str) -> AsyncIterator[ZooKeeperClient]:
-    zk = ZooKeeperClient(hosts, session_timeout_s=TIMEOUT_S)
-    await zk.connect()
-    try:
-        yield zk
-    finally:
-        await zk.close()
 
 
 def wipe(cluster: LocalCluster) -> None:
@@ -116,9 +107,7 @@ async def test_a_server_that_lags_behind_costs_no_session_that_may_live(ensemble
                 refused += 1
         writer.close()
 
-    async with proxied(ensemble.zookeeper) as proxy:
-        zk = ZooKeeperClient(proxy.hosts, session_timeout_s=30.0)
-        await zk.connect()
+    async with proxied(ensemble.zookeeper) as proxy, session(proxy.hosts, session_timeout_s=30.0) as zk:
         session_id = zk.session_id
         states: list[SessionState] = []
         zk.on_state(states.append)
@@ -129,14 +118,13 @@ async def test_a_server_that_lags_behind_costs_no_session_that_may_live(ensemble
         await wait_until_async(lambda: states[-1:] == [SessionState.CONNECTED], 30, lambda: str(states))
         assert SessionState.LOST not in states
         assert zk.session_id == session_id
-        await zk.close()
 
 
 async def test_a_server_that_does_not_serve_costs_no_session(ensemble: LocalCluster) -> None:
     """Like a server without a quorum, it accepts and closes connections. Only a server that serves others may refuse a
     session."""
     port = ensemble.zookeepers[0].port
-    async with session(ensemble.zookeeper) as zk:
+    async with session(ensemble.zookeeper, session_timeout_s=TIMEOUT_S) as zk:
         session_id = zk.session_id
         states: list[SessionState] = []
         zk.on_state(states.append)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from zookeeper_sessions import session
 
 from allocator.core.commands.order_store import OrderStore
 from allocator.core.commands.orders import KEPT_MS, KINDS, Order, OrderResult, Orders
 from allocator.core.znodes.documents import InvalidZnode, Paths
-from allocator.core.zookeeper.client import NoZnode, ZooKeeperClient
+from allocator.core.zookeeper.client import NoZnode
 from allocator.errors import ConfigError, NoSuchOrder
 from allocator.types import TopicPartition
 
@@ -175,18 +174,9 @@ def test_an_order_that_is_carried_out_once_is_done_when_each_partition_is() -> N
 # -- in ZooKeeper ----------------------------------------------------------------------------------------------------
 
 
-@asynccontextmanager
-async def stored(zk_chroot: str, group: str) -> AsyncIterator[tuple[OrderStore, ZooKeeperClient]]:
-    zk = ZooKeeperClient(zk_chroot)
-    await zk.connect()
-    try:
-        yield OrderStore(zk, Paths("/allocator", group)), zk
-    finally:
-        await zk.close()
-
-
 async def test_concurrent_writes_of_operators_all_succeed(zk_chroot: str, group: str) -> None:
-    async with stored(zk_chroot, group) as (store, zk):
+    async with session(zk_chroot) as zk:
+        store = OrderStore(zk, Paths("/allocator", group))
         with pytest.raises(NoZnode):
             await store.put(order("freeze"), NOW)
         await zk.ensure_path(store.paths.members)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 from zookeeper_proxy import proxied
+from zookeeper_sessions import session
 
 from allocator.core.aio.clock import boot_clock
 from allocator.core.zookeeper.client import (
@@ -18,23 +19,12 @@ from allocator.core.zookeeper.client import (
     NoZnode,
     Op,
     SessionState,
-    Watched,
     ZnodeExists,
     ZooKeeperClient,
     ZooKeeperError,
 )
 from allocator.errors import ConfigError, ZooKeeperUnavailable
 from allocator.testing import LocalCluster, wait_until_async
-
-
-@contextlib.asynccontextmanager
-async def session(hosts: str, **options: object) -> AsyncIterator[ZooKeeperClient]:
-    zk = ZooKeeperClient(hosts, **options)
-    await zk.connect()
-    try:
-        yield zk
-    finally:
-        await zk.close()
 
 
 @contextlib.contextmanager
@@ -176,19 +166,6 @@ async def test_an_aborted_client_is_replaced_by_one_other(zk_chroot: str) -> Non
                 await zk.create(f"/{number}")
     left = [each for each in set(threading.enumerate()) - before if "asyncio" not in each.name]
     assert left == []
-
-
-async def test_concurrent_reads_of_a_watched_value_share_a_request() -> None:
-    reads: list[object] = []
-
-    async def read(watch: object) -> str:
-        reads.append(watch)
-        await asyncio.sleep(0)
-        return "value"
-
-    value = Watched(read, lambda: None)
-    assert await asyncio.gather(value.get(), value.get()) == ["value", "value"]
-    assert len(reads) == 1
 
 
 async def test_the_granted_timeout_is_known(zookeeper: LocalCluster) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from allocator import Consumer
 from allocator.core.aio.tasks import BackgroundTasks
 from allocator.core.client.client import KafkaClient
 from allocator.core.consumer import ConsumerCore, MembershipConfig
@@ -19,7 +18,7 @@ from allocator.core.consumer.commits import Commits
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.offsets.tracker import OffsetTracker
 from allocator.core.subscription.state import SubscriptionState
-from allocator.errors import Closed, CommitFailed
+from allocator.errors import CommitFailed
 from allocator.testing import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -109,25 +108,6 @@ async def started(interval_s: float | None = None) -> AsyncIterator[Member]:
         yield member
     finally:
         await member.tasks.close()
-
-
-async def test_an_auto_commit_without_a_lease_is_reported_once_and_waits_for_the_lease(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async with started(0.001) as member:
-        member.lease = False
-        member.done(A, 9)
-        with caplog.at_level(logging.WARNING):
-            await wait_until_async(lambda: caplog.records, 30, "the first try")
-            for _ in range(50):
-                member.fetcher.wake()
-                await asyncio.sleep(0)
-            assert member.group.tries == 0
-            member.lease = True
-            member.fetcher.wake()
-            await wait_until_async(lambda: member.group.sent == [{A: 9}], 30, "the commit")
-        (record,) = caplog.records
-        assert record.message.startswith("g: commit postponed: g: offsets of 1 partitions are not committed")
 
 
 async def test_a_failed_auto_commit_is_retried_soon_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -225,19 +205,6 @@ async def test_a_release_waits_for_the_commits_of_its_partitions_and_for_no_othe
         await asyncio.gather(settling, commit)
 
 
-async def test_commits_of_done_records_are_sequential() -> None:
-    async with started() as member:
-        member.group.commits.clear()
-        member.done(A, 7)
-        first = asyncio.ensure_future(member.commits.commit_done())
-        await wait_until_async(lambda: member.group.tries, 30, "the first request")
-        member.done(A, 9)
-        second = asyncio.ensure_future(member.commits.commit_done({A}))
-        member.group.commits.set()
-        await asyncio.gather(first, second)
-        assert member.group.sent == [{A: 7}, {A: 9}]
-
-
 async def test_the_result_of_commit_async_goes_to_the_callback_or_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -259,8 +226,3 @@ async def test_the_result_of_commit_async_goes_to_the_callback_or_the_log(
         await member.commits.settled(frozenset({A}))
         assert results[1:] == [(refused, member.group.error)]
         assert "g: 1 offsets are not committed: not now" in caplog.text
-
-
-async def test_a_commit_before_the_start_is_rejected() -> None:
-    with pytest.raises(Closed, match="not started"):
-        await Consumer("t", brokers="127.0.0.1:1", group="g", membership="fixed").commit()

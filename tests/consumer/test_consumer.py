@@ -20,6 +20,7 @@ from allocator.errors import (
     AllocatorError,
     Closed,
     CommitFailed,
+    DeserializationError,
     NoOffsetsError,
     NotOwned,
 )
@@ -113,26 +114,37 @@ async def test_a_partition_moves_only_when_the_batch_in_hand_is_done(setting: Se
             assert not {int(record.value) for record in batch} & set(moved), "records done before the move came again"
 
 
-async def test_getone_and_getmany_return_every_record(setting: Setting) -> None:
+@through_zookeeper
+async def test_getone_and_getmany_return_every_record_but_one_that_does_not_deserialize(setting: Setting) -> None:
     await setting.produce(0, 300)
-    values = []
-    async with setting.consumer() as consumer:
-        for _ in range(50):
-            record = await consumer.getone(30)
-            assert record is not None
-            values.append(int(record.value))
-        while len(values) < 200:
-            for records in (await consumer.getmany(30, max_records=7)).values():
-                values += [int(record.value) for record in records]
-        while len(values) < 290:
-            for records in (await consumer.getmany(30)).values():
-                values += [int(record.value) for record in records]
-        values += await read(consumer, 300 - len(values))
+    decoded: list[int] = []
+    values: list[int] = []
+    bad: list[int] = []
+
+    def number(data: bytes) -> int:
+        decoded.append(int(data))
+        return 1 // (decoded[-1] != 230) and decoded[-1]
+
+    async with setting.consumer(value_deserializer=number) as consumer:
+        for _ in range(50):  # less than the offset of the bad one
+            values.append((await consumer.getone(30)).value)
+        while len(values) < 299:
+            try:
+                found = await consumer.getmany(30, max_records=7 if len(values) < 200 else None)
+            except DeserializationError as error:
+                bad.append(error.partition + 4 * error.offset)
+            else:
+                values += [record.value for records in found.values() for record in records]
         assert await consumer.getone(0) is None
         assert await consumer.getmany(0) == {}
-    assert sorted(values) == list(range(300))
+    assert bad == [230]
+    assert sorted([*values, 230]) == sorted(decoded) == list(range(300)), "each was decoded once"
+    for partition in range(4):
+        mine = [value for value in values if value % 4 == partition]
+        assert mine == sorted(mine)
 
 
+@through_zookeeper
 async def test_seek_and_pause_lose_nothing(setting: Setting) -> None:
     await setting.produce(0, 400)
     async with setting.consumer() as consumer:
@@ -194,6 +206,7 @@ async def test_a_listener_that_raises_or_awaits_positions_stops_nothing(setting:
     assert positions == [0, 0, 0, 0]
 
 
+@through_zookeeper
 async def test_the_reset_policy_sets_the_first_position(setting: Setting) -> None:
     await setting.produce(0, 40)
     async with setting.consumer(auto_offset_reset="latest") as consumer:
@@ -216,6 +229,7 @@ async def test_the_reset_policy_sets_the_first_position(setting: Setting) -> Non
         assert await consumer.position(setting.partitions[0]) == 0
 
 
+@through_zookeeper
 async def test_misuse_explains_itself(setting: Setting) -> None:
     consumer = setting.consumer()
     with pytest.raises(Closed, match="not started"):

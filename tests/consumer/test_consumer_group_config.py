@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from allocator import ConsumerGroup, ConsumerGroupConfig
+from allocator import ConsumerGroupConfig
 from allocator.errors import AllocatorError, ConfigError
 
 GOOD: dict[str, Any] = {"group": "g", "brokers": "b:9092", "topics": ["t"], "zookeeper": "z:2181"}
@@ -69,10 +69,3 @@ def test_each_membership_checks_its_own_settings() -> None:
     assert config.zookeeper is None
     (fault,) = faults(membership="kafka", heartbeat_interval_s=20)
     assert "at most half of session_timeout_s" in fault
-
-
-async def test_the_constructor_creates_no_client() -> None:
-    def client(_: ConsumerGroupConfig) -> Any:
-        raise AssertionError("a client was created")
-
-    await ConsumerGroup(ConsumerGroupConfig(**GOOD, client=client)).close()

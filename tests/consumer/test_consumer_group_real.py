@@ -11,7 +11,6 @@ from group_bench import Ledger, Service
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.errors import BrokerError
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.topics import zookeeper_client
 from allocator.testing.versions import NEWEST
@@ -106,11 +105,8 @@ async def test_members_join_and_leave_and_no_partition_has_two_owners(
     assert await bench.committed() == {p: offset for (_, p), offset in bench.ledger.committed.items()}
 
 
-@pytest.mark.parametrize(("membership", "kafka"), BOTH)
-async def test_a_member_without_partitions_has_an_empty_generation(
-    membership: str, kafka: str, make_bench: Any
-) -> None:
-    bench = await make_bench(membership, kafka, 1)
+async def test_a_member_without_partitions_has_an_empty_generation(make_bench: Any) -> None:
+    bench = await make_bench("zookeeper", "3.9.1", 1)
     async with bench.service("b").running() as b:
         await bench.assigned([b])
         async with bench.service("a").running() as a:
@@ -125,9 +121,8 @@ async def test_a_member_without_partitions_has_an_empty_generation(
     assert bench.ledger.wrong == []
 
 
-@pytest.mark.parametrize(("membership", "kafka"), BOTH)
-async def test_added_partitions_cause_another_generation(membership: str, kafka: str, make_bench: Any) -> None:
-    bench = await make_bench(membership, kafka, 2)
+async def test_added_partitions_cause_another_generation(make_bench: Any) -> None:
+    bench = await make_bench("zookeeper", "3.9.1", 2)
     options = {"watch_partition_changes": True, "partition_watch_interval_s": 0.3}
     async with bench.service("a", **options).running() as a, bench.service("b", **options).running() as b:
         await bench.assigned([a, b])
@@ -154,35 +149,4 @@ async def test_a_member_whose_znode_was_deleted_ends_its_generation_and_joins_ag
         await bench.assigned([a, b])
         assert b.generations[-1].member_id != last.member_id
     assert a.errors + b.errors == []
-    assert bench.ledger.wrong == []
-
-
-@pytest.mark.long
-async def test_a_member_cut_off_beyond_its_session_ends_before_another_starts(make_bench: Any) -> None:
-    bench = await make_bench("kafka", "3.9.1", 4)
-    b = bench.service("b", session_timeout_s=6.0)
-    clients: list[KafkaClient] = []
-    create = b._client
-
-    def keep(config: Any) -> KafkaClient:
-        clients.append(create(config))
-        return clients[-1]
-
-    object.__setattr__(b.group.config, "client", keep)
-    async with bench.service("a").running() as a, b.running():
-        await bench.assigned([a, b])
-        last = b.generations[-1]
-        (client,) = clients
-        send = client.send
-
-        async def lost(node_id: int, request: Any, timeout_s: float = 5.0) -> Any:
-            await asyncio.sleep(timeout_s)
-            raise BrokerError("no response", retriable=True)
-
-        client.send = lost  # type: ignore[method-assign]
-        await last.wait()
-        await bench.assigned([a], 60)
-        client.send = send  # type: ignore[method-assign]
-        await bench.assigned([a, b], 60)
-        assert b.generations[-1].id > last.id
     assert bench.ledger.wrong == []

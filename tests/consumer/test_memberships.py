@@ -91,22 +91,6 @@ async def test_the_next_generation_protocol_is_one_more_setting(
 
 
 @each("fixed")
-async def test_new_partitions_are_read_too(service: Service) -> None:
-    listener = Recording()
-    async with service.consumer(listener=listener) as consumer:
-        await owns(consumer, 4)
-        await asyncio.to_thread(lambda: service.cluster.add_partitions(service.topic, 6))
-        await client_of(consumer).refresh()
-        await owns(consumer, 6)
-        await asyncio.to_thread(
-            lambda: service.cluster.produce(service.topic, [(None, b"%d" % n, n % 6) for n in range(60)])
-        )
-        assert sorted(await read(consumer, 60)) == list(range(60))
-    assert [what for what, _ in listener.calls] == ["assigned", "assigned", "revoked"]
-    assert listener.calls[1][1] == {TopicPartition(service.topic, 4), TopicPartition(service.topic, 5)}
-
-
-@each("fixed")
 async def test_two_consumers_without_a_group_both_read_the_partitions_that_they_name(service: Service) -> None:
     await service.produce(0, 40)
     some = service.partitions[1:3]
@@ -210,7 +194,6 @@ async def test_a_member_that_does_not_poll_leaves_and_joins_again_when_it_polls(
             await asyncio.wait({waiting})
 
 
-@each(*MEMBERSHIPS)
 async def test_commits_have_the_epoch_of_the_last_record(service: Service) -> None:
     """A client that takes over detects by it that the log was truncated (KIP-320)."""
     partitions = set(service.partitions)
@@ -246,7 +229,7 @@ async def test_commits_have_the_epoch_of_the_last_record(service: Service) -> No
         assert await epochs(consumer, 30) == {0}
 
 
-@each(*MEMBERSHIPS)
+@each(*GROUPS)
 async def test_closing_commits_done_records_unless_commit_is_false(service: Service) -> None:
     await service.produce(0, 40)
     for commit in (False, True):
@@ -260,7 +243,7 @@ async def test_closing_commits_done_records_unless_commit_is_false(service: Serv
         assert [await after.position(partition) for partition in service.partitions] == [10] * 4
 
 
-@each(*MEMBERSHIPS)
+@each("kafka", "fixed")
 async def test_a_topic_that_does_not_exist_yet_is_waited_for(service: Service) -> None:
     later = service.topic + "-later"
     async with service.consumer(later, **({"group": None} if service.membership == "fixed" else {})) as consumer:
@@ -293,11 +276,3 @@ async def test_a_close_during_the_start_ends_both(service: Service) -> None:
             await consumer.getbatch(0)
     async with service.consumer() as successor:
         await owns(successor, 4)
-
-
-@each("fixed")
-async def test_a_closed_consumer_does_not_start(service: Service) -> None:
-    consumer = service.consumer()
-    await consumer.close()
-    with pytest.raises(Closed, match="create another one"):
-        await consumer.start()

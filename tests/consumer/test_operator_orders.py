@@ -14,7 +14,6 @@ from real_service import Service
 
 from allocator import Consumer, GroupOrders, TopicPartition
 from allocator.cli.commands import main
-from allocator.core.consumer import ConsumerCore, MembershipConfig
 from allocator.operate.dead_letters import DeadLetterQueue, Letter
 from allocator.sinks import SqliteSink
 from allocator.testing import LocalCluster, WaitTimeout, wait_until_async
@@ -95,19 +94,6 @@ class StuckAtFive:
             await self.may_end.wait()
         if self.handle is not None:
             await self.handle(record)
-
-
-async def test_a_partition_that_drains_is_left_to_the_seek_of_its_next_owner() -> None:
-    zero = TopicPartition("t", 0)
-    config = MembershipConfig.of("zookeeper", zookeeper="z:2181", group="g", topics=("t",))
-    core = ConsumerCore(config, brokers="b:9092", listener=None, auto_commit_interval_s=5, auto_offset_reset="latest")
-    core.state.claim({zero: 1})
-    assert core.sought(zero, 7)
-    tenures = core.state.drain([zero])
-    assert not core.sought(zero, 3)
-    assert core.progress.uncommitted() == {zero: 7}
-    core.state.release(tenures)
-    assert not core.sought(zero, 3), "it was released while the operator's offset was read"
 
 
 async def test_a_handler_obeys_every_order_and_its_undoing(

@@ -14,7 +14,6 @@ from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse, Fin
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.connection import BrokerConnection, ConnectionSettings
-from allocator.core.client.errors import ConnectionFailed
 from allocator.core.client.metadata import Broker
 from allocator.errors import BrokerError
 from allocator.testing import wait_until_async
@@ -52,25 +51,6 @@ async def test_requests_that_waited_for_a_full_socket_are_written_first() -> Non
     assert order == [1, 3, 4]
 
 
-async def test_later_requests_wait_again_if_the_first_fills_the_socket() -> None:
-    connection, order = BrokerConnection(Broker(1, "broker", 9092, None), SETTINGS, None), []
-
-    async def write(number: int) -> None:
-        await connection.drained()
-        order.append(number)
-        connection.pause_writing()
-
-    async with background() as tasks:
-        connection.pause_writing()
-        for number in (1, 2):
-            tasks.start(write(number), f"{number}")
-        for number in (1, 2):
-            await asyncio.sleep(0)
-            connection.resume_writing()
-            await wait_until_async(lambda than=number: len(order) == than, 30, "the next request")
-    assert order == [1, 2]
-
-
 async def test_a_throttled_client_sends_nothing_until_the_time_is_over() -> None:
     async with FakeBroker() as broker, KafkaClient(broker.address) as client:
         find_coordinator = broker.handlers[10]
@@ -99,20 +79,6 @@ async def test_a_pause_of_the_process_does_not_count_as_silence_of_the_broker() 
 
         broker.handlers[10] = pause
         await client.send(1, find())
-        assert broker.connections == connections
-
-
-async def test_an_authentication_is_renewed_before_it_expires_and_requests_wait() -> None:
-    broker = FakeBroker(sasl_handlers("PLAIN", lambda request: {"session_lifetime_ms": 1000}))
-    async with broker, KafkaClient(broker.address, security=SASL) as client:
-        await client.send(1, find())
-        begun, connections = broker.count(36), broker.connections
-
-        async def renewed() -> bool:
-            await client.send(1, find())
-            return broker.count(36) > begun + 1
-
-        await wait_until_async(renewed, 30)
         assert broker.connections == connections
 
 
@@ -181,12 +147,3 @@ async def test_version_detection_falls_back_to_the_versions_that_the_broker_has(
             await client.send(1, find())
         versions = [seen.API_VERSION for seen in broker.seen if isinstance(seen, ApiVersionsRequest)]
         assert versions[:2] == [ApiVersionsRequest.max_version, 0]
-
-
-async def test_a_closed_connection_takes_no_request() -> None:
-    connection = BrokerConnection(Broker(1, "broker", 9092, None), SETTINGS, None)
-    connection.close()
-    with pytest.raises(ConnectionFailed, match="connection closed"):
-        await connection.send(find(), time.monotonic() + 1)
-    await asyncio.wait_for(asyncio.wait([connection.ready]), 30)
-    assert connection.ready.exception() is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.protocol.consumer import FetchResponse
@@ -108,15 +107,3 @@ def test_a_damaged_response_is_undecodable_or_another_response(
         assert f"v{version}" in str(error)
     else:
         assert sum(len(each.records) for each in found.parts) <= len(raw)
-
-
-@pytest.mark.parametrize("version", [4, 12, 13])
-def test_records_longer_than_the_frame_are_refused(version: int) -> None:
-    names = ("error_code", "high_watermark", "last_stable_offset", "log_start_offset", "preferred_read_replica")
-    part = {**dict.fromkeys(names, 0), "partition_index": 0, "aborted": None, "records": b"abc", "leader": None}
-    raw = encoded({"throttle_time_ms": 0, "error_code": 0, "session_id": 0, "topics": [("t", [part])]}, version)
-    at = raw.index(b"abc")
-    length = b"\xff\xff\xff\xff\x07" if version >= 12 else b"\x7f\xff\xff\xff"
-    bad = raw[: at - (1 if version >= 12 else 4)] + length + raw[at:]
-    with pytest.raises(Undecodable, match=r"where \d+ are left"):
-        read_response(memoryview(bad), version)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from typing import Any
@@ -196,6 +195,30 @@ async def test_metadata_of_a_broker_that_just_started_erases_no_broker() -> None
         with pytest.raises(BrokersUnavailable, match="just started"):
             await client.refresh()
         assert len(client.brokers) == 1
+        broker.lists_itself = True
+        await client.refresh()
+
+
+async def test_a_refresh_waits_for_a_request_after_the_call_which_callers_share() -> None:
+    async with FakeBroker() as broker, KafkaClient(broker.address) as client:
+        metadata, go_on, before = broker.handlers[3], asyncio.Event(), broker.count(3)
+
+        async def late(request: Any) -> Any:
+            response = metadata(request)
+            await go_on.wait()
+            return response
+
+        broker.handlers[3] = late
+        first = asyncio.ensure_future(client.refresh(["t"]))
+        await wait_until_async(lambda: broker.count(3) > before, 30, "the first request")
+        broker.topics["t"] = [1]
+        cancelled, second, third = (asyncio.ensure_future(client.refresh(["t"])) for _ in range(3))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        go_on.set()
+        await asyncio.gather(first, second, third)
+        assert client.partitions("t") == (0,)
+        assert broker.count(3) == before + 2
 
 
 async def test_listeners_are_called_on_changes_until_they_unregister() -> None:
@@ -254,33 +277,6 @@ async def test_the_end_of_a_connection_fails_its_requests() -> None:
         assert all(isinstance(r, BrokerError) and r.retriable for r in results)
         assert broker.address in str(results[0])
         assert (await client.send(1, find())).error_code == 0
-
-
-async def test_a_broker_that_ends_and_returns_is_logged_once_each(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    async with FakeBroker() as entry:
-        async with FakeBroker() as home:
-            entry.handlers[3] = home.handlers[3]
-            client = KafkaClient(entry.address)
-            await client.connect(5)
-            await client.send(1, find())
-        for _ in range(3):
-            with pytest.raises(BrokerError):
-                await client.send(1, find(), 0.5)
-
-        async def responds() -> bool:
-            with contextlib.suppress(BrokerError):
-                return bool(await client.send(1, find(), 1))
-            return False
-
-        async with FakeBroker(port=home.port):
-            await wait_until_async(responds, 30)
-        await client.close()
-    lines = [record.getMessage() for record in caplog.records if record.name == "allocator.core.client.pool"]
-    assert len(lines) == 2, lines
-    assert lines[0].startswith(f"Kafka broker 1 at 127.0.0.1:{home.port} is unreachable: ")
-    assert lines[1] == f"Kafka broker 1 at 127.0.0.1:{home.port} is reachable again"
-    assert not [each for each in caplog.records if each.name.startswith("kafka.") and each.levelno >= logging.ERROR]
 
 
 async def test_a_cancelled_request_leaves_the_connection_to_the_others() -> None:
@@ -382,15 +378,3 @@ async def test_a_request_for_any_broker_goes_to_one_that_is_up() -> None:
         assert (await client.send_any(find())).node_id == 1
         with pytest.raises(BrokerError, match=r"127\.0\.0\.1:1"):
             await client.send(9, find())
-
-
-async def test_an_error_during_back_off_names_its_end_and_the_cause(unused_port: int) -> None:
-    async with FakeBroker() as broker, KafkaClient(broker.address) as client:
-        client.note_broker(9, "127.0.0.1", unused_port)
-        while True:  # under load, an attempt may come after the first back-offs
-            with pytest.raises(BrokerError) as caught:
-                await client.send(9, find())
-            if "next attempt in" in str(caught.value):
-                break
-        assert f"{unused_port}" in str(caught.value)
-        assert caught.value.retriable

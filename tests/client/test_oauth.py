@@ -14,7 +14,6 @@ from typing import Any
 import providers_under_test
 import pytest
 from fake_broker import FakeBroker, sasl_handlers
-from kafka.protocol.consumer import FetchRequest, JoinGroupRequest
 from kafka.protocol.metadata import FindCoordinatorRequest
 from token_endpoint import CLIENT_ID, CLIENT_SECRET, TokenEndpoint, granted, unsecured_token
 
@@ -160,32 +159,6 @@ async def test_requests_continue_while_credentials_are_renewed(monkeypatch: pyte
             while not any(b"renewed" in token for token in tokens):
                 assert (await client.send(1, find())).error_code == 0
             assert broker.connections == connections
-
-
-async def test_a_slow_token_provider_blocks_no_other_task() -> None:
-    """The provider returns a token only after another task of the loop ran. Calls do not overlap."""
-    ran, running, calls = threading.Event(), threading.Lock(), []
-    provider = providers_under_test.Provider()
-
-    def token() -> str:
-        assert running.acquire(blocking=False), "two calls at one time"
-        try:
-            calls.append(ran.wait(60))
-            return unsecured_token()
-        finally:
-            running.release()
-
-    async def others() -> None:
-        await wait_until_async(lambda: running.locked(), 60)
-        ran.set()
-
-    provider.make = token
-    async with oauth_broker([]) as broker:
-        client = KafkaClient(broker.address, security={**OAUTH, "sasl_oauth_token_provider": provider})
-        await asyncio.gather(client.connect(60), others())
-        await asyncio.gather(*(client.prepare(1, each) for each in (FetchRequest, JoinGroupRequest)))
-        await client.close()
-    assert calls == [True, True, True]
 
 
 # -- the token endpoint -----------------------------------------------------------------------------------------------

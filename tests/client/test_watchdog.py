@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from subprocess import PIPE
 
-from allocator.core.membership.session import GRACE_S, Watchdog
+from allocator.core.membership.session import Watchdog
 
 
 @contextlib.asynccontextmanager
@@ -35,7 +35,7 @@ async def test_a_blocked_loop_is_noticed_while_it_is_blocked() -> None:
 async def test_a_loop_that_is_blocked_for_less_time_is_not_reported() -> None:
     fired = threading.Event()
     async with watched(3.0, fired):
-        for _ in range(10):
+        for _ in range(7):
             time.sleep(0.5)  # noqa: ASYNC251  the loop stands still
             await asyncio.sleep(0.01)
     assert not fired.is_set()
@@ -69,11 +69,3 @@ def test_a_frozen_process_gets_time_to_wake() -> None:
         process.stdin.flush()
         assert process.stdout.read() == ""
     assert process.returncode == 0
-
-
-async def test_a_cancelled_watchdog_does_not_fire() -> None:
-    fired = threading.Event()
-    async with watched(0.1, fired):
-        pass
-    assert not fired.wait(0.1 + 2 * GRACE_S)
-    assert "allocator-watchdog" not in [thread.name for thread in threading.enumerate()]

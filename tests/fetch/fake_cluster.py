@@ -81,7 +81,6 @@ class FakeCluster:
         self.requests: list[Request] = []
         self.losses: list[RecordsLost] = []
         self.refreshed: list[frozenset[str]] = []
-        self.prepared: list[int] = []
         self.on_refresh: Callable[[], None] = lambda: None
         self._news: list[asyncio.Event] = []
         self._listeners: list[Callable[[], None]] = []
@@ -155,7 +154,7 @@ class FakeCluster:
         """All topics are known."""
 
     async def prepare(self, node: int, _: Any) -> None:
-        self.prepared.append(node)
+        """Nothing is to prepare."""
 
     async def refresh(self, topics: Iterable[str] = ()) -> None:
         self.refreshed.append(frozenset(topics))

@@ -129,21 +129,6 @@ def run(code: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
-@pytest.mark.skipif(len(DECODERS) < 2, reason="the plain decoder goes through Python lists")
-def test_arrow_columns_do_not_import_pandas() -> None:
-    """pyarrow imports pandas for Python lists; the import takes longer than decoding a million records."""
-    code = f"""
-        import sys
-        from allocator.core.fetch import Batch, decode
-        data = {batch([R(0, b"k", b"v", TIME), R(1, None, None)], 0)!r}
-        for records in (data, b""):
-            batch = Batch("t", 0, decode.scan(records, topic="t", partition=0, start=0))
-            batch.to_arrow().validate(full=True)
-        print("pandas" in sys.modules)
-        """
-    assert run(code).strip() == "False"
-
-
 def test_without_pyarrow_the_extra_is_named() -> None:
     code = """
         import sys

@@ -7,7 +7,6 @@ import gc
 import json
 import pickle
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -162,25 +161,6 @@ def test_records_outlive_their_batch(make: Make, codec: str) -> None:
     filler = [bytes(1000) for _ in range(1000)]
     assert [r.value for r in records] == [b"%5d" % (r.offset % 100) * 10 for r in records]
     del filler
-
-
-def test_threads_may_share_a_batch(make: Make) -> None:
-    data = b"".join(
-        batch([R(i, b"%d" % (base + i) * 20) for i in range(50)], base, "gzip" if base % 100 else "none")
-        for base in range(0, 1000, 50)
-    )
-    shared = make(data)
-
-    def read(seed: int) -> None:
-        for turn in range(10):
-            first = (seed * 37 + turn * 101) % 900
-            values = [r.value for r in shared[first : first + 100]]
-            assert values == [b"%d" % n * 20 for n in range(first, first + 100)]
-            assert shared[first].offset == first
-            assert len(shared.from_offset(first)) == 1000 - first
-
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(read, range(8))) == [None] * 8
 
 
 def test_a_notebook_shows_the_first_records_and_escapes_them() -> None:

@@ -176,17 +176,6 @@ def test_timestamps_at_their_limits(decoder: Any, base: int) -> None:
     assert [row[1] for row in rows(decoder, data)] == [base]
 
 
-@pytest.mark.parametrize("key", [b"", b"k", b"k" * 12, b"k" * 13, None])
-def test_keys_and_values_of_every_size_class(decoder: Any, key: bytes | None) -> None:
-    for size in (0, 1, 7, 8, 11, 12, 13, 62, 63, 64, 8190, 8191, 8192, 1 << 20):
-        value = (bytes(range(256)) * (size // 256 + 1))[:size]
-        records = [R(0, value, key), R(1, key, value)]
-        for data in (batch(records, 0), messages(records, 1)):
-            assert [row[3:5] for row in rows(decoder, data)] == [(key, value), (value, key)]
-            # the value is the last thing in memory
-            assert rows(decoder, split(data)[-1])[-1][3:5] == (value, key)
-
-
 def test_compression_within_compression_is_refused(decoder: Any) -> None:
     inner = messages([R(0)], 1, 0, "gzip")
     builder: Any = LegacyRecordBatchBuilder(1, 0, 1 << 20)

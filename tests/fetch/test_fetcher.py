@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from typing import Any
 
 import pytest
@@ -14,12 +13,10 @@ from reading import collect, fetching, next_batch, offsets, raises_each_time, st
 
 from allocator.core.client.errors import FETCH, Reaction, reaction_to
 from allocator.core.fetch import Fetcher
-from allocator.core.subscription import SubscriptionState
 from allocator.errors import (
     AllocatorError,
     BrokerError,
     Closed,
-    ConfigError,
     CorruptRecordError,
     OffsetOutOfRange,
     RecordTooLarge,
@@ -67,24 +64,6 @@ async def test_closing_ends_tasks_and_readers(cluster: FakeCluster) -> None:
     assert asyncio.all_tasks() - cluster.exchanges == before
 
 
-async def test_a_paused_partition_keeps_its_buffered_records(cluster: FakeCluster) -> None:
-    state = start_at([cluster.add(A0), cluster.add(A1)])
-    cluster.append(A0, 5)
-    cluster.append(A1, 5)
-    async with fetching(cluster, state) as fetcher:
-        await until(lambda: fetcher.buffered_bytes == len(cluster.logs[A0][0][2]) * 2, "both read ahead")
-        state.pause(A0)
-        fetcher.wake()
-        assert (await take(fetcher, state)).partition == 1
-        assert await next_batch(fetcher, 0.1) is None
-        cluster.append(A1)
-        assert (await take(fetcher, state)).partition == 1
-        state.resume(A0)
-        fetcher.wake()
-        assert offsets(await take(fetcher, state, 0)) == list(range(5))
-    assert sum(request.parts.get(A0, (1,))[0] == 0 for request in cluster.requests) == 1, "no second fetch"
-
-
 async def test_a_seek_drops_buffered_records_and_responses_in_flight(cluster: FakeCluster) -> None:
     state = start_at([cluster.add(A0), cluster.add(A1)])
     for _ in range(10):
@@ -99,16 +78,6 @@ async def test_a_seek_drops_buffered_records_and_responses_in_flight(cluster: Fa
         fetcher.wake()
         cluster.release(0)
         assert offsets(await take(fetcher, state)) == list(range(73, 100))
-
-
-async def test_a_seek_drops_buffered_records_without_a_wake(cluster: FakeCluster) -> None:
-    state = start_at([cluster.add(A0)])
-    cluster.append(A0, 10)
-    async with fetching(cluster, state) as fetcher:
-        await until(lambda: fetcher.buffered_bytes, "buffered records")
-        state.seek(A0, 4)
-        assert await next_batch(fetcher, 0) is None
-        assert offsets(await take(fetcher, state)) == list(range(4, 10))
 
 
 async def test_nothing_of_a_draining_partition_is_delivered(cluster: FakeCluster) -> None:
@@ -356,28 +325,6 @@ async def test_before_kip_74_a_record_above_the_limit_raises_and_more_prefetch_b
         assert offsets((await collect(fetcher, state, 2))[A0]) == [0, 1]
 
 
-@pytest.mark.parametrize("version", [2, 12])
-async def test_memory_stays_within_the_budget_without_a_reader(version: int) -> None:
-    cluster = FakeCluster(version)
-    tps = [cluster.add(TopicPartition("a", n), n % 3) for n in range(12)]
-    for tp in tps:
-        for _ in range(100):
-            cluster.append(tp, 1, 2000)
-    state = start_at(tps)
-    async with fetching(cluster, state, prefetch_bytes=400_000, max_partition_bytes=50_000, max_wait_s=0.01) as fetcher:
-        await until(lambda: fetcher.buffered_bytes > 300_000, "the buffer filling up")
-        for _ in range(100):
-            await asyncio.sleep(0.002)
-            assert fetcher.buffered_bytes <= 400_000
-        sent, began = len(cluster.requests), time.monotonic()
-        await asyncio.sleep(0.1)
-        # each of three brokers gets a request every max_wait_s at most
-        assert len(cluster.requests) - sent < 10 + 3 * (time.monotonic() - began) / 0.01, "it must not spin"
-        seen = await collect(fetcher, state, 1200)
-        assert all(offsets(seen[tp]) == list(range(100)) for tp in tps)
-        assert fetcher.buffered_bytes == 0
-
-
 async def test_an_unexpected_error_in_the_fetcher_is_raised(cluster: FakeCluster) -> None:
     state = start_at([cluster.add(A0)])
 
@@ -388,21 +335,3 @@ async def test_an_unexpected_error_in_the_fetcher_is_raised(cluster: FakeCluster
     async with fetching(cluster, state) as fetcher:
         with pytest.raises(ZeroDivisionError):
             await next_batch(fetcher, 5)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"max_partition_bytes": 1.5},
-        {"prefetch_bytes": True},
-        {"prefetch_bytes": 1 << 31},
-        {"min_bytes": -1},
-        {"max_wait_s": -1},
-        {"isolation_level": "serializable"},
-        {"key_deserializer": "json"},
-        {"rack": 3},
-    ],
-)
-def test_settings_are_checked_by_name(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        Fetcher(FakeCluster(), SubscriptionState(), **wrong)  # type: ignore[arg-type]

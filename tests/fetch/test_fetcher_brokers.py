@@ -54,24 +54,6 @@ async def test_all_that_was_produced_comes_in_order(
         assert state.assignment[tp].high_watermark == rounds * each
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-async def test_a_seek_into_a_compressed_batch_begins_at_its_offset(
-    cluster_factory: Any, topic_factory: Callable[..., str], version: str
-) -> None:
-    cluster = cluster_factory(kafka=version)
-    topic = topic_factory(cluster=cluster)
-    cluster.produce(topic, [b"%d" % n for n in range(1000)], compression="gzip", batch_records=100)
-    (tp,) = parts(topic, 1)
-    state = start_at([tp])
-    async with Connected(cluster, state) as fetcher:
-        await take(fetcher, state)
-        for target in (555, 7, 999, 100):
-            state.seek(tp, target)
-            fetcher.wake()
-            first = (await take(fetcher, state))[0]
-            assert (first.offset, first.value) == (target, b"%d" % target)
-
-
 @pytest.mark.deadline(180)
 @pytest.mark.parametrize("version", [OLD, NEW])
 async def test_a_killed_leader_costs_time_and_no_record(

@@ -27,6 +27,7 @@ step = st.one_of(
     st.tuples(st.just("assign"), st.sets(st.sampled_from(TPS), min_size=1)),
     st.tuples(st.just("fail"), st.sampled_from(TPS), st.sampled_from([3, 6, 7, 74])),
     st.tuples(st.just("move"), st.sampled_from(TPS), st.integers(0, 2)),
+    st.tuples(st.just("prefer"), st.sampled_from(TPS), st.integers(0, 2)),
     st.tuples(st.just("lose"), st.integers(0, 2)),
     st.tuples(st.just("mend"), st.integers(0, 2)),
     st.tuples(st.just("yield"), st.integers(1, 6)),
@@ -54,6 +55,7 @@ async def scenario(steps: list[tuple], version: int, prefetch: int) -> None:
         prefetch_bytes=prefetch,
         max_partition_bytes=600,
         lost=losses.append,
+        rack="near" if version > 10 else None,
     ) as fetcher:
 
         async def take(timeout_s: float) -> bool:
@@ -87,6 +89,8 @@ async def scenario(steps: list[tuple], version: int, prefetch: int) -> None:
             elif name == "move":
                 cluster.leaders[args[0]] = args[1]
                 cluster.changed()
+            elif name == "prefer":
+                cluster.replicas[args[0]] = args[1]
             elif name == "lose":
                 cluster.down.add(args[0])
             elif name == "mend":

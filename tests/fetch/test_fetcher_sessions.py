@@ -2,58 +2,24 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from typing import Any
 
 import pytest
 from fake_cluster import FakeCluster
 from fetch_encode import control
-from reading import collect, fetching, next_batch, offsets, raises_each_time, start_at, take, take_past, until
+from reading import collect, fetching, next_batch, offsets, start_at, take, take_past, until
 
 from allocator.core.fetch import Fetcher
 from allocator.core.subscription import SubscriptionState
 from allocator.core.subscription.loss import Listed, stamped
-from allocator.errors import BrokerError, LogTruncated, TopicRecreated
+from allocator.errors import BrokerError
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 
 
 # -- sessions (KIP-227)
-
-
-@pytest.mark.parametrize("version", [6, 7, 12, 16])
-async def test_an_idle_poll_lists_no_partition_from_version_7_on(version: int) -> None:
-    cluster = FakeCluster(version)
-    cluster.ids["a"] = uuid.UUID(int=7)
-    tps = [cluster.add(TopicPartition("a", n)) for n in range(100)]
-    state = start_at(tps)
-    async with fetching(cluster, state, max_wait_s=0.05) as fetcher:
-        await until(lambda: len(cluster.requests) >= 6, "some polls")
-        listed = [len(request.listed) for request in cluster.requests[:6]]
-        assert listed == ([100] * 6 if version < 7 else [100, 0, 0, 0, 0, 0])
-        cluster.append(tps[3], 2)
-        await take(fetcher, state)
-        before = len(cluster.requests)
-        await until(lambda: len(cluster.requests) > before + 2, "more polls")
-        changed = [request.listed for request in cluster.requests[6:] if len(request.listed) != 100 and request.listed]
-        assert changed == ([] if version < 7 else [{tps[3]: (2, 1_048_576)}])
-
-
-async def test_a_paused_partition_leaves_the_session_and_returns(cluster: FakeCluster) -> None:
-    state = start_at([cluster.add(A0), cluster.add(A1)])
-    async with fetching(cluster, state) as fetcher:
-        await until(lambda: len(cluster.requests) >= 2, "polls")
-        state.pause(A0)
-        fetcher.wake()
-        await until(lambda: cluster.requests[-1].removed == {A0}, "A0 to leave the session")
-        cluster.append(A0)
-        assert await next_batch(fetcher, 0.1) is None
-        assert A0 not in cluster.requests[-1].parts
-        state.resume(A0)
-        fetcher.wake()
-        assert (await take(fetcher, state)).partition == 0
 
 
 @pytest.mark.parametrize("code", [70, 71, 106])
@@ -138,23 +104,6 @@ async def test_records_that_latest_skips_of_a_topic_created_again_are_reported()
         assert offsets(await take(fetcher, state)) == [8]
 
 
-async def test_without_a_strategy_a_topic_created_again_raises_until_a_seek() -> None:
-    cluster = FakeCluster(16)
-    cluster.ids["a"] = uuid.UUID(int=1)
-    state = start_at([cluster.add(A0)], 0, "none")
-    cluster.append(A0, 5)
-    async with fetching(cluster, state) as fetcher:
-        await take(fetcher, state)
-        cluster.ids["a"] = uuid.UUID(int=2)
-        cluster.append(A0, 8)
-        cluster.changed()
-        with pytest.raises(TopicRecreated, match=r"a:0 at offset 5: .*seek to an offset of the new topic"):
-            await take(fetcher, state)
-        await raises_each_time(fetcher, TopicRecreated)
-        state.seek(A0, 0)
-        assert (await take(fetcher, state)).base_offset == 0
-
-
 async def test_a_committed_offset_names_the_id_of_its_topic() -> None:
     """A member that starts after the topic was created again skips none of its first records."""
     cluster = FakeCluster(16)
@@ -227,31 +176,6 @@ async def test_old_metadata_with_an_older_epoch_costs_an_epoch_request_and_moves
         assert await read_to(fetcher, state, 25) == list(range(20, 25))
 
 
-async def test_the_next_request_is_sent_before_the_records_are_delivered(cluster: FakeCluster) -> None:
-    state = start_at([cluster.add(A0)])
-    for _ in range(20):
-        cluster.append(A0, 1, 1000)
-    async with fetching(cluster, state, max_partition_bytes=1200) as fetcher:
-        for n in range(10):
-            assert offsets(await take(fetcher, state)) == [n]
-            requested = [request.parts[A0][0] for request in cluster.requests]
-            assert requested[-1] > n, f"at record {n} the requests were {requested}"
-
-
-async def test_connections_are_opened_while_positions_are_requested(cluster: FakeCluster) -> None:
-    state = SubscriptionState("earliest")
-    state.assign_from_user([cluster.add(A0, 0), cluster.add(A1, 1), cluster.add(B0, 1)])
-    async with fetching(cluster, state) as fetcher:
-        await until(lambda: cluster.prepared, "connections")
-        assert sorted(cluster.prepared) == [0, 1]
-        assert not cluster.requests, "no position is known"
-        for tp in (A0, A1, B0):
-            state.request_offset_reset(tp)
-        cluster.append(B0)
-        await take(fetcher, state)
-        assert sorted(cluster.prepared) == [0, 1], "once"
-
-
 # -- leader epochs (KIP-320)
 
 
@@ -277,17 +201,6 @@ async def read_to(fetcher: Fetcher, state: SubscriptionState, end: int) -> list[
     return seen
 
 
-async def test_reading_continues_at_a_new_leader_with_the_whole_log(cluster: FakeCluster) -> None:
-    state = at_epoch(cluster, A0)
-    async with fetching(cluster, state) as fetcher:
-        await read_to(fetcher, state, 20)
-        cluster.elect(A0, 1)
-        cluster.changed()
-        cluster.append(A0, 5)
-        assert await read_to(fetcher, state, 25) == list(range(20, 25))
-    assert cluster.epoch_requests == [(A0, 2)]
-
-
 @pytest.mark.parametrize(
     ("markers", "errors"), [(0, []), (1, []), (3, []), *((0, [code, code]) for code in (6, 74, 75, 78))]
 )
@@ -310,21 +223,6 @@ async def test_a_truncated_log_is_read_again_from_its_end(cluster: FakeCluster, 
     # the last request is about the cut itself, where the logs might differ still further back
     assert cluster.epoch_requests == [(A0, 2)] * (1 + len(errors)) + [(A0, 1)]
     assert cluster.refreshed or not errors
-
-
-async def test_without_a_strategy_a_truncated_log_raises_until_a_seek(cluster: FakeCluster) -> None:
-    state = at_epoch(cluster, A0, reset="none")
-    async with fetching(cluster, state) as fetcher:
-        await read_to(fetcher, state, 20)
-        cluster.elect(A0, 1, cut=10)
-        cluster.append(A0, 30)
-        cluster.changed()
-        with pytest.raises(LogTruncated, match=r"a:0 at offset 20: .*from offset 10 on.*seek to 10") as caught:
-            await take(fetcher, state, 5)
-        assert (caught.value.divergent_offset, caught.value.offset) == (10, 20)
-        await raises_each_time(fetcher, LogTruncated)
-        state.seek(A0, caught.value.divergent_offset)
-        assert await read_to(fetcher, state, 40) == list(range(10, 40))
 
 
 @pytest.mark.parametrize("reset", ["latest", "earliest", 1_000_000])
@@ -370,17 +268,6 @@ async def test_a_seek_to_a_committed_position_validates_it(cluster: FakeCluster)
         assert len(cluster.epoch_requests) == 2, "its epoch is that of the present leader"
 
 
-async def test_a_fenced_epoch_leads_to_a_refresh_and_a_validation(cluster: FakeCluster) -> None:
-    state = at_epoch(cluster, A0)
-    async with fetching(cluster, state) as fetcher:
-        await read_to(fetcher, state, 20)
-        cluster.errors[A0] = [74]
-        await until(lambda: cluster.refreshed, "a refresh")
-        cluster.append(A0, 5)
-        assert await read_to(fetcher, state, 25) == list(range(20, 25))
-    assert (A0, 2) in cluster.epoch_requests
-
-
 async def test_a_refused_validation_raises_until_it_succeeds(cluster: FakeCluster) -> None:
     state = at_epoch(cluster, A0)
     cluster.epoch_errors[A0] = [29]
@@ -397,23 +284,6 @@ async def test_a_refused_validation_raises_until_it_succeeds(cluster: FakeCluste
 
 
 # -- nearer replicas (KIP-392)
-
-
-async def test_a_client_with_a_rack_reads_from_the_nearer_replica() -> None:
-    for rack, node in (("r2", 2), (None, 0)):
-        cluster = FakeCluster()
-        state = start_at([cluster.add(A0), cluster.add(A1)])
-        cluster.replicas[A0] = 2
-        for tp in (A0, A1):
-            for _ in range(4):
-                cluster.append(tp, 5)
-        async with fetching(cluster, state, rack=rack) as fetcher:
-            await collect(fetcher, state, 40)
-            cluster.append(A0)
-            await take(fetcher, state)
-        assert cluster.requests[-1].rack == (rack or "")
-        assert {r.node for r in cluster.requests if A0 in r.parts and r.parts[A0][0] > 0} == {node}
-        assert {r.node for r in cluster.requests if A1 in r.parts} == {0}
 
 
 @pytest.mark.parametrize("fault", ["down", 1, 6, 9, 56, 74])
@@ -434,18 +304,3 @@ async def test_after_a_failure_of_the_replica_the_leader_is_read(cluster: FakeCl
         assert offsets(await take(fetcher, state, 2)) == list(range(5, 10))
         assert (cluster.requests[-1].node, cluster.requests[-1].rack) == (0, "")
         assert len(cluster.requests) < 60, "no spinning between the two"
-
-
-async def test_the_preference_for_a_replica_expires_and_the_leader_gets_a_request(cluster: FakeCluster) -> None:
-    ahead_s = 0.0
-    state = SubscriptionState("earliest", clock=lambda: time.monotonic() + ahead_s)
-    state.assign_from_user([cluster.add(A0)])
-    state.seek(A0, 0)
-    cluster.replicas[A0] = 2
-    async with fetching(cluster, state, rack="r2") as fetcher:
-        await until(lambda: any(r.node == 2 for r in cluster.requests), "the replica")
-        sent, ahead_s = len(cluster.requests), 400.0
-        await until(lambda: any(r.node == 0 for r in cluster.requests[sent:]), "the leader")
-        ahead_s = 0.0
-        cluster.append(A0)
-        assert offsets(await take(fetcher, state)) == [0]

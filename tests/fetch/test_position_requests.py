@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -79,20 +78,6 @@ class Refusing(FakeCluster):
                 raise BrokerError("the broker is gone", retriable=True)
             raise TopicAuthorizationFailed("b")
         return await super().send(where, request, timeout_s)
-
-
-async def test_each_leader_gets_one_request_for_all_its_partitions() -> None:
-    requests = Requests([A0, A1, B0])
-    assert not requests.due(), "no position is awaited"
-    for tp in (A0, A1, B0):
-        requests.state.request_offset_reset(tp)
-    due = requests.due()
-    assert len(due) == 2, "of the two leaders"
-    assert not requests.is_due(TIMEOUT_S), "the requests are in flight"
-    await asyncio.gather(*due)
-    assert {tp: at.offset for tp, at in requests.state.all_consumed_offsets().items()} == {A0: 0, A1: 0, B0: 0}
-    requests.requests.check([])
-    assert requests.requests.due(time.monotonic()) == ([], math.inf)
 
 
 async def test_an_attempt_without_a_response_is_repeated() -> None:

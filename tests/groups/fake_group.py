@@ -27,7 +27,6 @@ class GroupBroker(FakeBroker):
         self.generation = 0
         self.members = 0
         self.leads = True
-        self.chooses: str | None = None  # None: the protocol that the member prefers
 
     def requests(self, key: int) -> list[Any]:
         return [request for request in self.seen if key == request.API_KEY]
@@ -65,7 +64,7 @@ class GroupBroker(FakeBroker):
             error_code=code,
             generation_id=self.generation if code == 0 else -1,
             protocol_type=request.protocol_type,
-            protocol_name=self.chooses or request.protocols[0].name,
+            protocol_name=request.protocols[0].name,
             leader=member_id if self.leads else "another",
             skip_assignment=False,
             member_id=member_id,

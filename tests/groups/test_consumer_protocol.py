@@ -144,19 +144,3 @@ def test_other_bytes_are_decoded_or_refused(garbage: bytes) -> None:
         except Malformed as error:
             assert "cannot be read" in str(error)
     assert MemberAssignment.decode(b"") == MemberAssignment(frozenset())
-
-
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        b"\x00",
-        b"\xff\xff\x00\x00\x00\x00",  # version -1
-        b"\x00\x00\x7f\xff\xff\xff",  # two thousand million topics
-        b"\x00\x00\x00\x00\x00\x01\xff\xff",  # a topic without a name
-        b"\x00\x00\x00\x00\x00\x01\x00\x01\xff",  # a name that is no UTF-8
-        b"\x00\x00\x00\x00\x00\x00\x00\x00\x00\x09x",  # user data of nine bytes by its length, but one byte
-    ],
-)
-def test_bytes_that_are_cut_short_or_claim_too_much_are_refused(garbage: bytes) -> None:
-    with pytest.raises(Malformed, match="at byte"):
-        Subscription.decode(garbage)

@@ -96,7 +96,7 @@ async def settle(members: Sequence[RealMember], counts: Mapping[str, int]) -> No
         assert (await each.offsets.fetch([first]))[first].offset == n + 1
 
 
-@pytest.mark.parametrize("fault", ["kill", "pause"])
+@pytest.mark.parametrize("fault", ["kill", pytest.param("pause", marks=pytest.mark.long)])
 @pytest.mark.parametrize("kafka", ["3.9.1", *OTHERS])
 async def test_a_group_in_the_middle_of_joining_outlives_its_coordinator(fault: str, setting: Setting) -> None:
     """One member drains, one has joined again, and one joins for the first time: it sends no heartbeats yet."""
@@ -117,7 +117,8 @@ async def test_a_group_in_the_middle_of_joining_outlives_its_coordinator(fault: 
         await settle([a, b, c], counts)
 
 
-@pytest.mark.parametrize("fault", ["kill", pytest.param("pause", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["kill", "pause"])
 @pytest.mark.parametrize("kafka", ["3.9.1", *OTHERS])
 async def test_a_group_in_the_middle_of_syncing_outlives_its_coordinator(fault: str, setting: Setting) -> None:
     """The leader computes the assignment while the other members wait for it."""

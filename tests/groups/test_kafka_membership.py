@@ -18,7 +18,7 @@ from members import History
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.messages import Identity
-from allocator.errors import AllocatorError, BrokerError, BrokersUnavailable, ConfigError, Fenced
+from allocator.errors import AllocatorError, BrokersUnavailable, ConfigError, Fenced
 from allocator.protocols.kafka_classic.consumer_protocol import MemberAssignment, Subscription, generation_from
 from allocator.protocols.kafka_classic.group import MOVES, GroupPhase
 from allocator.protocols.kafka_classic.membership import KafkaMembership
@@ -185,16 +185,6 @@ async def test_a_join_that_cannot_succeed_raises_the_reason(code: int) -> None:
                 pass
 
 
-async def test_a_member_leaves_when_the_broker_chooses_an_assignor_that_was_not_offered() -> None:
-    async with broker_with_topic() as broker:
-        broker.chooses = "strange"
-        with pytest.raises(BrokerError, match=r"function 'strange', .* it offers range"):
-            async with member(broker):
-                pass
-        assert [each.member_id for each in broker.requests(LEAVE)[0].members] == ["member-1"]
-        assert broker.requests(SYNC) == []
-
-
 async def test_join_raises_after_its_timeout_what_prevents_it() -> None:
     async with broker_with_topic() as broker:
         find = broker.handlers[FIND]
@@ -284,19 +274,6 @@ async def test_a_first_join_continues_while_a_silent_coordinator_has_no_successo
 # -- rebalances -------------------------------------------------------------------------------------------------------
 
 
-async def test_only_eager_members_release_everything_before_they_join() -> None:
-    for assignor, expected in (("range", ["begin", "end", "begin"]), ("cooperative-sticky", ["begin"])):
-        async with broker_with_topic() as broker, member(broker, assignor) as one:
-            await holds(one, ALL)
-            broker.codes[HEARTBEAT] = [27]
-            await generation(one, 2)
-            await holds(one, ALL)
-            assert events(one) == expected
-            last = broker.requests(JOIN)[-1]
-            assert subscription(last).owned == (ALL if assignor == "cooperative-sticky" else frozenset())
-            assert last.reason == "the group rebalances"
-
-
 async def test_a_cooperative_member_releases_what_moves_and_joins_again() -> None:
     async with broker_with_topic() as broker, member(broker, "cooperative-sticky") as one:
         await holds(one, ALL)
@@ -346,15 +323,6 @@ async def test_a_member_that_releases_may_commit_and_its_heartbeats_keep_the_lea
         await generation(one, 2)
         await holds(one, ALL)
         assert (ids(broker)[-1], events(one)) == ("member-1", ["begin", "end", "begin"])
-
-
-async def test_new_partitions_and_another_subscription_cause_a_rebalance() -> None:
-    async with broker_with_topic() as broker, member(broker, topic_poll_s=0.05) as one:
-        await holds(one, ALL)
-        broker.topics = {"t": [1] * 5, "u": [1]}
-        await holds(one, frozenset(TopicPartition("t", n) for n in range(5)))
-        one.membership.subscribe(["u"])
-        await holds(one, frozenset({TopicPartition("u", 0)}))
 
 
 @pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
@@ -423,16 +391,6 @@ async def test_a_follower_gets_only_partitions_of_subscribed_topics() -> None:
             await holds(one, ALL)
             assert one.membership.held == ALL
             assert len(broker.requests(SYNC)[0].assignments) == 0
-
-
-def refuses(view: Any) -> Any:
-    raise ValueError("no")
-
-
-async def test_a_function_that_fails_is_reported() -> None:
-    async with broker_with_topic() as broker, member(broker, refuses) as one:
-        await wait_until_async(lambda: one.owner.errors, 30, "the error")
-        assert "refuses" in str(one.owner.errors[0])
 
 
 # -- refused requests -------------------------------------------------------------------------------------------------
@@ -637,25 +595,6 @@ async def test_leaving_in_a_first_join_of_an_old_broker_leaves_no_unknown_member
         await asyncio.wait({join})
         await one.client.close()
         assert [each.member_id for each in broker.requests(LEAVE)[0].members] == ["member-1"]
-
-
-@pytest.mark.parametrize("drains", [False, True])
-async def test_a_silent_user_loses_the_partitions_until_the_next_poll(drains: bool) -> None:
-    """Also in the middle of a release, which must not delay the group."""
-    async with broker_with_topic() as broker, member(broker, timing={"max_poll_interval_s": 60.0}) as one:
-        await holds(one, ALL)
-        if drains:
-            one.owner.may_drain.clear()
-            one.membership.group.request_rejoin("a test")
-            await wait_until_async(one.owner.draining.is_set, 30, "the release")
-        heartbeat = one.membership.group.heartbeat
-        heartbeat.max_poll_interval_s = 0.3
-        await wait_until_async(lambda: one.owner.lost_partitions == ALL, 30, "the loss")
-        await wait_until_async(lambda: broker.count(LEAVE) == 1, 30, "the member to leave")
-        heartbeat.max_poll_interval_s = 60.0
-        one.membership.polled()
-        await holds(one, ALL)
-        one.owner.may_drain.set()
 
 
 async def test_a_listener_that_raises_ends_the_membership_with_its_error() -> None:

@@ -18,13 +18,13 @@ from kafka.admin import (
     ResourcePattern,
     ResourceType,
 )
-from kafka_members import ClassicMember, coordinator_of, shared
+from kafka_members import ClassicMember, shared
 from members import History
 
-from allocator.errors import BrokerError, BrokersUnavailable, CommitFailed, Fenced
-from allocator.testing import LocalCluster, wait_until, wait_until_async
+from allocator.errors import BrokerError, CommitFailed, Fenced
+from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.versions import NEWEST
-from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.types import OffsetAndMetadata
 
 pytestmark = pytest.mark.deadline(240)
 
@@ -122,70 +122,4 @@ async def test_a_group_without_permission_is_reported_and_continues_once_it_is_g
         await shared([a, b], counts, 60)
         assert (await a.offsets.fetch([first]))[first].offset == 1
         await a.offsets.commit({min(a.held): OffsetAndMetadata(3, "", -1)})
-    assert history.overlaps() == []
-
-
-async def test_a_group_is_joined_once_the_offsets_topic_can_be_created(
-    cluster_factory: Any, unique_name: Any, group: str
-) -> None:
-    """The first group creates it, with more replicas than there are brokers."""
-    settings = {"offsets.topic.num.partitions": 3}  # a separate cluster, where no group was before
-    cluster: LocalCluster = await asyncio.to_thread(cluster_factory, brokers=2, broker_config=settings)
-    absent, topic = cluster.brokers[1], unique_name()
-    await asyncio.to_thread(absent.kill)
-    await asyncio.to_thread(
-        wait_until,  # until then the dead broker gets a replica like any other
-        lambda: all(absent.id not in known.brokers for known in cluster.metadata()),
-        60,
-        "its absence to be noticed",
-    )
-    await asyncio.to_thread(cluster.create_topic, topic, 2)
-    hasty = ClassicMember(cluster.bootstrap, group, [topic], connect_timeout_s=2.0)
-    with pytest.raises(BrokersUnavailable, match="check that its offsets topic is available") as failure:
-        await hasty.__aenter__()
-    assert failure.value.retriable
-    await hasty.client.close()
-    patient = ClassicMember(cluster.bootstrap, group, [topic], connect_timeout_s=None)
-    async with contextlib.AsyncExitStack() as stack:
-        joining = asyncio.ensure_future(stack.enter_async_context(patient))
-        try:
-            await asyncio.to_thread(absent.start)
-        finally:
-            await joining
-        await shared([patient], {topic: 2}, 60)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kafka", ["2.8.2", "3.9.1"])
-async def test_a_group_whose_offsets_partition_loses_its_leader_waits_and_goes_on(
-    kafka: str, cluster_factory: Any, unique_name: Any, group: str
-) -> None:
-    """One broker stays, and reports that the group has no coordinator."""
-    cluster: LocalCluster = await asyncio.to_thread(cluster_factory, kafka=kafka, brokers=2)
-    topic = unique_name()
-    await asyncio.to_thread(cluster.create_topic, topic, 4, 2)
-    history = History()
-    async with (
-        ClassicMember(cluster.bootstrap, group, [topic], name="a", history=history) as a,
-        ClassicMember(cluster.bootstrap, group, [topic], name="b", history=history) as b,
-    ):
-        await shared([a, b], {topic: 4})
-        leader = await coordinator_of(cluster, group)
-        (follower,) = (broker for broker in cluster.brokers if broker is not leader)
-        await asyncio.to_thread(follower.kill)
-        first = min(a.held)
-        # waits until the follower counts no more: it cannot become leader then
-        await a.offsets.commit({first: OffsetAndMetadata(5, "", -1)})
-        await asyncio.to_thread(leader.kill)
-        await asyncio.to_thread(follower.start)
-        await wait_until_async(lambda: a.owner.suspensions and b.owner.suspensions, 60, "both to pause")
-        assert not a.membership.may_act()
-        assert not b.membership.may_act()
-        with pytest.raises(CommitFailed) as failure:
-            await a.offsets.commit({first: OffsetAndMetadata(6, "", -1)})
-        assert not isinstance(failure.value, Fenced)
-        await asyncio.to_thread(leader.start)
-        await wait_until_async(lambda: a.membership.may_act() and b.membership.may_act(), 90, "both to act")
-        await shared([a, b], {topic: 4}, 60)
-        assert (await a.offsets.fetch([TopicPartition(topic, first.partition)]))[first].offset == 5
     assert history.overlaps() == []

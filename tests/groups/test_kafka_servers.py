@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from typing import Any
 
 import pytest
 from kafka_members import ClassicMember, cut_off, shared, start, topic_with
-from kafka_process import member_process
 from kip848_members import QUICK, Kip848Member
 from members import History
 
@@ -17,15 +15,8 @@ from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition
 
-VERSIONS = [
-    "0.9.0.1",
-    pytest.param("0.10.2.2", marks=pytest.mark.long),
-    pytest.param("1.1.1", marks=pytest.mark.long),
-    pytest.param("2.8.2", marks=pytest.mark.long),
-    "3.9.1",
-    pytest.param("4.1.1", marks=pytest.mark.long),
-    pytest.param(NEWEST, marks=pytest.mark.long),
-]
+OTHERS = ("0.9.0.1", "0.10.2.2", "1.1.1", "2.8.2", "4.1.1", NEWEST)
+VERSIONS = ["3.9.1", *(pytest.param(version, marks=pytest.mark.long) for version in OTHERS)]
 
 of_each_protocol = pytest.mark.parametrize(
     ("protocol", "kafka"),
@@ -138,69 +129,6 @@ async def test_a_member_that_was_cut_off_beyond_its_session_is_fenced_and_joins_
         assert (await a.offsets.fetch([moved]))[moved].offset == 2
         assert a.owner.errors == []
     assert history.overlaps() == []
-
-
-@pytest.mark.parametrize("kafka", VERSIONS)
-async def test_a_process_that_was_frozen_beyond_its_session_is_fenced_and_joins_again(
-    kafka: str, cluster_factory: Any, unique_name: Any, group: str
-) -> None:
-    cluster = await start(cluster_factory, kafka=kafka)
-    counts = await topic_with(cluster, unique_name(), 4)
-    (topic,) = counts
-    history = History()
-    async with (
-        ClassicMember(cluster.bootstrap, group, counts, name="a", history=history) as a,
-        member_process(cluster.bootstrap, group, topic, history) as other,
-    ):
-        await shared([a, other], counts)
-        await wait_until_async(lambda: other.acted, 30, "the process to act")
-        moved = min(other.held)
-        other.commit(moved.partition, 1)
-        await wait_until_async(lambda: other.results, 30, "its commit")
-        stopped = other.signal(signal.SIGSTOP)
-        history.events.append((stopped, "process", "pause", frozenset()))
-        try:
-            await shared([a], counts, 60)
-            await a.offsets.commit({moved: at(2)})
-            other.commit(moved.partition, 99)
-        finally:
-            resumed = other.signal(signal.SIGCONT)
-        await wait_until_async(lambda: len(other.results) == 2, 30, "its commit to be refused")
-        assert other.results == [None, "Fenced"]
-        # `held` does not show it: the process may have the same partitions again at once
-        await wait_until_async(
-            lambda: any(event[1:3] == ("process", "lost") for event in history.events),
-            30,
-            "the process to report the loss",
-        )
-        await shared([a, other], counts, 60)
-        assert (await a.offsets.fetch([moved]))[moved].offset == 2
-        again = next(
-            when for when, name, what, _ in history.events if name == "process" and when > resumed and what == "begin"
-        )
-        assert [when for when, held in other.acted if held and stopped + 0.1 < when < again] == []
-        await wait_until_async(lambda: other.acted[-1][0] > again, 30, "the process to act again")
-        assert a.owner.errors == []
-    lost = next(event for event in history.events if event[1:3] == ("process", "lost"))
-    history.events.append((lost[0], "process", "go on", frozenset()))
-    history.events.sort(key=lambda event: event[0])
-    assert history.overlaps() == []
-
-
-@pytest.mark.parametrize("kafka", VERSIONS)
-async def test_only_members_commit_to_a_group_with_members(
-    kafka: str, cluster_factory: Any, unique_name: Any, group: str
-) -> None:
-    cluster = await start(cluster_factory, kafka=kafka)
-    counts = await topic_with(cluster, unique_name(), 2)
-    async with ClassicMember(cluster.bootstrap, group, counts) as a:
-        await shared([a], counts)
-        first = min(a.held)
-        await a.offsets.commit({first: at(3)})
-        a.offsets.committer = None
-        with pytest.raises(CommitFailed):
-            await a.offsets.commit({first: at(9)})
-        assert (await a.offsets.fetch([first]))[first].offset == 3
 
 
 @pytest.mark.parametrize("kafka", VERSIONS)

@@ -1,4 +1,4 @@
-"""Members of allocator beside unmodified members of kiel 0.9.3, on real servers."""
+"""The move of a group to the new layout, beside unmodified members of kiel 0.9.3."""
 
 from __future__ import annotations
 
@@ -9,32 +9,6 @@ from click.testing import CliRunner
 from old_groups import OldGroup
 
 from allocator.cli.commands import main
-
-
-def test_members_of_allocator_and_kiel_continue_from_each_others_offsets(group_of: Callable[[str], OldGroup]) -> None:
-    group = group_of("0.9.0.1")
-    group.produce(60)
-    own = group.allocator("kiel", settle_s=1.0)
-    group.shared(own)
-    group.all_read()
-    kiel = group.kiel()
-    group.shared(own, kiel)
-    group.produce(60)
-    group.all_read()
-    own.kill()
-    group.shared(kiel)
-    group.produce(60)
-    group.all_read()
-    again = group.allocator("kiel", settle_s=1.0, grouped=True)
-    group.shared(again, kiel)
-    group.produce(60)
-    group.all_read()
-    kiel.stop()
-    group.shared(again)
-    group.produce(60)
-    group.all_read()
-    again.stop()
-    assert not group.lost()
 
 
 def adopt(group: OldGroup, *options: str) -> tuple[int, str]:

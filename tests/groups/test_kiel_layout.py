@@ -13,7 +13,7 @@ from members import everything
 
 from allocator.assignors import naive_allocator
 from allocator.cli.commands import main
-from allocator.core.znodes.documents import InvalidZnode, Paths
+from allocator.core.znodes.documents import InvalidZnode
 from allocator.core.zookeeper.client import Op, ZooKeeperClient
 from allocator.operate.adoption import AdoptionUnfinished, adopt, candidate
 from allocator.protocols.legacy.kiel import (
@@ -24,7 +24,6 @@ from allocator.protocols.legacy.kiel import (
     seal,
 )
 from allocator.testing import wait_until_async
-from allocator.types import TopicPartition
 
 
 @pytest.fixture
@@ -139,46 +138,6 @@ async def test_no_member_starts_in_the_new_layout_while_another_drains(bench: Be
         a.owner.may_drain.set()
         await adopt(zk, bench.group, "/allocator", 30.0, lambda line: None)
         await bench.settled(a, b)
-
-
-async def test_calls_to_a_member_that_joins_the_new_layout_have_their_effect_there(bench: Bench) -> None:
-    """Its subscription, and that it leaves for good: no reservation keeps its partitions."""
-    bench.topics.change(u=6)
-    topic_u = {TopicPartition("u", number) for number in range(6)}
-    async with bench.zookeeper() as zk, bench.members("a", "b") as (a, b):
-        await wait_until_async(lambda: len(a.owner.owned | b.owner.owned) == 24, 30, "a and b to own t")
-        a.may_join.clear()
-        moving = asyncio.ensure_future(adopt(zk, bench.group, "/allocator", 30.0, lambda line: None))
-        await asyncio.wait_for(a.joining.wait(), 30)
-        a.membership.subscribe({"u"})
-        a.may_join.set()
-        await wait_until_async(lambda: a.owner.owned == topic_u, 30, lambda: f"a to own u: {a.owner.owned}")
-        await moving
-        b.membership.subscribe({"t", "u"})
-        a.membership.leave_for_good()
-        await a.membership.leave()
-        await wait_until_async(lambda: len(b.owner.owned) == 30, 30, lambda: f"b to own all of u: {b.owner.owned}")
-    assert bench.history.overlaps() == []
-
-
-async def test_a_member_that_lost_its_session_checks_admission_in_either_layout(bench: Bench) -> None:
-    checks: list[bool] = []
-
-    async def admitted(zk: ZooKeeperClient) -> bool:
-        checks.append(True)
-        return True
-
-    async with bench.zookeeper() as zk, bench.members("a") as (a,):
-        a.membership.join_again_if(admitted)
-        await bench.settled(a)
-        await zk.delete(bench.kiel.member(a.membership.member_id))
-        await wait_until_async(lambda: len(checks) == 1, 30, "the check in kiel's layout")
-        await bench.settled(a)
-        await adopt(zk, bench.group, "/allocator", 30.0, lambda line: None)
-        await bench.settled(a)
-        await zk.delete(Paths("/allocator", bench.group).member(a.membership.member_id))
-        await wait_until_async(lambda: len(checks) == 2, 30, "the check in the new layout")
-        await bench.settled(a)
 
 
 async def test_a_group_with_kiel_members_does_not_move(bench: Bench) -> None:

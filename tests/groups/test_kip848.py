@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -112,17 +111,6 @@ async def test_leaving_before_the_response_to_the_join_leaves_no_member_behind()
         assert [beat.member_epoch for beat in broker.beats] == [0, -1]
 
 
-async def test_heartbeats_report_only_changes() -> None:
-    async with Kip848Broker() as broker, member(broker) as one:
-        await more_heartbeats(broker, 4)
-        reported = [owned(beat) for beat in broker.beats[1:]]
-        assert reported[0] == ids(0, 1, 2)
-        assert set(reported[1:]) == {None}
-        assert all(beat.subscribed_topic_names is None for beat in broker.beats[1:])
-        one.membership.subscribe(["t", "u"])
-        await until(lambda: ["t", "u"] in [b.subscribed_topic_names for b in broker.beats], "the subscription")
-
-
 async def test_what_moves_is_released_then_reported_and_only_then_more_is_taken() -> None:
     async with Kip848Broker() as broker, member(broker) as one:
         one.owner.may_drain.clear()
@@ -184,21 +172,6 @@ async def test_an_assigned_partition_counts_as_owned_before_its_topic_is_known()
             await holds(one, frozenset({TopicPartition("new", 0)}))
 
 
-async def test_a_pattern_matches_no_internal_topics() -> None:
-    async with Kip848Broker() as broker:
-        broker.topics["__consumer_offsets"] = [1]
-        broker.target = ids(0) | ids(0, topic="__consumer_offsets")
-        async with member(broker, topics=[], pattern=".*") as one:
-            assert one.held == parts(0)
-            # the topics may be known after the first heartbeat
-            subscribed = [set(beat.subscribed_topic_names or ()) for beat in broker.beats]
-            assert set().union(*subscribed) == {"t"}
-            await until(lambda: broker.target in map(owned, broker.beats), "the heartbeat")
-            assert events(one) == ["begin"]
-        async with member(broker, topics=["t", "__consumer_offsets"]) as one:
-            assert len(one.held) == 2  # subscribed by name
-
-
 async def test_a_subscription_that_changes_during_a_heartbeat_is_not_lost() -> None:
     async with Kip848Broker() as broker, member(broker) as one:
         await slow_heartbeats(broker, one)
@@ -237,18 +210,6 @@ async def test_a_member_whose_earlier_membership_the_coordinator_still_knows_lea
         await until(lambda: events(one) == ["begin", "lost", "begin"], "the loss")
         assert -1 in [beat.member_epoch for beat in broker.beats]
         assert one.owner.errors == []
-
-
-async def test_a_member_waits_until_its_instance_id_is_released(caplog: pytest.LogCaptureFixture) -> None:
-    async with Kip848Broker() as broker:
-        broker.codes = [111] * 5
-        began = time.monotonic()
-        with caplog.at_level(logging.INFO, "allocator"):
-            async with member(broker, instance_id="i", retry_backoff_s=0.01) as one:
-                assert one.held == parts(0, 1, 2)
-        assert time.monotonic() - began >= 0.01 * (1 + 2 + 4 + 8 + 16)
-        assert caplog.text.count("predecessor") == 1
-        assert "heartbeat failed" not in caplog.text
 
 
 async def test_after_a_failure_everything_is_reported_again() -> None:

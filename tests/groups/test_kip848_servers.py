@@ -13,7 +13,6 @@ from kip848_members import QUICK, ConfluentKip848, Kip848Member
 from members import History
 from test_kafka_faults import settle, without_its_coordinator
 
-from allocator.errors import ConfigError
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata
@@ -39,16 +38,6 @@ async def test_the_server_assignor_is_chosen_by_name(cluster_factory: Any, uniqu
         await shared([a, b], counts)
         numbers = [sorted(p.partition for p in member.held) for member in (a, b)]
         assert sorted(numbers) == [[0, 1], [2, 3]]
-
-
-async def test_brokers_without_the_protocol_are_named_in_the_error(
-    cluster_factory: Any, unique_name: Any, group: str
-) -> None:
-    cluster = await start(cluster_factory, kafka="3.9.1")
-    member = Kip848Member(cluster.bootstrap, group, ["t"])
-    with pytest.raises(ConfigError, match=r"KIP-848.*from 4\.0 on.*use the classic one"):
-        await member.__aenter__()
-    await member.client.close()
 
 
 async def test_topics_that_match_a_pattern_are_shared_and_kafkas_own_left_alone(

@@ -96,14 +96,6 @@ async def revision_after_all_released(store: Store) -> int:
     return await wait_until_async(found, 10, "the leader to see both releases")
 
 
-async def test_members_that_release_together_cost_one_document(zk_chroot: str, group: str) -> None:
-    async with releasing(zk_chroot, group) as store:
-        await store.release(FIRST)
-        await wait_until_async(lambda: FIRST not in store.watched, 10, "the leader to notice the release")
-        await store.release(SECOND)
-        assert await revision_after_all_released(store) == 3
-
-
 async def test_a_leader_does_not_wait_for_members_that_have_released(zk_chroot: str, group: str) -> None:
     """The second member releases while the leader writes that the first one has released."""
 

@@ -1,13 +1,15 @@
-"""Members of allocator beside Kafka 0.8's own consumer and pykafka, on real servers."""
+"""Members of allocator beside Kafka 0.8's own consumer and pykafka, and frozen members, on real servers."""
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from old_groups import OldGroup
+from stored import stored_offsets
 
 from allocator.testing import wait_until
 
@@ -75,12 +77,21 @@ def test_nothing_is_lost_when_members_of_both_kinds_are_killed(
         member.stop()
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("membership", ["consumers", "kiel"])
+@pytest.mark.parametrize(
+    "membership", ["kafka", *(pytest.param(name, marks=pytest.mark.long) for name in ("consumers", "kiel"))]
+)
 def test_a_frozen_member_sets_no_offset_back(group_of: Callable[[str], OldGroup], membership: str) -> None:
-    group = group_of("0.9.0.1")
+    group = group_of("3.9.1" if membership == "kafka" else "0.9.0.1")
+    joins = {"joins": {"session_timeout_s": 6.0, "heartbeat_interval_s": 0.3}} if membership == "kafka" else {}
+
+    def committed() -> int:
+        if membership != "kafka":
+            return sum(group.in_zookeeper().values())
+        found = stored_offsets(group.cluster.bootstrap, group.group, group.topic, group.partitions)
+        return sum(at.offset for at in asyncio.run(found).values())
+
     group.produce(60)
-    frozen, other = group.allocator(membership), group.allocator(membership)
+    frozen, other = group.allocator(membership, **joins), group.allocator(membership, **joins)
     group.shared(frozen, other)
     with group.producing():
         group.all_read()
@@ -89,7 +100,7 @@ def test_a_frozen_member_sets_no_offset_back(group_of: Callable[[str], OldGroup]
         seen = len(other.values)
         wait_until(lambda: len(other.values) > seen + 100, 30, "the other one to go on")
     group.all_read()
-    wait_until(lambda: sum(group.in_zookeeper().values()) == group.produced, 30, "everything to be committed")
+    wait_until(lambda: committed() == group.produced, 30, "everything to be committed")
     before = len(frozen.output)
     frozen.process.send_signal(signal.SIGCONT)
     group.shared(frozen, other)
@@ -97,7 +108,7 @@ def test_a_frozen_member_sets_no_offset_back(group_of: Callable[[str], OldGroup]
     woken = [line["what"] for line in frozen.output[before:]]
     assert "end" in woken
     assert woken[: woken.index("end")].count("got") <= 1
-    assert sum(group.in_zookeeper().values()) == group.produced
+    assert committed() == group.produced
     frozen.stop()
     other.stop()
-    assert sum(group.in_zookeeper().values()) == group.produced
+    assert committed() == group.produced

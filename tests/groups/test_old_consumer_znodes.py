@@ -52,16 +52,6 @@ def bench(zk_chroot: str, group: str, request: pytest.FixtureRequest) -> Bench:
     return Bench(request.param, zk_chroot, group, t=10, u=3)
 
 
-async def test_members_join_and_leave(bench: Bench) -> None:
-    async with bench.members("a", "b") as (a, b):
-        await bench.settled(a, b)
-        async with bench.members("c") as (c,):
-            await bench.settled(a, b, c)
-        await bench.settled(a, b)
-        bench.topics.change(t=14)
-        await bench.settled(a, b)
-
-
 async def test_the_new_owner_waits_for_the_old_one(bench: Bench) -> None:
     async with bench.members("a") as (a,):
         await bench.settled(a)

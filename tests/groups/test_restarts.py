@@ -86,13 +86,6 @@ def test_the_group_waits_for_a_crashed_member_for_its_session_and_grace() -> Non
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_member_that_leaves_for_good_leaves_at_once() -> None:
-    moves = [float(m.split(":")[0]) for m in run("0.000 start w1\n0.000 start w2\n5.000 quit w2\n", 20.0).moves]
-    assert moves
-    assert moves[-1] < 8
-
-
-@pytest.mark.usefixtures("quiet")
 def test_a_second_process_of_an_instance_waits_until_the_first_one_is_gone() -> None:
     twins = "0.000 start w1\n0.000 start w2\n3.000 start w7\n"
     found = run(twins, 10.0)
@@ -103,13 +96,6 @@ def test_a_second_process_of_an_instance_waits_until_the_first_one_is_gone() -> 
     first, second = found.ids("w2", "w7")
     assert second in found.document.owners
     assert not found.document.refused
-
-
-@pytest.mark.usefixtures("quiet")
-def test_a_member_thawed_after_its_grace_acts_on_nothing_and_joins_again() -> None:
-    """The simulation checks at each step that only one member acts."""
-    found = run("0.000 start w1\n0.000 start w2\n5.000 freeze w2 12.000\n", 30.0)
-    assert set(found.ids("w1", "w2")) == found.document.owners.keys() == found.document.seats.keys()
 
 
 RESTARTS = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from group_views import group_views
 from hypothesis import given
 
-from allocator.assignors import GroupView, Member, compute, naive
+from allocator.assignors import GroupView, compute, naive
 from allocator.core.assignors.kiel import naive_allocator
 from allocator.types import TopicPartition
 
@@ -30,13 +30,6 @@ def test_members_with_one_subscription_have_about_equally_many_partitions(view: 
         by_subscription.setdefault(existing, []).append(len(owned[member.id]))
     for counts in by_subscription.values():
         assert max(counts) - min(counts) <= 1
-
-
-def test_a_member_bound_to_its_own_topic_is_relieved_of_the_shared_one() -> None:
-    both = Member("m-1", "both", frozenset({"own", "shared"}))
-    one = Member("m-2", "one", frozenset({"shared"}))
-    owned = compute(naive, GroupView((both, one), {"own": 3, "shared": 5}))
-    assert {member: len(partitions) for member, partitions in owned.items()} == {"m-1": 4, "m-2": 4}
 
 
 def test_the_function_in_kiels_signature_cycles_over_its_members() -> None:

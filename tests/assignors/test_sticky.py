@@ -90,15 +90,6 @@ def test_a_chain_of_moves_evens_out_counts_that_no_single_move_could() -> None:
     assert unevenness(kafka_pythons(view)) > unevenness(result)
 
 
-def test_new_partitions_are_assigned_in_runs_which_are_short_to_store() -> None:
-    result = compute(
-        sticky, GroupView(tuple(Member(f"m-{i}", "", frozenset("ab")) for i in range(4)), {"a": 40, "b": 21})
-    )
-    for parts in result.values():
-        numbers = sorted(p.partition for p in parts if p.topic == "a")
-        assert numbers == list(range(numbers[0], numbers[0] + 10))
-
-
 # -- Kafka's two steps -------------------------------------------------------------------------------------------
 
 

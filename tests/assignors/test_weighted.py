@@ -34,22 +34,6 @@ def test_with_equal_weights_the_assignment_is_that_of_sticky(view: GroupView) ->
     assert compute(weighted, heavier) == compute(resolve("sticky"), view)
 
 
-@pytest.mark.parametrize(
-    ("weights", "partitions", "expected"),
-    [
-        ([1, 1, 2], 8, [2, 2, 4]),
-        ([1, 3], 100, [25, 75]),
-        ([0.5, 1.5], 100, [25, 75]),
-        ([1, 1, 2], 9, [2, 2, 5]),
-        ([1, 1, 1, 7], 3, [0, 0, 0, 3]),
-        ([1, 1000], 10, [0, 10]),
-        ([5, 1], 0, [0, 0]),
-    ],
-)
-def test_counts_are_rounded_to_the_nearest(weights: list[float], partitions: int, expected: list[int]) -> None:
-    assert counts(weights, partitions) == expected
-
-
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_weight_that_is_no_capacity_is_named(weight: float) -> None:
     with pytest.raises(AssignorError, match=r"member 'm-00' \(''\) has weight .*; it must be a positive number"):

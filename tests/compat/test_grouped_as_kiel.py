@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 from consuming import closing, consume_values
 from joining import joined
-from kafka.admin import ACL, ACLOperation, ACLPermissionType, KafkaAdminClient, ResourcePattern, ResourceType
 from stored import stored_offset
+from zookeeper_sessions import session
 
 from allocator import GroupedConsumer, SingleConsumer, TopicPartition
 from allocator.assignors import GroupView, Member, compute, resolve
 from allocator.compat import base_consumer
 from allocator.core.assignors.kiel import naive_allocator
 from allocator.core.fetch.batch import Batch
-from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import (
     Closed,
     ConfigError,
@@ -116,13 +115,9 @@ async def test_closing_ends_a_connect_that_is_under_way(scene: Scene, kind: str)
     with pytest.raises(Closed, match="closed while it connected"):
         await connecting
     assert asyncio.all_tasks() == before
-    ensemble = ZooKeeperClient(scene.cluster.zookeeper)
-    await ensemble.connect()
-    try:
+    async with session(scene.cluster.zookeeper) as ensemble:
         members = f"/allocator/{scene.group}/members"
         assert await ensemble.exists(members) is None or await ensemble.get_children(members) == []
-    finally:
-        await ensemble.close()
 
 
 @closing
@@ -305,46 +300,9 @@ async def test_partitions_that_a_function_omits_are_named(
     await scene.numbers(topic, 3, partition=2)
     assert await consume_values(consumer, topic, 3) == [0, 1, 2]
 
-    ensemble = ZooKeeperClient(scene.cluster.zookeeper)
-    await ensemble.connect()
-    try:
+    async with session(scene.cluster.zookeeper) as ensemble:
         state = await describe(ensemble, scene.group)
-    finally:
-        await ensemble.close()
     assert state is not None
     report = GroupReport(state)
     assert report.left_out == [TopicPartition(topic, 1), TopicPartition(topic, 3)]
     assert report.phase == "stable"
-
-
-@pytest.mark.long
-async def test_a_topic_that_may_not_be_read_does_not_starve_the_others(
-    cluster_factory: Callable[..., LocalCluster], group: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """On a broker that really refuses it, and grants it later."""
-    settings = {
-        "authorizer.class.name": "kafka.security.authorizer.AclAuthorizer",
-        "allow.everyone.if.no.acl.found": "true",
-    }
-    cluster = await asyncio.to_thread(lambda: cluster_factory("3.9.1", broker_config=settings))
-    scene = Scene(cluster, group)
-    for topic in ("open", "secret"):
-        await asyncio.to_thread(cluster.create_topic, topic, 1)
-        await scene.numbers(topic, 5)
-    resource = ResourcePattern(ResourceType.TOPIC, "secret")
-    seen, read = (
-        ACL("User:ANONYMOUS", "*", operation, ACLPermissionType.ALLOW, resource)
-        for operation in (ACLOperation.DESCRIBE, ACLOperation.READ)
-    )
-    admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap)
-    await asyncio.to_thread(admin.create_acls, [seen])
-    consumer = await scene.consumer()
-    assert await consumer.consume("secret") == []
-    assert await consume_values(consumer, "open", 5) == [0, 1, 2, 3, 4]
-    for _ in range(5):
-        assert await consumer.consume("secret") == []
-    assert errors(caplog, "not authorised to read topic 'secret'") == 1
-    await asyncio.to_thread(admin.create_acls, [read])
-    assert await consume_values(consumer, "secret", 5) == [0, 1, 2, 3, 4]
-    admin.close()
-    await consumer.close()

@@ -21,7 +21,6 @@ from allocator.compat.single import start_to_timestamp
 from allocator.errors import ConfigError, NotAssigned
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.batches import ProducedRecord
-from allocator.testing.versions import NEWEST
 
 Topics = Callable[..., str]
 UTC = datetime.timezone.utc
@@ -186,21 +185,3 @@ def test_a_start_is_a_time_in_utc_or_an_end_of_the_log() -> None:
     for wrong in (-3, True, "beginning", 1.5):
         with pytest.raises(ConfigError, match="start is"):
             start_to_timestamp(wrong)  # type: ignore[arg-type]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("version", ["0.8.2.2", "0.9.0.1", NEWEST])
-async def test_old_and_new_brokers_are_read(version: str, cluster_factory: Callable[..., LocalCluster]) -> None:
-    cluster = await asyncio.to_thread(lambda: cluster_factory(version))
-    scene = Scene(cluster)
-    await asyncio.to_thread(cluster.create_topic, "t", 2)
-    await scene.produce("t", 0, 1)
-    consumer = await scene.consumer()
-    assert await consume_values(consumer, "t", 2, SingleConsumer.BEGINNING) == [0, 1]
-    await scene.produce("t", 2, partition=1)
-    assert await consume_values(consumer, "t", 1) == [2]
-    late = await scene.consumer()
-    assert await late.consume("t") == []
-    assert await consume_values(await scene.consumer(), "t", 3, datetime.timedelta(hours=1)) == [0, 1, 2]
-    for each in scene.consumers:
-        await each.close()

@@ -118,37 +118,6 @@ async def test_a_partition_that_the_cluster_lacks_fails_and_the_others_are_commi
         assert broker.stored == {A: at(1), C: at(3)}
 
 
-@pytest.mark.parametrize("key", [8, 9])
-async def test_a_partition_that_a_response_omits_is_requested_again_after_a_pause(key: int) -> None:
-    async with Coordinator() as broker, client_of(broker) as client:
-        handler, omitting = broker.handlers[key], True
-
-        async def omits(request: Any) -> Any:
-            response = handler(request)
-            response = await response if asyncio.iscoroutine(response) else response
-            for topic in response.topics if omitting else ():
-                topic.partitions = [part for part in topic.partitions if part.partition_index != 1]
-            return response
-
-        broker.stored = {A: at(1), B: at(2)}
-        broker.handlers[key] = omits
-        group = GroupOffsets(client, "g", timeout_s=0.5)
-        if key == 8:
-            with pytest.raises(CommitFailed, match=r"t:1 .*omits") as caught:
-                await group.commit({A: at(3), B: at(4)})
-            assert caught.value.retriable
-        else:
-            with pytest.raises(NoOffsetsError, match="t:1"):
-                await group.fetch([A, B])
-        assert 2 <= broker.count(key) <= 51
-        omitting = False
-        if key == 8:
-            await group.commit({B: at(5)})
-            assert broker.stored == {A: at(3), B: at(5)}
-        else:
-            assert await group.fetch([A, B]) == {A: at(1), B: at(2)}
-
-
 async def test_a_lasting_unknown_server_error_is_retried_a_few_times_with_growing_pauses() -> None:
     async with Coordinator() as broker, client_of(broker) as client:
         broker.codes[A] = [-1] * 10_000

@@ -24,12 +24,6 @@ def state() -> SubscriptionState:
     return state
 
 
-def epoch(state: SubscriptionState, partition: TopicPartition = A0) -> int:
-    found = state.epoch(partition)
-    assert found is not None
-    return found
-
-
 def test_claimed_partitions_come_in_random_order_and_assigned_ones_in_the_order_of_the_user() -> None:
     wanted = [TopicPartition("a", n) for n in range(50)]
     random.seed(1)
@@ -70,29 +64,3 @@ def test_lag_is_the_distance_to_the_high_watermark(state: SubscriptionState) -> 
     assert state.assignment[A1].lag is None, "the position is not known"
     state.update_position(A0, 103)
     assert state.assignment[A0].lag == 0, "the mark is of an older response than the position"
-
-
-@pytest.mark.parametrize(
-    "overtake",
-    [
-        lambda state: state.seek(A0, 3),
-        lambda state: state.seek(A0, AT_50),
-        lambda state: state.request_offset_reset(A0),
-        lambda state: state.update_position(A0, 51, 3),
-        lambda state: state.assignment[A0].maybe_validate_position(6),
-        lambda state: (state.assign_from_user([A1]), state.assign_from_user([A0, A1])),
-        lambda state: state.assign_from_user([A1]),
-    ],
-    ids=["a seek", "a seek to the same offset", "a reset", "a record", "another leader", "a return", "a loss"],
-)
-def test_a_validation_that_was_overtaken_changes_nothing(overtake: Any) -> None:
-    state = SubscriptionState("earliest", clock=Clock())
-    state.assign_from_user([A0, A1])
-    state.seek(A0, AT_50)
-    state.seek(A1, 7)
-    assert state.assignment[A0].maybe_validate_position(5)
-    requested = epoch(state)
-    overtake(state)
-    before = (state.version, state.all_consumed_offsets())
-    assert state.maybe_complete_validation(A0, AT_50, 10, 1, epoch=requested) is None
-    assert (state.version, state.all_consumed_offsets()) == before

@@ -76,6 +76,11 @@ SILENT = object()
 Handler = Callable[[Any], Any]
 
 
+def find() -> Any:
+    """Returns a request that any broker responds to."""
+    return FindCoordinatorRequest(key="g", max_version=3)
+
+
 def sasl_handlers(
     mechanism: str, authenticate: Callable[[Any], Mapping[str, Any]] = lambda request: {}
 ) -> dict[int, Handler]:

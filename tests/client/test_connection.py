@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from background import background
-from fake_broker import FakeBroker, sasl_handlers
-from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse, FindCoordinatorRequest
+from fake_broker import FakeBroker, find, sasl_handlers
+from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.connection import BrokerConnection, ConnectionSettings
@@ -26,10 +26,6 @@ SASL = {
 }
 
 SETTINGS = ConnectionSettings(client_id="test", request_timeout_s=30, receive_max_bytes=1 << 20, security={}, tls=None)
-
-
-def find() -> Any:
-    return FindCoordinatorRequest(key="g", max_version=2)
 
 
 async def test_requests_that_waited_for_a_full_socket_are_written_first() -> None:

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from fake_broker import HANG_UP, SILENT, FakeBroker
+from fake_broker import HANG_UP, SILENT, FakeBroker, find
 from kafka.protocol.admin import ListGroupsResponse
 from kafka.protocol.consumer import FetchRequest, OffsetFetchResponse
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
@@ -19,10 +19,6 @@ from allocator.testing import wait_until_async
 
 # ApiVersions, ListGroups (to which 0.9 would respond) and Metadata
 SILENT_BROKER = dict.fromkeys((18, 16, 3), lambda _: SILENT)
-
-
-def find() -> Any:
-    return FindCoordinatorRequest(key="g", max_version=3)
 
 
 # -- connecting -------------------------------------------------------------------------------------------------------

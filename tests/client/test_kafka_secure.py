@@ -9,16 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_broker import FakeBroker, sasl_handlers
+from fake_broker import FakeBroker, find, sasl_handlers
 from fake_proxy import FakeProxy
-from kafka.protocol.metadata import FindCoordinatorRequest
 
 from allocator.core.client.client import KafkaClient
 from allocator.errors import BrokersUnavailable
-
-
-def find() -> Any:
-    return FindCoordinatorRequest(key="g", max_version=3)
 
 
 async def test_tls_accepts_the_right_authority_and_refuses_another_name(

@@ -31,17 +31,6 @@ VERSIONS = [
 ]
 
 
-async def leaders(client: KafkaClient, topic: str) -> None:
-    """Waits until every partition of a new topic has a leader."""
-
-    async def ready() -> bool:
-        await client.refresh([topic])
-        numbers = client.partitions(topic)
-        return bool(numbers) and all(client.leader(TopicPartition(topic, p)) is not None for p in numbers or ())
-
-    await wait_until_async(ready, 30, f"leaders of {topic}", interval_s=0.1)
-
-
 @pytest.mark.deadline(180)
 @pytest.mark.parametrize(("kafka", "version"), VERSIONS)
 async def test_version_topics_and_offsets(
@@ -61,7 +50,6 @@ async def test_version_topics_and_offsets(
         await asyncio.to_thread(cluster.create_topic, name, 3)
         await wait_until_async(lambda: client.partitions(name) == (0, 1, 2), 30)
         assert changed.is_set()
-        await leaders(client, name)
         await asyncio.to_thread(produce, cluster.bootstrap, name, [(None, b"x%d" % n, 0) for n in range(10)])
         parts = [TopicPartition(name, p) for p in range(3)]
         ends = await list_offsets(client, dict.fromkeys(parts, LATEST))
@@ -95,7 +83,6 @@ async def test_a_client_connects_to_an_empty_0_8_cluster(caplog: pytest.LogCaptu
             assert client.partitions("first") is None
             await asyncio.to_thread(cluster.create_topic, "first", 2)
             await wait_until_async(lambda: client.partitions("first") == (0, 1) and client.brokers, 30)
-            await leaders(client, "first")
             tp = TopicPartition("first", 0)
             assert (await list_offsets(client, {tp: LATEST}))[tp].offset == 0  # type: ignore[union-attr]
     finally:
@@ -107,7 +94,6 @@ async def test_a_missing_topic_or_partition_is_named_until_it_is_created(
 ) -> None:
     topic = await asyncio.to_thread(topic_factory)
     async with KafkaClient(kafka_cluster.bootstrap) as client:
-        await leaders(client, topic)
         with pytest.raises(TopicNotFound, match="'missing'"):
             await list_offsets(client, {TopicPartition("missing", 0): LATEST}, timeout_s=3)
         with pytest.raises(BrokerError, match=f"'{topic}' has no partition 5; it has 1, from 0 on"):

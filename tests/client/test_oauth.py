@@ -13,8 +13,7 @@ from typing import Any
 
 import providers_under_test
 import pytest
-from fake_broker import FakeBroker, sasl_handlers
-from kafka.protocol.metadata import FindCoordinatorRequest
+from fake_broker import FakeBroker, find, sasl_handlers
 from token_endpoint import CLIENT_ID, CLIENT_SECRET, TokenEndpoint, granted, unsecured_token
 
 from allocator.core.client.client import KafkaClient
@@ -24,11 +23,6 @@ from allocator.core.client.sasl import Sasl
 from allocator.core.client.security import check_security
 from allocator.errors import BrokersUnavailable, ConfigError
 from allocator.testing import wait_until_async
-
-
-def find() -> Any:
-    return FindCoordinatorRequest(key="g", max_version=3)
-
 
 OAUTH = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "OAUTHBEARER"}
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 from group_bench import Ledger, Service
+from stored import stored_offsets
 
-from allocator.core.client.client import KafkaClient
-from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.topics import zookeeper_client
 from allocator.testing.versions import NEWEST
@@ -64,13 +63,6 @@ class Bench:
         )
         assert self.ledger.wrong == []
 
-    async def committed(self) -> dict[int, int]:
-        async with KafkaClient(self.cluster.bootstrap) as client:
-            offsets = GroupOffsets(client, self.group)
-            found = await offsets.fetch([TopicPartition(self.topic, n) for n in range(self.count)])
-            await offsets.close()
-        return {partition.partition: value.offset for partition, value in found.items()}
-
 
 @pytest.fixture
 def make_bench(cluster_factory: Any, topic_factory: Callable[..., str], group: str) -> Any:
@@ -102,7 +94,8 @@ async def test_members_join_and_leave_and_no_partition_has_two_owners(
     assert bench.ledger.wrong == []
     assert bench.ledger.running == {}
     assert bench.ledger.joins == 0 or membership == "kafka"
-    assert await bench.committed() == {p: offset for (_, p), offset in bench.ledger.committed.items()}
+    stored = await stored_offsets(bench.cluster.bootstrap, bench.group, bench.topic, bench.count)
+    assert {p: at.offset for p, at in stored.items()} == {p: at for (_, p), at in bench.ledger.committed.items()}
 
 
 async def test_a_member_without_partitions_has_an_empty_generation(make_bench: Any) -> None:

@@ -14,7 +14,7 @@ import aiokafka
 import aiokafka.structs
 import pytest
 from kafka.errors import IllegalStateError
-from real_service import Service
+from real_service import Recording, Service
 
 from allocator import Consumer, OffsetAndMetadata, TopicPartition
 from allocator.core.subscription.kafka_errors import NoPosition
@@ -323,28 +323,20 @@ async def test_a_member_of_a_kiel_group_cannot_be_without_topics(service: ByHand
 async def test_a_member_that_unsubscribes_releases_its_partitions_and_may_subscribe_again(
     service: ByHand, membership: str
 ) -> None:
-    calls: list[tuple[str, int]] = []
-
-    class Listener(aiokafka.ConsumerRebalanceListener):  # type: ignore[misc]
-        def on_partitions_assigned(self, assigned: Any) -> None:
-            calls.append(("assigned", len(assigned)))
-
-        def on_partitions_revoked(self, revoked: Any) -> None:
-            calls.append(("revoked", len(revoked)))
-
+    listener, both = Recording(), frozenset(service.partitions)
     options: dict[str, Any] = {"membership": membership}
     consumer, other = service.consumer(**options), service.consumer(service.topic, **options)
-    consumer.subscribe({service.topic}, listener=Listener())
+    consumer.subscribe({service.topic}, listener=listener)
     assert consumer.subscription() == {service.topic}
     async with consumer:
         assert sorted(await values(consumer, 20)) == list(range(20))
-        assert calls == [("assigned", 2)]
+        assert listener.calls == [("assigned", both)]
         consumer.unsubscribe()
         assert consumer.subscription() == frozenset()
         await service.produce(20, 40)
         assert await consumer.getone(0) is None
         await wait_until_async(lambda: not consumer.assignment(), 30, "no partition")
-        await wait_until_async(lambda: calls[1:] == [("revoked", 2)], 30, "the call of the listener")
+        await wait_until_async(lambda: listener.calls[1:] == [("revoked", both)], 30, "the call of the listener")
         async with other:
             # the first consumer committed the records that it had read
             assert sorted(await values(other, 20)) == list(range(20, 40))
@@ -354,7 +346,7 @@ async def test_a_member_that_unsubscribes_releases_its_partitions_and_may_subscr
         consumer.subscribe([service.topic])  # the listener stays
         await service.produce(40, 60)
         assert sorted(await values(consumer, 20)) == list(range(40, 60))
-        assert calls[2:] == [("assigned", 2)]
+        assert listener.calls[2:] == [("assigned", both)]
 
 
 # -- committed metadata ---------------------------------------------------------------------------------------------

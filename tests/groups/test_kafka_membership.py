@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
 from fake_broker import SILENT
 from fake_group import GroupBroker
-from kafka.protocol.consumer import OffsetCommitResponse
 from kafka_members import ClassicMember
 from lag_assignor import by_lag
 from members import History
+from offset_responses import commit_response
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.messages import Identity
 from allocator.errors import AllocatorError, BrokersUnavailable, ConfigError, Fenced
 from allocator.protocols.kafka_classic.consumer_protocol import MemberAssignment, Subscription, generation_from
-from allocator.protocols.kafka_classic.group import MOVES, GroupPhase
+from allocator.protocols.kafka_classic.group import GroupPhase
 from allocator.protocols.kafka_classic.membership import KafkaMembership
 from allocator.protocols.kafka_classic.settings import KafkaSettings
 from allocator.testing import wait_until_async
@@ -485,10 +484,7 @@ def take_commits(broker: GroupBroker, codes: list[int] | None = None) -> list[tu
     def commit(request: Any) -> Any:
         code = codes.pop(0) if codes else 0 if request.generation_id_or_member_epoch == broker.generation else 22
         seen.append((request.generation_id_or_member_epoch, code))
-        response = OffsetCommitResponse
-        part = response.OffsetCommitResponseTopic.OffsetCommitResponsePartition(partition_index=0, error_code=code)
-        topic = response.OffsetCommitResponseTopic(name="t", partitions=[part])
-        return response(throttle_time_ms=0, topics=[topic], version=request.API_VERSION)
+        return commit_response(request, lambda partition, offset: code)
 
     broker.handlers[COMMIT] = commit
     return seen
@@ -612,21 +608,7 @@ async def test_a_listener_that_raises_ends_the_membership_with_its_error() -> No
             assert broker.count(LEAVE) == 1  # the others need not wait for the end of its session
 
 
-# -- phases and settings ----------------------------------------------------------------------------------------------
-
-
-async def test_every_move_is_legal_or_refused() -> None:
-    async with GroupBroker() as broker:
-        group = member(broker).membership.group
-        for start, to in itertools.product(GroupPhase, GroupPhase):
-            group.phase = start
-            if to in MOVES[start]:
-                group.move(to, "a test")
-                assert group.phase is to
-            else:
-                with pytest.raises(RuntimeError, match=f"{start.name} -> {to.name}"):
-                    group.move(to, "a test")
-                assert group.phase is start
+# -- settings ---------------------------------------------------------------------------------------------------------
 
 
 def test_wrong_settings_are_refused() -> None:

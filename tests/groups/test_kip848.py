@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from fake_broker import HANG_UP
-from kafka.protocol.consumer import OffsetCommitResponse
 from kip848_fake import CONFIGS, FAST, HEARTBEAT, Kip848Broker, ids, owned, topic_id
 from kip848_members import Kip848Member
+from offset_responses import commit_response
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.messages import Identity
@@ -330,10 +330,7 @@ async def test_a_refused_commit_is_repeated_in_the_new_epoch_or_ends_the_members
         def commit(request: Any) -> Any:
             commits.append(request)
             code = 25 if removed else 0 if request.generation_id_or_member_epoch == broker.epoch else 113
-            response = OffsetCommitResponse
-            part = response.OffsetCommitResponseTopic.OffsetCommitResponsePartition(partition_index=0, error_code=code)
-            topic = response.OffsetCommitResponseTopic(name="t", partitions=[part])
-            return response(throttle_time_ms=0, topics=[topic], version=request.API_VERSION)
+            return commit_response(request, lambda partition, offset: code)
 
         broker.handlers[COMMIT] = commit
         async with member(broker) as one:

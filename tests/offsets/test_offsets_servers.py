@@ -10,7 +10,7 @@ from kafka import KafkaProducer
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.testing import LocalCluster, wait_until_async
+from allocator.testing import LocalCluster
 from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -22,15 +22,6 @@ def at(offset: int, metadata: str = "") -> OffsetAndMetadata:
     return OffsetAndMetadata(offset, metadata, -1)
 
 
-async def known(client: KafkaClient, topic: str) -> None:
-    async def ready() -> bool:
-        await client.refresh([topic])
-        numbers = client.partitions(topic)
-        return bool(numbers) and all(client.leader(TopicPartition(topic, p)) is not None for p in numbers or ())
-
-    await wait_until_async(ready, 30, f"leaders of {topic}", interval_s=0.1)
-
-
 @pytest.mark.deadline(180)
 @pytest.mark.parametrize("kafka", VERSIONS)
 async def test_commit_and_fetch(kafka: str, cluster_factory: Any, unique_name: Any, group: str) -> None:
@@ -39,7 +30,6 @@ async def test_commit_and_fetch(kafka: str, cluster_factory: Any, unique_name: A
     await asyncio.to_thread(cluster.create_topic, topic, 3)
     a, b, c = (TopicPartition(topic, p) for p in range(3))
     async with KafkaClient(cluster.bootstrap) as client:
-        await known(client, topic)
         offsets = GroupOffsets(client, group, timeout_s=60)
         assert await offsets.fetch([a, b]) == {}
         await offsets.commit({a: at(5, "note"), b: at(0)})
@@ -64,7 +54,6 @@ async def test_offsets_of_an_open_transaction_are_waited_for(
     await asyncio.to_thread(cluster.create_topic, topic, 2)
     a, b = (TopicPartition(topic, p) for p in range(2))
     async with KafkaClient(cluster.bootstrap) as client:
-        await known(client, topic)
         offsets = GroupOffsets(client, group, timeout_s=60)
         await offsets.commit({a: at(1), b: at(1)})
         producer = KafkaProducer(bootstrap_servers=cluster.bootstrap.split(","), transactional_id=unique_name())

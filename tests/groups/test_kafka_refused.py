@@ -1,4 +1,4 @@
-"""Groups without authorization, and groups without an offsets topic."""
+"""Groups without authorization on real brokers."""
 
 from __future__ import annotations
 

@@ -128,7 +128,9 @@ async def test_members_of_allocator_and_confluent_kafka_are_one_group(
     assert history.overlaps() == []
 
 
-@pytest.mark.parametrize("assignor", ["range", "cooperative-sticky", "weighted"])
+@pytest.mark.parametrize(
+    "assignor", ["cooperative-sticky", *(pytest.param(each, marks=pytest.mark.long) for each in ("range", "weighted"))]
+)
 async def test_a_classic_group_is_moved_while_it_runs_and_back(
     assignor: str, cluster_factory: Any, unique_name: Any, group: str
 ) -> None:

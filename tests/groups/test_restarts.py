@@ -19,7 +19,7 @@ from allocator.operate.group_reader import describe
 from allocator.operate.group_report import GroupReport
 from allocator.testing import wait_until_async
 
-SEEDS = 40
+SEEDS = 20
 
 
 class Moves(Simulation):

@@ -14,7 +14,9 @@ from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.connection import BrokerConnection, ConnectionSettings
+from allocator.core.client.errors import ConnectionFailed
 from allocator.core.client.metadata import Broker
+from allocator.core.client.pool import ConnectionPool, Directory
 from allocator.errors import BrokerError
 from allocator.testing import wait_until_async
 
@@ -45,6 +47,16 @@ async def test_requests_that_waited_for_a_full_socket_are_written_first() -> Non
         waiting.append(tasks.start(write(4), "4"))
         await asyncio.gather(*waiting, return_exceptions=True)
     assert order == [1, 3, 4]
+
+
+async def test_a_request_does_not_wait_for_a_connection_that_ended_as_it_became_ready() -> None:
+    async with FakeBroker() as broker:
+        pool = ConnectionPool(Directory([Broker(1, broker.host, broker.port, None)]), SETTINGS, lambda: None)
+        connection = pool.get(1)
+        connection.ready.add_done_callback(lambda _: connection.close())
+        with pytest.raises(ConnectionFailed, match="connection closed"):
+            await asyncio.wait_for(pool.connected(1, time.monotonic() + 30), 5)
+        await pool.aclose()
 
 
 async def test_a_throttled_client_sends_nothing_until_the_time_is_over() -> None:

@@ -291,9 +291,11 @@ async def test_a_cancelled_request_leaves_the_connection_to_the_others() -> None
 
 
 async def test_a_waiting_fetch_delays_no_other_request() -> None:
-    async with FakeBroker({1: lambda _: SILENT}) as broker, KafkaClient(broker.address) as client:
+    reached = asyncio.Event()
+    async with FakeBroker({1: lambda _: reached.set() or SILENT}) as broker, KafkaClient(broker.address) as client:
         request = FetchRequest(replica_id=-1, max_wait_ms=1, min_bytes=1, max_bytes=1, topics=[], max_version=12)
         fetching = asyncio.ensure_future(client.send(1, request))
+        await asyncio.wait_for(reached.wait(), 30)
         assert (await client.send(1, find(), 5)).error_code == 0
         await client.refresh()
         assert not fetching.done()

@@ -218,6 +218,9 @@ class ConnectionPool:
                     raise
                 self.reset_backoff(key)
                 connection = self.get(key)
+            else:
+                if connection.closed:  # it ended before this task went on
+                    raise ConnectionFailed("connection closed")
         return connection
 
     def get(self, key: Hashable) -> BrokerConnection:

@@ -51,7 +51,7 @@ def damaged(draw: st.DrawFn) -> bytes:
     return signed(data) if draw(st.integers(0, 4)) else data
 
 
-@settings(max_examples=250 * FUZZ_TIMES)
+@settings(max_examples=150 * FUZZ_TIMES)
 @given(data=damaged())
 @example(data=sign(batch([R(0)], 0)[:57] + b"\x7f\xff\xff\xff" + batch([R(0)], 0)[61:]))
 def test_damage_is_a_corrupt_record_and_nothing_else(decoder: Any, data: bytes) -> None:
@@ -115,7 +115,7 @@ def test_both_decoders_agree_on_every_changed_byte(name: str) -> None:
 
 
 @needs_both_decoders
-@settings(max_examples=300 * FUZZ_TIMES)
+@settings(max_examples=200 * FUZZ_TIMES)
 @given(data=st.one_of(damaged(), record_sets()), start=st.integers(0, 20), data2=st.data())
 def test_both_decoders_agree_on_any_bytes(data: bytes, start: int, data2: st.DataObject) -> None:
     if data2.draw(st.booleans()):

@@ -55,7 +55,7 @@ async def test_all_that_was_produced_comes_in_order(
 
 
 @pytest.mark.deadline(180)
-@pytest.mark.parametrize("version", [OLD, NEW])
+@pytest.mark.parametrize("version", [pytest.param(OLD, marks=pytest.mark.long), NEW])
 async def test_a_killed_leader_costs_time_and_no_record(
     cluster_factory: Any, topic_factory: Callable[..., str], version: str
 ) -> None:

@@ -116,6 +116,7 @@ def test_each_rule_is_needed_for_safety(left_out: str) -> None:
         explore(left_out)
 
 
+@pytest.mark.long
 def test_without_news_of_releases_partitions_are_stranded() -> None:
     assert stranded(*explore("news"))
 

@@ -15,7 +15,6 @@ from members import OneGroup, TestMember
 
 from allocator.core.types import Partitions
 from allocator.core.znodes.documents import AssignmentDocument
-from allocator.errors import Closed
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
 
@@ -180,16 +179,6 @@ async def test_a_wrong_assignment_changes_nothing_and_the_reason_is_published(be
             assert a.membership.generation == 1
             assert len(a.owned) == 24
             assert not b.owned
-
-
-async def test_a_member_that_leaves_while_it_joins_does_not_join(bench: OneGroup) -> None:
-    member = bench.member("a").membership
-    await member.connect()
-    leaving = asyncio.ensure_future(member.leave())
-    await asyncio.sleep(0)  # it waits for kazoo's threads
-    with pytest.raises(Closed, match="left while it joined"):
-        await member.join()
-    await leaving
 
 
 async def test_wall_clocks_do_not_matter(bench: OneGroup, monkeypatch: pytest.MonkeyPatch) -> None:

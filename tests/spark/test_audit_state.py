@@ -143,6 +143,8 @@ def changed(**changes: Any) -> Callable[[dict[str, Any]], None]:
         (changed(topic="other"), {}, ConfigError, "is the state of archive:l, not of archive:l|'other'"),
         (changed(archive="/elsewhere"), {}, ConfigError, "state of archive:/elsewhere, not of archive:l"),
         (changed(next={"0": 1, "1": 0}), {}, ConfigError, "had 2 partitions at the previous audit and has 1"),
+        (changed(next={"0": -1}), {}, ConfigError, "is not the state of an audit"),
+        (changed(next={"0": float("inf")}), {}, ConfigError, "is not the state of an audit"),
         (changed(next={"0": 3}), {}, DataLoss, "t:0 ends at offset 2, before 3"),
         (lambda state: None, {"by": "key"}, ConfigError, "compared by partition"),
         (lambda state: None, {"ignore": ["headers"]}, ConfigError, "compared by partition"),

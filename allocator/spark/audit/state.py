@@ -80,10 +80,7 @@ class AuditState:
         try:
             version = found["allocator_audit"]
             if version == VERSION:
-                left, right = (
-                    SideState(**{**found[name], "next": {int(p): int(o) for p, o in found[name]["next"].items()}})
-                    for name in SIDES
-                )
+                left, right = (SideState(**{**found[name], "next": _offsets(found[name]["next"])}) for name in SIDES)
                 return cls(str(found["by"]), tuple(map(str, found["ignore"])), left, right)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{path} is not the state of an audit; name another file") from error
@@ -98,6 +95,14 @@ class AuditState:
         if by not in (None, self.by) or set(ignore) != set(self.ignore):
             options = f"by {self.by}" + (f", without {' and '.join(self.ignore)}" if self.ignore else "")
             raise ConfigError(f"{path}: the previous audit compared {options}; use the same options, or another file")
+
+
+def _offsets(found: Mapping[str, Any]) -> Offsets:
+    """Raises ValueError for a negative number, which would stand for the start or the end of a log."""
+    offsets = {int(partition): offset for partition, offset in found.items()}
+    if not all(type(offset) is int and offset >= 0 for offset in offsets.values()):
+        raise ValueError(f"no offsets: {found}")
+    return offsets
 
 
 def _differ(one: Optional[str], other: Optional[str]) -> bool:

@@ -179,6 +179,7 @@ class ConsumeSection:
     isolation_level: str = shared("isolation_level")
     max_wait_s: float = shared("max_wait_s")
     min_bytes: int = shared("min_bytes")
+    latency_budget_s: float = shared("latency_budget_s")
     prefetch_bytes: int = shared("prefetch_bytes")
 
 

@@ -36,6 +36,7 @@ class Request(NamedTuple):
     session: tuple[int, int]
     max_bytes: int
     max_wait_ms: int
+    min_bytes: int
     rack: str
 
 
@@ -199,6 +200,7 @@ class FakeCluster:
                 session=request.session,
                 max_bytes=request.max_bytes,
                 max_wait_ms=int(request.max_wait_s * 1000),
+                min_bytes=request.min_bytes,
                 rack=request.rack,
             )
         )
@@ -254,7 +256,8 @@ class FakeCluster:
                 news.clear()
                 found = self._read(node, parts, request)
                 left = deadline - asyncio.get_running_loop().time()
-                if any(a.records or a.code or a.preferred_replica >= 0 for a in found) or left <= 0:
+                enough = sum(len(a.records) for a in found) >= max(1, request.min_bytes)
+                if enough or left <= 0 or any(a.code or a.preferred_replica >= 0 for a in found):
                     break
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(news.wait(), left)

@@ -35,7 +35,7 @@ def planner_at_0(metadata: Metadata) -> Planner:
     state, budget = SubscriptionState("earliest"), ByteBudget(prefetch_bytes=20_000, max_partition_bytes=4000)
     state.assign_from_user([PARTITION])
     state.seek(PARTITION, 0)
-    return Planner(metadata, state, budget, max_wait_s=MAX_WAIT_S)
+    return Planner(metadata, state, budget, max_wait_s=MAX_WAIT_S, latency_budget_s=0.0)
 
 
 def test_partitions_of_a_late_response_are_unreachable_until_it_comes() -> None:

@@ -65,6 +65,7 @@ class Fetcher:
         *,
         max_wait_s: float = DEFAULT["max_wait_s"],
         min_bytes: int = DEFAULT["min_bytes"],
+        latency_budget_s: float = DEFAULT["latency_budget_s"],
         prefetch_bytes: int = DEFAULT["prefetch_bytes"],
         # bytes of one partition in a response. Higher: larger batches; lower: smaller batches
         max_partition_bytes: int = 1 << 20,
@@ -84,7 +85,9 @@ class Fetcher:
         self._key_deserializer = key_deserializer
         self._value_deserializer = value_deserializer
         budget = ByteBudget(prefetch_bytes=prefetch_bytes, max_partition_bytes=max_partition_bytes)
-        self._planner = Planner(client, state, budget, max_wait_s=max_wait_s)
+        self._planner = Planner(
+            client, state, budget, max_wait_s=max_wait_s, latency_budget_s=latency_budget_s if min_bytes <= 1 else 0.0
+        )
         self._positions = PositionRequests(client, state, self, lost, isolation_level=isolation_level)
         self._fetching = FetchLoop(
             client,

@@ -169,7 +169,7 @@ class FetchLoop:
             session=turn.session,
             max_version=turn.max_version,
             max_wait_s=plan.wait_s,
-            min_bytes=self._min_bytes,
+            min_bytes=max(self._min_bytes, plan.awaited),
             max_bytes=plan.max_bytes,
             committed_only=self._committed_only,
             rack="" if plan.leader_only else self._rack,
@@ -243,7 +243,8 @@ class FetchLoop:
             refused = FetchedPartition("", -1, response.error_code, -1, -1, -1, [], b"")
             parts = ((tp, refused) for tp in plan.wanted)
         else:
-            self._planner.note_size(plan, sum(len(part.records) for part in response.parts))
+            size = sum(len(part.records) for part in response.parts)
+            self._planner.note_size(plan, size, time.monotonic())
             parts = plan.session.parts(response.parts)
         self._handle_parts(plan, parts, response.API_VERSION)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from allocator.core.client.fetch_messages import BOUNDED, FetchRequest, FetchSession, Wanted
 from allocator.core.fetch.buffer import ByteBudget, PartitionBuffer
+from allocator.core.fetch.pace import Pace
 from allocator.core.subscription import Phase, SubscriptionState
 from allocator.core.types import TopicPartition
 
@@ -36,8 +37,9 @@ class BrokerPartitions:
     own connection, because the broker responds to it while it holds the main request back.
     """
 
-    def __init__(self, node_id: int) -> None:
+    def __init__(self, node_id: int, pace: Pace) -> None:
         self.node_id = node_id
+        self.pace = pace
         self.buffers: dict[TopicPartition, PartitionBuffer] = {}
         self.main: PlannedFetch | None = None
         self.urgent: PlannedFetch | None = None
@@ -68,6 +70,8 @@ class PlannedFetch:
     wanted: dict[TopicPartition, Wanted]
     max_bytes: int
     reserved: int
+    awaited: int
+    """The bytes that the request waits for to save requests, within the latency budget; 0 if it does not."""
     wait_s: float
     leader_only: bool
     """Whether to send no rack: the preferred replica of a partition has failed."""
@@ -89,10 +93,19 @@ class Planner:
     one main and one urgent request. The requests keep the `budget`. The caller passes the time of a monotonic clock.
     """
 
-    def __init__(self, client: KafkaClient, state: SubscriptionState, budget: ByteBudget, *, max_wait_s: float) -> None:
+    def __init__(
+        self,
+        client: KafkaClient,
+        state: SubscriptionState,
+        budget: ByteBudget,
+        *,
+        max_wait_s: float,
+        latency_budget_s: float,
+    ) -> None:
         self._client = client
         self._state = state
         self._max_wait_s = max_wait_s
+        self._latency_budget_s = min(latency_budget_s, max_wait_s)
         self.budget = budget
         self.leaderless: set[str] = set()
         """Topics with a partition to fetch whose leader is unknown."""
@@ -138,7 +151,7 @@ class Planner:
                 buffer.clear()
         fetchable = self._fetchable_by_broker(now)
         for node_id in fetchable.keys() - self._brokers.keys():
-            self._brokers[node_id] = BrokerPartitions(node_id)
+            self._brokers[node_id] = BrokerPartitions(node_id, Pace(self._latency_budget_s))
         for node_id, broker in list(self._brokers.items()):
             mine = fetchable.get(node_id, set())
             # keeps the order, in which partitions that were served last are at the end
@@ -216,10 +229,11 @@ class Planner:
         else:
             plan.broker.main = None
 
-    def note_size(self, plan: PlannedFetch, size: int) -> None:
+    def note_size(self, plan: PlannedFetch, size: int, now: float) -> None:
         """Notes that the response to a request has `size` bytes of records."""
         if not plan.urgent:
             plan.broker.full = size + self.budget.max_partition_bytes > plan.max_bytes
+            plan.broker.pace.note(size, now, plan.awaited)
 
     def _plan(self, broker: BrokerPartitions, now: float) -> PlannedFetch | None:
         """Returns the next request to a broker, or None if none may be sent."""
@@ -254,11 +268,15 @@ class Planner:
         for buffer, _ in requested:
             buffer.in_flight = True
             leader_only = leader_only or now < buffer.leader_until
-        wait_s = min(URGENT_WAIT_S, broker.main_until - now) if urgent else self._max_wait_s
+        awaited = 0 if urgent else broker.pace.enough
+        if awaited:
+            wait_s = self._latency_budget_s
+        else:
+            wait_s = min(URGENT_WAIT_S, broker.main_until - now) if urgent else self._max_wait_s
         buffers = {buffer.tp: buffer for buffer, _ in requested}
         wanted = {buffer.tp: self._wanted(buffer, size) for buffer, size in requested}
         session = FetchSession() if urgent else broker.session
-        plan = PlannedFetch(broker, urgent, session, buffers, wanted, max_bytes, reserved, wait_s, leader_only)
+        plan = PlannedFetch(broker, urgent, session, buffers, wanted, max_bytes, reserved, awaited, wait_s, leader_only)
         if urgent:
             broker.urgent = plan
         else:

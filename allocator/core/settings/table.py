@@ -411,6 +411,13 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     "min_bytes": Setting(
         Whole(0, unit="bytes"), 1, "Bytes that a broker waits for. Higher: larger fetches, up to `max_wait_s` late."
     ),
+    "latency_budget_s": Setting(
+        Number(0, 1),
+        0.004,
+        "Seconds that records may wait at a broker for others, if they arrive steadily and each fetch brings few; half "
+        "of it on average. Higher: fewer requests and less CPU; lower: less latency. 0: no wait; `min_bytes` above 1 "
+        "implies 0.",
+    ),
     "prefetch_bytes": Setting(
         BYTES,
         33_554_432,

@@ -135,6 +135,7 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=4)
     parser.add_argument("--codec", default="none")
     parser.add_argument("--runs", type=int, default=3, help="runs of each contender; the median counts")
+    parser.add_argument("--json", type=Path, help="write the figures of each run to this file")
     options = parser.parse_args()
     results: dict[tuple[str, str], list[dict[str, float]]] = {}
     with LocalCluster(kafka="2.8.2", heap="1g") as old, LocalCluster(kafka="3.9.1", heap="1g") as new:
@@ -151,8 +152,9 @@ def main() -> None:
                     measured["cpu_s"], measured["load"] = _cpu() - before, os.getloadavg()[0]
                     results.setdefault((form, name), []).append(measured)
                     new.delete_topic(topic)
-    print(json.dumps({f"{form} {name}": runs for (form, name), runs in results.items()}))
     Console().print(table(results, f"{options.records:,} records of {options.size} bytes, {options.codec}"))
+    if options.json is not None:
+        options.json.write_text(json.dumps({f"{form} {name}": runs for (form, name), runs in results.items()}))
 
 
 def table(results: Mapping[tuple[str, str], list[dict[str, float]]], title: str) -> Table:

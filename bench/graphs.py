@@ -31,14 +31,12 @@ def write() -> None:
         (DOCS / name).write_text(svg)
 
 
-def _tables(page: str, heading: str) -> list[Table]:
-    """Returns the tables of a section. The first row of each has the column names."""
-    section = re.split(rf"^## {re.escape(heading)}$", page, maxsplit=1, flags=re.MULTILINE)[1].partition("\n## ")[0]
-    tables = []
-    for found in re.findall(r"(?:^\|.*\|\n)+", section, re.MULTILINE):
-        header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in found.splitlines())
-        tables.append([header, *rows])
-    return tables
+def _table(page: str, heading: str) -> Table:
+    """Returns the first table of a section. Its first row has the column names."""
+    section = re.split(rf"^## {re.escape(heading)}$", page, maxsplit=1, flags=re.MULTILINE)[1]
+    lines = re.search(r"(?:^\|.*\|\n)+", section, re.MULTILINE)[0].splitlines()  # type: ignore[index]
+    header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    return [header, *rows]
 
 
 def _number(cell: str) -> float:
@@ -47,7 +45,7 @@ def _number(cell: str) -> float:
 
 
 def _rebalance(page: str) -> str:
-    header, *rows = _tables(page, "Rebalance")[0]
+    header, *rows = _table(page, "Rebalance")
     groups = []
     for column in (1, 2, 3):
         cells = {row[0]: row[column] for row in rows if row[column]}
@@ -57,7 +55,7 @@ def _rebalance(page: str) -> str:
 
 
 def _faults(page: str) -> str:
-    header, *rows = _tables(page, "Faults")[1]
+    header, *rows = _table(page, "Standstill")
     groups = [
         (row[0], [Bar(peer, _number(cell), f"{_number(cell):g}") for peer, cell in zip(header[1:], row[1:])])
         for row in rows

@@ -1,7 +1,9 @@
 """Compares the source and the sink with Spark's own Kafka connector: reads, streams and writes.
 
     python -m bench.spark.beside --partitions 1 16 256
+    python -m bench.spark.beside --partitions 16 256 --master "local-cluster[2,1,2048]"
 
+The second form starts a standalone cluster of two workers, each with one core and an executor of its own.
 It needs a pyspark whose connector is on Maven Central, such as 4.2.0. Both formats take turns on the same topics, in
 the same session, and the best of each counts. The figures are thousands of records per second. The latency of a
 micro-batch is the median duration of those with a few records, by Spark's own report (`durationMs.triggerExecution`).
@@ -143,6 +145,7 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, nargs="+", default=[1, 16, 256])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kafka", default="3.9.1")
+    parser.add_argument("--master", default="local[2]")
     parser.add_argument("--json", help="write the results to this file")
     given = parser.parse_args()
     import pyspark
@@ -152,8 +155,13 @@ def main() -> None:
         if jars is None:
             parser.exit(1, f"Maven Central has no connector for pyspark {pyspark.__version__}\n")
         conf = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false"}
-        conf |= {"spark.driver.memory": "2g", "spark.ui.showConsoleProgress": "false", "spark.jars": jars}
-        spark = session("bench", "local[2]", conf)
+        conf |= {
+            "spark.driver.memory": "2g",
+            "spark.executor.memory": "2g",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.jars": jars,
+        }
+        spark = session("bench", given.master, conf)
         spark.range(10).write.format("noop").mode("overwrite").save()
         print(f"Spark {pyspark.__version__}\n")
         print("| partitions | | allocator | JVM connector | times |\n|---:|---|---:|---:|---:|", flush=True)

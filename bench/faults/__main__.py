@@ -1,4 +1,4 @@
-"""Runs the same faults on this library and its peers, and reports lost records, double owners and duplicates."""
+"""Runs this library and its peers under the same faults. Reports lost records, double owners and duplicates."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ OLD_KAFKA = "0.9.0.1"  # the newest version that kiel supports
 
 
 def markdown(outcomes: Sequence[Outcome]) -> str:
-    """Returns two tables: the violations of each peer, and the cost of each fault."""
+    """Returns two tables in Markdown: the violations of each peer, and the standstill and duplicates of each fault."""
     lines = [
-        "| peer | Kafka | records | lost | owned by two | set back | duplicates | unexplained | problems |",
+        "| peer | Kafka | records | lost | owned by two | commits set back | duplicates | unexplained | problems |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     groups: dict[tuple[str, str], list[Outcome]] = {}
@@ -63,12 +63,12 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=["ours", "set_partitioner"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
-    parser.add_argument("--seconds", type=float, default=60.0, help="time of faults for each peer and seed")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long to cause faults, for each peer and seed")
     parser.add_argument("--faults", nargs="+", choices=list(ALL), default=list(FAULTS))
     parser.add_argument("--kafka", nargs="+", default=["3.9.1"], help=f"kiel runs on {OLD_KAFKA} only")
     parser.add_argument("--python2", default="python2.7", help="interpreter for kiel")
     parser.add_argument("--python2-path", default="", help="folder with kiel 0.9.3, tornado 4.5.3 and kazoo 2.6.1")
-    parser.add_argument("--directory", type=Path, help="folder for histories and logs, which is kept")
+    parser.add_argument("--directory", type=Path, help="folder for histories and logs (default: a new one; it is kept)")
     return parser.parse_args(arguments)
 
 
@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
             if peer == "kiel_member" and kafka != OLD_KAFKA:
                 continue
             for seed in options.seeds:
-                # each peer has its own servers, so that it does not affect the next one
+                # new servers for each run, so that what one peer leaves behind does not affect the next
                 with start_cluster(settings) as cluster:
                     outcome = run(
                         cluster,

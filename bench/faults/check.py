@@ -1,11 +1,10 @@
-"""Checks a history. Pure.
+"""Checks a history for violations. Pure.
 
-Ownership is measured by processing: the *active span* of a turn is from the start of its first record to the end of its
-last one. Overlapping spans of two members in one partition mean two owners, even if they processed no records at the
-same instant.
+A `Tenure` is active from the start of its first record to the end of its last record. If two members are active in
+one partition at the same time, it has two owners, even if the members processed no records at the same instant.
 
-If members are notified of each loss in time (no member is paused or cut off), the turns themselves are checked as well:
-no two turns of a partition may overlap, even if one member has processed nothing, and no turn may end as lost.
+If members are notified of each loss in time (no member is paused or cut off), the check is stricter: no two tenures
+of a partition may overlap, even if one member has processed nothing, and no tenure may end as lost.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from .history import Commit, Did, Fault, History, Turn
+from .history import Commit, Did, Fault, History, Tenure
 
 __all__ = ["Regression", "Verdict", "check", "repeated_in", "standstill"]
 
@@ -29,34 +28,34 @@ class Regression:
 
 @dataclass
 class Verdict:
-    """The violations. An empty list means that the promise held."""
+    """The violations in a history. An empty list means that the promise held."""
 
     produced: int = 0
     processed: int = 0
     lost: list[tuple[int, int]] = field(default_factory=list)
     """(partition, offset) of records that no member processed."""
-    overlaps: list[tuple[Turn, Turn]] = field(default_factory=list)
-    """Turns of two members that processed a partition at the same time."""
-    together: list[tuple[Turn, Turn]] = field(default_factory=list)
-    """Turns of two members that overlap, with or without processing. Only with `told`."""
-    dropped: list[Turn] = field(default_factory=list)
-    """Turns that ended as lost. Only with `told`."""
+    overlaps: list[tuple[Tenure, Tenure]] = field(default_factory=list)
+    """Tenures of two members that were active in a partition at the same time."""
+    together: list[tuple[Tenure, Tenure]] = field(default_factory=list)
+    """Tenures of two members that overlap, even if one is not active. Checked only with `notified`."""
+    dropped: list[Tenure] = field(default_factory=list)
+    """Tenures that ended as lost. Checked only with `notified`."""
     strays: list[Did] = field(default_factory=list)
-    """Records processed by members that did not own the partition."""
+    """Records that a member processed without owning the partition."""
     duplicates: int = 0
-    """How often a record was processed again."""
+    """Number of times that any record was processed again."""
     allowed: int = 0
-    """Most duplicates that are allowed: the uncommitted records at the ends of turns."""
+    """Maximum number of duplicates: the records that were uncommitted when a tenure ended."""
     beyond: list[tuple[int, int]] = field(default_factory=list)
-    """(partition, offset) of records that were processed more often than the ends of turns explain."""
+    """(partition, offset) of records that were repeated more often than tenures left them uncommitted."""
     disorder: list[tuple[Did, Did]] = field(default_factory=list)
-    """Two records of one key: the later one was processed first, or both were processed at the same time."""
-    unclean: list[Turn] = field(default_factory=list)
-    """Turns that were revoked in good order with uncommitted records, although no commit had failed."""
+    """Two records of one key that were processed in the wrong order, or at the same time."""
+    unclean: list[Tenure] = field(default_factory=list)
+    """Tenures that were revoked with uncommitted records although no commit had failed."""
     regressions: list[Regression] = field(default_factory=list)
-    """Committed offsets that were lowered by more than the uncommitted records of the late commit's turn."""
+    """Commits that lowered the offset and that no abrupt end explains; see `regressions`."""
     unfinished: list[int] = field(default_factory=list)
-    """Partitions whose last committed offset is not the end of the log."""
+    """Partitions whose committed offset at the end of the run is not the end of the log."""
 
     @property
     def holds(self) -> bool:
@@ -67,39 +66,39 @@ class Verdict:
     def __str__(self) -> str:
         parts = [
             f"{self.produced} produced, {self.processed} processed at least once, {len(self.lost)} lost",
-            f"{len(self.overlaps)} overlapping owners, {len(self.strays)} records processed without owning",
-            f"{self.duplicates} duplicates of at most {self.allowed}, {len(self.beyond)} records beyond that",
-            f"{len(self.unclean)} orderly ends that left something uncommitted",
-            f"{len(self.regressions)} offset regressions, {len(self.unfinished)} partitions not committed to their end",
+            f"{len(self.overlaps)} overlapping owners, {len(self.strays)} records processed without ownership",
+            f"{self.duplicates} duplicates ({self.allowed} allowed), {len(self.beyond)} records repeated too often",
+            f"{len(self.unclean)} revocations with uncommitted records",
+            f"{len(self.regressions)} offset regressions, {len(self.unfinished)} partitions not committed to the end",
         ]
         if self.disorder:
             parts.append(f"{len(self.disorder)} records of a key out of order")
         if self.together:
-            parts.append(f"{len(self.together)} times two owners by their journals, {seconds(self.together):.1f} s")
+            parts.append(f"{len(self.together)} overlapping tenures, for up to {seconds(self.together):.1f} s")
         if self.dropped:
-            parts.append(f"{len(self.dropped)} turns lost")
+            parts.append(f"{len(self.dropped)} tenures ended as lost")
         return "; ".join(parts)
 
 
-def check(history: History, *, told: bool = False) -> Verdict:
-    """Checks a history. `told`: members were notified of each loss in time."""
+def check(history: History, *, notified: bool = False) -> Verdict:
+    """Returns the violations in a history. Set `notified` if members were notified of each loss in time."""
     counts = Counter((did.partition, did.offset) for did in history.did)
     verdict = Verdict(sum(history.ends.values()), len(counts))
     verdict.lost = [(p, o) for p, end in sorted(history.ends.items()) for o in range(end) if not counts[p, o]]
     verdict.strays = list(history.strays)
-    verdict.overlaps = overlaps(history.turns)
-    if told:
-        verdict.together = together(history.turns)
-        verdict.dropped = [turn for turn in history.turns if turn.ending == "lost"]
+    verdict.overlaps = overlaps(history.tenures)
+    if notified:
+        verdict.together = together(history.tenures)
+        verdict.dropped = [tenure for tenure in history.tenures if tenure.ending == "lost"]
     verdict.duplicates = sum(counts.values()) - len(counts)
     excused: Counter[tuple[int, int]] = Counter()
-    for turn in history.turns:
-        if turn.ending == "running":
+    for tenure in history.tenures:
+        if tenure.ending == "running":
             continue
-        left = turn.uncommitted
-        excused.update((turn.partition, offset) for offset in left)
-        if left and turn.ending == "revoked" and not turn.refused:
-            verdict.unclean.append(turn)
+        left = tenure.uncommitted
+        excused.update((tenure.partition, offset) for offset in left)
+        if left and tenure.ending == "revoked" and not tenure.refused:
+            verdict.unclean.append(tenure)
     verdict.allowed = sum(excused.values())
     verdict.beyond = sorted(key for key, count in counts.items() if count - 1 > excused[key])
     verdict.disorder = disorder(history)
@@ -109,7 +108,10 @@ def check(history: History, *, told: bool = False) -> Verdict:
 
 
 def disorder(history: History) -> list[tuple[Did, Did]]:
-    """Returns pairs of records of one key that were processed at the same time or first in another order."""
+    """Returns pairs of records of one key that were processed at the same time or in the wrong order.
+
+    Only the first processing of a record has to be in order; a repetition may come later.
+    """
     by_key: dict[tuple[int, str], list[Did]] = {}
     for did in history.did:
         if did.key is not None:
@@ -128,12 +130,12 @@ def disorder(history: History) -> list[tuple[Did, Did]]:
     return found
 
 
-def overlaps(turns: Iterable[Turn]) -> list[tuple[Turn, Turn]]:
-    by_partition: dict[int, list[tuple[float, float, Turn]]] = {}
-    for turn in turns:
-        if turn.did:
-            span = (min(did.begin for did in turn.did), max(did.end for did in turn.did), turn)
-            by_partition.setdefault(turn.partition, []).append(span)
+def overlaps(tenures: Iterable[Tenure]) -> list[tuple[Tenure, Tenure]]:
+    by_partition: dict[int, list[tuple[float, float, Tenure]]] = {}
+    for tenure in tenures:
+        if tenure.did:
+            span = (min(did.begin for did in tenure.did), max(did.end for did in tenure.did), tenure)
+            by_partition.setdefault(tenure.partition, []).append(span)
     found = []
     for spans in by_partition.values():
         spans.sort(key=lambda span: span[:2])
@@ -146,14 +148,14 @@ def overlaps(turns: Iterable[Turn]) -> list[tuple[Turn, Turn]]:
     return found
 
 
-def together(turns: Iterable[Turn]) -> list[tuple[Turn, Turn]]:
-    """Returns pairs of overlapping turns of two members in one partition, with or without processing."""
-    by_partition: dict[int, list[Turn]] = {}
-    for turn in turns:
-        by_partition.setdefault(turn.partition, []).append(turn)
+def together(tenures: Iterable[Tenure]) -> list[tuple[Tenure, Tenure]]:
+    """Returns pairs of tenures of two members in one partition that overlap, even if one is not active."""
+    by_partition: dict[int, list[Tenure]] = {}
+    for tenure in tenures:
+        by_partition.setdefault(tenure.partition, []).append(tenure)
     found = []
     for each in by_partition.values():
-        each.sort(key=lambda turn: turn.begin)
+        each.sort(key=lambda tenure: tenure.begin)
         found += [
             (first, second)
             for place, first in enumerate(each)
@@ -163,21 +165,22 @@ def together(turns: Iterable[Turn]) -> list[tuple[Turn, Turn]]:
     return found
 
 
-def seconds(pairs: Iterable[tuple[Turn, Turn]]) -> float:
-    """Returns the longest overlap of a pair of turns, in seconds."""
+def seconds(pairs: Iterable[tuple[Tenure, Tenure]]) -> float:
+    """Returns the seconds of the longest overlap among these pairs."""
     return max((min(first.end, second.end) - second.begin for first, second in pairs), default=0.0)
 
 
 def regressions(history: History) -> list[Regression]:
-    """Returns the commits below an earlier commit, in the order of acknowledgements, that no abrupt end explains.
+    """Returns the commits that lowered the offset of a partition and that no abrupt end explains.
 
-    An abrupt end explains a late commit of records that the member had not committed when its turn ended: the request
-    was in flight when the member was stopped or cut off.
+    Commits are in the order of their acknowledgements. A tenure ends abruptly if the member dies, loses the
+    partition, or fails to commit. A request may then still be in flight. So a later commit of the records that the
+    member processed in this tenure is no regression.
     """
     abrupt: dict[tuple[str, int], set[int]] = {}
-    for turn in history.turns:
-        if turn.ending in ("lost", "died") or turn.refused:
-            abrupt.setdefault((turn.member, turn.partition), set()).update(did.offset + 1 for did in turn.did)
+    for tenure in history.tenures:
+        if tenure.ending in ("lost", "died") or tenure.refused:
+            abrupt.setdefault((tenure.member, tenure.partition), set()).update(did.offset + 1 for did in tenure.did)
     highest: dict[int, Commit] = {}
     found = []
     for commit in sorted(history.commits, key=lambda commit: commit.at):
@@ -190,7 +193,7 @@ def regressions(history: History) -> list[Regression]:
 
 
 def standstill(history: History, fault: Fault, until: float) -> float:
-    """Returns the longest time from the fault until `until` in which no record of some partition was processed."""
+    """Returns the longest time, between the fault and `until`, in which no record of one partition was processed."""
     longest = 0.0
     for partition, end in history.ends.items():
         if not end:
@@ -202,7 +205,7 @@ def standstill(history: History, fault: Fault, until: float) -> float:
 
 
 def repeated_in(history: History, begin: float, until: float) -> int:
-    """Returns how many records were processed again, with the end of processing in that time."""
+    """Returns how many repetitions of records ended between `begin` and `until`."""
     seen: set[tuple[int, int]] = set()
     count = 0
     for did in sorted(history.did, key=lambda did: did.end):

@@ -1,4 +1,4 @@
-"""Faults of a group. A fault ends when its function returns. The group may need more time to recover."""
+"""The faults. A fault ends when its function returns; the group may need more time to recover."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .group import Group, Member
 __all__ = ["ALL", "FAULTS", "FORGETFUL", "MORE", "Fault"]
 
 Fault = Callable[[Group, random.Random], str]
-"""Causes the fault, and returns its victim."""
+"""A function that causes a fault and returns the name of its victim."""
 
 
 def kill(group: Group, chance: random.Random) -> str:
-    """kill -9 of a member. Another member starts before or after the session has ended."""
+    """Kills a member with SIGKILL. A new member starts before or after the killed member's session expires."""
     member = chance.choice(group.members)
     group.kill(member)
     time.sleep(chance.uniform(0, 2) * group.settings.session_timeout_s)
@@ -30,7 +30,7 @@ def kill(group: Group, chance: random.Random) -> str:
 
 
 def pause(group: Group, chance: random.Random) -> str:
-    """Pauses a member by SIGSTOP for one to three session timeouts."""
+    """Stops a member with SIGSTOP for one to three session timeouts."""
     member = chance.choice(group.members)
     member.signal(signal.SIGSTOP)
     time.sleep(chance.uniform(1, 3) * group.settings.session_timeout_s)
@@ -39,12 +39,12 @@ def pause(group: Group, chance: random.Random) -> str:
 
 
 def cut_zookeeper(group: Group, chance: random.Random) -> str:
-    """Cuts one member off from ZooKeeper, in one or both directions. Kafka works."""
+    """Cuts one member off from ZooKeeper, but not from Kafka, in one or both directions."""
     return cut(group, chance, group.cluster.zookeepers)
 
 
 def cut_kafka(group: Group, chance: random.Random) -> str:
-    """Cuts one member off from Kafka, in one or both directions. ZooKeeper works."""
+    """Cuts one member off from Kafka, but not from ZooKeeper, in one or both directions."""
     return cut(group, chance, group.cluster.brokers)
 
 
@@ -90,7 +90,7 @@ def wiped(group: Group, chance: random.Random) -> str:
 
 
 def zookeeper_leader(group: Group, chance: random.Random) -> str:
-    """kill -9 of the ensemble's leader, which restarts after a while."""
+    """Kills the leader of the ensemble with SIGKILL, and restarts it after a while."""
     nodes = group.cluster.zookeepers
     leader = wait_until(
         lambda: next((node for node in nodes if zookeeper_mode(node.port) in ("leader", "standalone")), None),
@@ -104,7 +104,7 @@ def zookeeper_leader(group: Group, chance: random.Random) -> str:
 
 
 def broker(group: Group, chance: random.Random) -> str:
-    """kill -9 of a broker, which restarts after a while. Ends when its replicas are in sync again."""
+    """Kills a broker with SIGKILL, restarts it after a while, and waits until all replicas are in sync."""
     node = chance.choice(group.cluster.brokers)
     node.kill()
     time.sleep(chance.uniform(0.3, 2) * group.settings.session_timeout_s)
@@ -114,7 +114,7 @@ def broker(group: Group, chance: random.Random) -> str:
 
 
 def rolling(group: Group, chance: random.Random) -> str:
-    """Replaces all members one after the other (a rolling restart)."""
+    """Replaces all members, one after the other (a rolling restart)."""
     late = []
     for member in tuple(group.members):
         if not group.leave(member):
@@ -125,7 +125,7 @@ def rolling(group: Group, chance: random.Random) -> str:
             60,
             lambda: f"{joined.name} to own something; see {joined.log}",  # noqa: B023
         )
-    return "all" + (f", killed as they took too long: {', '.join(late)}" if late else "")
+    return "all" + (f", killed because they took too long to leave: {', '.join(late)}" if late else "")
 
 
 def in_sync(cluster: LocalCluster) -> bool:
@@ -149,5 +149,5 @@ FAULTS: dict[str, Fault] = {
 }
 MORE: dict[str, Fault] = {**FAULTS, "one-way loss": one_way}
 FORGETFUL: dict[str, Fault] = {"kill -9": kill, "pause": pause, "ensemble wiped": wiped}
-"""These faults need brokers that run without ZooKeeper."""
+"""Faults for brokers without ZooKeeper, because `wiped` deletes the data of the ensemble."""
 ALL = {**MORE, **FORGETFUL}

@@ -1,4 +1,4 @@
-"""Runs the processes of a group's members, and the load."""
+"""Runs the members of a group, each in its own process, and produces the load."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a run, equal for all peers that have them. Times in seconds."""
+    """Settings of a run. All peers that have a setting get the same value. Times are in seconds."""
 
     members: int = 5
     partitions: int = 20
@@ -33,20 +33,20 @@ class Settings:
     work_s: float = 0.001
     """How long a member processes each record."""
     rate: float = 300.0
-    """Records per second in all partitions together."""
+    """Records per second, over all partitions."""
     keys: int = 8
-    """Keys in each partition."""
+    """Number of keys in each partition."""
     kafka: str = "3.9.1"
     brokers: int = 3
     zookeepers: int = 3
     tick_ms: int = 200
     calm_s: float = 2.0
-    """Time of steady load before the next fault."""
+    """Time of steady load between two faults."""
 
 
 @dataclass
 class Member:
-    """One member process. A restarted process is another member with its own journal."""
+    """A member process. After a restart, it is a new member with its own journal."""
 
     name: str
     journal: Path
@@ -68,13 +68,13 @@ class Member:
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """Kills the process, waits until it has ended, and notes the time."""
+        """Kills the process, waits until it has ended, and stores the time."""
         self.process.kill()
         self.process.wait()
         self.killed = time.monotonic()
 
     def owns(self) -> set[int]:
-        """Returns the partitions that the member owns by its journal."""
+        """Returns the partitions that the member owns according to its journal."""
         mine: set[int] = set()
         for event in self.events():
             if event["what"] == "own":
@@ -84,7 +84,7 @@ class Member:
         return mine
 
     def events(self) -> list[dict[str, Any]]:
-        """Returns the events of the journal up to now."""
+        """Returns the events that the journal has so far."""
         if self.journal.exists():
             with self.journal.open("rb") as file:
                 file.seek(self._read)
@@ -97,7 +97,7 @@ class Member:
 
 @dataclass
 class Group:
-    """The members of a run: `members` should be running, `all` were started at any time."""
+    """The members of a run: `members` should be running; `all` also includes those that were stopped."""
 
     peer: str
     cluster: LocalCluster
@@ -107,7 +107,7 @@ class Group:
     name: str
     python: str = sys.executable
     path: str = ""
-    """Further entries of PYTHONPATH, for members in another Python."""
+    """Additional PYTHONPATH entries, for members that run in another Python."""
     members: list[Member] = field(default_factory=list)
     all: list[Member] = field(default_factory=list)
     _counted: dict[str, int] = field(default_factory=dict)
@@ -167,7 +167,7 @@ class Group:
         return [member for member in self.members if not member.alive]
 
     def leave(self, member: Member, timeout_s: float = 30.0) -> bool:
-        """Stops a member by SIGTERM. Returns False if it had to be killed after a timeout."""
+        """Stops a member with SIGTERM. Returns False if it did not end within `timeout_s` and was killed."""
         self.members.remove(member)
         member.signal(signal.SIGTERM)
         try:
@@ -178,7 +178,7 @@ class Group:
         return True
 
     def processed(self) -> dict[int, int]:
-        """Returns partition -> number of distinct records that were processed."""
+        """Returns the number of distinct processed records of each partition."""
         for member in self.all:
             events = member.events()
             for event in events[self._counted.get(member.name, 0) :]:
@@ -189,7 +189,7 @@ class Group:
 
 
 class Load:
-    """Produces records at a steady rate, to the partitions in turn, from a thread. Resends refused records."""
+    """A thread that produces records at a steady rate, round robin over the partitions. Resends refused records."""
 
     def __init__(self, cluster: LocalCluster, topic: str, settings: Settings) -> None:
         self._cluster, self._topic, self._settings = cluster, topic, settings

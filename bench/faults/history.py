@@ -1,4 +1,4 @@
-"""Joins the journals of all members to one history."""
+"""Merges the journals of all members into one history."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Commit", "Did", "Fault", "History", "Turn", "read"]
+__all__ = ["Commit", "Did", "Fault", "History", "Tenure", "read"]
 
 FOREVER = float("inf")
 
@@ -23,12 +23,12 @@ class Did:
     begin: float
     end: float
     key: str | None = None
-    """Only with ordering by key."""
+    """The record's key; None unless the member processes by key."""
 
 
 @dataclass(frozen=True)
 class Commit:
-    """One committed offset of one partition, acknowledged to a member at time `at`."""
+    """A committed offset of one partition. The broker acknowledged it to the member at time `at`."""
 
     member: str
     partition: int
@@ -37,26 +37,26 @@ class Commit:
 
 
 @dataclass
-class Turn:
-    """The time in which a member considered itself the owner of a partition, and the records that it processed."""
+class Tenure:
+    """The period in which a member considered itself the owner of a partition, with the records that it processed."""
 
     member: str
     partition: int
     begin: float
     end: float = FOREVER
     ending: str = "running"
-    """"revoked" (in good order), "lost", "died" (it was killed), or "running"."""
+    """How it ended: "revoked", "lost", "died" (the member was killed), or "running" at the end of the run."""
     did: list[Did] = field(default_factory=list)
     committed: int = -1
-    """The highest offset that was acknowledged in this turn."""
+    """The highest acknowledged offset of this tenure, or -1."""
     done: Sequence[tuple[int, int]] = ()
-    """Ranges after the offset that the latest acknowledged commit names as done."""
+    """Ranges (first, end) beyond the committed offset that the latest acknowledged commit marks as done."""
     refused: bool = False
-    """True if the last commit failed."""
+    """True if its last commit failed."""
 
     @property
     def uncommitted(self) -> list[int]:
-        """Processed offsets that no acknowledged commit of this turn covers."""
+        """Offsets of processed records that no acknowledged commit of this tenure covers."""
         return [
             did.offset
             for did in self.did
@@ -66,7 +66,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault. `end` is the end of the fault, not of the recovery."""
+    """A fault. The group may still be recovering at `end`."""
 
     kind: str
     victim: str
@@ -76,19 +76,22 @@ class Fault:
 
 @dataclass
 class History:
-    """`ends`: partition -> end of the log; `final`: partition -> committed offset at the end of the run."""
+    """The events of a run.
 
-    turns: Sequence[Turn] = ()
+    `ends` has the log end offset of each partition, and `final` its committed offset at the end of the run.
+    """
+
+    tenures: Sequence[Tenure] = ()
     commits: Sequence[Commit] = ()
     ends: Mapping[int, int] = field(default_factory=dict)
     final: Mapping[int, int] = field(default_factory=dict)
     faults: Sequence[Fault] = ()
     strays: Sequence[Did] = ()
-    """Records processed by a member that did not own the partition."""
+    """Records that a member processed without owning the partition."""
 
     @property
     def did(self) -> list[Did]:
-        return [*(did for turn in self.turns for did in turn.did), *self.strays]
+        return [*(did for tenure in self.tenures for did in tenure.did), *self.strays]
 
 
 def read(
@@ -98,7 +101,7 @@ def read(
     final: Mapping[int, int],
     faults: Iterable[Fault] = (),
 ) -> History:
-    """Returns the history from the journals. `died`: member -> time of its kill, which is not in its journal."""
+    """Reads the journals. `died` has the times at which members were killed, because their journals do not."""
     history = History([], [], ends, final, list(faults), [])
     for member, path in files.items():
         lines = path.read_text().splitlines() if path.exists() else []
@@ -107,20 +110,20 @@ def read(
 
 
 def add(history: History, member: str, events: Sequence[Mapping[str, Any]], died: float | None = None) -> None:
-    """Adds the events of one member, in their order."""
-    turns, commits, strays = list(history.turns), list(history.commits), list(history.strays)
-    now: dict[int, Turn] = {}
+    """Adds the events of one member, in chronological order. `died` is the time at which it was killed."""
+    tenures, commits, strays = list(history.tenures), list(history.commits), list(history.strays)
+    now: dict[int, Tenure] = {}
     for event in events:
         what, at = event["what"], event["at"]
         if what == "own":
             for partition in event["partitions"]:
-                now[partition] = Turn(member, partition, at)
-                turns.append(now[partition])
+                now[partition] = Tenure(member, partition, at)
+                tenures.append(now[partition])
         elif what in ("revoked", "lost"):
             for partition in event["partitions"]:
-                turn = now.pop(partition, None)
-                if turn is not None:
-                    turn.end, turn.ending = at, what
+                tenure = now.pop(partition, None)
+                if tenure is not None:
+                    tenure.end, tenure.ending = at, what
         elif what == "did":
             did = Did(member, event["partition"], event["offset"], event["from"], at, event.get("key"))
             if did.partition in now:
@@ -131,13 +134,13 @@ def add(history: History, member: str, events: Sequence[Mapping[str, Any]], died
             for key, offset in event["offsets"].items():
                 if what == "commit":
                     commits.append(Commit(member, int(key), offset, at))
-                turn = now.get(int(key))
-                if turn is not None:
-                    turn.refused = what == "refused"
+                tenure = now.get(int(key))
+                if tenure is not None:
+                    tenure.refused = what == "refused"
                     if what == "commit":
-                        turn.committed = max(turn.committed, offset)
-                        turn.done = event.get("done", {}).get(key, ())
-    for turn in now.values():
+                        tenure.committed = max(tenure.committed, offset)
+                        tenure.done = event.get("done", {}).get(key, ())
+    for tenure in now.values():
         if died is not None:
-            turn.end, turn.ending = died, "died"
-    history.turns, history.commits, history.strays = turns, commits, strays
+            tenure.end, tenure.ending = died, "died"
+    history.tenures, history.commits, history.strays = tenures, commits, strays

@@ -2,12 +2,12 @@
 
     {"what": "joined"}                                            the member starts to read
     {"what": "own", "partitions": [0, 3]}                         also "revoked" and "lost"
-    {"what": "did", "partition": 3, "offset": 17, "from": 12.5}   the member processed this record, from then until "at"
-    {"what": "did", ..., "key": "7"}                              with ordering by key
+    {"what": "did", "partition": 3, "offset": 17, "from": 12.5}   the member processed this record from 12.5 to "at"
+    {"what": "did", ..., "key": "7"}                              the same, from a member that processes by key
     {"what": "commit", "offsets": {"3": 18}}                      an acknowledged commit: the next offset to read
-    {"what": "commit", ..., "done": {"3": [[20, 25]]}}            with the ranges after it that are done
+    {"what": "commit", ..., "done": {"3": [[20, 25]]}}            the same, with the ranges beyond it that are done
     {"what": "refused", "offsets": {"3": 18}, "why": "..."}       a commit that failed
-    {"what": "left"}                                              in good order
+    {"what": "left"}                                              the member has left the group
 
 Each line also has "at": seconds of CLOCK_MONOTONIC, which all processes of a machine share and which continues while a
 process is stopped. A line is one system call, so a kill -9 neither loses nor cuts a line.
@@ -29,11 +29,11 @@ class Journal:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def write(self, what: str, **event: Any) -> None:
-        # take the time first: the process may be stopped before it writes the line
+        # read the clock first: the process may be stopped before it writes the line
         line = {"at": time.monotonic(), "what": what, **event}
         os.write(self._file, json.dumps(line).encode() + b"\n")
 
-    def turn(self, what: str, partitions: Iterable[int]) -> None:
+    def ownership(self, what: str, partitions: Iterable[int]) -> None:
         self.write(what, partitions=sorted(partitions))
 
     def did(self, partition: int, offset: int, began: float, **more: Any) -> None:

@@ -24,12 +24,12 @@ __all__ = ["Figure", "Outcome", "run", "start_cluster"]
 
 Say = Callable[[str], None]
 
-PATIENCE_S = 60.0  # for the recovery of a group on a loaded machine
+PATIENCE_S = 60.0  # minimum deadline for the recovery after a fault; a loaded machine needs long
 
 
 @dataclass(frozen=True)
 class Figure:
-    """The cost of one fault: the longest standstill of a partition, and the duplicates."""
+    """The cost of one fault: the longest standstill of a partition, and the number of duplicates."""
 
     fault: Fault
     standstill_s: float
@@ -45,7 +45,7 @@ class Outcome:
     verdict: Verdict
     figures: list[Figure]
     problems: list[str] = field(default_factory=list)
-    """Other problems: members that ended by themselves, records that were not processed in time."""
+    """Problems beside the verdict: members that ended by themselves, records that were not processed in time."""
 
     @property
     def holds(self) -> bool:
@@ -62,7 +62,7 @@ class Outcome:
 
 
 def start_cluster(settings: Settings) -> LocalCluster:
-    """Returns a cluster whose servers notice a death quickly, behind proxies unless they are KRaft."""
+    """Returns a cluster that expires sessions quickly. Except with KRaft, its servers are behind proxies."""
     return LocalCluster(
         settings.kafka,
         brokers=settings.brokers,
@@ -87,7 +87,10 @@ def run(
     path: str = "",
     say: Say = print,
 ) -> Outcome:
-    """Applies all kinds of faults in random order, repeatedly for `seconds`. Writes `history.jsonl`."""
+    """Applies all faults of `kinds` in random order, again and again for `seconds`, and checks the history.
+
+    Writes the events to `history.jsonl` in `directory`.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     topic = name = f"faults-{peer}-{seed}-{time.time_ns() % 10**9}"
     cluster.create_topic(topic, settings.partitions, min(3, settings.brokers))
@@ -147,7 +150,10 @@ def run(
 
 
 def recover(group: Group, problems: list[str], kind: str) -> None:
-    """Waits until every partition makes progress and every member owns a partition. Records a timeout."""
+    """Waits until every partition makes progress and every member owns a partition.
+
+    Adds a timeout, and members that ended by themselves, to `problems`. Replaces these members.
+    """
     before = group.processed()
 
     def stuck() -> list[int]:
@@ -166,7 +172,7 @@ def recover(group: Group, problems: list[str], kind: str) -> None:
     for member in group.ended():
         code = member.process.returncode
         problems.append(f"{member.name} ended by itself with code {code} after {kind!r}; see {member.log}")
-        member.killed = time.monotonic()  # its turns ended before
+        member.killed = time.monotonic()  # an upper bound: no journal has the end of a crashed member
         group.members.remove(member)
         group.add()
 
@@ -178,7 +184,7 @@ def pinned_version(kafka: str) -> tuple[int, ...] | None:
 
 
 def commit_zero(cluster: LocalCluster, topic: str, group: str, settings: Settings) -> None:
-    """Commits offset 0 to ZooKeeper for kiel, which retries forever without offsets (0.8.2 and newer)."""
+    """Commits offset 0 in ZooKeeper. Without committed offsets, kiel retries forever with brokers from 0.8.2 on."""
     with zookeeper_client(cluster.zookeeper) as zk:
         for partition in range(settings.partitions):
             zk.create(f"/consumers/{group}/offsets/{topic}/{partition}", b"0", makepath=True)
@@ -208,7 +214,7 @@ def last_commits(files: dict[str, Path]) -> dict[int, int]:
 
 
 def write(outcome: Outcome, group: Group, directory: Path) -> None:
-    """Writes all events of all members and all faults, in the order of time."""
+    """Writes the verdict, then the events of all members and all faults in chronological order."""
     events = [{**event, "member": member.name} for member in group.all for event in member.events()]
     events += [{"at": fault.begin, "what": "fault", **asdict(fault)} for fault in outcome.history.faults]
     with (directory / "history.jsonl").open("w") as file:

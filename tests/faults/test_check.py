@@ -62,7 +62,7 @@ CASES: dict[str, tuple[History, set[str]]] = {
     "a correct history": (history(3, a=A, b=B), set()),
     "a record that nobody processed": (history(3, a=A.replace("did1@2-3 ", ""), b=B), {"lost"}),
     "two that process at one instant": (history(3, a=A, b="own@2 did2@2.5-7 commit3@8"), {"overlaps"}),
-    "two owners that process by turns": (
+    "two owners that process alternately": (
         history(3, a="own@0 did0@1-2 did2@5-6 commit3@7", b="own@2 did1@3-4 commit2@4.5 revoked@4.6"),
         {"overlaps"},
     ),
@@ -122,10 +122,10 @@ def test_an_empty_history_and_an_untouched_partition_do_not_hold() -> None:
         (A.replace("revoked", "lost"), B, {"dropped"}),
     ],
 )
-def test_idle_owners_and_lost_turns_are_violations_if_members_learn_of_losses_in_time(
+def test_idle_owners_and_lost_tenures_are_violations_if_members_learn_of_losses_in_time(
     a: str, b: str, violations: set[str]
 ) -> None:
-    assert broken(check(history(3, a=a, b=b), told=True)) == violations
+    assert broken(check(history(3, a=a, b=b), notified=True)) == violations
     assert check(history(3, a=a, b=b)).holds
 
 
@@ -163,8 +163,8 @@ def test_owners_that_follow_each_other_from_the_committed_offset_hold(chosen: li
 def test_a_record_that_is_removed_from_any_history_is_lost(chosen: list[str], data: st.DataObject) -> None:
     found = sequential([*chosen, "work"])
     offset = data.draw(st.sampled_from(sorted({each.offset for each in found.did})))
-    for turn in found.turns:
-        turn.did = [each for each in turn.did if each.offset != offset]
+    for tenure in found.tenures:
+        tenure.did = [each for each in tenure.did if each.offset != offset]
     assert check(found).lost == [(0, offset)]
 
 
@@ -197,10 +197,10 @@ def sequential(chosen: Sequence[str]) -> History:
 def test_a_journal_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     written = Journal(str(path))
-    written.turn("own", [0])
+    written.ownership("own", [0])
     written.did(0, 0, 1.0)
     written.commit({0: 1})
-    written.turn("revoked", [0])
+    written.ownership("revoked", [0])
     read = history(1, m=[json.loads(line) for line in path.read_text().splitlines()])
     assert check(read).holds
     assert read.commits[0].offset == 1

@@ -286,7 +286,7 @@ class Scene:
 
     def verdict(self) -> Verdict:
         """Returns the result of the checker, after the last member has left."""
-        verdict = check(self.history(), told=True)
+        verdict = check(self.history(), notified=True)
         self.holds = verdict.holds
         return verdict
 

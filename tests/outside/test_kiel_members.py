@@ -53,6 +53,6 @@ def test_no_record_is_lost_beside_unmodified_members_of_kiel(
         for member in tuple(scene.members):
             scene.leave(member)
         verdict = scene.verdict()
-    grouped = [turn for turn in scene.history().turns if turn.member.endswith("grouped")]
+    grouped = [each for each in scene.history().tenures if each.member.endswith("grouped")]
     scene.holds = not verdict.lost and not overlaps(grouped)
     assert scene.holds, f"{verdict}\n{scene.shown()}"

@@ -1,1 +1,1 @@
-"""Programs that run one member of a group, for this library and its peers: `python FILE '{"name": ...}'`."""
+"""Programs that run one member each, of this library or a peer: `python FILE '{"name": ...}'`."""

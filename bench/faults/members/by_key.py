@@ -1,4 +1,4 @@
-"""A service on `Consumer.process` with ordering by key, which finishes the records of a partition out of order."""
+"""A service with `Consumer.process` and ordering by key. It finishes the records of a partition out of order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bench.faults.journal import Journal
 
 
 def journal_commits(consumer: Consumer, journal: Journal) -> None:
-    """Writes each commit of the processor to the journal. No public method of `Consumer.process` shows them."""
+    """Makes the consumer write its commits to the journal, through a private method: there is no public hook."""
     commits = consumer._engine.commits
     commit = commits.commit
 
@@ -53,16 +53,16 @@ class Service(RebalanceListener):
         journal_commits(self.consumer, self.journal)
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        self.journal.turn("own", [p.partition for p in partitions])
+        self.journal.ownership("own", [p.partition for p in partitions])
 
     def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        self.journal.turn("revoked", [p.partition for p in partitions])
+        self.journal.ownership("revoked", [p.partition for p in partitions])
 
     def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
-        self.journal.turn("lost", [p.partition for p in partitions])
+        self.journal.ownership("lost", [p.partition for p in partitions])
 
     async def handle(self, record: Record) -> None:
-        """Works for a random time, and then writes the effect, only while the lease is valid."""
+        """Works for a random time, waits for a valid lease, and writes the effect. Fails at random."""
         began = time.monotonic()
         await asyncio.sleep(self.settings["work_s"] * random.choice((1, 1, 1, 50)))
         while not self.consumer.may_act():

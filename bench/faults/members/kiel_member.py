@@ -1,7 +1,7 @@
-"""kiel 0.9.3 in Python 2.7: processes the values that `consume` returns, then commits.
+"""A member of kiel 0.9.3 in Python 2.7: processes the values that `consume` returns, then commits.
 
-Autocommit is off, because it would commit a batch before it is returned. `consume` returns only values, so the member
-gets partitions and offsets from the decoder.
+Autocommit is off, because kiel would commit a batch before it returns it. `consume` returns only values, so this member
+overrides the method that decodes them, to return partitions and offsets.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ LIBC = ctypes.CDLL("libc.so.6", use_errno=True)
 
 
 def monotonic():
-    """Returns CLOCK_MONOTONIC, for which Python 2.7 has no function."""
+    """Returns CLOCK_MONOTONIC in seconds. Python 2.7 has no function for it."""
     now = Timespec()
     LIBC.clock_gettime(1, ctypes.byref(now))
     return now.seconds + now.nanoseconds / 1e9
@@ -51,7 +51,7 @@ class Member:
             autocommit=False,
             max_wait_time=100,
         )
-        # kiel has no setting for it
+        # kiel has no setting for the session timeout
         self.consumer.allocator.conn._session_timeout = int(settings["session_timeout_s"] * 1000)
 
     def write(self, what, **event):
@@ -59,11 +59,11 @@ class Member:
         os.write(self.file, json.dumps(line).encode() + b"\n")
 
     def notice(self):
-        """Writes the turns as the member sees them: its allocation at each `consume`."""
+        """Writes changes of kiel's allocation to the journal, as assignments and revocations."""
         try:
             now = set(self.consumer.allocation[self.topic])
         except KeyError:
-            now = set()  # the allocation does not have the topic
+            now = set()  # the member owns no partition of the topic
         for what, partitions in (("revoked", self.mine - now), ("own", now - self.mine)):
             if partitions:
                 self.write(what, partitions=sorted(partitions))

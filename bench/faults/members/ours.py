@@ -1,4 +1,4 @@
-"""A small service on `Consumer`: one record at a time, commits every half second and before a revocation."""
+"""A small service with `Consumer`. It processes one record at a time, and commits regularly and on revocation."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Service(RebalanceListener):
         self.settings = settings
         self.journal = Journal(settings["journal"])
         self.done: dict[TopicPartition, int] = {}
-        """Next offset to read of partitions with processed records that are not committed."""
-        self.turns: dict[TopicPartition, object] = {}
-        """Another object for each assignment of a partition."""
+        """Offset to commit next, of each partition with uncommitted processed records."""
+        self.tenures: dict[TopicPartition, object] = {}
+        """A new object for each assignment, to notice that a partition was revoked and assigned again meanwhile."""
         self.consumer = Consumer(
             settings["topic"],
             brokers=settings["brokers"],
@@ -37,8 +37,8 @@ class Service(RebalanceListener):
         )
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        self.turns.update((partition, object()) for partition in partitions)
-        self.journal.turn("own", [p.partition for p in partitions])
+        self.tenures.update((partition, object()) for partition in partitions)
+        self.journal.ownership("own", [p.partition for p in partitions])
 
     async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         await self.commit(partitions)
@@ -50,8 +50,8 @@ class Service(RebalanceListener):
     def forget(self, what: str, partitions: frozenset[TopicPartition]) -> None:
         for partition in partitions:
             self.done.pop(partition, None)
-            self.turns.pop(partition, None)
-        self.journal.turn(what, [p.partition for p in partitions])
+            self.tenures.pop(partition, None)
+        self.journal.ownership(what, [p.partition for p in partitions])
 
     async def commit(self, partitions: frozenset[TopicPartition] | None = None) -> None:
         offsets = {p: o for p, o in self.done.items() if partitions is None or p in partitions}
@@ -74,15 +74,15 @@ class Service(RebalanceListener):
             await self.commit()
 
     async def process(self, record: Record) -> None:
-        """Works, and then writes the effect, only while the lease is valid and the partition is owned."""
+        """Works, waits for a valid lease, and writes the effect if the member still owns the partition."""
         partition = TopicPartition(record.topic, record.partition)
-        turn = self.turns.get(partition)
+        tenure = self.tenures.get(partition)
         began = time.monotonic()
         await asyncio.sleep(self.settings["work_s"])
         while not self.consumer.may_act():
             await self.consumer.until_may_act()
             began = time.monotonic()
-        if turn is not None and self.turns.get(partition) is turn:
+        if tenure is not None and self.tenures.get(partition) is tenure:
             self.journal.did(record.partition, record.offset, began)
             self.done[partition] = record.offset + 1
 

@@ -1,7 +1,7 @@
-"""kazoo's SetPartitioner over the partition numbers, and a kafka-python consumer that reads the acquired partitions.
+"""A member with kazoo's SetPartitioner, which divides the partitions, and a kafka-python consumer, which reads them.
 
-The program is what a careful user would write: it checks before each record that the set is acquired, commits every
-half second and before it releases the set, and creates a new partitioner after a failure.
+A careful user would write this program. It checks before each record that the set is acquired, commits every half
+second and before it releases the set, and creates a new partitioner after a failure.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Member:
         if not self.mine:
             self.mine = list(partitioner)
             self.consumer.assign([TopicPartition(self.topic, number) for number in self.mine])
-            self.journal.turn("own", self.mine)
+            self.journal.ownership("own", self.mine)
         committed = time.monotonic()
         while partitioner.acquired and not self.stop.is_set():
             try:
@@ -130,7 +130,7 @@ class Member:
             return
         if commit:
             self.commit()
-        self.journal.turn(what, self.mine)
+        self.journal.ownership(what, self.mine)
         self.mine, self.done = [], {}
         self.consumer.assign([])
 

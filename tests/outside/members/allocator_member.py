@@ -40,7 +40,7 @@ class Service(RebalanceListener):
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
         self.turns.update((partition, object()) for partition in partitions)
-        self.journal.turn("own", [p.partition for p in partitions])
+        self.journal.ownership("own", [p.partition for p in partitions])
 
     async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         await self.commit({p: o for p, o in self.done.items() if p in partitions})
@@ -53,7 +53,7 @@ class Service(RebalanceListener):
         for partition in partitions:
             self.turns.pop(partition, None)
             self.done.pop(partition, None)
-        self.journal.turn(what, [p.partition for p in partitions])
+        self.journal.ownership(what, [p.partition for p in partitions])
 
     async def commit(self, offsets: dict[TopicPartition, int]) -> None:
         if not offsets:

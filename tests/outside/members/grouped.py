@@ -38,7 +38,7 @@ class Service:
     def notice(self, held: set[int]) -> None:
         for what, partitions in (("revoked", self.held - held), ("own", held - self.held)):
             if partitions:
-                self.journal.turn(what, partitions)
+                self.journal.ownership(what, partitions)
         self.held = held
 
     async def run(self) -> None:

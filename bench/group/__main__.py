@@ -16,7 +16,7 @@ from allocator.testing import LocalCluster
 
 from .contenders import CONTENDERS, PARTITIONS
 
-# the peers of bench.rebalance that are in Kafka's own groups
+# the peers of bench.rebalance that use Kafka's own groups
 REBALANCING = [
     "ours-kafka",
     "ours-kafka-coop",
@@ -40,7 +40,7 @@ def measure(name: str, cluster: LocalCluster, topic: str, runs: int, commits: in
 
 
 def table(found: dict[str, dict[str, list[float]]]) -> Table:
-    shown = Table(title="medians, with the fastest and the slowest run; ratios above 1: slower than ours")
+    shown = Table(title="medians, and the range of all runs; x ours: above 1 is slower than this library")
     for heading in HEADINGS:
         shown.add_column(heading, justify="right")
     ours = {what: statistics.median(found["ours"][what]) for what in ("first_s", "commit_s")} if "ours" in found else {}
@@ -64,11 +64,11 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--clients", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
     parser.add_argument("--kafka", default="3.9.1")
-    parser.add_argument("--runs", type=int, default=5, help="groups that each client joins in a turn")
-    parser.add_argument("--turns", type=int, default=3, help="turns of each client")
-    parser.add_argument("--commits", type=int, default=300, help=f"commits in a run, each of {PARTITIONS} partitions")
+    parser.add_argument("--runs", type=int, default=5, help="groups that each client joins per turn")
+    parser.add_argument("--turns", type=int, default=3, help="how often all clients run, one after another")
+    parser.add_argument("--commits", type=int, default=300, help=f"commits per group, each of {PARTITIONS} partitions")
     parser.add_argument("--no-rebalance", action="store_true", help="do not measure rebalances")
-    parser.add_argument("--json", type=Path, help="write the numbers to this file as well")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     return parser.parse_args(arguments)
 
 
@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
         cluster.create_topic(topic, PARTITIONS)
         cluster.produce(topic, ((None, b"." * 100, number % PARTITIONS) for number in range(PARTITIONS * 10)))
         for turn in range(options.turns):
-            # clients take turns, so that a temporary disturbance affects all
+            # all clients in each turn, so that a temporary disturbance affects all of them
             for name in options.clients:
                 times = measure(name, cluster, topic, options.runs, options.commits)
                 for what, values in times.items():

@@ -1,7 +1,7 @@
-"""One member of a group in each client: it joins, reads its first record, commits repeatedly, and leaves.
+"""The contenders. Each joins a new group as its only member, reads a record, commits repeatedly, and leaves.
 
-Every run creates a consumer in a new group. A contender runs in its own process, which prints its measurements as
-JSON: `python -m bench.group.contenders NAME BOOTSTRAP TOPIC RUNS COMMITS`.
+`python -m bench.group.contenders NAME BOOTSTRAP TOPIC RUNS COMMITS` runs one contender RUNS times, and prints its
+measurements as JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HEARTBEAT_S = 2.0
 
 
 class Run:
-    """Seconds from creating the consumer to its first record, and for each commit."""
+    """Measures the seconds from creating a consumer to its first record, and the seconds per commit."""
 
     def __init__(self) -> None:
         self.began = time.perf_counter()
@@ -160,7 +160,7 @@ CONTENDERS: dict[str, Callable[[], Callable[[str, str, int], Run]]] = {
 
 def main(name: str, bootstrap: str, topic: str, runs: str, commits: str) -> None:
     once = CONTENDERS[name]()
-    once(bootstrap, topic, 1)  # a first run loads and compiles modules
+    once(bootstrap, topic, 1)  # warm-up: loads modules
     gc.collect()
     found = [once(bootstrap, topic, int(commits)) for _ in range(int(runs))]
     print(json.dumps({"first_s": [run.first_s for run in found], "commit_s": [run.commit_s for run in found]}))

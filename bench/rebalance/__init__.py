@@ -1,4 +1,4 @@
-"""Compares how long groups of several clients take to recover after a member joined, left or crashed.
+"""Compares how long groups of several clients take to recover after a member joins, leaves or crashes.
 
 `python -m bench.rebalance --help`; docs/performance.md has the method and the results.
 """

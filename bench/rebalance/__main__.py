@@ -1,4 +1,4 @@
-"""Measures the time after a member left, joined or died until new owners read every moved partition."""
+"""Measures the time from a leave, a join or a crash until the new owners read every moved partition."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TICK_MS = 100
 
 
 async def commit_zero(settings: Settings) -> None:
-    """Commits offset 0, so that the first owners also start at a committed offset."""
+    """Commits offset 0 for all partitions, so that the first owners also start at a committed offset."""
     client = KafkaClient(settings.bootstrap)
     await client.connect()
     try:
@@ -63,9 +63,9 @@ def run_peer(
         for number in range(1, 1 + options.repeat * (1 if options.quiet >= 1 else 3)):
             for event, outcome in group.round(tuple(options.events)):
                 console.print(
-                    f"  {peer}: {event}: last {outcome.last_s * 1000:,.0f} ms, half {outcome.median_s * 1000:,.0f} ms, "
-                    f"{outcome.moved} moved, {outcome.stopped} stopped without moving, others used "
-                    f"{outcome.foreign:.0%} of the machine"
+                    f"  {peer}: {event}: last partition {outcome.last_s * 1000:,.0f} ms, median "
+                    f"{outcome.median_s * 1000:,.0f} ms, {outcome.moved} moved, {outcome.stopped} stopped without "
+                    f"moving, other processes used {outcome.foreign:.0%} of the machine"
                 )
                 outcomes.setdefault(event, []).append(outcome)
             if number >= options.repeat and all(enough(found, options) for found in outcomes.values()):
@@ -74,7 +74,7 @@ def run_peer(
 
 
 def enough(found: list[Outcome], options: argparse.Namespace) -> bool:
-    """Returns whether there are enough outcomes without load from other processes."""
+    """Returns whether `repeat` outcomes had less load from other processes than `quiet`."""
     return len([outcome for outcome in found if outcome.foreign <= options.quiet]) >= int(options.repeat)
 
 
@@ -117,25 +117,27 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--members", type=int, nargs="+", default=[3, 10, 30])
     parser.add_argument("--partitions", type=int, nargs="+", default=[24, 1000])
     parser.add_argument("--events", nargs="+", choices=EVENTS, default=list(EVENTS))
-    parser.add_argument("--peers", nargs="+", choices=list(PEERS), help="(default: all that the brokers support)")
+    parser.add_argument(
+        "--peers", nargs="+", choices=list(PEERS), help="clients to compare (default: all that the brokers support)"
+    )
     parser.add_argument("--repeat", type=int, default=3, help="repetitions of each event")
     parser.add_argument("--session-timeout-s", type=float, default=6.0)
-    parser.add_argument("--heartbeat-s", type=float, default=2.0, help="heartbeat interval of the native groups")
-    parser.add_argument("--processes", type=int, default=3, help="processes of the members that stay")
-    parser.add_argument("--timeout-s", type=float, default=120.0, help="time until the group must be at rest")
+    parser.add_argument("--heartbeat-s", type=float, default=2.0, help="heartbeat interval in Kafka's own groups")
+    parser.add_argument("--processes", type=int, default=3, help="number of processes for the members that stay")
+    parser.add_argument("--timeout-s", type=float, default=120.0, help="how long to wait until the group is stable")
     parser.add_argument("--heap", default="768m", help="heap of the broker; 5000 partitions need 2g")
     parser.add_argument("--kafka", default="3.9.1")
     parser.add_argument(
         "--quiet",
         type=float,
         default=1.0,
-        help="delay each event until other processes use less than this part of the machine, and repeat disturbed "
-        "events, up to three times as often",
+        help="delay each event until other processes use less than this part of the machine (0 to 1), and repeat "
+        "disturbed events, up to three times --repeat",
     )
-    parser.add_argument("--quiet-wait-s", type=float, default=60.0, help="longest such delay")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the pauses before the events")
-    parser.add_argument("--json", type=Path, help="write the numbers to this file as well")
-    parser.add_argument("--markdown", action="store_true", help="print the table in Markdown, too")
+    parser.add_argument("--quiet-wait-s", type=float, default=60.0, help="maximum delay for --quiet")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random waits before the events")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    parser.add_argument("--markdown", action="store_true", help="also print the table in Markdown")
     options = parser.parse_args(arguments)
     old = int(options.kafka.partition(".")[0]) < 4
     if options.peers is None:
@@ -154,7 +156,7 @@ def main(arguments: list[str] | None = None) -> int:
         "group.min.session.timeout.ms": 1000,
         "group.initial.rebalance.delay.ms": 0,
         "zookeeper.session.timeout.ms": 18_000,
-        "log.index.size.max.bytes": 65_536,  # the broker maps two files of this size for each partition
+        "log.index.size.max.bytes": 65_536,  # saves memory: the broker maps two files of this size for each partition
     }
     if set(options.peers) & set(KIP848):
         broker.update(

@@ -20,22 +20,22 @@ class Outcome:
     last_s: float
     """Seconds from the event until the new owner of every moved partition had read a record."""
     median_s: float
-    """The same for half of the moved partitions."""
+    """Seconds from the event until the new owners of half of the moved partitions had read a record."""
     moved: int
-    """Partitions with another owner than before."""
+    """Number of partitions whose owner changed."""
     stopped: int
-    """Partitions that were revoked and then assigned to the same owner."""
+    """Number of partitions that were revoked and then assigned to the same owner again."""
     foreign: float = 0.0
-    """Part of the machine that other processes used meanwhile, from 0 to 1."""
+    """Part of the machine's CPU time that other processes used meanwhile, from 0 to 1."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """All repetitions of one event with one peer."""
+    """The medians over all repetitions of one event with one peer."""
 
     runs: int
     last_s: float
-    """Median of the repetitions."""
+    """Median of `Outcome.last_s`; the next two are its minimum and maximum."""
     fastest_s: float
     slowest_s: float
     median_s: float
@@ -48,7 +48,7 @@ class Summary:
 
 
 def owners_at(journals: Journals, when: float) -> dict[int, str]:
-    """Returns the owners at that time. A killed member owns its partitions until another member does."""
+    """Returns the owners at time `when`. A killed member stays the owner until another member owns the partition."""
     owners: dict[int, str] = {}
     entries = [(at, kind, member, parts) for member, each in journals.items() for at, kind, parts in each]
     for at, kind, member, parts in sorted(entries, key=lambda entry: entry[0]):
@@ -63,7 +63,7 @@ def owners_at(journals: Journals, when: float) -> dict[int, str]:
 
 
 def balanced(counts: Iterable[int], partitions: int) -> bool:
-    """Returns whether members with so many partitions each own all partitions evenly."""
+    """Returns whether these counts, one of each member, add up to `partitions` and differ by at most one."""
     given = list(counts)
     if not given or sum(given) != partitions:
         return False
@@ -72,7 +72,7 @@ def balanced(counts: Iterable[int], partitions: int) -> bool:
 
 
 def measure(journals: Journals, event: float, end: float) -> Outcome:
-    """Returns the outcome of the event at time `event`. The group was stable again at `end`.
+    """Returns the outcome of the event at time `event`. `end` is a time at which the group was stable again.
 
     Raises ValueError if the new owner of a moved partition read nothing.
     """
@@ -91,13 +91,16 @@ def measure(journals: Journals, event: float, end: float) -> Outcome:
                     stopped.add(partition)
     unread = moved.keys() - first.keys()
     if unread:
-        raise ValueError(f"{len(unread)} partitions moved and were not read, {min(unread)} for one")
+        raise ValueError(f"{len(unread)} partitions moved and were not read, for example {min(unread)}")
     times = [at - event for at in first.values()] or [0.0]
     return Outcome(max(times), statistics.median(times), len(moved), len(stopped))
 
 
 def quietest(outcomes: Sequence[Outcome], limit: float, least: int) -> list[Outcome]:
-    """Returns the outcomes with at most `limit` load from other processes, but at least `least`, chosen by load."""
+    """Returns the outcomes in which other processes used at most `limit` of the machine.
+
+    If these are fewer than `least`, adds the outcomes with the least load.
+    """
     by_load = sorted(outcomes, key=lambda outcome: outcome.foreign)
     quiet = sum(outcome.foreign <= limit for outcome in outcomes)
     return by_load[: max(quiet, least)]
@@ -118,5 +121,5 @@ def summarize(outcomes: Sequence[Outcome]) -> Summary:
 
 
 def ratio(theirs: Summary, ours: Summary) -> float:
-    """Returns the ratio of the times."""
+    """Returns how many times longer the peer took than this library."""
     return theirs.last_s / ours.last_s if ours.last_s else float("inf")

@@ -1,4 +1,4 @@
-"""Runs one group of one peer, causes the events, and measures their cost."""
+"""Runs a group of one peer, causes the events, and measures how long the group takes to recover."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Unsettled(Exception):
 
 
 class Group:
-    """Members in a few processes. The member that leaves, joins and crashes has its own process."""
+    """Members in a few processes. The one member that leaves, joins and crashes has its own process."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Group:
             worker.end()
 
     def begin(self) -> float:
-        """Starts all members. Returns the seconds until all partitions are assigned evenly."""
+        """Starts all members. Returns the seconds until they own all partitions evenly."""
         began = time.monotonic()
         for number in range(self._members - 1):
             self._stay[number % len(self._stay)].start(f"member-{number:03d}")
@@ -70,7 +70,7 @@ class Group:
         return self._rest() - began
 
     def round(self, events: tuple[str, ...]) -> Iterator[tuple[str, Outcome]]:
-        """Causes the events, with a join after a leave and after a crash, and yields their outcomes."""
+        """Causes the events, with a join after each leave and crash, and yields (event, outcome)."""
         if "leave" in events or "crash" not in events:
             yield "leave", self._measured(self._leave)
             yield "join", self._measured(self._join)
@@ -79,7 +79,7 @@ class Group:
             yield "join", self._measured(self._join)
 
     def _measured(self, do: Callable[[], float]) -> Outcome:
-        # at a random phase of the heartbeats
+        # a random wait, so that events fall on every phase of the heartbeats
         time.sleep(self._random.uniform(0, self._settings.heartbeat_s))
         if self._quiet < 1:
             self._load.wait_quiet(self._quiet, self._quiet_wait_s)
@@ -94,7 +94,7 @@ class Group:
                 if end > deadline:
                     raise Unsettled(f"{self._peer}: {error} after {self._timeout_s:g} s") from None
                 continue
-            # after a crash, the group waits for seconds without work
+            # only the last second counts: after a crash, the group first waits for the session timeout
             done = event + outcome.last_s
             return replace(outcome, foreign=self._load.share(max(event, done - 1.0), done))
 
@@ -111,10 +111,10 @@ class Group:
         return when
 
     def _crash(self) -> float:
-        """Reads the journal of the member, and kills it with -9."""
+        """Reads the member's journal, kills its process with SIGKILL, and returns the time of the kill."""
         successor = Worker(self._peer, self._settings)
         self._pids.add(successor.pid)
-        successor.ask("state")  # wait for its start, so that it uses no CPU during the measurement
+        successor.ask("state")  # wait until it has started, so that it uses no CPU during the measurement
         self._dead.update(self._mover.ask("journals"))
         self._gone.add(self._mover_name())
         event = time.monotonic()
@@ -130,8 +130,8 @@ class Group:
         return found
 
     def _rest(self) -> float:
-        """Waits until every partition has an owner and nothing changes. Returns that time."""
-        # a native group may rebalance again; the next heartbeats notify its members
+        """Waits until the members own all partitions evenly and nothing changes. Returns the time."""
+        # a group of Kafka's own may rebalance again, and its members learn of that from their next heartbeats
         calm_s = 1.0 if self._peer in OVER_ZOOKEEPER else self._settings.heartbeat_s + 0.5
         deadline = time.monotonic() + self._timeout_s
         since, seen = 0.0, -1
@@ -153,7 +153,7 @@ class Group:
             elif now - since > calm_s:
                 return now
             if now > deadline:
-                raise Unsettled(f"{self._peer}: not at rest within {self._timeout_s:g} s; members own {sorted(counts)}")
+                raise Unsettled(f"{self._peer}: not stable within {self._timeout_s:g} s; members own {sorted(counts)}")
             time.sleep(0.1)
 
     def _alive(self) -> int:

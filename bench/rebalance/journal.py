@@ -1,4 +1,4 @@
-"""The journal of one member: the partitions that it owned and read, with times."""
+"""The journal of one member: when it got, released and read which partitions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Entry = tuple[float, str, tuple[int, ...]]
 
 
 class Journal:
-    """A journal in memory, because writing to disk would change the measurement.
+    """A journal in memory, because writing to disk would distort the measurement.
 
-    The clock is CLOCK_MONOTONIC, which all processes of a machine share.
+    Its times are from CLOCK_MONOTONIC, which all processes of a machine share.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Measures the load of other processes, so that it does not count for a peer."""
+"""Measures how much of the machine other processes use, so that disturbed measurements can be repeated."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ PROC = Path("/proc")
 
 
 class Load:
-    """Samples the CPU time of other processes, which is 0 on systems without /proc.
+    """Samples the CPU time that other processes use. Without /proc, it is always 0.
 
-    The kernel measures it in hundredths of a second, so values of short spans are coarse.
+    The kernel counts it in hundredths of a second, so values over short spans are coarse.
     """
 
     def __init__(self, ours: Callable[[], Iterable[int]]) -> None:
@@ -26,11 +26,11 @@ class Load:
         self._samples: list[tuple[float, float]] = []
 
     def sample(self) -> None:
-        """Takes a sample. Call it about every tenth of a second."""
+        """Takes a sample. The caller does this about every tenth of a second."""
         self._samples.append((time.monotonic(), self._foreign_s()))
 
     def share(self, start: float, end: float) -> float:
-        """Returns the used part of all cores (0 to 1) between two times of CLOCK_MONOTONIC, by the samples."""
+        """Returns which part of all cores (0 to 1) other processes used between two times of CLOCK_MONOTONIC."""
         before = [sample for sample in self._samples if sample[0] <= start][-1:] or self._samples[:1]
         after = [sample for sample in self._samples if sample[0] >= end][:1] or self._samples[-1:]
         if not before or not after or after[0][0] <= before[0][0]:
@@ -64,7 +64,7 @@ class Load:
 
     def _used_s(self, pid: int) -> float:
         try:
-            # the name may have blanks and brackets; user and system time are fields 14 and 15
+            # user and system time are fields 14 and 15; the name before them may contain blanks and brackets
             fields = (PROC / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()
         except OSError:
             return 0.0

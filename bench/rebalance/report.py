@@ -1,4 +1,4 @@
-"""Formats the measurements as text and JSON."""
+"""Formats the measurements as a table, Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Case", "as_json", "headings", "markdown", "rows", "table"]
 
 @dataclass(frozen=True)
 class Case:
-    """The results for one size of group: event -> peer -> summary."""
+    """The results for one group size. `results`: event -> peer -> summary; `failures`: peer -> reason."""
 
     members: int
     partitions: int
@@ -64,10 +64,10 @@ HEADINGS = (
     "peer",
     "last partition, ms",
     "fastest - slowest",
-    "half of them, ms",
+    "median partition, ms",
     "moved",
     "stopped without moving",
-    "used by others",
+    "CPU used by others",
 )
 OURS = ("ours", "ours-sticky", "ours-kafka", "ours-kafka-coop", "ours-kip848")
 
@@ -79,11 +79,13 @@ def ours_in(cases: Sequence[Case]) -> list[str]:
 
 
 def headings(cases: Sequence[Case]) -> list[str]:
-    return [*HEADINGS, *(f"times {name}" for name in ours_in(cases))]
+    return [*HEADINGS, *(f"x {name}" for name in ours_in(cases))]
 
 
 def table(cases: Sequence[Case], runs: int) -> Table:
-    shown = Table(title=f"from the event until the new owners read what moved; medians of {runs} or more")
+    shown = Table(
+        title=f"time from the event until the new owners read the moved partitions; medians of at least {runs} runs"
+    )
     for number, heading in enumerate(headings(cases)):
         shown.add_column(heading, justify="left" if number in (2, 3) else "right")
     before: list[str] = []

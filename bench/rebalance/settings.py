@@ -1,4 +1,4 @@
-"""The settings of all peers, and the measured events."""
+"""The settings that all peers share, and the measured events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EVENTS = ("leave", "join", "crash")
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a group, equal for all peers that have them. Times in seconds."""
+    """Settings of a group. All peers that have a setting get the same value. Times are in seconds."""
 
     bootstrap: str
     zookeeper: str
@@ -23,10 +23,10 @@ class Settings:
     session_timeout_s: float = 6.0
     heartbeat_s: float = 2.0
     fetch_wait_s: float = 0.1
-    """fetch.max.wait of the other clients (default: 0.5), whose fetch of new partitions waits for the one in flight.
+    """fetch.max.wait of the other clients (default: 0.5), which fetch new partitions only after the fetch in flight.
     This library keeps its default, also 0.5, because it fetches new partitions over a second connection."""
     poll_s: float = 0.05
-    """Longest call of `poll` in the blocking clients, which react to the group only between calls."""
+    """Timeout of `poll` in the blocking clients, which take part in a rebalance only between calls."""
     settle_s: float = 0.1
     """SetPartitioner's time_boundary: how long its party must be unchanged before it divides the set (default: 30)."""
 

@@ -1,7 +1,12 @@
-"""A process with some members, controlled through a pipe.
+"""A process with some members of the group. It gets commands through a pipe and responds to each.
 
-Commands are tuples, and each has a response: ("start", names) and ("leave", name) return the time at which the command
-started, ("state",) returns {name: (owned, entries, error)}, ("journals",) {name: entries}, and ("end",) None.
+    ("start", names)   starts members; responds with the time at which the first one started
+    ("leave", name)    makes a member leave; responds with the time at which it started to leave
+    ("state",)         responds with {name: (number of owned partitions, number of journal entries, error)}
+    ("journals",)      responds with {name: journal entries}
+    ("end",)           makes all members leave, and ends the process
+
+Times are from CLOCK_MONOTONIC, in seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ __all__ = ["Worker"]
 
 
 class Worker:
-    """Starts and controls the process."""
+    """Starts a worker process and sends it commands."""
 
     def __init__(self, peer: str, settings: Settings) -> None:
         context = multiprocessing.get_context("spawn")
@@ -31,7 +36,7 @@ class Worker:
         self._last: dict[str, Any] = {}
 
     def ask(self, *command: Any, timeout_s: float = 60.0) -> Any:
-        """Sends a command and returns the response. Raises RuntimeError if the worker fails, EOFError if it ended."""
+        """Sends a command and returns the response. Raises RuntimeError if it fails, EOFError if the process ended."""
         self._pipe.send(command)
         if not self._pipe.poll(timeout_s):
             raise RuntimeError(f"a worker did not respond to {command[0]!r} within {timeout_s:g} s")
@@ -50,16 +55,15 @@ class Worker:
         return began
 
     def kill(self) -> None:
-        """Kills the process with SIGKILL."""
         self.process.kill()
 
     def end(self) -> None:
-        """Makes the members leave, and kills the process after a timeout. Works after its end, too."""
+        """Makes the members leave, and kills the process if that fails. The process may have ended already."""
         if self.process.is_alive():
             try:
                 self.ask("end", timeout_s=90)
             except (RuntimeError, EOFError, OSError):
-                logging.getLogger(__name__).warning("a worker did not end in good order")
+                logging.getLogger(__name__).warning("the members of a worker did not leave in time")
             self.process.join(5)
         self.process.kill()
         self.process.join()
@@ -69,9 +73,9 @@ class Worker:
 def _serve(pipe: Connection, peer: str, settings: Settings) -> None:
     from .peers import members_of
 
-    # logging in a rebalance would change the measurement
+    # logging during a rebalance would distort the measurement
     logging.basicConfig(level=logging.CRITICAL)
-    # missing progress shows the dead thread of a peer
+    # do not print a traceback if a peer's thread dies: the measurement then fails for lack of progress
     threading.excepthook = lambda _: None
     members = members_of(peer, settings)
     while True:

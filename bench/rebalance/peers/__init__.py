@@ -1,7 +1,7 @@
 """The compared clients. A member reads the record of each assigned partition, and commits when it is revoked.
 
-A partition has one record, and a member commits offset 0, so that the next owner reads the record again. So every peer
-does what a service does in a rebalance: it commits, requests committed offsets, and fetches.
+Each partition has one record. A member commits offset 0, so that the next owner reads the record again. Thus every peer
+does the work of a service in a rebalance: it commits, requests committed offsets, and fetches.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .base import Members
 
 __all__ = ["KIP848", "OVER_ZOOKEEPER", "PEERS", "Members", "members_of"]
 
-# module and class, so that a worker imports only its peer
+# peer -> module and class; a worker imports only its own peer
 PEERS = {
     "ours": "ours:Ours",
     "ours-sticky": "ours:Sticky",
@@ -31,7 +31,7 @@ PEERS = {
 }
 OVER_ZOOKEEPER = ("ours", "ours-sticky", "kazoo")
 KIP848 = ("ours-kip848", "confluent-kip848")
-"""Peers that need brokers from 4.0 on."""
+"""Peers that need brokers of 4.0 or newer."""
 
 
 def members_of(peer: str, settings: Settings) -> Members:

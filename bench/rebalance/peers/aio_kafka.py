@@ -1,4 +1,4 @@
-"""A Kafka group of aiokafka's consumers, which have no cooperative assignor."""
+"""A Kafka group of aiokafka consumers. aiokafka has no cooperative assignor."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class AioKafka(Tasks):
         await asyncio.wait({reading, asyncio.ensure_future(stop.wait())}, return_when=asyncio.FIRST_COMPLETED)
         reading.cancel()
         await asyncio.wait({reading})
-        # its stop() does not call the listener
+        # aiokafka's stop() does not call the listener
         await listener.on_partitions_revoked(consumer.assignment())
         await consumer.stop()
         if not reading.cancelled():

@@ -1,4 +1,4 @@
-"""Runs the members of one process, as threads or as tasks of one loop."""
+"""Runs the members of one process, as threads or as tasks of one event loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Members", "Tasks", "Threads"]
 
 
 class Members(ABC):
-    """The members in this process, by name."""
+    """The members in this process. Times are from CLOCK_MONOTONIC, in seconds."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -25,7 +25,7 @@ class Members(ABC):
 
     @abstractmethod
     def start(self, name: str) -> float:
-        """Starts a member. Returns the time (CLOCK_MONOTONIC, seconds)."""
+        """Starts a member. Returns the time of the start."""
 
     @abstractmethod
     def leave(self, name: str) -> float:
@@ -33,11 +33,11 @@ class Members(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Ends all members, and waits for them."""
+        """Makes all members leave, and waits until they have left."""
 
 
 class Threads(Members):
-    """One thread for each member."""
+    """Runs each member in its own thread."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -67,7 +67,7 @@ class Threads(Members):
             thread.join(60)
 
     def leaves(self, name: str) -> None:
-        """Called by a member just before it calls `close` of its library, where the measurement starts."""
+        """Stores the time at which a member leaves. `member` calls this just before it closes its consumer."""
         begun, when = self._leaving[name]
         when.append(time.monotonic())
         begun.set()
@@ -84,7 +84,7 @@ class Threads(Members):
 
 
 class Tasks(Members):
-    """One task for each member, in one loop on its own thread."""
+    """Runs each member in its own task, all in one event loop on a separate thread."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)

@@ -1,4 +1,4 @@
-"""A Kafka group of confluent-kafka's consumers (librdkafka): eager, cooperative, and KIP-848."""
+"""A Kafka group of confluent-kafka (librdkafka) consumers: eager, cooperative, or KIP-848."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Group(Threads):
     strategy: str
 
     def joining(self) -> dict[str, Any]:
-        """Returns the settings for joining the group."""
+        """Returns the settings that select the group protocol and its timeouts."""
         return {
             "session.timeout.ms": int(self.settings.session_timeout_s * 1000),
             "heartbeat.interval.ms": int(self.settings.heartbeat_s * 1000),
@@ -60,7 +60,7 @@ class _Moves:
         offsets = [TopicPartition(p.topic, p.partition, 0) for p in partitions]
         self._journal.drop(p.partition for p in offsets)
         if offsets:
-            with contextlib.suppress(KafkaException):  # lost meanwhile; offset 0 is already committed
+            with contextlib.suppress(KafkaException):  # the partition was lost meanwhile; offset 0 is already committed
                 self._consumer.commit(offsets=offsets, asynchronous=False)
 
     def lost(self, _: Consumer, partitions: Iterable[TopicPartition]) -> None:

@@ -1,4 +1,4 @@
-"""A Kafka group of kafka-python's consumers, with the default or the cooperative assignor."""
+"""A Kafka group of kafka-python consumers, with the range or the cooperative assignor."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""This library's Consumer, through ZooKeeper and in Kafka's own groups.
+"""This library's Consumer, in groups through ZooKeeper and in Kafka's own groups.
 
-Through ZooKeeper with `naive`, which moves nearly all partitions, and with `sticky`. In Kafka's own groups eager,
-cooperative, and with the next-generation protocol (KIP-848).
+The groups through ZooKeeper use `naive`, which moves nearly all partitions, or `sticky`. Kafka's own groups are eager,
+cooperative, or use the next-generation protocol (KIP-848).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Listener(RebalanceListener):
 
     async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         for partition in partitions:
-            self.consumer.seek(partition, 0)  # otherwise the member would continue at its position
+            self.consumer.seek(partition, 0)  # if the member gets the partition back, it has to read the record again
         await self.consumer.commit(dict.fromkeys(partitions, 0))
         self._journal.drop(p.partition for p in partitions)
 

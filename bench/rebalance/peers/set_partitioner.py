@@ -1,4 +1,4 @@
-"""kazoo's SetPartitioner over the partition numbers, and a kafka-python consumer that reads the acquired ones."""
+"""kazoo's SetPartitioner, which divides the partitions, and a kafka-python consumer, which reads them."""
 
 from __future__ import annotations
 

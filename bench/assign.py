@@ -1,18 +1,29 @@
-"""Measures time and memory of the assignors, and how both grow.
+"""Measures time and memory of the assignors, and how both grow with the size of the group.
 
     python -m bench.assign                     all parts: some minutes, most of them for kafka-python
-    python -m bench.assign --part growth       peers, growth or functions alone
-    python -m bench.assign --json FILE         the same numbers for a program ("-": on standard output)
+    python -m bench.assign --part growth       only one part: peers, growth or functions
+    python -m bench.assign --json FILE         also write the numbers to a file ("-": to standard output)
 
-A row is one call, in its own process, for a settled group after one event: `first` (no member owns a partition),
-`join` (one member more) or `leave` (one member less). Subscriptions are `equal`, `tiers` (25, 50, 75 or 100 % of the
-members subscribe to a topic, so there are few distinct sets of subscribers) or `random` (each member subscribes to half
-of the topics, so no two topics have the same subscribers: the hardest case).
+Each row is one call in its own process, for a stable group after one event:
 
-`function` is the call of the assignor alone. `compute` also validates every partition, like a leader. Neither includes
-the view, which the leader reads from ZooKeeper. `cpu` is the process time of the same call, for machines with other
-load. For kafka-python, `function` is its executor, from the members' metadata to the final assignment, without encoding
-them. `memory` is how much the call raised the peak memory of the process. It is 0 if creating the view needed more.
+    first      no member owns a partition yet
+    join       the group has one member more
+    leave      the group has one member less
+
+The members of a group subscribe in one of three ways:
+
+    equal      each member subscribes to all topics
+    tiers      each member subscribes to 25, 50, 75 or 100 % of the topics: few distinct sets of subscribers
+    random     each member subscribes to half of the topics: no two topics have the same subscribers, the hardest case
+
+The columns of a row:
+
+    function   seconds of the assignor alone; for kafka-python, of its executor without encoding and decoding
+    compute    seconds with the checks of every partition that a leader makes
+    cpu        CPU seconds of the same call, for machines with other load
+    memory     how much the call raised the peak memory of the process; 0 if creating the group needed more
+
+No time includes reading the group from ZooKeeper.
 """
 
 from __future__ import annotations
@@ -79,7 +90,7 @@ def case(part: str, function: str, members: int, topics: int, each: int, shape: 
 
 
 def view_of(case: Case) -> GroupView:
-    """Returns the group as its leader sees it just after the event."""
+    """Returns the group as its leader sees it right after the event."""
     rng = random.Random(7)
     topics = [f"topic-{number:04}" for number in range(case["topics"])]
     tiers = [frozenset(topics[: len(topics) * quarter // 4]) for quarter in (4, 3, 2, 1)]
@@ -141,7 +152,7 @@ def kafka_python(view: GroupView) -> dict[str, list[tuple[str, list[int]]]]:
 
 
 def measure(case: Case) -> Case:
-    """Returns the case with its numbers, in seconds and in megabytes of 10**6 bytes."""
+    """Returns the case with its measurements. Megabytes have 10**6 bytes."""
     view = view_of(case)
     peer = case["function"] == PEER
     function: Callable[[GroupView], Any] = kafka_python if peer else resolve(case["function"])
@@ -190,8 +201,8 @@ def run(case: Case, timeout_s: float) -> Case:
 def tables(rows: list[Case]) -> Iterator[Table]:
     for part, title in (
         ("peers", "sticky and kafka-python's StickyPartitionAssignor"),
-        ("growth", "sticky, ten times as many members, topics and partitions from row to row"),
-        ("functions", "each function, one member joining"),
+        ("growth", "sticky, in groups of growing size"),
+        ("functions", "each assignor, when one member joins"),
     ):
         some = [row for row in rows if row["part"] == part]
         if some:
@@ -224,7 +235,7 @@ def shown(value: float | None) -> str:
 
 
 def ratio(row: Case, rows: list[Case]) -> str:
-    """Returns the ratio to allocator for kafka-python, and to a tenth of the size for growth."""
+    """Returns a ratio of CPU times: for `peers`, kafka-python to allocator; for `growth`, to the next smaller group."""
 
     def like(other: Case, *names: str) -> bool:
         return all(other[name] == row[name] for name in names)
@@ -244,8 +255,8 @@ def ratio(row: Case, rows: list[Case]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", action="append", choices=("peers", "growth", "functions"), help="default: all")
-    parser.add_argument("--json", metavar="FILE", help="write the numbers to this file; - for standard output")
-    parser.add_argument("--timeout", type=float, default=1_800.0, metavar="SECONDS", help="timeout of one row")
+    parser.add_argument("--json", metavar="FILE", help="also write the numbers to this file; - for standard output")
+    parser.add_argument("--timeout", type=float, default=1_800.0, metavar="SECONDS", help="maximum time for one row")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -258,7 +269,7 @@ def main() -> None:
         if options.json and options.json != "-":
             Path(options.json).write_text(
                 json.dumps(rows, indent=1) + "\n"
-            )  # after each row, so that an interrupt loses none
+            )  # after each row, so that an interrupt loses no rows
         console.print(f"[dim]{each['function']} {each['members']} x {each['partitions']} {each['event']}: done[/dim]")
     for made in tables(rows):
         console.print(made)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 __all__ = ["COLOURS", "OTHER", "Bar", "draw"]
 
-# shades of blue for allocator, and for each other client a colour that colour-blind people can distinguish
+# allocator is blue; colour-blind people can distinguish the colours of the other clients
 COLOURS = {
     "ours, records": "#1b6ca8",
     "ours, batches": "#3a9bd9",
@@ -29,16 +29,16 @@ _BAR, _GAP, _LEFT, _WIDTH = 15, 22, 250, 430
 
 
 class Bar(NamedTuple):
-    """One bar of a group."""
+    """A bar of a chart."""
 
     label: str
     value: float
     text: str
-    """The label after the bar."""
+    """Text to the right of the bar, such as its value."""
 
 
 def draw(title: str, groups: Iterable[tuple[str, Sequence[Bar]]]) -> str:
-    """Returns the SVG of a chart. Each group has a heading and its own scale."""
+    """Returns a bar chart as SVG. Each group of bars has a heading and its own scale."""
     parts: list[str] = []
     y = 46
     for heading, bars in groups:
@@ -68,5 +68,5 @@ def draw(title: str, groups: Iterable[tuple[str, Sequence[Bar]]]) -> str:
 
 
 def _colour(label: str) -> str:
-    """Returns the colour of a label, or of its part before the first comma."""
+    """Returns the colour for a label, which may be listed whole or by its part before the first comma."""
     return COLOURS.get(label) or COLOURS.get(label.partition(",")[0], OTHER)

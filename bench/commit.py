@@ -4,9 +4,9 @@
     python -m bench.commit --partitions 1000 --rounds 20
     python -m bench.commit --most 10000             all in one request, for comparison
 
-`held up` is the longest time between two iterations of the loop during the commit; all other tasks wait for it. It is
-in wall-clock time, and in CPU time of the loop's thread, which other processes on the machine hardly change. The first
-round is a separate row, because kafka-python compiles its encoders in it.
+`blocked` is the longest time between two iterations of the event loop during the commit, in which no other task runs.
+`blocked, CPU` is the same in CPU time of the loop's thread, which other processes hardly change. The first round has
+its own row, because kafka-python compiles its encoders in it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TOPICS = 10
 
 
 class Ticker:
-    """Measures how long the loop was blocked."""
+    """Measures the longest time for which the event loop was blocked."""
 
     async def __aenter__(self) -> Ticker:
         self.wall_s = self.cpu_s = 0.0
@@ -53,7 +53,7 @@ class Ticker:
 
 
 async def measure(bootstrap: str, partitions: int, rounds: int) -> list[tuple[float, float, float]]:
-    """Returns for each round (total seconds, longest block in wall-clock time, the same in CPU time)."""
+    """Returns (seconds, blocked seconds, blocked CPU seconds) of each round."""
     found = []
     async with KafkaClient(bootstrap) as client:
         offsets = GroupOffsets(client, "bench-commit")
@@ -77,10 +77,12 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--kafka", default=NEWEST)
-    parser.add_argument("--most", type=int, help="partitions in one request (default: the library's own limit)")
+    parser.add_argument(
+        "--most", type=int, help="maximum partitions in one request (default: the limit of the library)"
+    )
     options = parser.parse_args()
     if options.partitions % TOPICS:
-        parser.error(f"--partitions must be a multiple of {TOPICS}, the number of their topics")
+        parser.error(f"--partitions must be a multiple of {TOPICS}, because there are {TOPICS} topics")
     if options.most is not None:
         pending_commit.MOST_PARTITIONS, pending_commit.MOST_BYTES = options.most, 1 << 30
     with LocalCluster(options.kafka, zookeepers=int(options.kafka < "4"), heap="1g") as cluster:
@@ -90,7 +92,7 @@ def main() -> None:
     table = Table(
         title=f"{options.partitions} partitions, {pending_commit.MOST_PARTITIONS} in a request, {options.kafka}"
     )
-    for heading in ("round", "commit", "partitions/s", "held up", "held up, CPU"):
+    for heading in ("round", "commit", "partitions/s", "blocked", "blocked, CPU"):
         table.add_column(heading, justify="right")
     median = tuple(statistics.median(row[i] for row in later) for i in range(3))
     worst = tuple(max(row[i] for row in later) for i in range(3))

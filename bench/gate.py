@@ -1,12 +1,13 @@
-"""Fails if the ratio to a peer is more than 15 % below the one in `bench/gate.json`.
+"""Runs short benches, and fails if allocator has become slower compared with another client (a peer).
 
-    python -m bench.gate                    short forms of all benches, about six minutes
-    python -m bench.gate --only decode      this bench only
-    python -m bench.gate --write            store the present ratios; on a quiet machine, after an intended change
+    python -m bench.gate                    all of them, about six minutes
+    python -m bench.gate --only decode      one of them
+    python -m bench.gate --write            store the ratios; on a quiet machine, after an intended change
 
-A ratio says how many times better allocator is than the peer in the same run, so the speed of the machine does not
-count. A bench that measures CPU time compares that, because other processes hardly change it. A bench with a lower
-ratio runs twice more, and the best of its ratios counts.
+A ratio tells how many times better allocator is than the peer in the same run, so the speed of the machine does not
+matter. The gate fails if a ratio is more than 15 % below the stored one in `bench/gate.json`. Before that, it repeats
+the bench up to twice, and takes the best ratio. If a bench measures CPU time, the gate compares that, because other
+processes hardly change it.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def measure(name: str) -> Ratios:
 
 
 def lost(before: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
-    """Returns the names of ratios that are missing, or too far below the stored ones."""
+    """Returns the names of the ratios that are missing or too far below the stored ones."""
     return [what for what, ratio in before.items() if now.get(what, 0.0) < ratio * (1 - LOSS)]
 
 
@@ -110,11 +111,11 @@ def main() -> int:
         prog="python -m bench.gate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", choices=list(BENCHES), default=list(BENCHES))
-    parser.add_argument("--write", action="store_true", help="write the ratios to bench/gate.json")
+    parser.add_argument("--write", action="store_true", help="store the ratios in bench/gate.json")
     given = parser.parse_args()
     noted: Ratios = json.loads(RATIOS.read_text()) if RATIOS.exists() else {}
     failed = []
-    print("| times better than the peer | noted | now | |\n|---|---|---|---|")
+    print("| times better than the peer | stored | now | |\n|---|---|---|---|")
     for name in given.only:
         before = {what: ratio for what, ratio in noted.items() if what.startswith(f"{name}: ")}
         now = measure(name)
@@ -131,7 +132,7 @@ def main() -> int:
     if given.write:
         RATIOS.write_text(json.dumps({what: round(noted[what], 2) for what in sorted(noted)}, indent=1) + "\n")
     for what in failed:
-        print(f"more than {LOSS:.0%} lost: {what}", file=sys.stderr)
+        print(f"more than {LOSS:.0%} below the stored ratio: {what}", file=sys.stderr)
     return 1 if failed else 0
 
 

@@ -1,9 +1,9 @@
-"""Draws the pictures of docs/performance.md from its tables.
+"""Draws the charts of docs/performance.md from its tables.
 
     python -m bench.graphs
 
-A test compares the pictures with the page. bench.consume draws docs/consume.svg, because the page lacks some of its
-figures.
+A test compares the charts with the page. `bench.consume --svg` draws docs/consume.svg, because the page does not have
+all of its numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Table = list[list[str]]
 
 
 def pictures(page: str) -> dict[str, str]:
-    """Returns file name -> SVG for the text of the page."""
+    """Returns file name -> SVG. `page` is the text of docs/performance.md."""
     return {"rebalance.svg": _rebalance(page), "faults.svg": _faults(page)}
 
 

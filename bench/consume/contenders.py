@@ -1,6 +1,6 @@
-"""The contenders: each reads partitions, assigned by number or by a group, and passes lists of values to `Sink`.
+"""The contenders. Each reads its partitions, which it assigns itself or gets as a group member, into a `Sink`.
 
-The imports are in the functions, so that each process has only its own library in memory.
+The functions import their library, so that each process has only that library in memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ async def _each_batch(job: Job, sink: Sink, take: Callable[[Any], None], **more:
 
 def _until_over(job: Job, sink: Sink, take: Callable[[Any], None], **more: Any) -> None:
     async def run() -> None:
-        # an idle consumer would wait for ever, so a timer ends it
+        # without records, the consumer would wait forever, so a timeout ends it
         reading = asyncio.ensure_future(_each_batch(job, sink, take, **more))
         await asyncio.wait({reading}, timeout=sink.seconds_left)
         reading.cancel()
@@ -64,7 +64,7 @@ def ours_zookeeper(job: Job, sink: Sink) -> None:
 
 
 def ours_batches(job: Job, sink: Sink) -> None:
-    """Reads like a mirror, which keeps the bytes of batches: checks and counts them."""
+    """Reads like a mirror: verifies and counts the batches, but decodes no records."""
     _until_over(job, sink, lambda batch: sink.counted(len(batch), batch.nbytes))
 
 
@@ -133,7 +133,7 @@ def confluent(job: Job, sink: Sink) -> None:
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
             "auto.offset.reset": "earliest",
-            # librdkafka's INTRODUCTION.md, "High throughput", and its CONFIGURATION.md on reading ahead
+            # from librdkafka's INTRODUCTION.md, "High throughput", and CONFIGURATION.md on prefetching
             "queued.min.messages": 1_000_000,
             "queued.max.messages.kbytes": PREFETCH_BYTES // 1024,
             "fetch.max.bytes": MAX_BYTES,
@@ -144,7 +144,7 @@ def confluent(job: Job, sink: Sink) -> None:
         consumer.subscribe([job.topic])
     else:
         consumer.assign([TopicPartition(job.topic, n, OFFSET_BEGINNING) for n in range(job.partitions)])
-    # consume() returns after this many records or the timeout, so a large number would delay the first record
+    # consume() waits for this many records or the timeout, so a large number would delay the first record
     many, wait_s = (10_000, 0.05) if job.kind == "throughput" else (1, POLL_S)
     while not sink.done:
         messages = consumer.consume(many, wait_s)
@@ -165,7 +165,7 @@ CONTENDERS: dict[str, Callable[[Job, Sink], None]] = {
     "aiokafka": aiokafka,
     "confluent-kafka": confluent,
 }
-# imported before the measurement starts
+# contender -> modules that `load` imports
 LIBRARIES = {"kafka-python": ["kafka"], "aiokafka": ["aiokafka"], "confluent-kafka": ["confluent_kafka"]}
 OURS_LIBRARIES = ["allocator.handlers.consumer"]
 OURS = tuple(name for name in CONTENDERS if name.startswith("ours"))

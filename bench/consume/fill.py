@@ -13,12 +13,12 @@ from .settings import STAMP
 
 __all__ = ["fill", "stream", "values"]
 
-# records in one batch, like those of a busy producer with a short linger
+# records per batch, like a busy producer with a short linger
 BATCH = 1000
 
 
 def values(size: int) -> Iterator[bytes]:
-    """Yields values of `size` bytes that compress like events in JSON, for ever."""
+    """Yields values of `size` bytes, without end. They compress like JSON events."""
     made = []
     for n in range(997):
         text = json.dumps(
@@ -29,7 +29,7 @@ def values(size: int) -> Iterator[bytes]:
 
 
 def fill(bootstrap: str, topic: str, partitions: int, count: int, size: int, codec: str) -> None:
-    """Writes `count` records. Each partition gets a record batch in turn."""
+    """Writes `count` records, in batches that go round robin to the partitions."""
     from confluent_kafka import Producer
 
     producer = Producer(
@@ -57,7 +57,7 @@ def fill(bootstrap: str, topic: str, partitions: int, count: int, size: int, cod
 
 
 def stream(bootstrap: str, topic: str, partitions: int, rate: int, seconds: float, size: int) -> None:
-    """Writes `rate` records a second, evenly, each with the time at which it was sent."""
+    """Writes `rate` records per second at a steady rate. Each value starts with the time at which it was sent."""
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 2, "acks": 1})

@@ -1,4 +1,4 @@
-"""Formats the measurements as tables and as a picture."""
+"""Formats the measurements as Markdown tables and as an SVG chart."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..bars import Bar, draw
 __all__ = ["Case", "Figures", "markdown", "median", "svg"]
 
 Figures = Mapping[str, Any]
-"""The output of a worker."""
+"""The measurements that a worker prints."""
 
 
 class Case(NamedTuple):
-    """The results for one topic: contender -> output of its worker, or its error."""
+    """The results for one topic. `results`: contender -> measurements; `failures`: contender -> reason."""
 
     name: str
     results: Mapping[str, Figures]
@@ -40,7 +40,7 @@ def per_cpu_s(figures: Figures) -> float:
 
 
 def markdown(kind: str, cases: Sequence[Case], reference: str) -> str:
-    """Returns one table. The ratios compare with the contender `reference`."""
+    """Returns a table. Its ratios compare each contender with `reference`."""
     columns = COLUMNS[kind]
     lines = [
         "| topic | contender | " + " | ".join(name for name, _ in columns) + " |",
@@ -66,13 +66,13 @@ def _times(figures: Figures, base: Figures | None) -> str:
 COLUMNS: dict[str, list[tuple[str, Any]]] = {
     "throughput": [
         ("M records/s", lambda f, _: f"{f['count'] / f['wall_s'] / 1e6:.3f}"),
-        ("us CPU a record", lambda f, _: f"{f['cpu_s'] / f['count'] * 1e6:.3f}"),
-        ("records per CPU s, times confluent-kafka's", _times),
+        ("CPU us/record", lambda f, _: f"{f['cpu_s'] / f['count'] * 1e6:.3f}"),
+        ("records per CPU s / confluent-kafka's", _times),
         ("peak RSS, MB", lambda f, _: f"{f['rss_mb']:.0f}"),
     ],
     "turns": [
-        ("us CPU a fetch", lambda f, _: f"{f['turn_us']:.0f}"),
-        ("times confluent-kafka's", lambda f, base: "" if base is None else f"{f['turn_us'] / base['turn_us']:.2f}"),
+        ("CPU us/fetch", lambda f, _: f"{f['turn_us']:.0f}"),
+        ("CPU / confluent-kafka's", lambda f, base: "" if base is None else f"{f['turn_us'] / base['turn_us']:.2f}"),
         ("p50, ms", lambda f, _: f"{f['late_ms']['p50']:.2f}"),
         ("p99, ms", lambda f, _: f"{f['late_ms']['p99']:.2f}"),
     ],
@@ -82,12 +82,12 @@ COLUMNS: dict[str, list[tuple[str, Any]]] = {
     ]
     + [("CPU", lambda f, _: f"{f['cpu_s'] / f['wall_s']:.1%}")],
     "idle": [("CPU", lambda f, _: f"{f['cpu_s'] / f['wall_s']:.2%}")],
-    "cold": [("first record after, ms", lambda f, _: f"{f['first_s'] * 1000:.0f}")],
+    "cold": [("first record, ms", lambda f, _: f"{f['first_s'] * 1000:.0f}")],
 }
 
 
 def svg(cases: Sequence[Case], title: str) -> str:
-    """Returns a chart of records per CPU second. Each topic has a group of bars with its own scale."""
+    """Returns a bar chart of records per CPU second. The bars of each topic have their own scale."""
     groups = []
     for case in cases:
         rates = {name: per_cpu_s(figures) for name, figures in case.results.items()}

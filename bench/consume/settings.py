@@ -1,4 +1,4 @@
-"""The settings of all contenders: equal limits, or the values that a client's documentation recommends."""
+"""The settings of the contenders: the same limits for all, or values that a client's documentation recommends."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ __all__ = ["CODECS", "FORMATS", "SIZES", "TURN", "Job", "records_of"]
 
 SIZES = (10, 100, 1_000, 100_000)
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-# record format -> (version of Kafka with that format, settings of the topic)
+# record format -> (Kafka version that writes it, topic settings)
 FORMATS = {"v2": ("3.9.1", {}), "0.10": ("2.8.2", {"message.format.version": "0.10.2"})}
 
-# most bytes of a response, of a partition in it, and of prefetched records, for all clients that have these settings
+# maximum bytes of a response, of one partition in it, and of prefetched records, in clients with these settings
 MAX_BYTES = 52_428_800
 PARTITION_BYTES = 1_048_576
 PREFETCH_BYTES = 64 << 20
 
 TURN = 3
-"""Records of one turn: a stream of few records that other load on the machine does not change."""
+"""Number of records in a turn; see `turns`."""
 
 STAMP = "<q"
-"""The first 8 bytes of a value in the latency run: time.monotonic_ns() when it was sent."""
+"""Format of the first 8 bytes of a value in a latency run: time.monotonic_ns() when it was sent."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Job:
     """The task of one worker process."""
 
     kind: str
-    """throughput, turns: read `records`; latency, idle: run for `seconds`; cold: read the first record in a group."""
+    """throughput or turns: read `records`; latency or idle: run for `seconds`; cold: join a group, read one record."""
     bootstrap: str
     zookeeper: str
     topic: str
@@ -38,7 +38,7 @@ class Job:
     seconds: float = 0.0
     group: str = ""
     port: int = 0
-    """Only for "turns": port of a UDP socket on 127.0.0.1 to which the worker sends the number of values read."""
+    """For turns: UDP port on 127.0.0.1 to which the worker sends the number of values that it reads."""
 
     def dump(self) -> str:
         return json.dumps(asdict(self))
@@ -49,5 +49,5 @@ class Job:
 
 
 def records_of(size: int, most: int, volume: int = 400 << 20) -> int:
-    """Returns how many records of `size` bytes to read: at most `most`, and at most `volume` bytes."""
+    """Returns how many records of `size` bytes to read: at most `most` and `volume` bytes, but at least 500."""
     return max(500, min(most, volume // size))

@@ -1,4 +1,4 @@
-"""Receives the values of a contender, and measures it."""
+"""Receives the values that a contender reads, and measures throughput, latency and memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Sink", "peak_rss_mb"]
 
 
 def peak_rss_mb() -> float:
-    """Returns the peak memory of this process: VmHWM on Linux, where child processes inherit `ru_maxrss`."""
+    """Returns the peak memory of this process: VmHWM on Linux, where `ru_maxrss` includes the parent's peak."""
     with contextlib.suppress(OSError), open("/proc/self/status") as status:
         for line in status:
             if line.startswith("VmHWM:"):
@@ -25,7 +25,7 @@ def peak_rss_mb() -> float:
 
 
 class Sink:
-    """Counts values. In a latency run it also records the latency of each."""
+    """Counts values. In a latency run, also measures how late each value arrives."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -35,7 +35,7 @@ class Sink:
         self._stamp = struct.Struct(STAMP).unpack_from if job.kind == "latency" else None
         self._late: list[int] = []
         self._told = socket.socket(socket.AF_INET, socket.SOCK_DGRAM) if job.port else None
-        self._warm: tuple[int, float] | None = None  # count and CPU seconds after the first tenth
+        self._warm: tuple[int, float] | None = None  # count and CPU seconds after the warm-up, a tenth of the records
         self._cpu = time.process_time()
         self._began = time.perf_counter()
 

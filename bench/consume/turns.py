@@ -1,7 +1,7 @@
-"""Measures small batches one at a time: the next batch is sent when the consumer has the last one.
+"""Sends a consumer a few records at a time: the next turn starts when the consumer has the records of the last turn.
 
-Each turn is one fetch with one response. So the CPU time of a turn is the cost of a fetch of a few records, and other
-load on the machine does not change the number of records in it.
+So each turn is one fetch with one response, and its CPU time is the cost of fetching a few records. Load on the machine
+does not change how many records a fetch returns.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PATIENCE_S = 30.0
 def drive(
     bootstrap: str, topic: str, partitions: int, turns: int, size: int, sock: socket.socket, alive: Callable[[], bool]
 ) -> dict[str, Any]:
-    """Sends `turns` batches. Returns percentiles of the milliseconds until the handler has a batch."""
+    """Sends the records of all turns. Returns p50, p99 and mean of the milliseconds until the consumer has a turn."""
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 1, "acks": 1})

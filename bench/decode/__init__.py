@@ -1,4 +1,4 @@
-"""Compares the speed of decoders on the same bytes, without a broker.
+"""Compares how fast decoders of several clients read the same records, without a broker.
 
 `python -m bench.decode --help`; docs/performance.md has the method and the results.
 """

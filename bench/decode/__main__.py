@@ -1,4 +1,4 @@
-"""Measures the time to decode a record set, the lower bound by copy and checksum, and two threads."""
+"""Measures the time to decode a record set, the time to copy and checksum it, and decoding in two threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .decoders import CONTENDERS, REFERENCE, limit
 
 
 def best_ns(functions: dict[str, Callable[[bytes], int]], data: bytes, seconds: float) -> dict[str, float]:
-    """Returns the fastest run of each contender in ns of CPU time. They run in turn, so load affects all."""
+    """Returns the CPU time of each contender's fastest run, in ns. They run alternately, so load affects all."""
     best = dict.fromkeys(functions, float("inf"))
     for function in functions.values():
         function(data)
@@ -27,7 +27,7 @@ def best_ns(functions: dict[str, Callable[[bytes], int]], data: bytes, seconds: 
     while time.monotonic() < until or rounds < 3:
         rounds += 1
         for name, function in functions.items():
-            # fast contenders run several times
+            # repeat a fast contender, whose single runs vary more
             for _ in range(1 if best[name] > 5e6 else 10):
                 began = time.thread_time_ns()
                 function(data)
@@ -36,7 +36,7 @@ def best_ns(functions: dict[str, Callable[[bytes], int]], data: bytes, seconds: 
 
 
 def run(made: Sample, seconds: float) -> tuple[dict[str, float], list[str]]:
-    """Returns (contender -> ns for a record, rows of the table)."""
+    """Returns ns per record for each contender, and the rows of the table."""
     functions: dict[str, Callable[[bytes], int]] = {"limit": limit(made.data)}
     lacking = []
     for name, function in CONTENDERS.items():
@@ -60,12 +60,12 @@ def run(made: Sample, seconds: float) -> tuple[dict[str, float], list[str]]:
             f"| {len(made.data) / ns:.2f} | {of_limit:.0%} | {aiokafka / ns:.2f} |"
         )
     if lacking:
-        rows.append(f"| {made.name} | cannot: {', '.join(lacking)} | | | | | |")
+        rows.append(f"| {made.name} | not supported: {', '.join(lacking)} | | | | | |")
     return {name: ns / made.records for name, ns in took.items()}, rows
 
 
 def rate(made: Sample, seconds: float) -> float:
-    """Returns the records per second of repeated decoding to columns."""
+    """Decodes to columns again and again for `seconds`, and returns the records per second."""
     function = CONTENDERS[REFERENCE]
     assert function is not None
     count, began = 0, time.perf_counter()
@@ -76,7 +76,10 @@ def rate(made: Sample, seconds: float) -> float:
 
 
 def at_once(made: Sample, seconds: float) -> str:
-    """Returns a row for one thread, two threads, and two processes (the present limit of the machine)."""
+    """Returns a row with the rates of one thread, two threads and two processes.
+
+    Two processes show what the machine can do at present, because they share no interpreter lock.
+    """
     took: dict[str, list[float]] = {"one": [], "two": [], "processes": []}
     with ProcessPoolExecutor(2, get_context("fork")) as processes, ThreadPoolExecutor(2) as threads:
         list(processes.map(rate, [made] * 2, [0.01] * 2))
@@ -90,16 +93,18 @@ def at_once(made: Sample, seconds: float) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.decode", description=__doc__)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[10, 100, 1000, 100_000], help="bytes of a value")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[10, 100, 1000, 100_000], help="bytes per value")
     parser.add_argument("--codecs", nargs="+", default=["none", "gzip", "snappy", "lz4", "zstd"])
-    parser.add_argument("--codec-size", type=int, default=100, help="bytes of a value that is compressed")
-    parser.add_argument("--batch-bytes", type=int, nargs="+", default=[16384], help="bytes of a batch, uncompressed")
-    parser.add_argument("--seconds", type=float, default=1.0, help="time for each contender and sample")
-    parser.add_argument("--json", type=Path, help="write the ns for a record to this file as well")
+    parser.add_argument("--codec-size", type=int, default=100, help="bytes per value in compressed samples")
+    parser.add_argument(
+        "--batch-bytes", type=int, nargs="+", default=[16384], help="bytes per batch before compression"
+    )
+    parser.add_argument("--seconds", type=float, default=1.0, help="how long to run each contender on each sample")
+    parser.add_argument("--json", type=Path, help="also write the ns per record to this file")
     options = parser.parse_args()
 
     if "_crecords" not in DefaultRecordBatch.__module__:
-        print("aiokafka runs without its extension here\n")
+        print("aiokafka runs without its compiled extension\n")
     samples = [
         sample(size, codec, batch_bytes=batch_bytes)
         for batch_bytes in options.batch_bytes
@@ -107,7 +112,7 @@ def main() -> None:
         for size in (options.sizes if codec == "none" else [options.codec_size])
     ]
     samples.append(sample(options.codec_size, "none", magic=1))
-    print("| values | | ns a record | M records/s | GB/s | of the limit | times aiokafka |")
+    print("| values | decoder | ns/record | M records/s | GB/s | % of limit | aiokafka's ns / its ns |")
     print("|---|---|---|---|---|---|---|")
     found = {}
     for made in samples:
@@ -116,7 +121,10 @@ def main() -> None:
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1))
     if CONTENDERS[REFERENCE] is not None:
-        print("\n| values | one thread, M records/s | two | two processes | threads of that |\n|---|---|---|---|---|")
+        print(
+            "\n| values | one thread, M records/s | two threads | two processes | threads / processes |\n"
+            "|---|---|---|---|---|"
+        )
         for made in samples:
             print(at_once(made, options.seconds), flush=True)
 

@@ -1,4 +1,4 @@
-"""Record sets as a broker sends them."""
+"""Creates record sets: the bytes of records that a broker sends for a partition."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORDS = [f"{word}{number}" for word in ("order", "customer", "amount", "created"
 
 
 class Sample(NamedTuple):
-    """One record set."""
+    """A record set with its number of records."""
 
     name: str
     data: bytes
@@ -23,7 +23,7 @@ class Sample(NamedTuple):
 
 
 def value_of(size: int, rng: random.Random) -> bytes:
-    """Returns text that compresses to about a third, like JSON."""
+    """Returns text of `size` bytes that compresses to about a third, like JSON."""
     out = bytearray()
     while len(out) < size:
         out += f'"{rng.choice(WORDS)}": {rng.getrandbits(30)}, '.encode()
@@ -54,7 +54,10 @@ def sample(size: int, codec: str, *, magic: int = 2, set_bytes: int = 1 << 20, b
 
 
 def _shifted(messages: bytes, by: int, wrapped: int) -> bytes:
-    """Returns old messages with offsets from `by` on. The wrapper of a compressed set has the last offset."""
+    """Returns messages of format v0 or v1 with offsets that start at `by`.
+
+    If they are compressed, `wrapped` is their number, and the outer message gets the last offset.
+    """
     if wrapped:
         return struct.pack(">q", by + wrapped - 1) + messages[8:]
     out, pos = bytearray(messages), 0

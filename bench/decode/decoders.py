@@ -1,7 +1,6 @@
-"""The contenders: functions of a record set that return the number of records read.
+"""The contenders: functions that decode a record set and return the number of records.
 
-All verify checksums. With decoders that return records, the function reads the offset, key and value of each, like a
-handler.
+All verify checksums. If a decoder returns records, the function reads offset, key and value of each, as a handler does.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ REFERENCE = "ours, columns"
 
 
 def limit(data: bytes) -> Callable[[bytes], int]:
-    """Returns a function that copies and checksums as many bytes: the least work of a decoder that copies."""
+    """Returns a function that only copies and checksums the bytes: the least work for a decoder that copies."""
     room = memoryview(bytearray(len(data)))
 
     def both(data: bytes) -> int:
@@ -58,7 +57,7 @@ def arrow_copied(decoder: Any, data: bytes) -> int:
 def look_at(records: Iterable[Any]) -> int:
     count = 0
     for record in records:
-        # decodes lazy attributes
+        # reading an attribute decodes it if it is lazy
         record.offset  # noqa: B018
         record.key  # noqa: B018
         record.value  # noqa: B018
@@ -75,13 +74,13 @@ def by_peer(kind: Any, data: bytes) -> int:
     while found.has_next():
         batch = found.next_batch()
         if not batch.validate_crc():
-            raise ValueError("a wrong checksum")
+            raise ValueError("wrong checksum")
         count += look_at(batch)
     return count
 
 
 def by_aiokafkas_consumer(data: bytes) -> int:
-    """Also creates the records that aiokafka's consumer returns."""
+    """Creates the `ConsumerRecord` objects that aiokafka's consumer returns."""
     where = TopicPartition("t", 0)
     return look_at(PartitionRecords(where, AiokafkaRecords(data), [], 0, None, None, True, READ_UNCOMMITTED))
 
@@ -108,4 +107,4 @@ def _of(function: Callable[[Any, bytes], int], decoder: Any) -> Decoder:
 
 
 CONTENDERS = _contenders()
-"""Name -> decoder, or None if it is not built."""
+"""Name -> decoder, or None if the compiled extension is missing."""

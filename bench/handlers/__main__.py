@@ -25,11 +25,11 @@ from .memory import MemorySource, batches
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTITIONS, KEYS = 24, 10_000
-EMPTY_RECORDS = 8000  # in each partition
+EMPTY_RECORDS = 8000  # per partition
 
 
 def cpu(ordering: str, plain: bool, records: int = EMPTY_RECORDS) -> float:
-    """Returns the CPU microseconds for each record of a handler that does nothing, without a broker."""
+    """Returns the CPU microseconds per record with a handler that does nothing, without a broker."""
     data = batches(PARTITIONS, KEYS, records)
     total = PARTITIONS * records
     count = [0]
@@ -45,7 +45,7 @@ def cpu(ordering: str, plain: bool, records: int = EMPTY_RECORDS) -> float:
         engine = Processor(Handler("empty", handle_plain if plain else handle), Handling(ordering=ordering))
         running = asyncio.ensure_future(engine.run(MemorySource(data)))
         begin = time.process_time()
-        while count[0] < total and not running.done():  # noqa: ASYNC110 - a handler that sets an event would cost more
+        while count[0] < total and not running.done():  # noqa: ASYNC110 - setting an event would cost CPU
             await asyncio.sleep(0.005)
         used = time.process_time() - begin
         engine.stop()
@@ -57,7 +57,7 @@ def cpu(ordering: str, plain: bool, records: int = EMPTY_RECORDS) -> float:
 
 
 class Broker:
-    """One broker with one topic, and its workers."""
+    """A topic with records on a broker. Starts workers that handle them."""
 
     def __init__(self, cluster: LocalCluster, records: int) -> None:
         self.cluster = cluster
@@ -92,9 +92,10 @@ class Broker:
 
 
 def repeated(broker: Broker, directory: Path, done_set: bool) -> tuple[int, int]:
-    """Returns the records that were handled again after a kill -9, and those handled before. One key is stuck.
+    """Returns the number of records handled again after a SIGKILL, and of records handled before it.
 
-    Without the done set, the same offsets are committed again without metadata, as by another client.
+    The handler is slow for one key, so the committed offset stays behind. Without `done_set`, the function commits the
+    same offsets again without metadata, as another client would.
     """
     journal = directory / f"journal-{done_set}"
     job = broker.job("key", concurrency=200, work_s=0.01, journal=str(journal), seconds=120.0, slow_key=0)
@@ -109,7 +110,7 @@ def repeated(broker: Broker, directory: Path, done_set: bool) -> tuple[int, int]
         asyncio.run(forget(job))
     worker = broker.start(job)
     try:
-        wait_until(lambda: lines(journal) > before + 25_000, 120, "25,000 records more")
+        wait_until(lambda: lines(journal) > before + 25_000, 120, "25,000 more records")
     finally:
         worker.send_signal(signal.SIGKILL)
         worker.wait()
@@ -125,12 +126,12 @@ async def forget(job: dict[str, Any]) -> None:
     async with KafkaClient(job["brokers"]) as client:
         offsets = GroupOffsets(client, job["group"])
         found = await offsets.fetch([TopicPartition(job["topic"], n) for n in range(PARTITIONS)])
-        # the killed member stays in the group until its session ends
+        # the broker refuses the commit until the session of the killed member expires
         for _ in range(60):
             try:
                 await offsets.commit({p: OffsetAndMetadata(each.offset, "", -1) for p, each in found.items()})
                 return
-            except Exception:  # noqa: BLE001 - until the broker removes the member
+            except Exception:  # noqa: BLE001 - any refusal: try again
                 await asyncio.sleep(1.0)
         raise RuntimeError("the group did not accept the offsets")
 
@@ -142,17 +143,19 @@ def lines(path: Path) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.handlers",
-        description="Compares slow handlers: records per second, repeats after kill -9, memory, CPU of the engine.",
+        description="Compares slow handlers: records per second, CPU, memory, and records repeated after kill -9.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--kafka", default="3.9.1", help="version of the broker")
     parser.add_argument("--records", type=int, default=400_000, help="records in the topic")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of each measurement")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[100, 1000], help="calls at the same time")
+    parser.add_argument(
+        "--concurrency", type=int, nargs="+", default=[100, 1000], help="handler calls that run at once"
+    )
     parser.add_argument("--only", nargs="+", choices=("cpu", "rate", "crash"), default=["cpu", "rate", "crash"])
     options = parser.parse_args()
     if "cpu" in options.only:
-        print("| empty handler, CPU µs a record | coroutine | plain |\n|---|---:|---:|")
+        print("| empty handler, CPU µs/record | coroutine | plain function |\n|---|---:|---:|")
         for ordering in ("partition", "key", "none"):
             print(f"| {ordering} | {cpu(ordering, False):.2f} | {cpu(ordering, True):.2f} |", flush=True)
     if not {"rate", "crash"} & set(options.only):
@@ -160,7 +163,7 @@ def main() -> None:
     with LocalCluster(options.kafka, heap="1g") as cluster, tempfile.TemporaryDirectory() as directory:
         broker = Broker(cluster, options.records)
         if "rate" in options.only:
-            print("\n| 50 ms handler | calls at once | records/s | of the limit | CPU µs a record | MiB | grown |")
+            print("\n| 50 ms handler | calls at once | records/s | % of limit | CPU µs/record | MiB | MiB grown |")
             print("|---|---:|---:|---:|---:|---:|---:|")
             cases = [("aiokafka", 1, 1), ("partition", PARTITIONS, PARTITIONS)]
             for calls in options.concurrency:
@@ -174,7 +177,7 @@ def main() -> None:
                     flush=True,
                 )
         if "crash" in options.only:
-            print("\n| kill -9 with a key stuck | handled before | handled again |\n|---|---:|---:|")
+            print("\n| kill -9 with one slow key | handled before | handled again |\n|---|---:|---:|")
             for done_set in (True, False):
                 again, before = repeated(broker, Path(directory), done_set)
                 print(f"| {'with' if done_set else 'without'} the done set | {before:,} | {again:,} |", flush=True)

@@ -19,7 +19,7 @@ TIME_MS = 1_700_000_000_000
 
 
 def batches(partitions: int, keys: int, records: int, size: int = 100) -> list[Batch]:
-    """Returns a batch of `records` records for each partition, with keys of that partition."""
+    """Returns one batch of `records` records per partition. Each key occurs in one partition only."""
     each = max(1, keys // partitions)
     found = []
     for partition in range(partitions):
@@ -33,7 +33,7 @@ def batches(partitions: int, keys: int, records: int, size: int = 100) -> list[B
 
 
 class MemorySource:
-    """The part of `Consumer` that the engine uses. Delivers each batch once."""
+    """Replaces `Consumer` for the engine: has the methods that it calls, and delivers each batch once."""
 
     def __init__(self, given: list[Batch]) -> None:
         self._batches = list(given)
@@ -41,7 +41,7 @@ class MemorySource:
         self._paused: set[TopicPartition] = set()
         self._changed = asyncio.Event()
         self.measures = Measures()
-        # the processor reaches the rest through the core and its parts
+        # the processor calls the consumer's inner objects; this object stands for each of them
         self._engine = self.commits = self
         self.turn = asyncio.Lock()
         self.processor: Any = None
@@ -76,10 +76,10 @@ class MemorySource:
     async def commit(self, offsets: Mapping[TopicPartition, Any]) -> None: ...
 
     async def commit_regularly(self, interval_s: float, commit: Any) -> None:
-        await asyncio.Event().wait()  # the processor ends when this ends
+        await asyncio.Event().wait()  # must not return: the processor would end too
 
     async def until_confirmed(self) -> None:
-        """No lease to wait for."""
+        """Returns at once: there is no lease."""
 
     def topic_id(self, partition: TopicPartition) -> None:
         return None

@@ -1,7 +1,9 @@
-"""Handles records in one process for some seconds, and prints its measurements as one JSON line.
+"""Handles records in one process for some seconds, and prints its measurements as one line of JSON.
 
-`python -m bench.handlers.worker JOB`, a JSON object: contender, brokers, topic, group, concurrency, work_s, seconds,
-journal (a file for the offset of each handled record, or null), slow_key (a key whose records take 60 s, or null).
+    python -m bench.handlers.worker JOB
+
+JOB is a JSON object with contender, brokers, topic, group, concurrency, work_s, seconds, journal (a file for the
+partition and offset of each handled record, or null) and slow_key (a key whose records take 60 s, or null).
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ import sys
 import time
 from typing import Any
 
-START_S = 60.0  # for the first record
+START_S = 60.0  # maximum wait for the first record
 
 
 class Work:
-    """The handler, with its counters."""
+    """A handler that sleeps, and counts its calls."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.job = job
@@ -51,7 +53,7 @@ async def ours(job: dict[str, Any], work: Work, ordering: str) -> None:
 
 
 async def aiokafka_loop(job: dict[str, Any], work: Work) -> None:
-    """Reads and handles in one loop, like the example in aiokafka's documentation."""
+    """Handles records one at a time in `async for`, like the example in aiokafka's documentation."""
     from aiokafka import AIOKafkaConsumer
 
     consumer = AIOKafkaConsumer(
@@ -66,7 +68,7 @@ async def aiokafka_loop(job: dict[str, Any], work: Work) -> None:
 
 
 async def bare(job: dict[str, Any], work: Work) -> None:
-    """Makes the same calls without records: the present limit of the machine and the event loop."""
+    """Makes the same calls without a consumer: the limit that the machine and the event loop set."""
 
     class Nothing:
         key = b""
@@ -80,7 +82,7 @@ async def bare(job: dict[str, Any], work: Work) -> None:
 
 
 async def measure(job: dict[str, Any]) -> dict[str, Any]:
-    """Returns the rates from one second after the first record on, without the start."""
+    """Measures for `seconds`, from one second after the first record. Returns rates and memory."""
     work = Work(job)
     contender = job["contender"]
     others = {"aiokafka": aiokafka_loop, "bare": bare}
@@ -109,7 +111,7 @@ async def measure(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def resident() -> float:
-    """Returns the present memory of the process in MiB."""
+    """Returns the resident memory of this process in MiB."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize() / 2**20
 

@@ -1,6 +1,6 @@
-"""Mirrors topics of one broker to another, with each contender in its own process: records per second, and CPU time.
+"""Measures how fast each contender mirrors topics from one broker to another, and the CPU time that it takes.
 
-The old broker is Kafka 2.8.2, with topics in the old message format (0.10) and in the new one. The new broker is 3.9.1.
+The old broker is Kafka 2.8.2, with topics in message format 0.10 and in v2. The new broker is Kafka 3.9.1.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def ours(old: LocalCluster, new: LocalCluster, topic: str, options: argparse.Nam
 def mirror_maker(
     old: LocalCluster, new: LocalCluster, topic: str, options: argparse.Namespace, place: Path
 ) -> list[str]:
-    """Uses the settings that its documentation recommends against loss: acks=all, in order, unlimited retries."""
+    """Uses the settings that MirrorMaker's documentation recommends against loss."""
     (place / "consumer").write_text(
         f"bootstrap.servers={old.bootstrap}\ngroup.id=m-{uuid.uuid4().hex[:8]}\nauto.offset.reset=earliest\n"
         "max.partition.fetch.bytes=4194304\n"
@@ -89,7 +89,7 @@ COMMANDS: dict[str, Callable[..., list[str]]] = {
 
 
 def one(name: str, old: LocalCluster, new: LocalCluster, topic: str, options: argparse.Namespace) -> dict[str, float]:
-    """Returns records and megabytes per second, from the first to the last record on the new cluster."""
+    """Runs one contender in its own process. Returns its records and megabytes per second, without its start."""
     with tempfile.TemporaryDirectory() as directory:
         command = COMMANDS[name](old, new, topic, options, Path(directory))
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -108,7 +108,10 @@ def one(name: str, old: LocalCluster, new: LocalCluster, topic: str, options: ar
 
 
 async def _filled(bootstrap: str, topic: str, options: argparse.Namespace, process: subprocess.Popen[str]) -> float:
-    """Returns the seconds that all records take, by those after the first ones, so without the start."""
+    """Returns the seconds for all records, extrapolated from the records that follow the first ones.
+
+    So the start of the process does not count.
+    """
     began, first = 0.0, 0
     deadline = time.monotonic() + TIMEOUT_S
     async with KafkaClient(bootstrap) as client:
@@ -123,7 +126,7 @@ async def _filled(bootstrap: str, topic: str, options: argparse.Namespace, proce
             if found >= options.records:
                 return (time.monotonic() - began) * options.records / max(1, options.records - first)
             await asyncio.sleep(0.02)
-    raise RuntimeError(f"not all of {options.records} records were mirrored")
+    raise RuntimeError(f"the mirror ended, or timed out, before it had copied {options.records} records")
 
 
 def main() -> None:
@@ -134,7 +137,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=100, help="bytes of a value")
     parser.add_argument("--partitions", type=int, default=4)
     parser.add_argument("--codec", default="none")
-    parser.add_argument("--runs", type=int, default=3, help="runs of each contender; the median counts")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each contender; the table shows medians")
     parser.add_argument("--json", type=Path, help="write the figures of each run to this file")
     options = parser.parse_args()
     results: dict[tuple[str, str], list[dict[str, float]]] = {}
@@ -144,7 +147,7 @@ def main() -> None:
             old.create_topic(topic, options.partitions, config=FORMATS[form])
             fill(old.bootstrap, topic, options.partitions, options.records, options.size, options.codec)
             for turn in range(options.runs):
-                # contenders take turns, so that a temporary disturbance affects all
+                # one run of each in turn, so that a temporary disturbance affects all contenders
                 for name in options.contenders[::-1] if turn % 2 else options.contenders:
                     new.create_topic(topic, options.partitions)
                     before = _cpu()
@@ -158,8 +161,8 @@ def main() -> None:
 
 
 def table(results: Mapping[tuple[str, str], list[dict[str, float]]], title: str) -> Table:
-    """Returns the medians. "times" compares the records per second with the slower half in the same round."""
-    made = Table("format", "", "records/s", "MB/s", "times the slower half", "CPU s", "load", title=title)
+    """Returns a table of medians. The ratio compares with the slower of consuming and producing in the same round."""
+    made = Table("format", "", "records/s", "MB/s", "x slower half", "CPU s", "load", title=title)
     for (form, name), runs in results.items():
         halves = [results[form, half] for half in ("consume", "produce") if (form, half) in results]
         times = [run["records_s"] / min(each["records_s"] for each in round) for run, *round in zip(runs, *halves)]
@@ -178,7 +181,7 @@ def table(results: Mapping[tuple[str, str], list[dict[str, float]]], title: str)
 
 
 def _cpu() -> float:
-    """Returns the CPU seconds of ended child processes."""
+    """Returns the CPU seconds of all child processes that have ended."""
     times = os.times()
     return times.children_user + times.children_system
 

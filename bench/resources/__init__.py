@@ -1,1 +1,1 @@
-"""Compares how long a group takes to assign named resources, with kazoo's SetPartitioner."""
+"""Compares how long this library and kazoo's SetPartitioner take to assign named resources."""

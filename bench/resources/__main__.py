@@ -1,8 +1,8 @@
 """Measures how long four members take to assign named resources after a start, a join, a leave and a crash.
 
-The peer is kazoo's SetPartitioner.
+    python -m bench.resources --names 1000 100000
 
-python -m bench.resources --names 1000 100000
+It compares this library with kazoo's SetPartitioner.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STEPS = ("start", "join", "leave", "crash")
 
 
 class Process:
-    """A worker, and its last report."""
+    """A worker process, with the time and the number of owned names from its last report."""
 
     def __init__(self, contender: str, hosts: str, count: int) -> None:
         command = [sys.executable, "-m", "bench.resources.worker", contender, hosts, str(count)]
@@ -43,7 +43,7 @@ class Process:
 
 
 def settled(members: list[Process], count: int, began: float, limit_s: float) -> float | None:
-    """Returns the seconds from `began` until these members own all names evenly, or None after `limit_s`."""
+    """Returns the seconds from `began` until the members own all names evenly, or None after `limit_s`."""
     share = count / len(members)
     while time.monotonic() - began < limit_s:
         if sum(one.owned for one in members) == count and all(abs(one.owned - share) < 1 for one in members):
@@ -79,7 +79,7 @@ def measure(contender: str, count: int, limit_s: float) -> dict[str, float | Non
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--names", type=int, nargs="+", default=[1_000, 100_000])
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds for one step (default 300)")
+    parser.add_argument("--limit", type=float, default=300.0, help="maximum seconds for one step (default 300)")
     options = parser.parse_args()
     table = Table("names", "contender", *(f"{step}, s" for step in STEPS))
     for count in options.names:
@@ -89,7 +89,9 @@ def main() -> None:
             table.add_row(f"{count:,}", contender, *shown)
     console = Console()
     console.print(table)
-    console.print(f"start and join include the start of the process; a crash waits for the session ({SESSION_S:g} s)")
+    console.print(
+        f"start and join include the start of the process; crash includes the session timeout ({SESSION_S:g} s)"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One member of the bench. It prints a line of JSON after each change of its assignment.
+"""Runs one member, which prints a line of JSON after each change of its assignment.
 
 python -m bench.resources.worker allocator 127.0.0.1:2181 1000
 """
@@ -22,7 +22,7 @@ SESSION_S = 10.0
 
 
 def tell(owned: int) -> None:
-    # CLOCK_MONOTONIC is the same for all processes of a machine
+    # all processes of a machine share CLOCK_MONOTONIC
     print(json.dumps({"at": time.monotonic(), "owned": owned}), flush=True)
 
 

@@ -1,1 +1,1 @@
-"""Measures the cost of rebalances in a group of many members."""
+"""Measures rebalances of a group with many members, and their cost for ZooKeeper."""

@@ -4,11 +4,13 @@
     python -m bench.scale --members 50 --partitions 1000
     python -m bench.scale --json FILE
 
-The members, in a few processes, and ZooKeeper are real. Kafka is a table of partition counts, because no member reads.
-The duration is from the event (all members start; one more starts; a member leaves; a member's process gets SIGKILL)
-until the last moved partition has started at its new owner. The members count their writes and reads, with the bytes
-of data, and the watches that fired. They do not count proofs of the lease, which they always write (four in each
-session timeout). The server counts transactions and standing watches.
+The members, which share a few processes, and ZooKeeper are real. No member reads records, so a table of partition
+counts replaces Kafka. The events are: all members start, one more member joins, a member leaves, and the process of a
+member gets SIGKILL. The duration ends when the last moved partition has started at its new owner.
+
+The members count their writes and reads, the bytes of data in them, and the watches that fired. They do not count the
+writes that prove their leases, which go on without rebalances (four per session timeout). The server counts
+transactions and registered watches.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ from rich.table import Table
 from allocator.testing import LocalCluster
 
 TIMEOUT_S = 300.0
-QUIET_S = 0.3  # the rebalance ends after this time without a change
+QUIET_S = 0.3  # the rebalance is over after this time without a change
 
 
 class Process:
-    """A process with some members."""
+    """A worker process with some of the members. Sends it commands, and receives its reports."""
 
     def __init__(self, group: Group, first: int, count: int) -> None:
         o = group.options
@@ -87,7 +89,7 @@ def until(condition: Any, what: str) -> None:
 
 
 class Group:
-    """All members, and their last reports."""
+    """All members, with the last report of each."""
 
     def __init__(self, options: argparse.Namespace, hosts: str) -> None:
         self.options, self.hosts = options, hosts
@@ -110,7 +112,7 @@ class Group:
     def start(self, first: int, count: int) -> Process:
         self.processes.append(Process(self, first, count))
         self.processes[-1].tell("stats")
-        self.processes[-1].answer("stats")  # wait for the imports, which are not measured
+        self.processes[-1].answer("stats")  # wait until the worker has imported its modules, which is not measured
         return self.processes[-1]
 
     def stats(self) -> tuple[Counter[str], dict[int, Counter[str]], set[int]]:
@@ -142,7 +144,7 @@ class Group:
         self.present = set(present)
         began = time.monotonic()
         cause()
-        until(self.settled, f"{event}: {len(self.present)} members to own everything")
+        until(self.settled, f"{event}: {len(self.present)} members to own all partitions evenly")
         after, each, leading = self.stats()
         server = self.server()
         found = after - before
@@ -155,10 +157,12 @@ class Group:
             "moved": self.moved - moved,
             **{name: found[name] for name in ("writes", "bytes written", "reads", "bytes read")},
             "transactions": server["zxid"] - zxid - found["proofs"],
-            "events of a follower, most": max(followers, default=0),
-            "events of a follower, mean": sum(followers) / max(1, len(followers)),
-            "events of the leader": max((count for number, count in events.items() if number in leading), default=0),
-            "watches standing": server["watches"],
+            "watch events of a follower, max": max(followers, default=0),
+            "watch events of a follower, mean": sum(followers) / max(1, len(followers)),
+            "watch events of the leader": max(
+                (count for number, count in events.items() if number in leading), default=0
+            ),
+            "registered watches": server["watches"],
         }
 
     def generation(self) -> int:
@@ -237,8 +241,10 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=10_000)
     parser.add_argument("--topics", type=int, default=10)
     parser.add_argument("--processes", type=int, default=4)
-    parser.add_argument("--turns", type=int, default=4, help="joins, each followed by a leave or a crash in turn")
-    parser.add_argument("--session", type=float, default=10.0, help="session timeout, seconds")
+    parser.add_argument(
+        "--turns", type=int, default=4, help="number of joins; a leave follows the first, a crash the second, and so on"
+    )
+    parser.add_argument("--session", type=float, default=10.0, help="session timeout in seconds")
     parser.add_argument("--assignor", default="sticky")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()

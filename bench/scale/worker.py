@@ -1,7 +1,11 @@
 """Runs some members of the group in one process. `bench.scale` starts it and writes commands to its standard input.
 
-`join` starts all members, `leave` ends the last one, and `stats` prints the counters. The process prints one line of
-JSON for each change of an assignment, with the machine's monotonic time, and for each command.
+    join     all members join the group
+    leave    the last member leaves
+    stats    only print the counters
+
+After each command the process prints its counters, as one line of JSON. It also prints a line when the assignment of a
+member changes. Times are from CLOCK_MONOTONIC.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ def say(**what: Any) -> None:
 
 
 class Topics:
-    """A cluster that has only partition counts."""
+    """Replaces a Kafka cluster: has only topics and partition counts."""
 
     def __init__(self, topics: int, partitions: int) -> None:
         self._counts = {f"topic-{number:03}": partitions // topics for number in range(topics)}
@@ -56,7 +60,7 @@ class Topics:
 
 
 class CountingZooKeeper(ZooKeeperClient):
-    """Counts requests, bytes of data, watches that fired and, separately, proofs of the lease."""
+    """Counts requests, bytes of data and fired watches, and separately the writes that prove the lease."""
 
     def __init__(self, hosts: str, session_timeout_s: float) -> None:
         super().__init__(hosts, session_timeout_s=session_timeout_s)
@@ -113,7 +117,7 @@ class CountingZooKeeper(ZooKeeperClient):
 
 
 class BenchMember(AssignmentListener):
-    """A member that processes nothing, and so releases partitions at once."""
+    """A member that processes no records, so it releases partitions at once."""
 
     def __init__(self, number: int, hosts: str, topics: Topics, session_timeout_s: float, assignor: str) -> None:
         self.number = number

@@ -1,5 +1,5 @@
-"""Measures reading a topic into Spark: `python -m bench.spark`, and `--help` for its settings.
+"""Measures how fast Spark reads a topic: `python -m bench.spark --help`.
 
-It compares with the upper limit of a Python source (the same Arrow batches from memory), with the same records in
-Parquet, and with Spark's own Kafka connector if its jars can be downloaded.
+For comparison, it also reads the same Arrow batches from memory (the upper limit of a Python source), the same records
+from Parquet, and the topic with Spark's own Kafka connector. The connector's jars are downloaded.
 """

@@ -1,4 +1,4 @@
-"""Measures the records per second from a topic into Spark, beside other sources."""
+"""Measures how many records per second Spark reads from a topic, and from other sources for comparison."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .ceiling import Ceiling
 from .processes import Usage
 
 SIZE = 100
-ROWS = 70_000  # about 8 MiB of such records, like a batch of allocator's source
+ROWS = 70_000  # rows of an Arrow batch: about 8 MiB, like a batch of allocator's source
 
 
 class Result(NamedTuple):
@@ -40,10 +40,10 @@ class Result(NamedTuple):
 
 
 def best(name: str, records: int, partitions: int, rounds: int, frame: Callable[[], Any]) -> Result:
-    """Returns the fastest of some runs. All rows and columns reach the JVM."""
+    """Returns the fastest of `rounds` runs. Each sends all rows and columns to the JVM."""
     from pyspark import SparkContext
 
-    pid = SparkContext._gateway.proc.pid  # Spark and its Python workers, without the broker
+    pid = SparkContext._gateway.proc.pid  # the ancestor of the JVM and the Python workers, but not of the broker
     runs = []
     for _ in range(rounds):
         with Usage(pid) as usage:
@@ -57,13 +57,13 @@ def best(name: str, records: int, partitions: int, rounds: int, frame: Callable[
 def connector(spark_version: str, into: Path) -> str | None:
     """Returns the jars of Spark's own connector, separated by commas, or None if they cannot be downloaded."""
     root = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark_version}"
-    # jars that Spark includes
+    # Spark already has these jars
     without = ("org.apache.spark:spark-sql_2.13", "org.scala-lang:scala-library", "org.apache.hadoop:*")
     into.mkdir(parents=True, exist_ok=True)
     try:
         by_ivy(JarSet("connector", "Spark's Kafka connector", (root,), without), into)
     except JarsUnavailable as error:
-        print(f"without the JVM connector: {error}")
+        print(f"the JVM connector is not measured: {error}")
         return None
     return ",".join(str(jar) for jar in sorted(into.glob("*.jar")))
 
@@ -100,8 +100,10 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kafka", default="3.9.1")
-    parser.add_argument("--growth", action="store_true", help="also 1 to 20 M records, and 4 to 256 partitions")
-    parser.add_argument("--no-connector", action="store_true", help="leave out the JVM connector")
+    parser.add_argument(
+        "--growth", action="store_true", help="also measure 1 and 20 million records, and 4, 64 and 256 partitions"
+    )
+    parser.add_argument("--no-connector", action="store_true", help="do not measure the JVM connector")
     parser.add_argument("--json", help="write the results to this file")
     given = parser.parse_args()
     sizes = [(given.records, given.partitions)]
@@ -121,8 +123,8 @@ def main() -> None:
         started = time.monotonic() - began
         spark.dataSource.register(Ceiling)
         spark.range(10).write.format("noop").mode("overwrite").save()
-        print(f"Spark {pyspark.__version__} began in {started:.1f} s\n")
-        print("| | records | partitions | s | M records/s | of the ceiling | CPU us/record | MiB |")
+        print(f"Spark {pyspark.__version__} started in {started:.1f} s\n")
+        print("| source | records | partitions | s | M records/s | % of in memory | CPU us/record | MiB |")
         print("|---|---|---|---|---|---|---|---|", flush=True)
         everything = []
         for records, partitions in sizes:

@@ -1,7 +1,8 @@
-"""Measures `allocator audit`, and checks that it finds the planted differences: `python -m bench.spark.audit`.
+"""Measures `allocator audit` on two topics with planted differences: `python -m bench.spark.audit`.
 
-It compares two topics of distinct records. The right one lacks some of them, and has some twice, some altered and some
-in another partition. The memory is that of the command, Spark's JVM and the Python workers.
+The left topic has distinct records. In the right topic, some of them are missing, duplicated, altered, or moved to
+another partition. The bench fails if the audit does not find exactly these. CPU and memory include Spark's JVM and the
+Python workers.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def records(count: int, partitions: int) -> Iterator[Record]:
 
 
 def harmed(count: int, partitions: int, done: Counter[str]) -> Iterator[Record]:
-    """Yields the records with planted differences, which `done` counts."""
+    """Yields the records with the planted differences, and counts the differences in `done`."""
     for n, record in enumerate(records(count, partitions)):
         harm = next((kind for kind, (every, first) in HARM.items() if n % every == first), "")
         if harm:
@@ -104,7 +105,7 @@ def main() -> None:
         sys.exit(f"the audit failed with exit code {audit.returncode}")
     report: dict[str, Any] = json.loads(out)
     found = {kind: number for kind, number in report["differences"].items() if number}
-    print("| records | partitions | s | CPU s | peak MiB | done | found |")
+    print("| records | partitions | s | CPU s | peak MiB | planted | found |")
     print("|---|---|---|---|---|---|---|")
     told = [", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items())) for kinds in (done, found)]
     print(

@@ -1,12 +1,12 @@
-"""Compares the source and the sink with Spark's own Kafka connector: reads, streams and writes.
+"""Compares allocator's Spark source and sink with Spark's own Kafka connector: reads, streams and writes.
 
     python -m bench.spark.beside --partitions 1 16 256
     python -m bench.spark.beside --partitions 16 256 --master "local-cluster[2,1,2048]"
 
-The second form starts a standalone cluster of two workers, each with one core and an executor of its own.
-It needs a pyspark whose connector is on Maven Central, such as 4.2.0. Both formats take turns on the same topics, in
-the same session, and the best of each counts. The figures are thousands of records per second. The latency of a
-micro-batch is the median duration of those with a few records, by Spark's own report (`durationMs.triggerExecution`).
+The second form starts a standalone cluster of two workers, each with one core and one executor. The bench needs a
+pyspark whose connector is on Maven Central, such as 4.2.0. Both formats run alternately on the same topics, in one
+session, and the fastest run of each counts. The figures are thousands of records per second. For micro-batches of a few
+records, they are the median duration that Spark reports (`durationMs.triggerExecution`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RECORDS_A_BATCH = 20
 
 
 class Format:
-    """The options of one format for topics of `cluster`."""
+    """The name and the options of a Spark format that reads and writes topics of `cluster`."""
 
     def __init__(self, name: str, cluster: LocalCluster) -> None:
         self.name = name
@@ -51,14 +51,14 @@ class Format:
 
 
 def read(spark: Any, kind: Format, topic: str) -> float:
-    """Returns the seconds until the JVM has all records and columns."""
+    """Returns the seconds of a batch query that sends all rows and columns to the JVM."""
     began = time.monotonic()
     spark.read.format(kind.name).options(**kind.source(topic)).load().write.format("noop").mode("overwrite").save()
     return time.monotonic() - began
 
 
 def stream(spark: Any, kind: Format, topic: str) -> float:
-    """Returns the seconds of a query that reads all records in one micro-batch, without its start."""
+    """Returns the seconds of the micro-batch in which a query reads all records, without the start of the query."""
     with tempfile.TemporaryDirectory() as checkpoint:
         query = _query(spark, kind, topic, "earliest", checkpoint, availableNow=True)
         query.awaitTermination()
@@ -67,7 +67,7 @@ def stream(spark: Any, kind: Format, topic: str) -> float:
 
 
 def latency(spark: Any, kind: Format, topic: str, produce: Callable[[int], None]) -> float:
-    """Returns the median duration of a micro-batch with a few records, in seconds."""
+    """Returns the median duration of micro-batches with a few records, in seconds."""
     with tempfile.TemporaryDirectory() as checkpoint:
         query = _query(spark, kind, topic, "latest", checkpoint, processingTime="0 seconds")
         try:
@@ -164,7 +164,7 @@ def main() -> None:
         spark = session("bench", given.master, conf)
         spark.range(10).write.format("noop").mode("overwrite").save()
         print(f"Spark {pyspark.__version__}\n")
-        print("| partitions | | allocator | JVM connector | times |\n|---:|---|---:|---:|---:|", flush=True)
+        print("| partitions | work | allocator | JVM connector | ratio |\n|---:|---|---:|---:|---:|", flush=True)
         found = [measure(spark, cluster, given.records, partitions, given.rounds) for partitions in given.partitions]
         spark.stop()
     if given.json:

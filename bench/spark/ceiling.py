@@ -1,4 +1,4 @@
-"""A source that yields the same Arrow batches from memory: the upper limit of a Python source."""
+"""A Spark source that yields Arrow batches from memory: the upper limit for a source in Python."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Ceiling"]
 
 
 class Ceiling(DataSource):
-    """Options: records, partitions, size (bytes of a value), rows (of an Arrow batch)."""
+    """The source. Its options are records, partitions, size (bytes per value) and rows (per Arrow batch)."""
 
     @classmethod
     def name(cls) -> str:

@@ -13,10 +13,10 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Usage:
-    """CPU seconds and the highest resident bytes of a process and its descendants, during the block.
+    """Measures CPU seconds and peak resident bytes of a process and its descendants during the block.
 
-    It takes ten samples per second, and misses what a process uses between its last sample and its end. Shared memory
-    counts once for each process.
+    It takes ten samples per second, so it misses the CPU time of a process between its last sample and its end. Shared
+    memory counts once per process.
     """
 
     def __init__(self, pid: int) -> None:

@@ -1,7 +1,7 @@
 """The command `allocator`, also as `python -m allocator.cli`. `commands` has the command group.
 
-The import of the commands takes time. So this module first ensures that Ctrl-C or a lack of memory during the import
-ends the process without a traceback.
+The commands take time to import. So this module first ensures that Ctrl-C, or a lack of memory, ends the process
+without a traceback during the import.
 """
 
 from __future__ import annotations

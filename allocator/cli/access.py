@@ -34,9 +34,9 @@ class Access(Clusters):
         timeout_s: float = 10.0,
         target: bool = False,
     ) -> Access:
-        """Returns the given addresses. The settings file `config` supplies what is missing.
+        """Returns the given addresses, completed by the settings file `config`.
 
-        Environment variables override the file. `target`: uses the variables for the target cluster.
+        Environment variables override the file. Set `target` to use those for the target cluster (ALLOCATOR_TO_...).
         """
         nowhere = zookeeper == NOWHERE
         if nowhere:
@@ -77,8 +77,8 @@ class Access(Clusters):
     async def check_members_known(self, group: str) -> None:
         """Raises if the group may have members that the command would not find.
 
-        `--zookeeper none` asserts that there are none, and so does a settings file in which the membership of the group
-        does not use ZooKeeper.
+        `--zookeeper none` asserts that ZooKeeper has no members of the group. A settings file asserts the same if its
+        membership does not use ZooKeeper.
         """
         settings = self.settings
         in_settings = settings is not None and settings.group.name == group

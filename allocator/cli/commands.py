@@ -27,15 +27,15 @@ LAZY = {
     "skew": ("allocator.cli.pipelines:skew", "Show how evenly records are distributed over partitions and keys."),
     "cluster": ("allocator.cli.cluster:cluster", "Run real Kafka and ZooKeeper on this machine, for experiments."),
     "deadletters": ("allocator.cli.deadletters:deadletters", "List, redrive or discard dead letters."),
-    "doctor": ("allocator.cli.doctor:doctor", "Diagnose a cluster and a group: problems, consequences, remedies."),
+    "doctor": ("allocator.cli.doctor:doctor", "Diagnose a cluster and a group: findings, consequences, remedies."),
     "group": ("allocator.cli.orders:group", "Show consumer groups (members, owners, lag), and steer them."),
     "mirror": ("allocator.cli.mirror:mirror", "Copy topics to a new cluster as they grow, with a map of offsets."),
-    "records": ("allocator.cli.records:records", "Show records of a topic by offset, time or key; decoded, masked."),
-    "cutover": ("allocator.cli.cutover:cutover", "Move groups to a new cluster by a plan, while services run."),
+    "records": ("allocator.cli.records:records", "Show records of a topic by offset, time or key, decoded and masked."),
+    "cutover": ("allocator.cli.cutover:cutover", "Move groups to a new cluster, following a plan, while services run."),
     "offsets": ("allocator.cli.offsets:offsets", "Copy the offsets of a group to another group or cluster."),
     "traffic": ("allocator.cli.traffic:traffic", "Record the content of topics, for tests."),
     "top": ("allocator.cli.top:top", "Show groups, members, lag and rates, live in this terminal."),
-    "web": ("allocator.cli.web:web", "Serve a status page of the groups, with metrics for Prometheus."),
+    "web": ("allocator.cli.web:web", "Serve a status page for groups, with metrics for Prometheus."),
 }
 # task -> all its commands, in the order of `--help`
 TASKS = {
@@ -54,7 +54,7 @@ _FIRST_STEPS = (
     ("allocator run orders.toml", "call your function for each record"),
     ("allocator group describe billing", "show owners, offsets, lag and problems"),
     ("allocator group offsets billing --json", "print offsets and lag for a program"),
-    ("allocator doctor billing", "show problems, consequences and remedies"),
+    ("allocator doctor billing", "show findings, consequences and remedies"),
 )
 _EXIT_CODES = (
     ("0", "done, or stopped cleanly by a signal"),
@@ -67,8 +67,8 @@ _EXIT_CODES = (
     ),
     (
         "128 + n",
-        "stopped at once by signal n; 130 if any signal stops the start of `cluster up`; 141 if the reader of the "
-        "output has ended",
+        "stopped at once by signal n; 130 if a signal stops `cluster up` before its servers have started; 141 if the "
+        "reader of the output has ended",
     ),
 )
 _EPILOG = (
@@ -105,12 +105,12 @@ class _LazyGroup(click.Group):
             ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         found = super().resolve_command(ctx, args)
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL and threading.current_thread() is threading.main_thread():
-            # `allocator.cli` changed it for the imports; now the command may have something to clean up
+            # `allocator.cli` set SIG_DFL for the imports; a command may have to clean up, so Ctrl-C raises again
             signal.signal(signal.SIGINT, signal.default_int_handler)
         return found
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command, and prints its error. Wrong usage has its own exit code."""
+        """Runs the command. If it fails, prints the error and exits with the code for its kind."""
         with _reported(ctx):
             try:
                 return super().invoke(ctx)
@@ -145,7 +145,7 @@ class _LazyGroup(click.Group):
 
 @contextlib.contextmanager
 def _reported(ctx: click.Context | None = None) -> Iterator[None]:
-    """Ends the process without a traceback at Ctrl-C, a closed pipe, or a limit of the system."""
+    """Ends the process without a traceback on Ctrl-C, on a closed pipe, or at a limit of the system."""
     try:
         yield
     except KeyboardInterrupt:
@@ -161,7 +161,7 @@ def _reported(ctx: click.Context | None = None) -> Iterator[None]:
 
 
 def _drop_output() -> None:
-    """Discards unwritten output. Python would flush it at exit, and fail again."""
+    """Discards unwritten output, because Python would flush it at exit and fail again."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -231,10 +231,10 @@ def run(ctx: click.Context, config: str, check: bool, connect: bool, create: boo
     \b
     Exit codes:
       0        stopped by a signal, all records finished and committed
-      1        a cluster cannot be reached or refused a request, the last commit failed, or --connect found a problem
+      1        a cluster cannot be reached or refused a request, the last commit failed, or a check of --connect failed
       2        wrong usage, settings, handler or allocator function
       3        a record could not be processed, and there is no dead-letter topic
-      128 + n  stopped at once by a second signal n
+      128 + n  a second signal n stopped it at once
     """
     from allocator import daemon
 
@@ -274,7 +274,7 @@ def completion(shell: str) -> None:
       zsh    allocator completion zsh > ~/.zfunc/_allocator        (with ~/.zfunc in fpath)
       fish   allocator completion fish > ~/.config/fish/completions/allocator.fish
 
-    New shells then complete commands. bash has to be 4.4 or newer.
+    New shells then complete commands. This needs bash 4.4 or newer.
     """
     kind = get_completion_class(shell)
     assert kind is not None

@@ -22,18 +22,18 @@ STEPS = Cutover.STEPS
 @quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print the status, or an error, as JSON.")
 def cutover(plan: str, until: str, rollback: bool, status: bool, quiet: bool, as_json: bool) -> None:
-    """Move groups to a new cluster by PLAN (TOML), while services and producers run.
+    """Move groups to a new cluster, following PLAN (TOML), while services and producers run.
 
-    The mirror has to run at the same time. A state file keeps the completed steps: after a failure, run the command
+    The mirror must run at the same time. A state file stores which steps are done: after a failure, run the command
     again to continue.
 
     \b
     check      check topics, groups and mirror; change nothing
-    freeze     the members of the groups finish, commit and leave
+    freeze     the members of the groups finish their records, commit and leave
     drain      wait until the mirror has copied the records that the groups have read
     offsets    map the committed offsets to the new cluster
     start      the members join again, on the new cluster
-    verify     every partition has an owner, and commits continue
+    verify     wait until every partition has an owner and commits continue
     producers  wait until the old topics get no records and are mirrored; move the producers; no rollback after this
     finish     audit the topics
 
@@ -71,12 +71,12 @@ def _show(work: Cutover, as_json: bool) -> None:
 
 
 def audit_topic(topic: str, sides: list[tuple[str, dict[str, str]]]) -> tuple[str, int]:
-    """Compares a topic on both sides: (brokers, options).
+    """Compares a topic on both clusters, each given as (brokers, options).
 
     Returns the verdict, and the number of lost or altered records.
     """
     if find_spec("pyspark") is None:  # a cutover works without Spark
-        return "not done: pip install 'zk-partition-allocator[spark]', and allocator audit", 0
+        return "not done: it needs pip install 'zk-partition-allocator[spark]'; then run allocator audit", 0
     from allocator.spark import Topic
     from allocator.spark.audit import audit
 

@@ -86,9 +86,9 @@ def with_filter(command: Command) -> Command:
 @on_topic
 @with_filter
 @click.option("--settled", is_flag=True, help="Also list redriven and discarded letters.")
-@click.option("--limit", default=1000, type=click.IntRange(1), help="List at most this many.")
+@click.option("--limit", default=1000, type=click.IntRange(1), help="List at most this many letters.")
 def list_command(letters: DeadLetterQueue, as_json: bool, chosen: LetterFilter, settled: bool, limit: int) -> None:
-    """List the letters of TOPIC with their original places and errors."""
+    """List the dead letters of TOPIC, with the partition and offset that they came from, and the error."""
     found, count = _run(letters, letters.first(limit, chosen, settled=settled))
     if as_json:
         print_json({"topic": letters.topic, "count": count, "letters": [letter.to_json() for letter in found]})
@@ -101,10 +101,10 @@ def list_command(letters: DeadLetterQueue, as_json: bool, chosen: LetterFilter, 
 @on_topic
 @click.option("--letter", "name", required=True, help="The letter, PARTITION:OFFSET.")
 def show_command(letters: DeadLetterQueue, as_json: bool, name: str) -> None:
-    """Show one letter: original place, error with stack, headers, key and value."""
+    """Show a dead letter: the partition and offset that it came from, error with stack, headers, key and value."""
     letter = _run(letters, letters.get(*parse_place(name)))
     if letter is None:
-        raise ConfigError(f"{letters.topic} has no letter {name}; `allocator deadletters list` lists the letters")
+        raise ConfigError(f"{letters.topic} has no letter {name}; `allocator deadletters list` shows all letters")
     record = letter.record
     headers = [(key, _bytes(value)) for key, value in record.headers]
     if as_json:
@@ -126,7 +126,10 @@ def show_command(letters: DeadLetterQueue, as_json: bool, name: str) -> None:
 @with_filter
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Maximum letters per second (default: no limit).")
 @click.option(
-    "--max-redrives", default=MAX_REDRIVES, type=click.IntRange(1), help="Refuse letters redriven this often."
+    "--max-redrives",
+    default=MAX_REDRIVES,
+    type=click.IntRange(1),
+    help="Refuse letters that were redriven this often already.",
 )
 @execute_option
 def redrive_command(
@@ -134,7 +137,7 @@ def redrive_command(
 ) -> None:
     """Write letters back to their original topics and partitions, each once.
 
-    The record and the note about the letter are one transaction, so it is safe to kill the command and to run it again.
+    One transaction writes the record and marks the letter as settled. So you can kill the command and run it again.
     """
 
     _settle(letters, letters.redrive(chosen, execute=execute, **options), "redriven", execute, as_json)
@@ -206,7 +209,7 @@ def _time(ms: int) -> str:
 
 
 def _bytes(data: bytes | None) -> str | None:
-    """Returns text as it is, and other bytes escaped. Shortens a long value."""
+    """Returns the bytes as text, with bytes that are not UTF-8 escaped. Shortens a long value."""
     if data is None:
         return None
     text = plain(data[:SHOWN_BYTES].decode("utf-8", "backslashreplace"))

@@ -48,14 +48,14 @@ def doctor(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Diagnose GROUP and its clusters: show problems, consequences and remedies. Only reads, unless --fix is given.
+    """Diagnose GROUP and its clusters: show findings, consequences and remedies. Only reads, unless --fix is given.
 
     Polls twice, --interval seconds apart. Choose an interval above the commit interval of the members. Without GROUP,
     the command checks only the cluster. Give --zookeeper, --brokers, or both.
 
-    --fix lists the changes and asks first. It withdraws expired operator commands, deletes groups that are empty
-    znodes, and creates a missing chroot. It moves no partition and changes no offset. For other findings, run the
-    command that they show.
+    --fix lists the changes and asks first. It withdraws expired operator commands, deletes groups of which only empty
+    znodes are left, and creates a missing chroot. It moves no partition and changes no offset. For other findings, run
+    the command that they show.
 
     \b
     Exit codes:
@@ -98,12 +98,12 @@ def _session_timeout_s(access: Access) -> Optional[float]:
 
 def _fix(access: Access, group: str | None, findings: list[Finding], yes: bool, as_json: bool) -> dict[str, str]:
     """Asks, executes the fixes, and returns finding id -> what the fix did."""
-    # never create a chroot without asking: in a mistyped chroot, members would form a second group that owns every
-    # partition a second time
+    # never create a chroot without asking: if it is mistyped, members would form a second group in it, and each
+    # partition would have two owners
     chosen = [each for each in findings if each.fix is not None and not (yes and each.fix.kind == "chroot")]
     if not chosen:
         by_hand = "; run the commands above yourself" if any(finding.command for finding in findings) else ""
-        click.echo(f"there is nothing that --fix can do safely{by_hand}", err=as_json)
+        click.echo(f"no finding has a safe fix{by_hand}", err=as_json)
         return {}
     if not yes:
         for fix in (finding.fix for finding in chosen if finding.fix is not None):
@@ -121,7 +121,7 @@ def _fix(access: Access, group: str | None, findings: list[Finding], yes: bool, 
 
 
 def _exact(command: str | None, access: Access) -> str | None:
-    """Returns `command` with the addresses of this call."""
+    """Returns `command` with the addresses and the settings file that this call was given."""
     if command is None:
         return None
     words = command.split()

@@ -1,4 +1,4 @@
-"""`allocator group`: shows groups, and resets offsets, adopts, releases and deletes."""
+"""`allocator group`: shows, adopts and deletes groups, resets offsets, and ends reservations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def group() -> None:
-    """Show consumer groups (members, owners, offsets, lag), and steer them by operator commands.
+    """Show consumer groups (members, owners, offsets, lag), and steer them with operator commands.
 
     Exit codes: 0 done; 1 failed, refused, or the output is incomplete; 2 wrong usage or settings. With --json, an error
     is {"error": {"type", "message", "retriable"}}.
@@ -90,7 +90,7 @@ def describe_command(name: str | None, access: Access, as_json: bool) -> None:
 @execute_option
 @with_clusters
 def adopt_command(name: str, wait: float, execute: bool, access: Access, as_json: bool) -> None:
-    """Move a group of kiel to this library's layout, without a restart. All its members have to use this library."""
+    """Move a group of kiel to this library's layout, without a restart. All its members must use this library."""
     from allocator.operate import adopt, candidate
 
     async def run() -> Any:
@@ -109,7 +109,7 @@ def adopt_command(name: str, wait: float, execute: bool, access: Access, as_json
             f"{found.partitions} partitions" + (f", {found.phase.value}" if found.phase is not None else "")
         )
         if found.obstacle is not None:
-            click.echo(f"the move is not possible now: {found.obstacle}")
+            click.echo(f"the group cannot move now: {found.obstacle}")
         click.echo(NOTHING_CHANGED)
 
 
@@ -140,7 +140,7 @@ def release_command(name: str, instance_id: str, access: Access, as_json: bool) 
 @execute_option
 @with_clusters
 def delete_command(name: str, keep_offsets: bool, execute: bool, access: Access, as_json: bool) -> None:
-    """Delete GROUP: its znodes in ZooKeeper, with operator commands and assignment, and its committed offsets in Kafka.
+    """Delete GROUP: its znodes in ZooKeeper, including its operator commands, and its committed offsets in Kafka.
 
     The command refuses a group with members. For a group that is not in ZooKeeper, give --zookeeper none.
     """

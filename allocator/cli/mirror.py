@@ -21,8 +21,8 @@ from allocator.core.aio import TaskGroup
 from allocator.errors import AllocatorError
 from allocator.migrate import Mirror, MirrorSettings
 
-METER_S = 0.25  # seconds between updates of the bar
-RATE_S = 10.0  # seconds over which the bar measures its rate
+METER_S = 0.25  # seconds between two updates of the progress bar
+RATE_S = 10.0  # the progress bar shows the rate of this many seconds
 
 
 class NotCaughtUp(AllocatorError):
@@ -55,7 +55,7 @@ def _recreated(_ctx: click.Context, _param: click.Parameter, given: tuple[str, .
     help="ZooKeeper ensemble of the mirror's group: host:port,host:port/chroot.",
 )
 @click.option("--create", is_flag=True, help="Create the chroot in --zookeeper if it does not exist.")
-@click.option("--old-zookeeper", help="ZooKeeper of OLD, for the settings of topics before 0.11.")
+@click.option("--old-zookeeper", help="ZooKeeper of OLD. Brokers before 0.11 have the topic settings only there.")
 @click.option("--replication", default=3, type=click.IntRange(min=1), help="Replication factor for created topics.")
 @click.option(
     "--throttle",
@@ -73,18 +73,18 @@ def _recreated(_ctx: click.Context, _param: click.Parameter, given: tuple[str, .
 @click.option(
     "--accept-loss",
     is_flag=True,
-    help="Exit with 0 even if the old cluster deleted records before they were mirrored, and mirror records that the "
-    "new cluster deletes at once.",
+    help="Exit with 0 even if the old cluster deleted records before they were mirrored. Also mirror records that are "
+    "older than the retention of the new topic.",
 )
 @repeated(
     "--recreated",
     metavar="TOPIC=earliest|continue",
     callback=_recreated,
-    text="Continue with a topic that was created again or truncated: append all its records to the mirrored records "
-    "(earliest), or continue at the stored position or the truncation",
+    text="Continue with a topic that was created again or truncated. earliest: append all its records to the mirrored "
+    "records; continue: go on at the stored position, or where the log was truncated",
 )
 @repeated(
-    "--restart", metavar="TOPIC", text="If the new cluster lost records of this topic, append all its records again"
+    "--restart", metavar="TOPIC", text="Mirror all records of this topic again, after the new cluster lost some of them"
 )
 @click.option("--once", is_flag=True, help="Stop when all records that exist at the start are mirrored.")
 @click.option("--status-s", default=10.0, type=Seconds(), help="Seconds between status lines.")
@@ -94,7 +94,7 @@ def _recreated(_ctx: click.Context, _param: click.Parameter, given: tuple[str, .
     help="Serve /metrics and /health on this port; 0 picks a free one (default: none).",
 )
 @click.option("--metrics-host", default="127.0.0.1", help="Listen on this address.")
-@repeated("--allow-host", "hosts", text="Host name to accept in requests")
+@repeated("--allow-host", "hosts", text="Host name to accept in the Host header of requests")
 @quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print the status as JSON lines.")
 def mirror(
@@ -112,10 +112,11 @@ def mirror(
 ) -> None:
     """Copy topics from the brokers OLD to the brokers NEW as they grow, and keep a map of the offsets.
 
-    Several processes share the partitions. After a kill at any point, the next start continues where the mirror
-    stopped. A signal ends the process after the requests in flight. The mirror counts and lists records that the old
-    cluster deleted before they were mirrored. It stops a topic that was created again or truncated until --recreated is
-    given for it, and a topic whose mirrored records the new cluster lost until --restart is given for it.
+    Several processes share the partitions. You can kill a process at any time; the next start continues where the
+    mirror stopped. A signal ends the process after the requests in flight. The mirror counts and lists records that the
+    old cluster deleted before they were mirrored. If a topic was created again or truncated, the mirror stops it
+    until you give --recreated for it. If the new cluster lost mirrored records, the mirror stops the topic until you
+    give --restart for it.
 
     Environment variables override --config: ALLOCATOR_KAFKA_SASL_PLAIN_PASSWORD. For --to-config they begin with
     ALLOCATOR_TO instead of ALLOCATOR.
@@ -152,7 +153,7 @@ def mirror(
 
 @contextlib.asynccontextmanager
 async def _serving(mirroring: Mirror, host: str, port: Optional[int], hosts: Collection[str]) -> AsyncIterator[None]:
-    """Serves the metrics during the block, if a port is given."""
+    """Serves the metrics during the block if `port` is given."""
     if port is None:
         yield
         return
@@ -165,7 +166,7 @@ async def _serving(mirroring: Mirror, host: str, port: Optional[int], hosts: Col
 
 
 async def _measure(mirroring: Mirror, meter: Meter) -> None:
-    """Updates the progress bar, which starts at the largest lag."""
+    """Updates the progress bar. The bar starts at the largest lag so far."""
     before: deque[tuple[float, int]] = deque(maxlen=int(RATE_S / METER_S))
     while True:
         await asyncio.sleep(METER_S)
@@ -214,7 +215,7 @@ def _show(mirroring: Mirror, records_s: float, bytes_s: float, as_json: bool) ->
         if each.lag
     )
     lags = f", lag {lag:,}" if progress else " yet"
-    lags += (f" ({behind})" if behind else "") + (f", of {unknown} not known yet" if unknown else "")
+    lags += (f" ({behind})" if behind else "") + (f", not known yet for {unknown} partitions" if unknown else "")
     say(
         f"{len(progress)} partitions{lags}; {mirroring.records:,} records mirrored, {records_s:,.0f}/s, "
         f"{bytes_s / 1e6:.1f} MB/s"

@@ -41,11 +41,11 @@ def offsets() -> None:
     "--zookeeper",
     "zookeepers",
     envvar="ALLOCATOR_ZOOKEEPER_HOSTS",
-    text='ZooKeeper that may have members: host:port,host:port/chroot; "none" if there is none',
+    text='ZooKeeper that may have members: host:port,host:port/chroot; "none" if no ensemble has any',
 )
 @click.option("--root", help="Znode that holds the groups of this library (default /allocator).")
 @click.option(
-    "--by", type=click.Choice(CopyPlan.METHODS), default="offset", help="How to find positions in the target log."
+    "--by", type=click.Choice(CopyPlan.METHODS), default="offset", help="How to find each offset in the target log."
 )
 @click.option("--mirror", default="allocator-mirror", help="With --by map: the group name of the mirror.")
 @repeated("--topic", "topics", text="Copy only this topic (default: all)")
@@ -127,7 +127,7 @@ def restore_command(file: str, config: Optional[str], as_json: bool) -> None:
     if done.left:
         click.echo(
             f"{len(done.left)} partitions had no offset before and keep the copied one: brokers before 2.4 cannot "
-            "delete an offset, and no broker can in ZooKeeper"
+            "delete an offset in Kafka, and no broker can delete it in ZooKeeper"
         )
 
 

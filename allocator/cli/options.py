@@ -19,7 +19,7 @@ Command = Callable[..., Any]
 
 ERROR = 1
 DAY_S = 86_400.0
-COMPLETE_S = 1.0  # seconds. Higher: also completes from a slow ensemble; lower: a shorter pause in the shell
+COMPLETE_S = 1.0  # timeout in seconds. Higher: a slow ensemble can respond; lower: the shell pauses shorter
 NOTHING_CHANGED = "nothing was changed; add --execute to do it"
 
 
@@ -103,9 +103,9 @@ def with_clusters(command: Command) -> Command:
 
 
 def with_brokers(gives: str) -> Callable[[Command], Command]:
-    """Adds the connection options without ZooKeeper. `gives` completes the help of --config.
+    """Adds the connection options without ZooKeeper. The command gets `as_json`, and `access` with brokers.
 
-    The command gets `access`, which has brokers, and `as_json`.
+    `gives` completes the help of --config: what the command reads from the file.
     """
     return lambda command: _connected(command, gives)
 

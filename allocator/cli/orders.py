@@ -1,4 +1,4 @@
-"""The commands of `allocator group` that write operator commands, and plan their effect."""
+"""The commands of `allocator group` that write and withdraw operator commands, and plan their effect."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def parse_partitions(text: str) -> frozenset[TopicPartition]:
                 raise ConfigError(f"{part!r} has the range {run[0]}, which ends before it starts")
             found.update(TopicPartition(topic, number) for number in range(first, last + 1))
     if not found:
-        raise ConfigError("name at least one partition, as topic:0")
+        raise ConfigError("name at least one partition, such as topic:0")
     return frozenset(found)
 
 
@@ -91,10 +91,10 @@ def _details(why: str, expires: str | None) -> dict[str, Any]:
 
 
 def _order(command_name: str, *parameters: Command, of_records: bool = False) -> Callable[[Command], Command]:
-    """Registers a function that returns an `Act` as a command of the CLI that writes an operator command.
+    """Registers a function as the CLI command that writes an operator command. The function returns an `Act`.
 
-    The function gets `parameters`, and the reason and the expiry as `details`. Set `of_records` for one about
-    records, which groups in Kafka follow too.
+    It gets the values of `parameters`, and the reason and the expiry as `details`. Set `of_records` for an operator
+    command about records: groups in Kafka follow it too.
     """
 
     def add(function: Command) -> Command:
@@ -127,7 +127,7 @@ def _order(command_name: str, *parameters: Command, of_records: bool = False) ->
 
 
 def _withdrawal(command_name: str, *parameters: Command) -> Callable[[Command], Command]:
-    """Registers a function that returns a withdrawing `Act` as a command."""
+    """Registers a function as a CLI command that withdraws operator commands. The function returns an `Act`."""
 
     def add(function: Command) -> Command:
         @functools.wraps(function)
@@ -206,7 +206,7 @@ def uncordon(member: str) -> Act:
 def swap(old: str, new: str, details: Any) -> Act:
     """Move all partitions of OLD to NEW, and no others. NEW may join later.
 
-    If NEW owns partitions already, the leader distributes these among all members.
+    If NEW already owns partitions, the leader distributes them among all members.
     """
     return lambda orders: orders.swap(old, new, **details)
 
@@ -215,7 +215,7 @@ def swap(old: str, new: str, details: Any) -> Act:
 def pin(partitions: frozenset[TopicPartition], place: str, details: Any) -> Act:
     """Assign PARTITIONS (topic:0-3,7) to PLACE: a member, or rack:NAME.
 
-    While PLACE has no live member, other members get them.
+    While PLACE has no live member, other members get these partitions.
     """
     return lambda orders: orders.pin(partitions, place, **details)
 
@@ -347,8 +347,8 @@ def plan_command(
 ) -> None:
     """Show which partitions of GROUP would move, and the load of each member before and after.
 
-    Without changes, show what the leader would do now. With --brokers, the plan uses lag, the racks of brokers, and
-    topics that the group has not read yet.
+    If you give no change, it shows what the leader would do now. With --brokers, the plan includes lag, the racks of
+    brokers, and topics that the group has not read yet.
     """
     from allocator.cli.planning import show_plan
     from allocator.operate import changes_of, give, pair, planned

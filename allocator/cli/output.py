@@ -19,7 +19,7 @@ from allocator.core.text import plain
 
 GAP = 2  # spaces between columns
 INDENT = 2  # spaces before the lines of `Indented`
-FOLDED = 12  # minimum width of a folded cell. Lower: names break into very short pieces
+FOLDED = 12  # minimum columns of a folded cell. Higher: rows are split into blocks sooner; lower: shorter pieces
 UNBOUNDED = 1 << 20  # columns; longer than any row
 
 
@@ -35,7 +35,7 @@ class _Console(Console):
 
 
 class Indented:
-    """Text with an indent before each line, also before folded lines.
+    """Text whose lines are all indented, folded lines too.
 
     rich's Padding would fill each line with spaces up to the width.
     """
@@ -51,8 +51,8 @@ class Indented:
 class Listing:
     """A table with a header. rich's own table takes seconds for ten thousand rows.
 
-    If all rows fit into the width, each row is one line. Otherwise long text folds within its column, and numbers do
-    not fold. If that is still too wide, each cell gets its own line after the name of its column. Nothing is cut off.
+    If all rows fit into the width, each row is one line. Otherwise long text folds within its column; numbers never
+    fold. If the table is still too wide, each cell gets its own line, after the name of its column. Nothing is cut off.
     """
 
     def __init__(self, *heads: str, right: Collection[int] = ()) -> None:
@@ -81,7 +81,9 @@ class Listing:
         if sum(widths) <= room:
             return widths
         words = [max(map(_cells, head.split())) for head in self.heads]
-        widths = list(map(max, cells, words))  # fold the header first: it takes a second line only once
+        widths = list(
+            map(max, cells, words)
+        )  # fold the header before any row: it costs one more line, while rows cost one each
         least = [
             width if at in self.right else max(word, FOLDED) for at, (width, word) in enumerate(zip(widths, words))
         ]

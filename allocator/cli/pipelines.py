@@ -56,8 +56,10 @@ def _run_options(command: Command) -> Command:
             callback=_check_master,
             help="Spark master: local[4], spark://host:7077 (default: from spark-submit, or this machine).",
         ),
-        click.option("--dry-run", is_flag=True, help="Only show the ranges to read. Do not start Spark."),
-        click.option("-q", "--quiet", is_flag=True, help="Show no progress bar and no messages of Spark and pandas."),
+        click.option("--dry-run", is_flag=True, help="Only show which offsets would be read. Do not start Spark."),
+        click.option(
+            "-q", "--quiet", is_flag=True, help="Show no progress bar, and no messages from Spark and pandas."
+        ),
         click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
     )
 
@@ -132,7 +134,7 @@ def archive(
 ) -> None:
     """Append new records of topics to the archive in DIRECTORY, each record exactly once.
 
-    After a kill at any point, run the command again. `spark.read.parquet(DIRECTORY)` reads a Parquet archive.
+    You can kill the command at any time and run it again. `spark.read.parquet(DIRECTORY)` reads a Parquet archive.
     DIRECTORY/topic=NAME is the Delta table of a topic, and CATALOG.NAMESPACE.NAME its Iceberg table.
 
     \b
@@ -172,7 +174,9 @@ def archive(
 @click.argument("topic", metavar="[TOPIC]", required=False)
 @_topic_options
 @click.option("--hot", default=20, type=click.IntRange(min=0), help="Number of busiest keys to report.")
-@click.option("--members", type=click.IntRange(min=1), help="Also report the balance of this many members.")
+@click.option(
+    "--members", type=click.IntRange(min=1), help="Also report how evenly this many members would share the load."
+)
 @html_option
 @_run_options
 @plain_errors()
@@ -209,7 +213,7 @@ def skew(
 @click.option("--samples", default=10, type=click.IntRange(min=0), help="Maximum examples of each kind of difference.")
 @click.option(
     "--state",
-    help="File for repeated audits: start where the previous audit with this file found all earlier records equal.",
+    help="File that stores how far the two sides are equal. The next audit with this file starts there.",
 )
 @_side_option("left")
 @_side_option("right")
@@ -297,7 +301,7 @@ def _report(
     quiet: bool,
     as_json: bool,
 ) -> Any:
-    """Runs `work` with Spark, prints and returns its report. With `dry_run`, prints only the ranges to read."""
+    """Runs `work` with Spark, and prints and returns its report. With `dry_run`, only prints the ranges to read."""
     _check_writable("--html", html)
     if dry_run:
         return _print_ranges(sides, as_json)
@@ -325,7 +329,7 @@ def _print_ranges(sides: list[Any], as_json: bool) -> None:
 
 
 def _check_writable(option: str, path: str | None) -> None:
-    """Raises ConfigError if the file cannot be written: before the work, not after an hour of it."""
+    """Raises ConfigError if the file cannot be written. A check before the work may save an hour of it."""
     if path is None:
         return
     place = Path(path).absolute()
@@ -349,7 +353,7 @@ def _session(name: str, master: str | None, quiet: bool) -> SparkSession:
 
 @contextlib.contextmanager
 def _silent_java() -> Iterator[None]:
-    """Discards the standard error of a Java process that starts in this block. Python raises its errors."""
+    """Discards the standard error of a Java process that starts in this block. Python raises the errors of Java."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     os.close(nowhere)
@@ -364,7 +368,7 @@ def _silent_java() -> Iterator[None]:
 def _bar(
     spark: Optional[SparkSession], what: str, quiet: bool, unit: str = "tasks"
 ) -> Iterator[Callable[[int, int], None]]:
-    """Shows the reported progress in `unit`, and the tasks of the running Spark stages."""
+    """Shows a progress bar in `unit`, and the tasks of the running Spark stages. Yields the function that moves it."""
     done, total = 0, 0
 
     def report(now: int, of: int) -> None:

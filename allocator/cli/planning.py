@@ -1,4 +1,4 @@
-"""Prints the plan of a group."""
+"""Prints which partitions of a group would move."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def headline(plan: GroupPlan) -> str:
         return f"{plan.group}: nothing moves ({plan.function})"
     parts = [
         f"{plan.group}: {len(plan.moves)} partitions move ({plan.function})",
-        f"standstill of each about {plan.move_s * 1000:.0f} ms plus the time of its handler",
+        f"each stands still for about {plan.move_s * 1000:.0f} ms plus the time of its handler",
     ]
     if plan.failed_s is not None:
-        parts.append(f"up to {plan.failed_s:g} s for those of failed members")
+        parts.append(f"partitions of failed members for up to {plan.failed_s:g} s")
     if plan.duration_s > plan.move_s:
         parts.append(f"all moves take about {plan.duration_s:.1f} s")
     return "; ".join(parts)

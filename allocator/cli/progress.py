@@ -36,10 +36,10 @@ class Step:
     what: str
     done: float = 0
     total: Optional[float] = None
-    """None: the total is unknown."""
+    """None if the total is unknown."""
     unit: str = ""
     rate: Optional[float] = None
-    """Units per second; None: computed from `done`."""
+    """Units per second; None to compute it from `done`."""
 
     @property
     def name(self) -> str:
@@ -55,7 +55,7 @@ class Meter:
         self._most = 0.0
 
     def left(self, left: float, what: str, unit: str, rate: Optional[float] = None) -> None:
-        """Sets a step with a known remainder. The bar starts at the largest remainder since `what` started."""
+        """Sets a step of which `left` units remain. The bar starts at the largest remainder since `what` started."""
         step = Step(what, unit=unit, rate=rate)
         self._most = max(left, self._most if step.name == self.step.name else 0.0)
         self.step = replace(step, done=self._most - left, total=self._most)
@@ -67,7 +67,10 @@ def is_shown(quiet: bool) -> bool:
 
 @contextlib.contextmanager
 def progress(what: str, quiet: bool, source: Optional[Callable[[], Step]] = None) -> Iterator[Meter]:
-    """Shows a meter during the block. With `source`, shows its result; another thread calls it."""
+    """Shows a progress line during the block. It shows the step of the meter, or the result of `source`.
+
+    Another thread calls `source`.
+    """
     meter = Meter(Step(what))
     if not is_shown(quiet):
         yield meter
@@ -78,7 +81,7 @@ def progress(what: str, quiet: bool, source: Optional[Callable[[], Step]] = None
 
 
 def say(text: str, err: bool = False) -> None:
-    """Prints a line above the progress line, which `click.echo` would break because it bypasses rich."""
+    """Prints a line above the progress line. `click.echo` would break that line, because it bypasses rich."""
     print(text, file=sys.stderr if err else sys.stdout, flush=True)
 
 
@@ -92,7 +95,7 @@ class ProgressDisplay(Progress):
         self.add_task("")
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        for task in self.tasks:  # no task during __init__
+        for task in self.tasks:  # empty during __init__
             step = self._source()
             if step.name != self._what:
                 self._what = step.name

@@ -47,9 +47,11 @@ WINDOWS = 12  # maximum number of partitions whose read offsets are shown
     help="Start: earliest, latest (the newest records), an offset, or a time such as 2026-01-31T12:00:00Z.",
 )
 @click.option(
-    "--before", default=0, type=click.IntRange(0, 10_000), help="Show this many records before the start, too."
+    "--before", default=0, type=click.IntRange(0, 10_000), help="Also show this many records before the start."
 )
-@click.option("--limit", default=20, type=click.IntRange(0, 10_000), help="Show at most this many from the start on.")
+@click.option(
+    "--limit", default=20, type=click.IntRange(0, 10_000), help="Show at most this many records from the start."
+)
 @click.option("--key", help="Only records with this key, in the partition that Kafka's default partitioner chooses.")
 @click.option("--key-hex", help="Like --key, with the bytes of the key as hex.")
 @click.option("--every-partition", is_flag=True, help="Search all partitions for the key.")
@@ -58,7 +60,7 @@ WINDOWS = 12  # maximum number of partitions whose read offsets are shown
     "--isolation-level",
     default=DEFAULT["isolation_level"],
     type=click.Choice(["read_uncommitted", "read_committed"]),
-    help="With read_committed: without records of aborted and open transactions.",
+    help="read_committed leaves out records of aborted and open transactions.",
 )
 @click.option("--key-format", default="auto", help="Format of keys; see --value-format.")
 @click.option(
@@ -85,7 +87,7 @@ def records(
     as_json: bool,
     **chosen: Any,
 ) -> None:
-    """Show records of TOPIC: the newest, around an offset, from a time on, or with a key; decoded and masked.
+    """Show records of TOPIC, decoded and masked: the newest, those around an offset, from a time, or with a key.
 
     Joins no group and commits nothing. Stops after 64 MB of keys and values or 15 s, and shows which offsets it read.
     """

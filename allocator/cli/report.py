@@ -1,4 +1,4 @@
-"""The tables of `allocator group`. Pure."""
+"""Formats the tables of `allocator group`. Pure."""
 
 from __future__ import annotations
 

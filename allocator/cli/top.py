@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from allocator.web import WatchedGroup as Seen
     from allocator.web import Watcher
 
-WORST = 10  # maximum number of partitions shown, those with the most lag
-LINES = 3  # maximum lines of findings, commands and moves, each
+WORST = 10  # maximum number of partitions shown; those with the most lag
+LINES = 3  # maximum number of findings shown; the same for commands and moves
 NAME = 24  # `_table` makes names shorter than this only after it has dropped all `lesser` columns
 GAP = 2  # spaces between columns
 FRAME_S = 0.5
@@ -51,11 +51,11 @@ class NothingKnown(AllocatorError):
 @click.option("--interval", default=2.0, type=Seconds(0.2, 3600), help="Seconds between polls of Kafka.")
 @with_clusters
 def top(name: Optional[str], once: bool, interval: float, access: Access, as_json: bool) -> None:
-    """Show groups, members, lag, rates, moves and commands in force, live; with the details of GROUP.
+    """Show groups, members, lag, rates, moves and active operator commands, live, with the details of GROUP.
 
     With --brokers alone, GROUP may use one of Kafka's own protocols.
 
-    Keys: q quits, Tab shows the next group, Shift-Tab the previous group. `>` marks the group whose details are shown.
+    Keys: q quits, Tab shows the next group, Shift-Tab the previous one. `>` marks the group whose details are shown.
 
     Rates need --brokers, and two polls.
 
@@ -178,7 +178,7 @@ def _keys(pressed: Callable[[str], None]) -> Iterator[None]:
 
 
 def frame(watcher: Watcher, chosen: Optional[str] = None, height: int = 1000, width: int = 1000) -> Group:
-    """Returns one frame: the groups, and the details of the chosen group, or of the first one."""
+    """Returns one frame: all groups, and the details of the chosen group or the first group."""
     names = sorted(name for name, group in watcher.groups.items() if group.seen)
     shown = chosen if chosen in names else names[0] if names else None
     count = "1 group" if len(names) == 1 else f"{len(names)} groups"
@@ -207,7 +207,7 @@ def frame(watcher: Watcher, chosen: Optional[str] = None, height: int = 1000, wi
 
 
 def _around(names: list[str], shown: Optional[str], room: int) -> list[str]:
-    """Returns at most `room` names, including the chosen one."""
+    """Returns at most `room` names, including the group shown."""
     at = 0 if shown is None else names.index(shown)
     start = max(0, min(at - room // 2, len(names) - room))
     return names[start : start + room]
@@ -278,7 +278,7 @@ def _worst_first(group: Seen, room: int) -> list[Text]:
 
 
 def _load(group: Seen) -> list[Text]:
-    """Returns a line about the balance of loads, if the group follows load."""
+    """Returns a line that tells how even the loads of the members are, if the group follows load."""
     state = group.report.state
     if state.load is None or state.load.max_over_mean is None:
         return []
@@ -288,7 +288,7 @@ def _load(group: Seen) -> list[Text]:
 
 
 def _orders(group: Seen, room: int) -> list[Text]:
-    """Returns the commands in force, newest first, and the number of done or expired commands."""
+    """Returns the active operator commands, newest first, and the number of done or expired ones."""
     state = group.report.state
     every = list(reversed(order_reports(state.orders, state.document, state.members, wall_ms())))
     kept = [each for each in every if each.state not in ("done", "expired")]
@@ -302,7 +302,7 @@ def _orders(group: Seen, room: int) -> list[Text]:
 
 
 def _plan(group: Seen, room: int) -> list[Text]:
-    """Returns the number of moving partitions, in total and by pair of members."""
+    """Returns lines with the number of moving partitions, in total and for each pair of old and new owner."""
     state = group.report.state
     moves = moves_of(state)
     if not moves:
@@ -312,12 +312,12 @@ def _plan(group: Seen, room: int) -> list[Text]:
         f"  {called.get(source or '', 'no owner')} -> {called.get(target or '', 'no owner yet')}: {count} partitions"
         for (source, target), count in moves.most_common(room)
     ]
-    more = f", the most of {len(moves)} pairs of members" if len(moves) > room else ""
+    more = f"; largest of {len(moves)} pairs of members" if len(moves) > room else ""
     return [_cut(line, "yellow") for line in (f"plan: {sum(moves.values())} partitions move{more}", *lines)]
 
 
 def moves_of(state: GroupState) -> Counter[tuple[Optional[str], Optional[str]]]:
-    """Returns (old owner, new owner) -> number of moving partitions; None: no owner."""
+    """Returns (old owner, new owner) -> number of moving partitions. None stands for no owner."""
     document = state.document
     if document is None:
         return Counter()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.option("--host", default="127.0.0.1", help="Listen on this address.")
 @click.option("--port", default=8180, type=click.IntRange(0, 65535), help="Listen on this port; 0 picks a free one.")
-@repeated("--allow-host", "hosts", text="Host name to accept in requests")
+@repeated("--allow-host", "hosts", text="Host name to accept in the Host header of requests")
 @click.option("--token-file", type=click.Path(dir_okay=False), help="Token that allows changes (default: read-only).")
 @click.option("--interval", default=5.0, type=Seconds(0.2, 3600), help="Seconds between polls of Kafka.")
 @click.option(
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     type=click.IntRange(1, 1_000_000),
     help="Maximum megabytes of history; the oldest entries are deleted first.",
 )
-@click.option("--user-header", help="Header with the user that a proxy authenticated, such as X-Forwarded-User.")
-@click.option("--groups-header", help="Header with the groups of the user, separated by commas.")
-@repeated("--proxy", "proxies", text="IP address of a proxy whose headers count (default: this machine)")
+@click.option("--user-header", help="Header in which a proxy passes the authenticated user, such as X-Forwarded-User.")
+@click.option("--groups-header", help="Header in which a proxy passes the groups of the user, separated by commas.")
+@repeated("--proxy", "proxies", text="IP address of a proxy whose headers are trusted (default: this machine)")
 @repeated("--operator", "operators", text="User or @group with the right to change groups")
 @repeated("--viewer", "viewers", text="User or @group with the right to read (default: all users)")
 @click.option("--tls-cert", type=click.Path(dir_okay=False), help="PEM certificate chain, to serve https.")
@@ -67,7 +67,7 @@ def web(
     registry: Optional[str],
     **options: Any,
 ) -> None:
-    """Show the groups in a browser: owners, lag, problems, and what each rebalance moved and why.
+    """Show groups in a browser: owners, lag, findings, and what each rebalance moved and why.
 
     Serves metrics for Prometheus at /metrics, health checks at /health/live and /health/ready, and an API that
     /api/openapi.json describes. Changes need a token (--token-file or ALLOCATOR_WEB_TOKEN) or an --operator.
@@ -86,13 +86,13 @@ def web(
     shows = access.brokers is not None and readers != "nobody"
     viewer = make_viewer(access, masks, registry, formats) if shows else None
     groups = _kafka_groups(access, kafka_groups)
-    configure_logs("warning", "text")  # this format has times, so the log shows when a user changed something
+    configure_logs("warning", "text")  # the text format has times, so the log shows when a user changed something
     logging.getLogger("kazoo").setLevel(logging.CRITICAL)  # the watcher reports an unreachable server
     run_page(access, PageOptions(**options), groups, viewer, readers, show)
 
 
 def _kafka_groups(access: Access, named: Collection[str]) -> Collection[str]:
-    """Returns the groups of Kafka's own protocols to show.
+    """Returns the names of the groups to show that use Kafka's own protocols.
 
     Raises ConfigError if such groups are named without brokers, or if there is no group to show.
     """

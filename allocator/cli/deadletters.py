@@ -124,7 +124,9 @@ def show_command(letters: DeadLetterQueue, as_json: bool, name: str) -> None:
 @deadletters.command("redrive")
 @on_topic
 @with_filter
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Maximum letters per second (default: no limit).")
+@click.option(
+    "--rate", type=click.FloatRange(0, min_open=True), help="Maximum number of letters per second (default: no limit)."
+)
 @click.option(
     "--max-redrives",
     default=MAX_REDRIVES,

@@ -240,11 +240,13 @@ def thaw() -> Act:
 
 @_order(
     "budget",
-    click.option("--at-once", type=click.IntRange(1), help="Maximum partitions that move at once (default: no limit)."),
+    click.option(
+        "--at-once", type=click.IntRange(1), help="Maximum number of partitions that move at once (default: no limit)."
+    ),
     click.option(
         "--per-minute",
         type=click.IntRange(1),
-        help="Maximum partitions that leave live members in a minute (default: no limit).",
+        help="Maximum number of partitions that leave live members in a minute (default: no limit).",
     ),
 )
 def budget(at_once: int | None, per_minute: int | None, details: Any) -> Act:

@@ -210,7 +210,9 @@ def skew(
     help="Match records by this (default: offset with an archive, otherwise partition or key).",
 )
 @repeated("--ignore", type=click.Choice(FIELDS), text="Ignore differences in this field")
-@click.option("--samples", default=10, type=click.IntRange(min=0), help="Maximum examples of each kind of difference.")
+@click.option(
+    "--samples", default=10, type=click.IntRange(min=0), help="Maximum number of examples of each kind of difference."
+)
 @click.option(
     "--state",
     help="File that stores how far the two sides are equal. The next audit with this file starts there.",

@@ -47,7 +47,7 @@ class NothingKnown(AllocatorError):
 
 @click.command()
 @click.argument("name", metavar="[GROUP]", type=GROUP, required=False)
-@click.option("--once", is_flag=True, help="Print one frame and stop, as --json does too.")
+@click.option("--once", is_flag=True, help="Print one frame and stop. --json does the same.")
 @click.option("--interval", default=2.0, type=Seconds(0.2, 3600), help="Seconds between polls of Kafka.")
 @with_clusters
 def top(name: Optional[str], once: bool, interval: float, access: Access, as_json: bool) -> None:

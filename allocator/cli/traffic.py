@@ -26,7 +26,7 @@ def traffic() -> None:
 @click.argument("file", type=click.Path(dir_okay=False))
 @with_brokers("servers and credentials")
 @repeated("--topic", "topics", required=True, text="Topic to record")
-@click.option("--limit", default=1000, type=click.IntRange(min=1), help="Maximum records of each partition.")
+@click.option("--limit", default=1000, type=click.IntRange(min=1), help="Maximum number of records of each partition.")
 def record(file: str, access: Access, topics: tuple[str, ...], limit: int, as_json: bool) -> None:
     """Write the newest records of topics into FILE, compressed if its name ends in .gz.
 

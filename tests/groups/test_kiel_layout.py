@@ -149,7 +149,7 @@ async def test_a_group_with_kiel_members_does_not_move(bench: Bench) -> None:
         dry_run = await asyncio.to_thread(CliRunner().invoke, main, arguments)
         assert dry_run.exit_code == 0
         assert "1 members with this library, 1 with kiel, 24 partitions" in dry_run.output
-        assert "the move is not possible now: it still has members that run kiel: host:1" in dry_run.output
+        assert "the group cannot move now: it still has members that run kiel: host:1" in dry_run.output
         assert (await candidate(zk, bench.group)).foreign == ("host:1",)
         with pytest.raises(AdoptionRefused, match="still has members that run kiel: host:1"):
             await adopt(zk, bench.group, "/allocator", 1.0, print)

@@ -6,9 +6,10 @@ So a worker should run the tests that need the servers it already has. It takes 
 1. its present file, so that the fixtures of the file are set up once;
 2. a file that needs servers which this worker started;
 3. a file that needs servers which no worker started;
-4. any file that no worker is in;
+4. any file that no worker is in, except those of 6;
 5. a file without servers: these fill the time until the slowest worker is done;
-6. the end of the file with the most tests left.
+6. a file that needs servers of `SLOW` which another worker started;
+7. the end of the file with the most tests left.
 
 Among equals, files of long tests come first: a long test that starts last keeps the other workers waiting.
 """
@@ -40,6 +41,26 @@ LONGEST = (
     "tests/examples/",
     "tests/demo/",
 )
+# start of a test's id -> servers that take long to start, apart from those of a version
+SLOW = {
+    "tests/spark/": "spark",
+    **dict.fromkeys(
+        (f"tests/security/test_{name}.py" for name in ("acl", "no_secret", "oauth_servers", "wrong_credentials")),
+        "secured",
+    ),
+    **dict.fromkeys(
+        (
+            "tests/deadletters/test_deadletters_real.py::test_reading_letters_without_a_leader",
+            "tests/doctor/test_doctor_brokers.py::test_a_broker_that_died",
+            "tests/fetch/test_fetcher_brokers.py::test_a_killed_leader",
+            "tests/fetch/test_fetcher_clusters.py::test_the_replica_in_the_same_rack",
+            "tests/groups/test_kafka_faults.py",
+            "tests/groups/test_racks_and_load.py::test_members_get_partitions",
+            "tests/groups/test_racks_and_load.py::test_the_owner_of_a_lagging_partition",
+        ),
+        "racked",
+    ),
+}
 _VERSION = re.compile("|".join(map(re.escape, KAFKA)))
 # tests that a worker has at a time: one runs, and the other starts when it ends
 _AHEAD = 2
@@ -49,12 +70,11 @@ def servers_of(nodeid: str) -> str:
     """Returns the servers that a test needs, as far as its id shows, or "" for none."""
     path, _, test = nodeid.partition("::")
     folder = path.split("/")[1] if "/" in path else ""
-    if folder == "spark":
-        return folder  # whatever the brokers: a session of Spark costs more than they do
-    version = _VERSION.search(test)
-    if version:
-        return version[0]
-    return "" if folder in WITHOUT_SERVERS else "3.9.1"
+    found = _VERSION.search(test)
+    version = found[0] if found else "" if folder in WITHOUT_SERVERS else "3.9.1"
+    slow = next((servers for start, servers in SLOW.items() if nodeid.startswith(start)), "")
+    # a session of Spark costs more than its brokers, whatever their version
+    return slow if slow == "spark" or version == "3.9.1" else version
 
 
 def _order(path: str) -> int:
@@ -102,7 +122,12 @@ class NearServers(LoadScheduling):
 
             def rank(file: tuple[str, str]) -> tuple[int, int]:
                 path, servers = file
-                nearness = 3 if not servers else 0 if servers in mine else 2 if servers in started else 1
+                if servers in mine:
+                    nearness = 2
+                elif servers in started:
+                    nearness = 6 if servers in SLOW.values() else 4
+                else:
+                    nearness = 3 if servers else 5
                 return nearness, _order(path)
 
             here = min((each for each in left if each not in taken), key=rank, default=None)

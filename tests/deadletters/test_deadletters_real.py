@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from kafka.protocol.producer import EndTxnRequest, ProduceRequest
+from racked import racked_brokers
 
 from allocator import Consumer, Fixed, TopicPartition
 from allocator.cli.commands import main
@@ -177,7 +178,7 @@ def run(*arguments: str) -> Result:
 async def test_reading_letters_without_a_leader_times_out(
     cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str]
 ) -> None:
-    cluster = cluster_factory(brokers=3)
+    cluster = racked_brokers(cluster_factory)
     dead = topic_factory(2, cluster=cluster)
     topics = Topics(cluster, topic_factory(2, cluster=cluster), dead)
     await topics.fill(20)

@@ -73,6 +73,13 @@ def test_each_test_runs_once_and_all_workers_are_shut_down() -> None:
         assert all(worker.shutting_down for worker in run.workers)
 
 
+def test_one_worker_has_the_session_of_spark_while_others_have_other_tests() -> None:
+    tests = [*SPARK, *(test.replace("test_s", "test_t") for test in SPARK), *OLD[:2], *ASSIGN]
+    ran = Run(tests, 2).done()
+    assert ran[0][:6] == tests[:6]
+    assert ran[1][:6] == tests[8:]
+
+
 def test_the_tests_of_a_worker_that_dies_run_elsewhere() -> None:
     run = Run(OLD + NEW, 2)
     dead = run.workers.pop(0)

@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from kafka.admin import KafkaAdminClient
+
 from allocator.core.client.client import KafkaClient
 from allocator.core.fetch import RangeReader
 from allocator.core.offsets.group_offsets import GroupOffsets
@@ -30,6 +32,7 @@ __all__ = [
     "committed",
     "contents",
     "cut",
+    "delete_records",
     "fill",
     "killed",
     "mirroring",
@@ -218,6 +221,15 @@ def killed(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGKILL)
     process.wait(30)
+
+
+def delete_records(bootstrap: str, topic: str, before: int) -> None:
+    """Deletes the records of partition 0 before this offset, as retention does."""
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+    try:
+        admin.delete_records({TopicPartition(topic, 0): before})
+    finally:
+        admin.close()
 
 
 def cut(cluster: LocalCluster, topic: str, keep: int) -> None:

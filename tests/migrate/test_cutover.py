@@ -56,7 +56,7 @@ async def test_a_cutover_loses_nothing_while_all_run(old: str, new: str, make_wo
     await world.assert_exact()
 
 
-@pytest.mark.parametrize("killed_in_step_start", [False, True])
+@pytest.mark.parametrize("killed_in_step_start", [pytest.param(False, marks=pytest.mark.long), True])
 async def test_each_step_may_be_the_last_of_a_run_and_a_rollback_loses_nothing(
     killed_in_step_start: bool, make_world: Any
 ) -> None:
@@ -171,12 +171,9 @@ REORDERED = PLAN.replace('"g", "h"', '"h", "g"').replace('"t", "u"', '"u", "t"')
     ("changed", "accepted"),
     [
         (PLAN.format("y:1,Z:2181/c/", "b:9092,a", "z:2/d", "d:4,c:3"), True),
-        (PLAN.format("z,y:1/c", "a:9092, b:9092", "z:2/d", "c:3,D:4"), True),
         (REORDERED.format(*ADDRESSES) + "[wait]\nquiet_s = 5.0  # the same groups and topics move\n", True),
         (PLAN.replace('"u"', '"v"').format(*ADDRESSES), False),
         (PLAN.format("z,y:1/e", "a,b", "z:2/d", "c:3,d:4"), False),
-        (PLAN.format("z,y:1/c", "a,b:9093", "z:2/d", "c:3,d:4"), False),
-        (PLAN.format("z,y:1/c", "a,b", "z:2", "c:3,d:4"), False),
         (PLAN.format("z,y:1/c", "a,b", "z:2/d", "c:3"), False),
     ],
 )

@@ -87,6 +87,7 @@ async def test_records_behind_an_aborted_transaction_are_neither_written_twice_n
     assert await pair.copied() == [*numbered("first", 300), *numbered("second", 100), *numbered("third", 10), "other"]
 
 
+@pytest.mark.long
 async def test_a_cluster_that_sets_times_by_default_keeps_the_mirrored_ones_and_gets_each_record_once(
     make_pair: MakePair, cluster_factory: Any
 ) -> None:
@@ -293,15 +294,6 @@ def test_records_that_the_old_cluster_deleted_after_a_crash_are_not_lost(
     tail.match(batch)
     assert tail.finish(deleted) == kept
     assert (tail.present, tail.unexpected) == (present, unexpected)
-
-
-def test_records_without_a_written_predecessor_do_not_count_as_deleted() -> None:
-    """Another producer's record behind a gap, and nothing of the mirror."""
-    rows: Any = [Record("t", 0, n, 1, 0, b"k", b"%d" % n, []) for n in range(12)]
-    tail = Tail(0, 6, deque([(5, b"of another producer")]))
-    tail.match(rows)
-    assert tail.finish(0) == 0
-    assert (tail.next_source, tail.present, tail.unexpected) == (None, 0, 1)
 
 
 def test_a_commit_names_its_target_and_other_metadata_names_none() -> None:

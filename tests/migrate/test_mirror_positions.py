@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +11,6 @@ from allocator.core.client.client import KafkaClient
 from allocator.migrate.offset_map import (
     MOST_RUNS,
     SPAN,
-    BadOffsetMap,
     Entry,
     Incarnation,
     OffsetMap,
@@ -116,15 +114,6 @@ def test_ids_of_different_kinds_cannot_be_compared() -> None:
         ("one", None, None),
     ):
         assert same_topic(one, other) is same
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [(None, b"[]"), (b"{}", b"[]"), (b'{"topic":"t","partition":0}', b"[[1]]"), (b'{"topic":"t","partition":0}', None)],
-)
-def test_an_entry_that_no_mirror_wrote_is_refused(key: bytes | None, value: bytes | None) -> None:
-    with pytest.raises(BadOffsetMap, match="invalid entry"):
-        unpack(key, value)
 
 
 async def test_runs_that_were_not_written_are_forgotten_with_the_partition(kafka_cluster: LocalCluster) -> None:

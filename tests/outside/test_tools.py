@@ -117,7 +117,8 @@ async def test_describe_shows_the_offsets_of_a_live_group(version: str, make_too
     assert {int(words[1]): int(words[2]) for words in shell} == ends == dict.fromkeys(range(PARTITIONS), RECORDS)
 
 
-@pytest.mark.parametrize("version", ["3.9.1", pytest.param("2.8.2", marks=long)])
+@long
+@pytest.mark.parametrize("version", ["3.9.1", "2.8.2"])
 async def test_describe_shows_what_group_offsets_shows_of_a_group_over_zookeeper(
     version: str, make_tools: MakeTools
 ) -> None:
@@ -148,6 +149,7 @@ async def test_a_member_starts_where_a_reset_put_the_group(
     assert await tools.first_offsets(membership) == {0: READ + 3, 1: READ + 3, 2: 1}
 
 
+@long
 @pytest.mark.parametrize("version", NEW)
 async def test_a_member_starts_at_the_first_record_where_offsets_were_deleted(
     version: str, make_tools: MakeTools

@@ -40,21 +40,6 @@ def whole(spark: SparkSession, topic: FakeTopic, directory: Path) -> bool:
     return True
 
 
-def test_small_files_are_merged_without_a_change_of_records(spark: SparkSession, tmp_path: Path) -> None:
-    topic = FakeTopic([40, 40])
-    archive(topic, tmp_path, offsets_per_commit=16, spark=spark)
-    assert compact(tmp_path, dry_run=True).replaced == [1, 2, 3, 4, 5]
-    assert len(Archive(tmp_path).manifests) == 5
-    report = compact(tmp_path, spark=spark)
-    assert (report.commits, report.replaced, report.records, report.files) == ([6], [1, 2, 3, 4, 5], 80, 2)
-    assert whole(spark, topic, tmp_path)
-    assert compact(tmp_path, spark=spark).commits == []
-    grown = FakeTopic([45, 40])
-    archive(grown, tmp_path, spark=spark)
-    assert compact(tmp_path, spark=spark).replaced == [6, 7]
-    assert whole(spark, grown, tmp_path)
-
-
 def test_a_topic_with_compacted_offsets_is_archived_whole(spark: SparkSession, tmp_path: Path) -> None:
     class Compacted(FakeTopic):
         def frame(self, spark: SparkSession, ranges: Any) -> Any:
@@ -79,14 +64,6 @@ def test_a_relative_path_is_local_even_if_the_default_file_system_is_not(
     finally:
         spark.conf.unset("fs.defaultFS")
     assert whole(spark, FakeTopic([9]), tmp_path / "there")
-
-
-def test_a_read_of_ten_thousand_partitions_is_planned_in_seconds(spark: SparkSession, tmp_path: Path) -> None:
-    archive(FakeTopic([20]), tmp_path, spark=spark)
-    found = Archive(tmp_path)
-    rows = found.frame(spark, {0: (5, 7), **dict.fromkeys(range(1, 10_000), (1, 2))}).collect()
-    assert sorted(row.offset for row in rows) == [5, 6]
-    assert found.frame(spark, {1: (0, 9)}).columns == found.frame(spark).columns
 
 
 def test_the_start_of_the_first_run_is_kept_for_empty_partitions(spark: SparkSession, tmp_path: Path) -> None:
@@ -209,23 +186,6 @@ def test_records_that_are_deleted_while_they_are_read_are_a_gap_in_the_manifest(
     assert (manifest.gaps, manifest.ranges) == ({1: (0, 5)}, {0: (0, 20), 1: (5, 20)})
 
 
-def test_an_archive_whose_run_was_killed_before_the_rename_is_read_and_repaired(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    archive(FakeTopic([10]), tmp_path, spark=spark)
-    archive(FakeTopic([15]), tmp_path, transform=lambda rows: rows.selectExpr("*", "length(value) size"), spark=spark)
-    home = tmp_path / "topic=orders"
-    last = Archive(tmp_path).manifests[-1]
-    (home / last.directory).rename(home / last.staged)
-    rows = Archive(tmp_path).frame(spark)
-    assert sorted(row.offset for row in rows.collect()) == list(range(15))
-    assert "size" in rows.columns
-    again = archive(FakeTopic([15]), tmp_path, spark=spark)
-    assert again.to_text() == "orders: nothing to do"
-    assert whole(spark, FakeTopic([15]), tmp_path)
-
-
-@pytest.mark.parametrize("dry_run", [True, False])
 @pytest.mark.parametrize(
     ("place", "reason"),
     [
@@ -236,15 +196,13 @@ def test_an_archive_whose_run_was_killed_before_the_rename_is_read_and_repaired(
         ("hdfs:/there", "is a URL"),
     ],
 )
-def test_a_directory_that_cannot_be_is_refused_before_anything_is_read(
-    tmp_path: Path, place: str, reason: str, dry_run: bool
-) -> None:
+def test_a_directory_that_cannot_be_is_refused_before_anything_is_read(tmp_path: Path, place: str, reason: str) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "nothing")
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken/topic=orders").write_text("")
     with pytest.raises(ConfigError, match=reason):
-        archive(FakeTopic([1]), place if ":" in place else tmp_path / place, dry_run=dry_run)
+        archive(FakeTopic([1]), place if ":" in place else tmp_path / place)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "taken"]
 
 
@@ -318,14 +276,3 @@ def test_a_topic_is_archived_and_audited_and_compacted(
     lost = audit(before, mirror, ignore=["timestamp"], spark=spark)
     assert (lost.by, {kind: count for kind, count in lost.kinds.items() if count}) == ("key", {"missing": 1})
     assert [sample.offset for sample in lost.samples] == [33]
-
-
-def test_committed_offsets_are_an_end_to_read_to(
-    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
-) -> None:
-    name = topic_factory(partitions=2)
-    options: dict[str, Any] = {"group": group, "ending_offsets": "committed"}
-    # nothing committed: nothing is read
-    assert Topic(kafka_cluster.bootstrap, name, options).extent().chosen == {0: (0, 0), 1: (0, 0)}
-    connector = {"kafka.group.id": group, "endingOffsets": "committed"}
-    assert Topic(kafka_cluster.bootstrap, name, connector).extent().chosen == {0: (0, 0), 1: (0, 0)}

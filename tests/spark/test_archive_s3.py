@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 pytest.importorskip("moto.server", reason="moto is not installed")
 
+pytestmark = pytest.mark.long
+
 # prints its port, and ends with its standard input
 SERVER = """
 import sys

@@ -69,17 +69,6 @@ def test_avro_and_json_are_decoded_and_other_bytes_are_null(spark: SparkSession,
     assert second.value_decoded is None
 
 
-def test_json_that_does_not_fit_is_null_and_can_be_found(spark: SparkSession) -> None:
-    values = [b'{"n": 1}', b'{"n": "one"}', b"5", b"[1]", b'{"n": ', b"{}", None]
-    rows = frame(spark, [("t", [[Row(b"k", value) for value in values]])])
-    decoded = decoder(value="json:n int")(rows)
-    assert decoded.schema["value_decoded"].dataType.simpleString() == "struct<n:int>"
-    bad = decoded.where("value is not null and value_decoded is null").orderBy("offset").collect()
-    assert [row.offset for row in bad] == [1, 2, 3, 4]
-    good = decoded.where("value_decoded is not null").orderBy("offset").collect()
-    assert [row.value_decoded.n for row in good] == [1, None]
-
-
 @pytest.mark.parametrize(
     ("spec", "words"),
     [

@@ -191,7 +191,7 @@ def test_a_run_that_is_killed_while_it_writes_a_table_is_continued_without_gap_o
     def reached(commits: int, staged: int) -> bool:
         return len([*tables.home.glob(tables.log)]) > commits and len([*tables.home.glob(tables.data)]) > staged
 
-    for kill in range(1, 4):
+    for kill in (1, 2):
         run_and_kill([*child, "20000", "20"], tmp_path / "log", lambda kill=kill: reached(7 * kill, 8 * kill - 1))  # type: ignore[misc]
     subprocess.run([*child, "20000", "5000"], check=True, cwd=Path(__file__).parent)
     assert tables.offsets() == {0: list(range(20_000))}

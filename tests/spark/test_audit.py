@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-import re
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -119,28 +117,6 @@ def test_a_sample_has_the_offsets_and_values_of_both_sides(reports: dict[str, Re
     assert (late.offset, late.other_offset, late.passed) == (6, 7, 6)
 
 
-def test_the_report_is_text_json_and_a_page_with_escaped_values(reports: dict[str, Report]) -> None:
-    report = reports["partition"]
-    assert not report.equal
-    told = json.loads(json.dumps(report.to_json()))
-    assert told["differences"]["altered"] == sum(report.count("altered", name) for name in CORRUPTIONS)
-    assert told["left"]["records"] == 40 * len(CORRUPTIONS)
-    assert report.to_text().startswith(f"different: {report.count('missing')} missing, ")
-    assert "'v0-6' is 'v0-7'" in report.to_text()
-    page = report.to_html()
-    assert "&#x27;v0-6&#x27;" in page or "&#39;v0-6&#39;" in page
-    told_apart = re.findall(r'<tr><td>([^<]*)</td><td class="n">(\d+)</td><td><span class="badge bad">', page)
-    assert ("a partition emptied", "0") in told_apart
-    assert ("a partition emptied", "1") not in told_apart
-    checksums = {
-        side.name: {(p.topic, p.partition): p.checksum for p in side.partitions} for side in (report.left, report.right)
-    }
-    same = [name for name in CORRUPTIONS if checksums["left"][name, 1] == checksums["right"].get((name, 1))]
-    assert set(CORRUPTIONS) - set(same) == {"moved to another partition"}
-    assert checksums["left"]["two swapped", 0] == checksums["right"]["two swapped", 0]
-    assert checksums["left"]["a millisecond", 0] != checksums["right"]["a millisecond", 0]
-
-
 values = st.sampled_from([None, b"", b"a", b"b"])
 rows = st.builds(
     Row,
@@ -188,15 +164,15 @@ def check(spark: SparkSession, many: list[tuple[Log, Log]]) -> None:
             assert found(report, f"t{n}") == dict(differences(one, other, by)), (by, one, other)
 
 
-@pytest.fixture(params=[1 << 16, 4])
-def buckets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With few buckets, equal rows share theirs with different ones."""
-    monkeypatch.setattr("allocator.spark.audit.compare.BUCKETS", request.param)
+@pytest.fixture
+def few_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal rows share their bucket with different ones."""
+    monkeypatch.setattr("allocator.spark.audit.compare.BUCKETS", 4)
 
 
 # an audit takes seconds whatever it audits, so each example is many topics; the first example is always the empty one,
 # which is not audited here
-@pytest.mark.usefixtures("buckets")
+@pytest.mark.usefixtures("few_buckets")
 @settings(max_examples=2, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(st.lists(cases(), min_size=60, max_size=60))
 def test_an_audit_of_random_logs_agrees_with_the_definition(spark: SparkSession, many: list[tuple[Log, Log]]) -> None:

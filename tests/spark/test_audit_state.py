@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import kafka
 import pytest
 from click.testing import CliRunner
+from mirroring import delete_records
 from spark_records import Log, Row, frame
 
 from allocator.cli.commands import main
@@ -58,8 +58,6 @@ NEXT: dict[str, tuple[str, list[list[Row]], list[list[Row]], dict[str, int], lis
         {"truncated": 2},
         [{"0": 2, "1": 2}, {"0": 2, "1": 2}],
     ),
-    "one is missing": ("partition", log("abcd"), log("acd"), {"missing": 1}, [{"0": 1}, {"0": 1}]),
-    "one is there twice": ("partition", log("abcd"), log("abbcd"), {"duplicated": 1}, [{"0": 2}, {"0": 2}]),
     # b is overtaken by c, so both are compared again
     "one is overtaken": ("partition", log("abcdef"), log("acbd"), {"reordered": 1, "truncated": 2}, [{"0": 1}] * 2),
     "one is moved": ("partition", log("abc", "de"), log("ac", "dbe"), {"moved": 1}, [{"0": 1, "1": 1}] * 2),
@@ -69,13 +67,6 @@ NEXT: dict[str, tuple[str, list[list[Row]], list[list[Row]], dict[str, int], lis
         log("abg", "cef", ""),
         {"truncated": 1},
         [{"0": 3, "1": 3}, {"0": 3, "1": 3, "2": 0}],
-    ),
-    "a key was missing in between": (
-        "key",
-        log("abXcd"),
-        log("ac", "bd"),
-        {"missing": 1},
-        [{"0": 2}, {"0": 1, "1": 1}],
     ),
     "other bytes at an offset": ("offset", log("abcd"), log("abxdz"), {"altered": 1, "extra": 1}, [{"0": 2}] * 2),
 }
@@ -120,11 +111,7 @@ def test_a_repeated_audit_reads_only_new_records_and_keeps_what_is_open(
     assert result() == (3, [6, 5], {"missing": 1})
     assert result() == (3, [3, 2], {"missing": 1})
     # retention deletes it, and a record that was to be compared again; the other side may have its copy
-    admin = kafka.KafkaAdminClient(bootstrap_servers=brokers)
-    try:
-        admin.delete_records({kafka.TopicPartition(source, 0): 24})
-    finally:
-        admin.close()
+    delete_records(brokers, source, 24)
     assert result() == (0, [1, 1], {})
     kafka_cluster.add_partitions(copy, 3)
     done = CliRunner().invoke(main, [*command, "--state", str(path)])
@@ -138,7 +125,6 @@ def changed(**changes: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "options", "error", "words"),
     [
-        (lambda state: state.pop("by"), {}, ConfigError, "is not the state of an audit"),
         (lambda state: state.update(allocator_audit=2), {}, ConfigError, "version 2"),
         (changed(topic="other"), {}, ConfigError, "is the state of archive:l, not of archive:l|'other'"),
         (changed(archive="/elsewhere"), {}, ConfigError, "state of archive:/elsewhere, not of archive:l"),
@@ -147,7 +133,6 @@ def changed(**changes: Any) -> Callable[[dict[str, Any]], None]:
         (changed(next={"0": float("inf")}), {}, ConfigError, "is not the state of an audit"),
         (changed(next={"0": 3}), {}, DataLoss, "t:0 ends at offset 2, before 3"),
         (lambda state: None, {"by": "key"}, ConfigError, "compared by partition"),
-        (lambda state: None, {"ignore": ["headers"]}, ConfigError, "compared by partition"),
     ],
 )
 def test_a_state_that_does_not_fit_is_refused(

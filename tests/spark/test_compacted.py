@@ -19,6 +19,8 @@ from allocator.testing import LocalCluster, produce, wait_until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.long
+
 KEYS, WAVE = 5, 400
 COMPACT = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.ms": "300"}
 

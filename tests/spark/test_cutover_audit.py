@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.deadline(280)
 
 
-@pytest.mark.parametrize("gaps", [0, 40])
+@pytest.mark.parametrize("gaps", [pytest.param(0, marks=pytest.mark.long), 40])
 async def test_the_audit_at_the_end_knows_transactions_and_gaps(
     gaps: int, spark: SparkSession, kafka_cluster: LocalCluster, cluster_factory: Any, group: str, tmp_path: Path
 ) -> None:
@@ -38,6 +38,7 @@ async def test_the_audit_at_the_end_knows_transactions_and_gaps(
     assert verdict.startswith("equal"), verdict
 
 
+@pytest.mark.long
 async def test_a_finish_that_failed_ends_when_its_cause_is_gone_or_without_the_audit(
     spark: SparkSession, kafka_cluster: LocalCluster, cluster_factory: Any, group: str, tmp_path: Path
 ) -> None:

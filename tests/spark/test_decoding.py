@@ -82,18 +82,6 @@ def test_every_type_of_avro_is_a_column() -> None:
     assert "lines:array<struct<sku:string>>" in shape.spark.simpleString()
 
 
-def test_a_writer_without_logical_types_is_read_as_the_reader_has_them() -> None:
-    reader = record(price=KINDS["price"][0], at=KINDS["at"][0])
-    writer = record(price="bytes", at="long")
-    found = avro_schema(writer, {}, "it").decoder(as_reader_schema(reader))(
-        avro(writer, {"price": b"\x96", "at": 1500})
-    )
-    shape = column(reader)
-    assert pa.array([shape.convert(found)], shape.arrow).to_pylist() == [
-        {"price": decimal.Decimal("-1.06"), "at": datetime.datetime(1970, 1, 1, 0, 0, 1, 500000, tzinfo=UTC)}
-    ]
-
-
 @pytest.mark.parametrize(
     ("schema", "says"),
     [

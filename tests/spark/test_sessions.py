@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from allocator.errors import ConfigError
-from allocator.spark.errors import HIDE, JavaMissing, in_one_line
+from allocator.spark.errors import JavaMissing
 from allocator.spark.sessions import java_home
 
 VECTOR = "--add-modules=jdk.incubator.vector"
@@ -72,13 +69,3 @@ def test_a_java_without_the_vector_module_starts_without_it(
     command = [str(home / "bin" / "java"), "-cp", "a b", VECTOR, "Main", ""]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "-cp|a b|Main||"
     assert java_home() == str(home)
-
-
-def test_the_process_of_the_user_keeps_its_stacks() -> None:
-    def fail() -> None:
-        with pytest.raises(ConfigError), in_one_line():
-            raise ConfigError("wrong")
-
-    fail()
-    gc.collect()
-    assert HIDE not in os.environ

@@ -15,9 +15,9 @@ pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4.2 needs Python 3
 import pyarrow as pa
 from pyspark import cloudpickle
 
-from allocator.spark.options import READ, STREAM, WRITE, read_options
-from allocator.spark.sink.sink import BatchWriter, StreamWriter
-from allocator.spark.source.source import BatchReader, register
+from allocator.spark.options import STREAM, WRITE, read_options
+from allocator.spark.sink.sink import BatchWriter
+from allocator.spark.source.source import register
 from allocator.spark.source.stream import StreamReader
 
 CORES = "spark.default.parallelism"
@@ -47,10 +47,8 @@ def source() -> Any:
 
 SHIPPED = {
     "source": source,
-    "read": lambda: BatchReader(options(READ), COLUMNS),
     "readStream": lambda: StreamReader(options(STREAM), COLUMNS),
     "write": lambda: BatchWriter(options(WRITE), ROWS),
-    "writeStream": lambda: StreamWriter(options(WRITE), ROWS),
 }
 
 

@@ -26,7 +26,7 @@ def rows_of(spark: SparkSession, cluster: LocalCluster, topic: str, **options: A
     return list(source.load().collect())
 
 
-@pytest.mark.parametrize("kafka", ["3.9.1", "0.9.0.1", pytest.param("0.8.2.2", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kafka", ["3.9.1", *(pytest.param(v, marks=pytest.mark.long) for v in ("0.8.2.2", "0.9.0.1"))])
 def test_written_records_can_be_read(
     kafka: str, cluster_factory: Any, spark: SparkSession, topic_factory: TopicFactory
 ) -> None:
@@ -64,11 +64,8 @@ def test_headers_and_topics_are_columns_too(
     ("columns", "options", "mode", "message"),
     [
         ("1 value", {"topic": "t"}, "append", "column 'value' is int, not binary or string"),
-        ("'a' key", {"topic": "t"}, "append", "there is no column 'value'"),
-        ("'a' value, 'b' colour", {"topic": "t"}, "append", "column 'colour' is not one of"),
         ("'a' value", {}, "append", "the topic is missing"),
         ("'a' value", {"topic": "t"}, "overwrite", "a topic does not support mode"),
-        ("'a' value", {"topic": "t", "starting_offsets": "earliest"}, "append", "does not apply to write"),
     ],
 )
 def test_wrong_columns_and_options_are_refused_before_any_write(
@@ -86,7 +83,6 @@ def test_wrong_columns_and_options_are_refused_before_any_write(
     [
         ("'v' value, -1 partition", "has no partition -1"),
         ("'v' value, array(named_struct('key', cast(null as string), 'value', cast('x' as binary))) headers", "header"),
-        ("'v' value, array(cast(null as struct<key: string, value: binary>)) headers", "a header without a key"),
     ],
 )
 def test_an_invalid_record_is_not_written(

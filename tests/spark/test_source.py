@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TopicFactory = Callable[..., str]
-LONG = [pytest.param(v, marks=pytest.mark.long) for v in ("0.8.2.2", "0.10.2.2", "1.1.1", "2.8.2", "4.1.1", NEWEST)]
+LONG = [
+    pytest.param(version, marks=pytest.mark.long)
+    for version in ("0.8.2.2", "0.9.0.1", "0.10.2.2", "1.1.1", "2.8.2", "4.1.1", NEWEST)
+]
 
 
 def read(spark: SparkSession, cluster: LocalCluster, schema: str | None = None, **options: Any) -> DataFrame:
@@ -45,7 +48,7 @@ def said(frame: Callable[[], Any]) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("kafka", ["3.9.1", "0.9.0.1", *LONG])
+@pytest.mark.parametrize("kafka", ["3.9.1", *LONG])
 def test_a_batch_has_every_record_once_with_the_columns_of_sparks_own_connector(
     kafka: str, spark: SparkSession, cluster_factory: Any, topic_factory: TopicFactory
 ) -> None:
@@ -116,14 +119,11 @@ def test_small_partitions_share_the_tasks_of_the_sessions_cores(
     ("options", "zero", "one"),
     [
         ({"starting_offsets": '{"T": {"0": 90, "1": -1}}'}, range(90, 100), None),
-        ({"ending_offsets": '{"T": {"0": 5, "1": 0}}'}, range(5), None),
         ({"starting_offsets": "timestamp:1700000095000"}, range(95, 100), range(95, 100)),
         ({"startingOffsetsByTimestamp": '{"T": {"0": 1700000097500, "1": 1700000099000}}'}, range(98, 100), [99]),
-        ({"endingTimestamp": "1700000002000"}, range(2), range(2)),
         ({"startingTimestamp": "1800000000000", "startingOffsetsByTimestampStrategy": "latest"}, None, None),
         ({"assign": '{"T": [1]}', "ending_offsets": '{"T": {"1": 3}}'}, None, range(3)),
         ({"topics_pattern": "numbers-of-test-sourc."}, range(100), range(100)),
-        ({"topics_pattern": "numbers-of-test"}, None, None),
     ],
 )
 def test_options_set_the_start_and_end_of_a_batch(
@@ -153,9 +153,7 @@ def test_a_batch_starts_at_the_groups_offsets(
     [
         ("partition = 1 and offset >= 95", None, range(95, 100), 1),
         ("offset between 10 and 12", range(10, 13), range(10, 13), 2),
-        ("partition in (0, 7) and offset < 2", range(2), None, 1),
         ("timestamp >= timestamp_millis(1700000098000)", range(98, 100), range(98, 100), 2),
-        ("topic = 'another'", None, None, 1),
         ("cast(value as string) = '42' and partition = 0", [21], None, 1),
     ],
 )
@@ -186,11 +184,8 @@ def test_a_filter_by_a_time_before_1970_leaves_no_record_out(
     [
         ({"topics": "T", "starting_offsets": '{"T": {"0": 1000, "1": 0}}'}, "T:0 is to be read from or to offset 1000"),
         ({"topics": "T", "starting_offsets": '{"T": {"0": 0}}'}, "has no entry for T:1"),
-        ({"topics": "T", "starting_offsets": '{"T": {"0": 0, "1": 0, "2": 0}}'}, "T:2, which does not exist"),
         ({"topics": "T", "startingTimestamp": "1800000000000"}, "is as new as 1800000000000 ms"),
-        ({"assign": '{"T": [2]}'}, "has no partition 2, it has 2"),
         ({"topics": "no-such-topic"}, "the cluster has no topic 'no-such-topic'"),
-        ({"topics": "T", "subscrib": "T"}, "did you mean subscribe"),
     ],
 )
 def test_planning_refuses_offsets_and_topics_that_do_not_exist(

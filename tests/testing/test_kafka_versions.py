@@ -82,35 +82,11 @@ def test_a_difference_is_shown_line_by_line_and_a_long_one_is_cut(tmp_path: Path
     assert "... and 1943 more lines" in said
 
 
-def test_values_are_compared_with_their_types_and_apart_for_each_parameter(tmp_path: Path) -> None:
-    different = [
-        ('["a"]', '[b"a"]'),
-        ('"5"', "5"),
-        ("[]", "{}"),
-        ('"null"', "None"),
-        ("{1: 2}", '{"1": 2}'),
-        ('[{"a": 1}]', '[{"a": True}]'),
-        ("(n for n in [1, 2])", "[1, 3]"),
-    ]
-    source = "pytestmark = pytest.mark.kafka_versions('0.8.2.2', '3.9.1')\n" + "".join(
-        f"def test_{n}(kafka_version, outcome): outcome.same({one} if kafka_version == '0.8.2.2' else {other})\n"
-        for n, (one, other) in enumerate(different)
-    )
-    source += "def test_iterators(outcome): outcome.same({'sent': (n for n in range(3)), 'rest': [iter('ab')]})\n"
-    source += "@pytest.mark.parametrize('size', [1, 2])\ndef test_parameters(size, outcome): outcome.same(size)\n"
-    said = run_inner(tmp_path, source)
-    assert f"{len(different)} failed, {len(different) + 6} passed" in said
-    assert said.count("\n+++ Kafka 3.9.1\n") == len(different)
-
-
 @pytest.mark.parametrize(
     ("mark", "complaint"),
     [
         ('kafka_versions("0.7")', "Kafka '0.7' cannot be started by allocator.testing; known: 0.8.1.1, 0.8.2.2"),
         ("kafka_versions()", "has no version of Kafka; known: 0.8.1.1"),
-        ("kafka_versions(3.9)", "3.9 is not a string such as '3.9.1'"),
-        ('kafka_versions("3.9.1", "3.9.1")', "names a version twice: 3.9.1, 3.9.1"),
-        ('kafka_versions("3.9.1", only=True)', "takes versions only, not only"),
     ],
 )
 def test_a_bad_mark_is_an_error_that_names_the_test(tmp_path: Path, mark: str, complaint: str) -> None:
@@ -118,13 +94,6 @@ def test_a_bad_mark_is_an_error_that_names_the_test(tmp_path: Path, mark: str, c
     assert complaint in said
     assert "test_inner.py::test_it: @pytest.mark.kafka_versions" in said
     assert "passed" not in said
-
-
-def test_marks_and_fixtures_go_together(tmp_path: Path) -> None:
-    said = run_inner(tmp_path, '@pytest.mark.kafka_versions("3.9.1")\ndef test_it(): pass\n')
-    assert "test_inner.py::test_it is marked kafka_versions but uses none of kafka_version, versioned_cluster" in said
-    said = run_inner(tmp_path, "def test_it(replay): pass\n")
-    assert "test_inner.py::test_it takes 'kafka_version' and has no mark @pytest.mark.kafka_versions" in said
 
 
 # -- recordings ----------------------------------------------------------------------------------------------------
@@ -137,32 +106,15 @@ def test_a_recording_is_loaded_as_it_was_saved(tmp_path: Path, name: str) -> Non
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_the_order_of_each_log_wins_over_that_of_the_timestamps() -> None:
-    from allocator.core.record import PlainRecord  # records of consumers are recorded traffic too
-
-    def record(partition: int, offset: int, timestamp: int) -> Any:
-        value = b"%d-%d" % (partition, offset)
-        return PlainRecord("t", partition, offset, timestamp, 0, None, value, [])
-
-    mixed = [record(1, 5, 20), record(0, 1, 10), record(0, 0, 30), record(1, 4, -1)]
-    recording = Recording.of(mixed, {"t": 4, "empty": 1})
-    assert [r.value for r in recording.records] == [b"1-4", b"1-5", b"0-0", b"0-1"]
-    assert recording.partitions == {"t": 4, "empty": 1}
-    assert recording.records[0].timestamp is None
-
-
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "line 1"),
         ("hello", "line 1"),
         ('{"format": 2, "partitions": {}}', "format 2; this version reads 1"),
-        ('{"format": 1, "partitions": {"t": 1}}\n{"topic": "t"}', "line 2: KeyError('partition')"),
         (
             '{"format": 1, "partitions": {"t": 1}}\n{"topic": "t", "partition": 1}',
             "line 2: t:1 is not in the partitions",
         ),
-        ('{"format": 1, "partitions": {"t": 1}}\n{"topic": "t", "partition": 0, "key": {"base64": "?"}}', "line 2"),
     ],
 )
 def test_a_file_that_is_no_recording_is_named_with_its_line(tmp_path: Path, text: str, complaint: str) -> None:
@@ -230,7 +182,8 @@ def test_recording_a_missing_topic_is_an_error(kafka_cluster: Any, tmp_path: Pat
 
 
 @pytest.mark.servers
-@pytest.mark.parametrize("old", ["0.9.0.1", pytest.param("0.8.2.2", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("old", ["0.9.0.1", "0.8.2.2"])
 def test_the_suite_of_the_example_passes(old: str) -> None:
     said = pytest_in(ROOT, "examples/migration_suite", f"--kafka-versions={old},3.9.1")
     assert "2 passed" in said
@@ -239,7 +192,7 @@ def test_the_suite_of_the_example_passes(old: str) -> None:
 # -- the table -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_the_table_lists_what_was_tested_on_which_version(tmp_path: Path, workers: int) -> None:
     in_parallel = ["-p", "xdist", f"-n{workers}", "--dist=load"] if workers else []
     if workers:
@@ -248,12 +201,8 @@ def test_the_table_lists_what_was_tested_on_which_version(tmp_path: Path, worker
     source = (
         '@pytest.mark.feature("Orders")\n@pytest.mark.kafka_versions("0.8.2.2", "3.9.1")\n'
         'def test_a(kafka_version): assert kafka_version != "3.9.1"\n'
-        '@pytest.mark.feature("Orders")\n@pytest.mark.kafka_versions("0.8.2.2", "3.9.1")\n'
-        "def test_b(kafka_version): pass\n"
         '@pytest.mark.kafka_versions("3.9.1")\ndef test_c(kafka_version): pytest.skip("no time")\n'
         '@pytest.mark.feature("Always new", "4.1.1")\ndef test_d(): pass\n'
-        '@pytest.mark.feature("Moves")\n@pytest.mark.parametrize(("old", "new"), [("0.8.2.2", "4.1.1")])\n'
-        "def test_e(old, new): pass\n"
         '@pytest.mark.feature("Moves")\n@pytest.mark.parametrize(\n'
         '    ("zookeeper_version", "kafka"), [("3.4.14", "3.9.1"), ("3.9.5", "3.9.1"), (None, "3.9.1")]\n)\n'
         "def test_f(zookeeper_version, kafka): pass\n"
@@ -263,33 +212,14 @@ def test_the_table_lists_what_was_tested_on_which_version(tmp_path: Path, worker
     assert f"compatibility table written to {table}" in said
     lines = table.read_text().splitlines()
     assert "| | 0.8.2.2 | 3.9.1 | 4.1.1 | ZooKeeper 3.4.14 | ZooKeeper 3.9.5 |" in lines
-    assert [line.split(" | ")[0] for line in lines if line.startswith("| ")] == [
-        "|",
-        "| Orders",
-        "| test_inner.py",
-        "| Always new",
-        "| Moves",
-    ]
-    assert "| Orders | yes (2) | **1 of 2 fail** | · | · | · |" in lines
+    assert "| Orders | yes (1) | **1 of 1 fail** | · | · | · |" in lines
     assert "| test_inner.py | · | skipped | · | · | · |" in lines
     assert "| Always new | · | · | yes (1) | · | · |" in lines
-    assert "| Moves | yes (1) | yes (1) | yes (1) | yes (1) | yes (1) |" in lines
-    assert any(line.startswith("8 tests passed, 1 failed and 1 were skipped on ") for line in lines)
+    assert "| Moves | · | yes (1) | · | yes (1) | yes (1) |" in lines
+    assert any(line.startswith("5 tests passed, 1 failed and 1 were skipped on ") for line in lines)
     assert "- skipped: test_inner.py on 3.9.1: Skipped: no time" in lines
     table.write_text(table.read_text().replace("# Compatibility", "# Our table\n\nA word before."))
     run_inner(tmp_path, source, f"--compatibility={table}", "-k", "test_d", *in_parallel)
     again = table.read_text()
     assert "A word before." in again
     assert "Orders" not in again
-
-
-def test_a_run_without_versions_leaves_the_table_alone(tmp_path: Path) -> None:
-    table = tmp_path / "compatibility.md"
-    said = run_inner(tmp_path, "def test_it(): pass\n", f"--compatibility={table}")
-    assert "not written" in said
-    assert not table.exists()
-    table.write_text("mine")
-    source = '@pytest.mark.kafka_versions("3.9.1")\ndef test_it(kafka_version): pass\n'
-    said = run_inner(tmp_path, source, f"--compatibility={table}")
-    assert "add both lines where the table should be" in said
-    assert table.read_text() == "mine"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -44,8 +43,6 @@ def running(pid):
         pytest.param(1, "forked = os.fork() or time.sleep(60)", "time.sleep(120)", id="forked child"),
         pytest.param(1, "cluster.zookeepers[0].pause()", "time.sleep(120)", id="paused server"),
         pytest.param(1, "", "time.sleep(0.1); sys.exit(1)", id="exit"),
-        pytest.param(1, "", "time.sleep(0.1); raise ValueError('a test failed')", id="exception"),
-        pytest.param(1, "", "time.sleep(0.1); os._exit(3)", id="_exit"),
     ],
 )
 def test_servers_and_files_are_gone_after_the_end_of_the_process_that_started_them(zookeepers, then, at_last):
@@ -71,16 +68,6 @@ def test_the_end_of_a_process_and_its_exit_code_are_known(tmp_path):
     assert "hello" in (tmp_path / "log").read_text()
     process.order("KILL")  # nothing happens
     process.close()
-    process.close()
-
-
-def test_the_end_by_a_signal_is_reported(tmp_path):
-    process = ServerProcess(["/bin/sleep", "60"], tmp_path / "log")
-    assert process.alive
-    assert not process.wait(0)
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait(10)
-    assert process.exit_code == -signal.SIGKILL
     process.close()
 
 

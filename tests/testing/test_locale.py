@@ -25,6 +25,7 @@ with LocalCluster(sys.argv[1]) as cluster:
 
 
 @pytest.mark.servers
+@pytest.mark.long
 @pytest.mark.parametrize("of", ["this machine", "the wheel"])
 def test_servers_start_in_the_c_locale_beside_other_characters(of: str, tmp_path: Path) -> None:
     """The working directory, the directory for data and Java itself have them, as in a checkout with such a path."""

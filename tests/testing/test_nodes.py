@@ -16,6 +16,7 @@ def three(cluster_factory):
     return cluster_factory("3.9.1", brokers=3, zookeepers=3)
 
 
+@pytest.mark.long
 def test_replicas_go_round_the_brokers(three, topic_factory):
     topic = topic_factory(partitions=6, replication=3, cluster=three)
     states = three.metadata()[0].topics[topic]
@@ -23,6 +24,7 @@ def test_replicas_go_round_the_brokers(three, topic_factory):
     assert {tuple(sorted(state.replicas)) for state in states.values()} == {(0, 1, 2)}
 
 
+@pytest.mark.long
 def test_partitions_move_from_a_killed_broker(three, topic_factory):
     topic = topic_factory(partitions=3, replication=3, cluster=three)
     node = three.leader(topic, 1)
@@ -36,6 +38,7 @@ def test_partitions_move_from_a_killed_broker(three, topic_factory):
     )
 
 
+@pytest.mark.long
 def test_the_ensemble_outlives_its_leader(three):
     leader = next(node for node in three.zookeepers if zookeeper_mode(node.port) == "leader")
     others = [node for node in three.zookeepers if node is not leader]
@@ -64,47 +67,8 @@ def test_a_paused_node_does_not_respond_until_it_is_resumed(zookeeper, kafka_clu
     assert metadata(broker.port) is not None
 
 
-def test_data_survive_a_kill_and_an_orderly_stop(kafka_cluster, topic_factory):
-    topic = topic_factory(partitions=2)
-    node, keeper = kafka_cluster.brokers[0], kafka_cluster.zookeepers[0]
-    port = node.port
-    kafka_cluster.produce(topic, [b"a"] * 10)
-    node.stop()
-    assert not node.alive
-    assert "shut down completed" in node.log_tail()
-    keeper.kill()
-    keeper.start()
-    node.start()
-    node.kill()
-    node.start()
-    assert node.port == port
-    assert kafka_cluster.produce(topic, [b"b"] * 10) == {0: 5, 1: 5}
-
-
 def test_sessions_may_be_as_short_as_a_second(zookeeper):
     assert "minSessionTimeout=1000\n" in four_letter_word(zookeeper.zookeepers[0].port, "conf")
-
-
-def test_pausing_a_dead_node_is_an_error(zookeeper):
-    node = zookeeper.zookeepers[0]
-    node.kill()
-    with pytest.raises(ClusterError, match="ZooKeeper 1 does not run"):
-        node.pause()
-
-
-def test_topics_are_created_grown_and_deleted(kafka_cluster, unique_name):
-    topic = unique_name()
-    kafka_cluster.create_topic(topic, 2, config={"retention.ms": "1234567"})
-    kafka_cluster.add_partitions(topic, 5)
-    assert sorted(kafka_cluster.metadata()[0].topics[topic]) == [0, 1, 2, 3, 4]
-    with pytest.raises(ClusterError, match="exists already"):
-        kafka_cluster.create_topic(topic)
-    with pytest.raises(ClusterError, match="adds none"):
-        kafka_cluster.add_partitions(topic, 5)
-    kafka_cluster.delete_topic(topic)
-    assert topic not in kafka_cluster.metadata()[0].topics
-    with pytest.raises(ClusterError, match="no topic"):
-        kafka_cluster.delete_topic(topic)
 
 
 def test_replication_needs_brokers(kafka_cluster, unique_name):
@@ -130,6 +94,7 @@ def test_a_zookeeper_that_cannot_start_ends_the_wait_of_the_broker(tmp_path):
         LocalCluster(zookeeper_config={"tickTime": "soon"}, directory=tmp_path).start()
 
 
+@pytest.mark.long
 def test_settings_of_a_user_know_the_ports(cluster_factory):
     listeners = "PLAINTEXT://127.0.0.1:{port},OTHER://127.0.0.1:{port2}"
     protocols = "PLAINTEXT:PLAINTEXT,OTHER:PLAINTEXT"
@@ -140,15 +105,7 @@ def test_settings_of_a_user_know_the_ports(cluster_factory):
 
 
 @pytest.mark.servers
-def test_a_given_directory_is_kept(tmp_path):
-    with LocalCluster(None, directory=tmp_path) as cluster:
-        assert cluster.directory == tmp_path
-    assert (tmp_path / "zookeeper-1" / "server.log").exists()
-    cluster.stop()  # twice is safe
-
-
-@pytest.mark.servers
-async def test_async_with_leaves_the_loop_free():
+async def test_async_with_leaves_the_loop_free_and_keeps_a_given_directory(tmp_path):
     ticks = 0
 
     async def tick():
@@ -158,10 +115,12 @@ async def test_async_with_leaves_the_loop_free():
             ticks += 1
 
     ticking = asyncio.ensure_future(tick())
-    async with LocalCluster(None) as cluster:
+    async with LocalCluster(None, directory=tmp_path) as cluster:
         assert zookeeper_mode(cluster.zookeepers[0].port) == "standalone"
     ticking.cancel()
     assert ticks > 5
+    assert (tmp_path / "zookeeper-1" / "server.log").exists()
+    cluster.stop()  # twice is safe
 
 
 @pytest.mark.servers

@@ -93,9 +93,6 @@ def test_named(cluster_factory): assert cluster_factory(None, zookeeper_version=
 
 
 def test_the_option_and_a_parameter_choose_the_version_of_zookeeper(tmp_path):
-    said = pytest_run(tmp_path, ZOOKEEPERS, "-s")
-    assert "4 passed" in said
-    assert "chosen: 3.8.4" in said
     said = pytest_run(tmp_path, ZOOKEEPERS, "-s", "--zookeeper-version=3.4.14")
     assert "4 passed" in said
     assert "chosen: 3.4.14" in said
@@ -114,9 +111,3 @@ def test_a_coroutine_test_fails_by_an_assertion_or_at_its_deadline_and_shows_whe
     assert "not done within 0.2 s" in said
     assert "await asyncio.Event().wait()" in said
     assert "assert 1 == 2" in said
-
-
-def test_long_tests_run_on_request_only(tmp_path):
-    source = "import pytest\n@pytest.mark.long\ndef test_long(): pass\ndef test_short(): pass\n"
-    assert "1 passed, 1 deselected" in pytest_run(tmp_path, source, conftest=True)
-    assert "2 passed" in pytest_run(tmp_path, source, "--long", conftest=True)

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from allocator.testing import ClusterError, ProducedRecord, produce, wait_until
-from allocator.testing.batches import encode
 
 
 def consumed(cluster, topic, count=None):
@@ -122,20 +121,3 @@ def test_a_slow_broker_is_not_taken_for_an_old_one(kafka_cluster, topic_factory,
     produce(proxy.address, topic, [ProducedRecord(b"k", b"v", 0, 7, [("h", b"x")])])
     (record,) = consumed(kafka_cluster, topic)
     assert (record.timestamp, record.headers) == (7, [("h", b"x")])
-
-
-@pytest.mark.parametrize(("options", "reason"), [({"compression": "rar"}, "'rar'"), ({"magic": 3}, "record format 3")])
-def test_unknown_formats_are_refused(kafka_cluster, topic_factory, options, reason):
-    with pytest.raises(ClusterError, match=reason):
-        kafka_cluster.produce(topic_factory(), [b"x"], **options)
-
-
-@pytest.mark.parametrize("delta", [0, 1, 63, 64, 8191, 8192, 2**31, 2**40, -1, -64, -65, -(2**40)])
-def test_numbers_of_every_size_are_encoded_as_kafka_python_reads_them(delta):
-    from kafka.record import MemoryRecords
-
-    base = 2**41
-    records = [ProducedRecord(None, b"x", None, base), ProducedRecord(None, b"y", None, base + delta)]
-    batch = MemoryRecords(encode(records, 2, None, 0)).next_batch()
-    assert batch.validate_crc()
-    assert [record.timestamp for record in batch] == [base, base + delta]

@@ -78,7 +78,8 @@ def test_a_killed_broker_starts_again_on_the_same_data(cluster, topic_factory):
 
 
 @pytest.mark.servers
-@pytest.mark.parametrize("version", [v if v == "0.8.2.2" else pytest.param(v, marks=pytest.mark.long) for v in KAFKA])
+@pytest.mark.long
+@pytest.mark.parametrize("version", KAFKA)
 def test_three_brokers_lead_the_partitions(version):
     with LocalCluster(version, brokers=3) as cluster:
         cluster.create_topic("t", 6, replication=3)

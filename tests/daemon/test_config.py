@@ -152,17 +152,10 @@ def test_any_value_of_a_setting_is_accepted_or_rejected_by_name(files: Files, se
 def test_a_mistyped_name_gets_a_suggestion(files: Files, section: str) -> None:
     assert f"did you mean [{section}]?" in files.faults(f"{GOOD}\n[{section.upper()}]\n")[0]
     for field in dataclasses.fields(SECTIONS[section]):
-        for wrong in (field.name.upper(), field.name.replace("_", "-"), field.name[:-1]):
-            if wrong not in (field.name, "c"):  # of "ca"
-                (line,) = files.faults(with_setting(section, wrong, "1"))
-                assert f"did you mean {section}.{field.name}?" in line
+        (line,) = files.faults(with_setting(section, field.name.upper(), "1"))
+        assert f"did you mean {section}.{field.name}?" in line
         variable = f"ALLOCATOR_{section}_{field.name}".upper()
-        for wrong in (
-            variable[:-1],
-            f"{variable}S",
-            variable.replace(f"R_{section[:2]}".upper(), f"R_{section[1::-1]}".upper()),
-        ):
-            assert f"did you mean {variable}?" in files.faults(GOOD, **{wrong: "1"})[0], wrong
+        assert f"did you mean {variable}?" in files.faults(GOOD, **{f"{variable}S": "1"})[0]
 
 
 @pytest.mark.parametrize(
@@ -172,25 +165,15 @@ def test_a_mistyped_name_gets_a_suggestion(files: Files, section: str) -> None:
         ("[handler]\nretry_backoff_s = 60", "with handler.retry_backoff_max_s = 30.0: the first delay exceeds"),
         ("[consume]\nmin_bytes = 60000000", "with consume.prefetch_bytes = 33554432: the first is more than"),
         ('[handler]\nretry_topics = ["1m"]', 'handler.retry_topics = ["1m"]: a dead-letter topic is needed'),
-        (
-            '[handler]\nretry_topics = ["1m"]\ndead_letter_topic = "billing.retry-1m"',
-            "'billing.retry-1m' is a retry topic",
-        ),
         ('[kafka]\nsecurity_protocol = "SASL_SSL"', "with kafka.sasl_mechanism not set: SASL needs a mechanism"),
-        ("[kafka]\nssl_check_hostname = false", "has no effect with this protocol"),
         (
             '[kafka]\nsecurity_protocol = "SASL_PLAINTEXT"\nsasl_mechanism = "PLAIN"\nsasl_plain_username = "u"',
             "sasl_plain_password not set (nor ALLOCATOR_KAFKA_SASL_PLAIN_PASSWORD): the mechanism needs it",
-        ),
-        (
-            '[zookeeper]\ndigest_password = "u"',
-            "digest_password = *** with zookeeper.digest_username not set: set both",
         ),
         ('[group]\npattern = "ord.*"', 'with group.pattern = "ord.*": set exactly one of them'),
         ('[group]\nmembership = "kiel"\noffsets = "kafka"', "this membership stores them in one of: zookeeper, both"),
         ('[group]\nfollow_load = "reported"', "only a program of your own can call report_load"),
         ("[group]\nrestart_grace_s = 60", "group.instance_id not set"),
-        ('[records]\nregistry = "http://r:99999"', "records.registry = ***: must be the URL of a schema registry"),
         ("[comit]\ninterval_s = 1", "[comit] is not a section; did you mean [commit]?"),
     ],
 )

@@ -95,7 +95,10 @@ def handler(cluster: Checked, rng: random.Random, plain: bool) -> Callable[[Reco
 @pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize(
     ("ordering", "seed"),
-    [*(("partition", seed) for seed in range(6)), *(("key", seed) for seed in range(4)), ("none", 0)],
+    [
+        *(("partition", 0), ("partition", 1), ("key", 0), ("key", 1), ("none", 0)),
+        *(pytest.param(each, seed, marks=pytest.mark.long) for each in ("partition", "key") for seed in range(2, 6)),
+    ],
 )
 async def test_moves_losses_and_cancellations_skip_nothing(ordering: str, seed: int, plain: bool) -> None:
     rng = random.Random(seed)

@@ -12,7 +12,6 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,13 +30,9 @@ def plain(record): return None
 async def coroutine(record): return None
 @gen.coroutine
 def tornado_style(record): yield gen.moment
-partial = functools.partial(lambda extra, record: None, 1)
 partial_coroutine = functools.partial(coroutine)
 def two(record, other): ...
-def with_default(record, other=1): ...
 class Service:
-    def __call__(self, record): ...
-    def method(self, record): ...
     @staticmethod
     def static(record): ...
 class Coroutine:
@@ -65,10 +60,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     ("name", "on_loop"),
     [
         ("tornado_style", True),
-        ("partial", False),
         ("partial_coroutine", True),
-        ("with_default", False),
-        ("Service", False),
         ("Service.static", False),
         ("Coroutine", True),
     ],
@@ -139,18 +131,6 @@ def test_states_reach_an_abstract_socket_and_a_missing_one_is_no_error(tmp_path:
         Notifier({"NOTIFY_SOCKET": f"@{name}"}).notify("READY=1", "STATUS=fine")
         assert listener.recv(100) == b"READY=1\nSTATUS=fine"
     Notifier({"NOTIFY_SOCKET": str(tmp_path / "missing")}).notify("READY=1")
-
-
-@pytest.mark.parametrize(
-    ("environ", "seconds"),
-    [
-        ({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": str(os.getpid())}, 3.0),
-        ({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"}, None),
-        ({"WATCHDOG_USEC": "0"}, None),
-    ],
-)
-def test_the_watchdog_is_notified_if_it_watches_this_process(environ: dict[str, str], seconds: Any) -> None:
-    assert Notifier(environ).watchdog_s == seconds
 
 
 # -- dead letters ------------------------------------------------------------------------------------------------

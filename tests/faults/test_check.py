@@ -16,7 +16,6 @@ from bench.faults.check import Verdict, check
 from bench.faults.history import History, add
 from bench.faults.journal import Journal
 
-Events = Sequence[Mapping[str, Any]]
 EVENT = re.compile(r"(own|revoked|lost|did|commit|refused)(\d*)([a-z]?)@([\d.]+)(?:-([\d.]+))?")
 
 

@@ -15,8 +15,6 @@ from allocator.producer.builder import BatchBuilder
 from allocator.producer.columns import ColumnsToSend, accelerated, by_partition
 from allocator.producer.encoding import CODECS, encode_headers
 from allocator.producer.partitioner import RUN, Partitioner, murmur2
-from allocator.testing.batches import ProducedRecord
-from allocator.testing.batches import encode as produced
 
 compiled = pytest.mark.skipif(not accelerated, reason="columns need the compiled encoder")
 field = st.one_of(st.none(), st.binary(max_size=20), st.sampled_from([0, 63, 64, 8191, 8192]).map(bytes))
@@ -42,13 +40,6 @@ def test_every_format_and_codec_holds_the_records_in_order(magic: int, codec: st
         builder.append(key, value, headers, 1_000 - n)
         expected.append((n, 1_000 - n if magic else -1, key, value, headers))
     assert decoded(builder.stamped(7, 1, 0)) == expected
-
-
-def test_lz4_of_the_oldest_format_has_the_checksum_of_its_brokers() -> None:
-    records = [ProducedRecord(b"k", b"v" * 1000, None, 0)]
-    builder = BatchBuilder(0, CODECS["lz4"])
-    builder.append(b"k", b"v" * 1000, (), 0)
-    assert builder.stamped(-1, -1, -1) == produced(records, 0, "lz4", 0)
 
 
 @given(st.binary(max_size=40))

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
 import struct
 from typing import Any
 
 import pytest
-from crc32c import crc32c
 from fetch_decoders import DECODERS, Row, make, name_of, needs_both_decoders, row_of
-from fetch_encode import TRANSACTIONAL, R, messages, sign
+from fetch_encode import R, messages, sign
 from fetch_encode import batch as produced
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from record_sets import FUZZ_TIMES, HIGHEST, LOWEST, by_kafka_python, record_sets
 
-from allocator.core.fetch.batch import Batch
-from allocator.core.record import Record
 from allocator.errors import CorruptRecordError
 from allocator.producer import encoding
 from allocator.producer.encoding import CODECS, TARGET_BYTES, BatchTooLarge, Encoded, encode
@@ -94,25 +90,6 @@ def test_every_format_and_codec_is_written_as_v2_in_the_same_codec(decoder: Any,
 
 
 @each_decoder
-def test_a_batch_of_v2_keeps_its_bytes_after_the_header(decoder: Any) -> None:
-    data = produced([R(n, b"v") for n in range(400)], 90, "gzip", attributes=TRANSACTIONAL, producer=3)
-    (encoded,) = encode(make(decoder, data))
-    assert bytes(encoded.payload) == data[61:]
-    assert (encoded.first, encoded.next, encoded.runs) == (90, 490, ((90, 0),))
-    assert encoded.attributes & TRANSACTIONAL == 0
-    stamped = encoded.stamped(5, 6, 7)
-    assert struct.unpack_from(">qhi", stamped, 43) == (5, 6, 7)
-    assert struct.unpack_from(">I", stamped, 17)[0] == crc32c(stamped[21:])
-
-
-def test_large_sets_are_split_into_batches_of_bounded_size() -> None:
-    large = [R(n, bytes(TARGET_BYTES // 4)) for n in range(10)]
-    sizes = [each.size for each in encode(make(DECODERS[-1], messages(large, 1)))]
-    assert len(sizes) == 3
-    assert max(sizes) < 2 * TARGET_BYTES
-
-
-@each_decoder
 def test_timestamps_too_far_apart_for_a_batch_split_it(decoder: Any) -> None:
     times = [7, HIGHEST, -1, LOWEST, LOWEST + 5, 7]
     data = messages([R(n, b"v", timestamp=time) for n, time in enumerate(times)], 1)
@@ -120,15 +97,6 @@ def test_timestamps_too_far_apart_for_a_batch_split_it(decoder: Any) -> None:
     assert [each.records for each in batches] == [3, 2, 1]
     assert [(each.base_time, each.max_time) for each in batches] == [(7, HIGHEST), (LOWEST, LOWEST + 5), (7, 7)]
     assert [record.timestamp for record in make(decoder, sent(batches))] == times
-
-
-@each_decoder
-def test_empty_records_take_the_fewest_bytes(decoder: Any) -> None:
-    """Their indexes in the batch have one, two and three bytes."""
-    many = [R(n, None if n % 2 else b"", None, -1) for n in range(10_000)]
-    (encoded,) = encode(make(decoder, messages(many, 1, codec="gzip")))
-    assert len(gzip.decompress(encoded.payload)) == sum(7 + (n > 63) + (n > 8191) for n in range(10_000))
-    assert [record.value for record in make(decoder, encoded.stamped(1, 1, 1))] == [r.value for r in many]
 
 
 @each_decoder
@@ -159,19 +127,3 @@ def test_a_record_too_large_for_a_batch_is_refused_after_those_before_it(
         found.extend(iter(lambda: next(records), None))
     assert not error.value.retriable
     assert [each.next for each in found] == [21, 25]
-
-
-def test_records_without_a_batch_are_written() -> None:
-    rows = [Record("t", 0, n, 5, 0, b"k", None, [("h", b"v")]) for n in (3, 4)]
-    (encoded,) = encoding.written(iter(rows), 0)
-    assert (encoded.first, encoded.next, encoded.records) == (3, 5, 2)
-    (after, _) = make(DECODERS[-1], encoded.stamped(-1, -1, -1))
-    assert (after.key, after.value, after.headers) == (b"k", None, [("h", b"v")])
-
-
-@each_decoder
-def test_deserialized_values_are_written(decoder: Any) -> None:
-    found = decoder.scan(messages([R(0, b"a", b"k")], 1), topic="t", partition=3, start=0)
-    (encoded,) = encode(Batch("t", 3, found, value_deserializer=bytes.upper))
-    (record,) = make(decoder, encoded.stamped(-1, -1, -1))
-    assert (record.key, record.value) == (b"k", b"A")

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kafka.admin import KafkaAdminClient
 from kafka.protocol.producer import ProduceRequest
-from mirroring import contents
+from mirroring import contents, delete_records
 
 from allocator.core.client.client import KafkaClient
 from allocator.errors import BrokerError, TopicNotFound
@@ -113,18 +112,10 @@ async def test_records_are_stored_after_retention_deleted_the_producers_state(
     """Brokers before 2.5 lose the state of a producer with its last record."""
     cluster = await asyncio.to_thread(cluster_factory, kafka=kafka)
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, cluster)
-
-    def delete_all() -> None:
-        admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap)
-        try:
-            admin.delete_records({TopicPartition(topic, 0): 3})
-        finally:
-            admin.close()
-
     async with KafkaClient(cluster.bootstrap) as client, Producer(client, linger_s=0.0, batch_bytes=1) as producer:
         for n in range(3):
             await (await producer.append(topic, None, b"%d" % n))
-        await asyncio.to_thread(delete_all)
+        await asyncio.to_thread(delete_records, cluster.bootstrap, topic, 3)
         for delivered in [await producer.append(topic, None, b"%d" % n) for n in range(3, 9)]:
             await delivered
         await (await producer.append(topic, None, b"9"))

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from background import background
 from kafka.protocol.producer import ProduceRequest
 from mirroring import contents
@@ -118,61 +117,3 @@ async def test_a_refused_batch_can_be_replaced_by_others(
     assert "MESSAGE_TOO_LARGE" in refusal
     assert acked == [0, 1, 2, 3, 4]
     assert await values(kafka_cluster, topic) == [bytes(1), bytes(2), b"a", b"b", bytes(3)]
-
-
-async def test_a_batch_is_split_without_pauses(kafka_cluster: LocalCluster, topic_factory: TopicFactory) -> None:
-    """With a pause for each part, a transaction would expire."""
-    partition = TopicPartition(await asyncio.to_thread(topic_factory, 1, config={"max.message.bytes": "2000"}), 0)
-
-    def refused(partition: TopicPartition, queue: PartitionQueue[BatchBuilder], error: BrokerError) -> None:
-        half = queue.pending[0].batch.size // 2
-        sender.replace_first(partition, [batch(bytes(half)), batch(bytes(half))])
-
-    async with KafkaClient(kafka_cluster.bootstrap, retry_backoff_s=30.0) as client:
-        await client.refresh([partition.topic])
-        sender: BatchSender[BatchBuilder] = BatchSender(client, refused=refused)
-        await sender.add([partition])
-        sender.put(partition, sender.queues[partition], batch(bytes(20_000)))
-        # a pause takes up to 3 s
-        await within(sender.send_all(), 15)
-    assert len(await values(kafka_cluster, partition.topic)) == 16
-
-
-async def test_an_unknown_leader_is_found_and_a_batch_without_one_expires(
-    kafka_cluster: LocalCluster, topic_factory: TopicFactory
-) -> None:
-    partition = TopicPartition(await asyncio.to_thread(topic_factory, 1), 0)
-    missing = TopicPartition(partition.topic, 7)
-    async with KafkaClient(kafka_cluster.bootstrap) as client:
-        assert client.leader(partition) is None
-        sender: BatchSender[BatchBuilder] = BatchSender(client)
-        await sender.add([partition])
-        sender.put(partition, sender.queues[partition], batch(b"v"))
-        await within(sender.send_all(), 30)
-        await sender.add([missing])
-        late = asyncio.get_running_loop().time() + 0.3
-        sender.put(missing, sender.queues[missing], batch(b"v"), expires_at=late)
-        with pytest.raises(BrokerError, match="not acknowledged in time") as error:
-            await within(sender.send_all(), 30)
-    assert error.value.retriable
-    assert await values(kafka_cluster, partition.topic) == [b"v"]
-
-
-async def test_a_batch_is_stored_after_cancelled_ones(kafka_cluster: LocalCluster, topic_factory: TopicFactory) -> None:
-    """A request may be cancelled before its first step."""
-    partition = TopicPartition(await asyncio.to_thread(topic_factory, 1), 0)
-    async with KafkaClient(kafka_cluster.bootstrap) as client:
-        await client.refresh([partition.topic])
-        sender: BatchSender[BatchBuilder] = BatchSender(client)
-        for turns in range(50):
-            await sender.add([partition])
-            sender.put(partition, sender.queues[partition], batch(b"v"))
-            sending = asyncio.ensure_future(sender.send_all())
-            for _ in range(turns % 10):
-                await asyncio.sleep(0)
-            sending.cancel()
-            await asyncio.wait({sending})
-        await sender.add([partition])
-        sender.put(partition, sender.queues[partition], batch(b"last"))
-        await within(sender.send_all(), 30)
-    assert (await values(kafka_cluster, partition.topic))[-1] == b"last"

@@ -19,8 +19,6 @@ from allocator.handlers.schemas.decode import Decoder, Formats
 from allocator.handlers.schemas.masks import Masks
 from allocator.handlers.schemas.schema import Schema, avro_schema, schema_id
 from allocator.types import Record
-from allocator.viewer.read import ReadResult, parse_key
-from allocator.viewer.viewer import View, seen
 
 ORDER = {
     "type": "record",
@@ -180,18 +178,3 @@ def test_json_that_would_change_is_shown_as_its_text(text: str) -> None:
     shown = Decoder().decode("value", text.encode())
     assert (shown.format, shown.value) == ("text", text)
     assert Decoder(masks=Masks(["value.x"])).decode("value", text.encode()).value == "***"
-
-
-def test_a_saved_record_with_a_lone_surrogate_is_utf_8_and_the_same_json() -> None:
-    record = Record("t", 0, 7, 1000, 0, b"k", b'{"name": "\xc3\xbc", "note": "\\ud800"}', [("\udcff", b"v")])
-    found = ReadResult("t", [record], [], 1, "", False)
-    (line,) = View(found, [seen(record, Decoder(), {})]).lines()
-    data = line.encode()
-    assert b"\xc3\xbc" in data
-    assert json.loads(data)["value"] == {"name": "\u00fc", "note": "\ud800"}
-    assert json.loads(data)["headers"] == [["\udcff", "v"]]
-
-
-def test_a_key_that_utf_8_cannot_encode_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'\\udcff' is not valid UTF-8; give its bytes as hex"):
-        parse_key("\udcff", None)

@@ -26,10 +26,8 @@ ORDER = {
     [
         ("value.card.number", ["4111"]),
         ("$.card", ["4111", "12/27"]),
-        ("$['card']['number']", ["4111"]),
         ("value.items[*].price", ["1", "2"]),
         ("value.items.price", ["1", "2"]),
-        ("value.items[0].sku", ["a", "b"]),
         ("value..email", ["z@y"]),
         ("value.contact['e.mail']", ["x@y"]),
         ("value.card.*", ["4111", "12/27"]),
@@ -58,7 +56,6 @@ def test_an_invalid_path_is_refused(mask: str) -> None:
     [
         ("value.card.number", {"card": '{"card": "4111"}'}),
         ("value.card.number", {"card": 4111}),
-        ("value.card.number", {"card": ["4111"]}),
         ("value.card", ["4111"]),
         ("value.card.number", [["4111"], "4111"]),
         ("value..number", {"payload": '{"number": "4111"}'}),
@@ -70,12 +67,6 @@ def test_an_invalid_path_is_refused(mask: str) -> None:
 )
 def test_a_value_to_which_a_mask_cannot_be_applied_is_hidden(mask: str, document: Any) -> None:
     assert "4111" not in json.dumps(Masks([mask]).apply("value", document))
-
-
-def test_text_that_is_no_json_of_a_masked_name_stays() -> None:
-    document = {"note": "[INFO] paid", "number of": "{} items", "none": None, "n": 1}
-    assert Masks(["value..secret"]).apply("value", document) == document
-    assert Masks(["value.none.secret"]).apply("value", document) == document
 
 
 @pytest.mark.parametrize("depth", [499, 991])

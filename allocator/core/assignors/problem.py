@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import groupby, repeat
 from operator import attrgetter
 from typing import Any, NamedTuple, Optional
@@ -25,7 +26,14 @@ Cost = Callable[[Optional[str], Any], int]
 
 def topic_partitions(view: GroupView, topics: Iterable[str]) -> list[TopicPartition]:
     """Returns all partitions of these topics, in the order of `topics` and of their ids."""
-    return [TopicPartition(topic, number) for topic in topics for number in range(view.partitions[topic])]
+    return [partition for topic in topics for partition in _of_topic(topic, view.partitions[topic])]
+
+
+# A decision needs all partitions several times, and the next decision usually needs the same ones. To create 100,000
+# objects each time would cost runs of the garbage collector that take longer than the rest of the decision
+@lru_cache(maxsize=1000)
+def _of_topic(topic: str, count: int) -> tuple[TopicPartition, ...]:
+    return tuple(TopicPartition(topic, number) for number in range(count))
 
 
 class PartitionClass(NamedTuple):

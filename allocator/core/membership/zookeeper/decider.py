@@ -117,7 +117,9 @@ class Decider:
         if (fresh or self.later) and decision.target.keys() <= alive:
             settled = successor or document
             allowance = orders.allowance(settled, alive, group.now_ms)
-            part, begun, self.later = portion(settled, decision.target, alive, allowance)
+            part, begun, self.later = decision.target, 0, 0
+            if allowance is not None:
+                part, begun, self.later = portion(settled, decision.target, alive, allowance)
             if not _stands(part, decision, settled):
                 counted = begun and orders.budget.per_minute is not None
                 successor = further(

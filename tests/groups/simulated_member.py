@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulated_zookeeper import SimulatedZooKeeper
@@ -16,12 +16,14 @@ from allocator.core.subscription import Tenure, Tenures
 from allocator.core.types import Partitions
 from allocator.core.znodes.documents import Paths
 from allocator.core.znodes.load_report import LoadReport
+from allocator.core.zookeeper.client import Op, Stat
 from allocator.errors import InstanceIdInUse
 from allocator.types import TopicPartition
 
 if TYPE_CHECKING:
     from simulation import Simulation
 
+BASE = "/allocator/g"
 TIMEOUT_S = 4.0  # of its session
 POLL_S = 1.0  # the limit of its watchdog: well below the end of the lease
 INSTANCES = 5  # fewer than members at once: some are second processes of an instance that lives
@@ -58,6 +60,17 @@ class VirtualWatchdog:
         return self._fed + self._limit_s - asyncio.get_running_loop().time()
 
 
+class OlderZooKeeper(SimulatedZooKeeper):
+    """The client of a member whose version neither writes nor reads the changes of the assignment."""
+
+    async def multi(self, ops: Sequence[Op]) -> int:
+        return await super().multi([op._replace(data=b"") if op.path == BASE else op for op in ops])
+
+    async def get(self, path: str, *args: Any, **more: Any) -> tuple[bytes, Stat]:
+        data, stat = await super().get(path, *args, **more)
+        return (b"" if path == BASE else data), stat
+
+
 class Worker:
     """Processes records of assigned partitions from the committed offset on, and commits from time to time."""
 
@@ -78,7 +91,8 @@ class Worker:
         self.generation = 0
         self.commits_arrive = 0.0
         """When the last commit under way is there; one connection keeps them in order."""
-        self.zk = SimulatedZooKeeper(world.ensemble, name, session_timeout_s=TIMEOUT_S)
+        client = OlderZooKeeper if world.mixes and int(name[1:]) % 2 else SimulatedZooKeeper
+        self.zk = client(world.ensemble, name, session_timeout_s=TIMEOUT_S)
         instance = f"i{int(name[1:]) % INSTANCES}" if world.grace_s else None
         functions = [resolve("sticky" if world.seed % 2 else "naive")]
         if world.follows:
@@ -104,6 +118,7 @@ class Worker:
                 report_s=0.5,
             ),
             measured=self._measured if world.follows else None,
+            followed=lambda document: world.check_followed(self, document),
             expected=self._expected,
             clock=world.loop.time,
         )

@@ -50,6 +50,8 @@ class Znode:
     version: int = 0
     owner: int = 0
     children_created: int = 0
+    created: int = 0
+    """The number of the write that created it."""
 
 
 @dataclass
@@ -144,7 +146,9 @@ class Ensemble:
             if path in after:
                 raise ZnodeExists(path)
             after[parent] = write.changes[parent] = replace(up, children_created=up.children_created + 1)
-            after[path] = write.changes[path] = Znode(op.data, owner=session.number if op.ephemeral else 0)
+            after[path] = write.changes[path] = Znode(
+                op.data, owner=session.number if op.ephemeral else 0, created=len(self.history) + 1
+            )
             write.events += [("data", path), ("children", parent)]
             return path
         znode = after.get(path)
@@ -507,4 +511,4 @@ class SimulatedZooKeeper:
 
 
 def _stat(znode: Znode) -> Stat:
-    return Stat(znode.version, znode.owner, 0, 0)
+    return Stat(znode.version, znode.owner, 0, 0, znode.created)

@@ -11,6 +11,7 @@ Promises, checked after every step of every member and every write to ZooKeeper:
 - a committed offset never exceeds the processed records, no record is skipped, and no member sets an offset back that
   it has seen: only a commit that was under way when its sender lost the partition may arrive too late;
 - every partition has an owner that may act within `HEALED_S` after the last fault, whatever an operator has ordered;
+- a member that reads the changes of the assignment has what it would have read from the whole document;
 - each order holds in each document of a leader that has read the order (`simulated_orders`).
 
 At every third seed, members have a watchdog, and faults block their event loops. From seed `SEATED` on, members have
@@ -20,6 +21,8 @@ seeds with a grace too, and another partition is the heaviest every few seconds.
 
 From seed `READING` on, members are consumers (`simulated_reader`). Lookups of committed offsets may take longer than a
 session, and an operator orders seeks, after which every record must be processed again.
+
+From seed `MIXED` on, every second member is of an older version, which neither writes nor reads the changes.
 """
 
 from __future__ import annotations
@@ -52,6 +55,7 @@ FAULTS_S = 40.0  # how long faults go on
 SEATED = 1_000_000
 FOLLOWING = 2_000_000
 READING = 3_000_000
+MIXED = 4_000_000
 GRACE_S = 3.0
 HEALED_S = 20.0  # within which every partition must have an owner that may act, once they end
 PARTITIONS = 6
@@ -76,7 +80,8 @@ class Simulation:
         self.seed = seed
         self.faults_s = faults_s
         self.watched = seed % 3 == 0
-        self.reads = seed >= READING
+        self.reads = READING <= seed < MIXED
+        self.mixes = seed >= MIXED
         self.follows = FOLLOWING <= seed < READING
         self.grace_s = GRACE_S if SEATED <= seed < READING and (seed % 2 or not self.follows) else 0.0
         self.jumpy = bool(self.grace_s) and seed % 4 < 2
@@ -99,6 +104,10 @@ class Simulation:
         """Whether the committed offset came after its sender had lost the partition, unseen by the owner."""
         self.claims: dict[str, Claim] = {}
         self.document = AssignmentDocument()
+        self.followed = 0
+        """How many documents the members have followed, each counted once for each member."""
+        self._written: dict[int, bytes] = {}
+        """The documents by their number (`AssignmentDocument.writes`)."""
         self._spoilt = False
         self.workers: dict[str, Worker] = {}
         self.tasks: list[asyncio.Task[Any]] = []
@@ -291,6 +300,7 @@ class Simulation:
         except InvalidZnode:
             self._spoilt = True
             return  # invalid content that a fault wrote into the znode
+        self._written[document.writes] = data
         last, self.document = self.document, document
         if self._spoilt:
             self.orders.forget()
@@ -306,6 +316,13 @@ class Simulation:
         owned += [p for entry in document.waiting.values() for p in entry.partitions]
         if len(owned) != len(set(owned)):
             self.broken(f"revision {document.revision} assigns a partition to two members")
+
+    def check_followed(self, worker: Worker, document: AssignmentDocument) -> None:
+        """A member may have read the changes alone."""
+        self.followed += 1
+        member = worker.membership.member_id
+        if document != AssignmentDocument.decode("assignment", self._written[document.writes], only=member):
+            self.broken(f"{worker.name} follows another document than revision {document.revision}")
 
     def _owners(self) -> dict[int, list[str]]:
         return {

@@ -11,6 +11,7 @@ import pytest
 from members import StaticTopics
 
 from allocator.core.membership.zookeeper.leader import Leader, LeaderSettings
+from allocator.core.znodes.changes import Changes
 from allocator.core.znodes.documents import AssignmentDocument, Claim, InflateBudget, Paths, Waiting
 from allocator.core.znodes.store import Store
 from allocator.core.zookeeper.client import Watch, ZooKeeperClient
@@ -57,8 +58,8 @@ class Releasing(Store):
         self.watched.add(member)
         return found
 
-    async def write_document(self, document: AssignmentDocument, version: int) -> int:
-        written = await super().write_document(document, version)
+    async def write_document(self, document: AssignmentDocument, version: int, changes: Changes | None = None) -> int:
+        written = await super().write_document(document, version, changes)
         if self.while_writing is not None:
             await self.while_writing(document)
         return written

@@ -12,7 +12,7 @@ from simulate import broken_seeds, outcome, shrunk
 from simulated_faults import Event, Faults, parse
 from simulated_member import Worker
 from simulated_zookeeper import SimulatedZooKeeper
-from simulation import FOLLOWING, READING, Broken, Simulation
+from simulation import FOLLOWING, MIXED, READING, Broken, Simulation
 
 from allocator.core.consumer.starting_positions import StartingPositions
 from allocator.core.membership.lease import EnsembleLease, LeaseRenewer
@@ -20,6 +20,7 @@ from allocator.core.membership.zookeeper import decider, decision, group_znodes,
 from allocator.core.membership.zookeeper.group_znodes import GroupZnodes, Snapshot
 from allocator.core.offsets.tracker import OffsetTracker
 from allocator.core.subscription import Tenure, Tenures
+from allocator.core.znodes.changes import Changes
 from allocator.core.znodes.documents import AssignmentDocument, Claim, Waiting
 from allocator.core.zookeeper.client import Op
 from allocator.types import TopicPartition
@@ -280,6 +281,28 @@ def test_a_member_that_is_not_admitted_checks_again_at_its_interval() -> None:
     assert 10 < len(checks) < 40
 
 
+def test_every_promise_holds_under_faults_with_members_of_an_older_version() -> None:
+    """Every second member neither writes nor reads the changes of the assignment."""
+    assert broken_seeds(MIXED, MIXED + 40) == ""
+
+
+def test_members_follow_many_documents_by_their_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulation reaches them, although the faults replace and spoil documents and end sessions."""
+    applied = []
+
+    def recorded(self: Changes, *args: Any) -> AssignmentDocument | None:
+        applied.append(apply(self, *args))
+        return applied[-1]
+
+    monkeypatch.setattr(Changes, "apply", recorded)
+    followed = 0
+    for seed in range(6):
+        run = Simulation(seed)
+        run.run()
+        followed += run.followed
+    assert sum(document is not None for document in applied) > followed / 4
+
+
 IN_QUIET = parse(["0.000 start w1", "0.000 start w2"])
 
 
@@ -318,7 +341,7 @@ def test_records_are_repeated_but_not_often() -> None:
 # -- each promise can be broken --------------------------------------------------------------------------------------
 
 multi, read, drain, constraints = SimulatedZooKeeper.multi, GroupZnodes.read, Tenures.drain, decision.constraints_of
-commit, read_committed, lost = Worker.commit_partition, Simulation.read_committed, Worker.lost
+apply, commit, read_committed, lost = Changes.apply, Worker.commit_partition, Simulation.read_committed, Worker.lost
 
 
 def renew_for_longer_than_the_session(self: EnsembleLease, started: float, session_timeout_s: float) -> None:
@@ -369,6 +392,13 @@ async def lost_with_its_generation(self: Worker, partitions: frozenset) -> None:
     await lost(self, partitions)
 
 
+def apply_the_last_step(
+    self: Changes, path: str, member: str, document: AssignmentDocument, version: int
+) -> AssignmentDocument | None:
+    last = replace(self, steps=self.steps[-1:])
+    return apply(last, path, member, document.but(writes=self.writes - 1), self.version - 1)
+
+
 OVERLAP = "both claim|may (both )?act"
 BROKEN: dict[str, tuple[Any, ...]] = {
     "a lease that outlives the session": (OVERLAP, (EnsembleLease, "renew", renew_for_longer_than_the_session)),
@@ -384,6 +414,7 @@ BROKEN: dict[str, tuple[Any, ...]] = {
         (SimulatedZooKeeper, "multi", multi_without_checks),
         (plan, "_still_waiting", still_waiting_by_any_claim),
     ),
+    "members that miss a step": ("follows another document", (Changes, "apply", apply_the_last_step)),
     "a leader that forgets changes during its reading": (
         "without an owner",
         (GroupZnodes, "read", read_and_forget_changes),

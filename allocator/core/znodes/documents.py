@@ -1,5 +1,6 @@
 """The znodes of a group and their formats.
 
+    <root>/<group>                 persistent            zlib(JSON): the last changes of the assignment, or empty
     <root>/<group>/members/<id>    ephemeral sequential  JSON: the member's name, host and subscription
     <root>/<group>/claims/<id>     ephemeral             zlib(JSON): what that member holds, the revision it has seen
     <root>/<group>/assignment      persistent            zlib(JSON): which member may hold what; by compare-and-set
@@ -584,10 +585,10 @@ def quick(data: bytes) -> bool:
 LONG = re.compile(rb'[",]([0-9]{1,6})-([0-9]{1,6})(?=[",])')
 
 
-def inflate(path: str, data: bytes) -> dict[str, Any]:
+def inflate(path: str, data: bytes, most: int = INFLATED_BYTES) -> dict[str, Any]:
     inflater = zlib.decompressobj()
     try:
-        raw = inflater.decompress(data, INFLATED_BYTES)
+        raw = inflater.decompress(data, most)
     except zlib.error as error:
         raise InvalidZnode(path, str(error)) from error
     if not inflater.eof:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from allocator.core.types import NO_PARTITIONS, Partitions
+from allocator.core.znodes.changes import Changes
 from allocator.core.znodes.checked import InvalidZnode
 from allocator.core.znodes.documents import (
     SMALL_PARTITIONS,
@@ -27,7 +28,7 @@ from allocator.core.znodes.documents import (
     split,
 )
 from allocator.core.znodes.load_report import LoadReport
-from allocator.core.zookeeper.client import NoZnode, Op, Watch, ZnodeExists, ZooKeeperClient, get_if_exists
+from allocator.core.zookeeper.client import NoZnode, Op, Stat, Watch, ZnodeExists, ZooKeeperClient, get_if_exists
 
 T = TypeVar("T")
 
@@ -138,11 +139,18 @@ class Store:
 
         `only`: reads only the entries of that member. `counts`: returns the partition count of a topic if it is known.
         """
+        document, stat = await self.document_and_stat(watch, only=only, counts=counts)
+        return document, -1 if stat is None else stat.version
+
+    async def document_and_stat(
+        self, watch: Watch | None = None, *, only: str | None = None, counts: Counts | None = None
+    ) -> tuple[AssignmentDocument | None, Stat | None]:
+        """Like `document`, with the whole stat of the znode; (None, None) when there is none."""
         path = self.paths.assignment
         while True:
             found = await get_if_exists(self.zk, path, watch)
             if found is None:
-                return None, -1
+                return None, None
             data, stat = found
             try:
                 names = shard_names(path, data)
@@ -150,7 +158,7 @@ class Store:
                     pieces = await asyncio.gather(*(self.zk.get(f"{self.paths.shards}/{name}") for name in names))
                     data = b"".join(piece for piece, _ in pieces)
                 decode = partial(AssignmentDocument.decode, path, data, only, counts)
-                return await computed(decode, not quick(data)), stat.version
+                return await computed(decode, not quick(data)), stat
             except NoZnode:
                 # the leader has written the next document since this read started, and has deleted these shards
                 if (await self.zk.get(path))[1].version == stat.version:
@@ -167,11 +175,11 @@ class Store:
         stat = await self.zk.exists(self.paths.base)
         return 0 if stat is None else stat.version
 
-    async def write_document(self, document: AssignmentDocument, version: int) -> int:
+    async def write_document(self, document: AssignmentDocument, version: int, changes: Changes | None = None) -> int:
         """Replaces the assignment if its znode still has `version` (-1: does not exist); returns the new version.
 
-        `document.writes` is the number of this write (0: any). Raises BadVersion or ZnodeExists when another leader
-        wrote first.
+        `document.writes` is the number of this write (0: any). `changes` lead to this document; None makes each member
+        read it whole. Raises BadVersion or ZnodeExists when another leader wrote first.
         """
         data = await computed(document.encode, sum(map(len, document.owners.values())) >= SMALL_PARTITIONS)
         head, shards = split(data, document.leader, document.revision)
@@ -180,7 +188,9 @@ class Store:
                 await self.zk.create(f"{self.paths.shards}/{name}", piece)
         kind = "create" if version < 0 else "set"
         # claims check both versions, because the version of the assignment starts again if its znode is deleted
-        counted = Op("set", self.paths.base, version=document.writes - 1)
+        # each member reads the changes, so they must be much smaller than the document to be of use
+        noted = b"" if changes is None else changes.encode(len(data) // 2)
+        counted = Op("set", self.paths.base, noted, version=document.writes - 1)
         await self.zk.multi([Op(kind, self.paths.assignment, head, version), counted])
         # most documents have no shards; then a request for the list of shards would only delay the leader
         if shards or not self._swept:

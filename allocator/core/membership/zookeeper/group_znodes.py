@@ -16,6 +16,7 @@ from allocator.core.commands.order_store import OrderStore
 from allocator.core.commands.orders import Orders
 from allocator.core.commands.steering import OrdersInForce
 from allocator.core.membership.zookeeper.plan import adopt
+from allocator.core.znodes.changes import MAX_STEPS, Changes, Step, difference
 from allocator.core.znodes.checked import InvalidZnode
 from allocator.core.znodes.documents import (
     AssignmentDocument,
@@ -79,6 +80,7 @@ class GroupZnodes:
         # (document, version of its znode, `Snapshot.miscounted`)
         self._document: tuple[AssignmentDocument | None, int, bool] | None = None
         self._last: AssignmentDocument | None = None
+        self._steps: tuple[Step, ...] = ()  # to `_document`, each written by this leader
 
     def poke(self) -> None:
         """Sets both events: the group has changed in a way that may need another assignment."""
@@ -93,7 +95,7 @@ class GroupZnodes:
 
     def start_over(self) -> None:
         """Reads everything again, because ZooKeeper does not hold the document that this leader wrote last."""
-        self._document = None
+        self._document, self._steps = None, ()
         # kazoo delivers responses and events in two threads, so the leader may read a document before the event about a
         # new member that it contains. Without a fresh list of names that member would count as dead, and the leader
         # would use an old version of a claim
@@ -127,8 +129,10 @@ class GroupZnodes:
         """Replaces the document if its znode still has `version`. Raises BadVersion or ZnodeExists otherwise; after any
         error, call `start_over`."""
         document = document.but(writes=document.writes + 1)
+        self._steps = steps = self._steps_to(document, version)
         written = self._document = document, version, False
-        new_version = await self._store.write_document(document, version)
+        changes = Changes(document.writes, version + 1, steps) if steps else None
+        new_version = await self._store.write_document(document, version, changes)
         if self._document is written:  # otherwise another leader replaced the document before this response came
             self._document = document, new_version, False
         self._last = document
@@ -137,6 +141,16 @@ class GroupZnodes:
         if document.waiting:
             self.changed.set()  # the next snapshot sets the watches on the claims that the document waits for
         log.info("%s: %s", self._store.paths.group, document)
+
+    def _steps_to(self, document: AssignmentDocument, version: int) -> tuple[Step, ...]:
+        """Returns the last steps to the document that is written next; none if the document before it is unknown."""
+        if self._document is None:
+            return ()
+        before, read, miscounted = self._document
+        if before is None or miscounted or read != version or not 0 < before.writes == document.writes - 1:
+            return ()
+        step = difference(before, document)
+        return () if step is None else (*self._steps, step)[-MAX_STEPS:]
 
     async def _read_document(self) -> tuple[AssignmentDocument, int, bool, bool]:
         if self._document is None:

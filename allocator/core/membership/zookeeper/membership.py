@@ -7,8 +7,9 @@ leader assigns a partition to another member only after its owner has written a 
 session has ended. A member that is cut off or paused stops by its own clock before its session can end.
 
 In steady state a member watches two znodes, the assignment and its predecessor, and writes its own znode every
-quarter of the session timeout. A rebalance costs one write by the leader for each wave of releases, and one read of
-the assignment by each member. A member that gains or loses partitions also writes its claim once or twice.
+quarter of the session timeout. A rebalance costs one write by the leader for each wave of releases. Each member then
+reads the stat of the assignment and its last changes, or the whole assignment where they do not suffice. A member
+that gains or loses partitions also writes its claim once or twice.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import socket
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 
 from allocator import __version__
 from allocator.core.aio.clock import boot_clock, wall_ms
@@ -40,6 +40,7 @@ from allocator.core.settings.table import DEFAULT
 from allocator.core.subscription.patterns import PartitionCountSource
 from allocator.core.telemetry.measures import Measures
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
+from allocator.core.znodes.assignment_reader import AssignmentReader
 from allocator.core.znodes.checked import InvalidZnode
 from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, Paths, in_join_order
 from allocator.core.znodes.load_report import REPORT_S, LoadReport
@@ -215,7 +216,7 @@ class ZooKeeperMembership(SessionMembership):
             await self._znodes.delete()
             await self._create_znodes()
         self._refused = None
-        self._document = Watched(partial(self._store.document, only=self.member_id), self._changed.set)
+        self._document = Watched(AssignmentReader(self._store, self.member_id).read, self._changed.set)
         log.info("%s: joined as %s", self._group, self.shown)
 
     async def _create_znodes(self) -> None:

@@ -42,7 +42,7 @@ TIMEOUT_S = 600.0
 def ours(old: LocalCluster, new: LocalCluster, topic: str, options: argparse.Namespace, place: Path) -> list[str]:
     group = f"m-{uuid.uuid4().hex[:8]}"
     command = [sys.executable, "-m", "allocator.cli", "mirror", old.bootstrap, new.bootstrap, "--topic", topic]
-    return [*command, "--group", group, "--zookeeper", f"{old.zookeeper}/{group}", "--replication", "1"]
+    return [*command, "--group", group, "--zookeeper", f"{old.zookeeper}/{group}", "--create", "--replication", "1"]
 
 
 def mirror_maker(
@@ -126,7 +126,8 @@ async def _filled(bootstrap: str, topic: str, options: argparse.Namespace, proce
             if found >= options.records:
                 return (time.monotonic() - began) * options.records / max(1, options.records - first)
             await asyncio.sleep(0.02)
-    raise RuntimeError(f"the mirror ended, or timed out, before it had copied {options.records} records")
+    why = process.stderr.read().strip() if process.stderr and process.poll() is not None else "timeout"
+    raise RuntimeError(f"the mirror did not copy {options.records} records: {why[-2000:]}")
 
 
 def main() -> None:

@@ -166,7 +166,8 @@ def table(results: Mapping[tuple[str, str], list[dict[str, float]]], title: str)
     made = Table("format", "", "records/s", "MB/s", "x slower half", "CPU s", "load", title=title)
     for (form, name), runs in results.items():
         halves = [results[form, half] for half in ("consume", "produce") if (form, half) in results]
-        times = [run["records_s"] / min(each["records_s"] for each in round) for run, *round in zip(runs, *halves)]
+        slower = [min(each["records_s"] for each in round) for round in zip(*halves)]
+        times = [run["records_s"] / half for run, half in zip(runs, slower)]
         middle = {key: median(run[key] for run in runs) for key in runs[0]}
         loads = sorted(run["load"] for run in runs)
         made.add_row(

@@ -190,7 +190,7 @@ def test_an_audit_of_random_logs_agrees_with_the_definition_at_length(
     check(spark, many)
 
 
-def test_ignored_fields_may_differ(spark: SparkSession, sparks_defaults: None) -> None:
+def test_ignored_fields_may_differ(spark: SparkSession) -> None:
     left = frame(spark, [("t", sound())])
     changed = [[Row(row.key, row.value, None) for row in records] for records in sound()]
     right = frame(spark, [("t2", changed)]).drop("headers", "timestamp")

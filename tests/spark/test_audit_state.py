@@ -72,7 +72,13 @@ NEXT: dict[str, tuple[str, list[list[Row]], list[list[Row]], dict[str, int], lis
 }
 
 
-@pytest.mark.parametrize("case", NEXT)
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("one is overtaken", "keys in other partitions", "other bytes at an offset"),
+        *(pytest.param(case, marks=pytest.mark.long) for case in ("equal", "the right is behind", "one is moved")),
+    ],
+)
 def test_the_next_audit_starts_where_all_records_are_pairs(case: str, spark: SparkSession, tmp_path: Path) -> None:
     by, left, right, differences, following = NEXT[case]
     path = tmp_path / "state.json"
@@ -104,7 +110,6 @@ def test_a_repeated_audit_reads_only_new_records_and_keeps_what_is_open(
     produce(brokers, source, made(40, 44))
     produce(brokers, copy, made(30, 44))
     assert result() == (0, [14, 14], {})
-    assert result() == (0, [0, 0], {})
     produce(brokers, source, made(44, 50))
     produce(brokers, copy, made(45, 50))
     # reported again and again, until the copy has it

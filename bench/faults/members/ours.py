@@ -13,6 +13,7 @@ from typing import Any
 
 from allocator import AllocatorError, Consumer, RebalanceListener, Record, TopicPartition, ZooKeeper
 from allocator.daemon.stacks import dump_when_stuck
+from allocator.errors import NotOwned
 from bench.faults.journal import Journal
 
 
@@ -80,7 +81,10 @@ class Service(RebalanceListener):
         began = time.monotonic()
         await asyncio.sleep(self.settings["work_s"])
         while not self.consumer.may_act():
-            await self.consumer.until_may_act()
+            try:
+                await self.consumer.until_may_act()
+            except NotOwned:  # the partition was lost meanwhile; its next owner has the record
+                return
             began = time.monotonic()
         if tenure is not None and self.tenures.get(partition) is tenure:
             self.journal.did(record.partition, record.offset, began)

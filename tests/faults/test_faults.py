@@ -23,8 +23,8 @@ from bench.faults.run import run, start_cluster
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="cutting off one process takes /proc")
 
 
-# each fault once, with fewer restarts of members and shorter sessions
-SHORT = Settings(members=3, session_timeout_s=2.0, calm_s=1.0)
+# each fault once, with fewer restarts of members, shorter sessions and less load
+SHORT = Settings(members=3, session_timeout_s=2.0, calm_s=1.0, rate=100.0)
 USUAL = Settings()
 
 

@@ -16,6 +16,7 @@ from spark_records import Log, Row, frame
 
 from allocator.cli.commands import main
 from allocator.errors import AllocatorError, ConfigError
+from allocator.spark import Topic
 from allocator.spark.audit import audit
 from allocator.spark.errors import DataLoss
 from allocator.testing import LocalCluster, produce
@@ -121,6 +122,26 @@ def test_a_repeated_audit_reads_only_new_records_and_keeps_what_is_open(
     kafka_cluster.add_partitions(copy, 3)
     done = CliRunner().invoke(main, [*command, "--state", str(path)])
     assert (done.exit_code, "had 2 partitions at the previous audit and has 3" in done.stderr) == (2, True), done.stderr
+
+
+def test_copies_of_deleted_records_stay_excluded_while_a_difference_is_open(
+    spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], tmp_path: Path
+) -> None:
+    brokers, source, copy = kafka_cluster.bootstrap, topic_factory(partitions=2), topic_factory()
+    produce(brokers, source, [(key, b"%d" % n, p) for p, key in enumerate((b"a", b"b")) for n in range(4)])
+    # the copy lacks b0; so all audits read it from b1 on, and with it the copies of a1 and a2
+    produce(brokers, copy, [(text[:1], text[1:], 0) for text in (b"a0", b"b1", b"a1", b"a2", b"a3", b"b2", b"b3")])
+
+    def kinds() -> dict[str, int]:
+        sides = Topic(brokers, source), Topic(brokers, copy)
+        report = audit(*sides, ignore=["timestamp"], state=tmp_path / "state.json", spark=spark)
+        return {kind: number for kind, number in report.kinds.items() if number}
+
+    assert kinds() == {"missing": 1}
+    delete_records(brokers, source, 3)
+    assert [kinds(), kinds()] == [{"missing": 1}] * 2
+    produce(brokers, copy, [(b"b", b"0", 0)])
+    assert kinds() == {"reordered": 1}
 
 
 def changed(**changes: Any) -> Callable[[dict[str, Any]], None]:

@@ -104,6 +104,8 @@ class Comparison:
         """Reads both sides."""
         self._by = by
         self._kept: list[DataFrame] = []
+        self.copies: dict[str, dict[int, int]] = {}
+        """Side ("l" or "r") -> partition -> offset. The partners of earlier rows may have been deleted."""
         self._alone = 0
         self._altered = False
         self._rows = self._keep(left.unionByName(right).withColumn("f", F.xxhash64(*HASHES)))
@@ -118,12 +120,13 @@ class Comparison:
         self,
         ends: tuple[Mapping[int, int], Mapping[int, int]] | None = None,
         deleted: tuple[Mapping[int, int], Mapping[int, int]] = ({}, {}),
+        copies: tuple[Mapping[int, int], Mapping[int, int]] = ({}, {}),
     ) -> int:
-        """Pairs the records. Call it once, before the other methods. Both arguments have a map for each side.
+        """Pairs the records. Call it once, before the other methods. The arguments have a map for each side.
 
         Rows without a partner are dropped at or after `ends` (partition -> offset). They are also dropped if their
-        partner may be one of the unread records before `deleted` (partition -> offset) of the other side. Returns the
-        number of the latter.
+        partner may be one of the unread records before `deleted` (partition -> offset) of the other side, or if they
+        are before `copies` (partition -> offset) of their side. Returns the number of the latter two.
         """
         suspects = self._in_suspect_buckets("left_semi") if self._suspects else self._rows.where(F.lit(False))
         # Spark does not merge small partitions of a kept frame
@@ -135,16 +138,18 @@ class Comparison:
                 late = F.col(side + "o") >= _by_partition(there, side + "p")
                 arrived = arrived | (F.col(other + "o").isNull() & F.coalesce(late, F.lit(False)))
         maybe = F.lit(False)
-        for side, other, there in zip("lr", "rl", deleted):
-            copies = self._possible_copies(side, other, there) if there else {}
-            if copies:
-                before = F.col(other + "o") < _by_partition(copies, other + "p")
+        for side, other, there, known in zip("lr", "rl", deleted, reversed(copies)):
+            found = self._possible_copies(side, other, there) if there else {}
+            both = {p: max(found.get(p, 0), known.get(p, 0)) for p in {*found, *known}}
+            self.copies[other] = both
+            if both:
+                before = F.col(other + "o") < _by_partition(both, other + "p")
                 maybe = maybe | (F.col(side + "o").isNull() & F.coalesce(before, F.lit(False)))
         self.pairs = pairs.where(~(arrived | maybe))
         """One row for each pair of the suspect buckets, and for each row without a partner, with nulls for the other
         side."""
         self._dropped = pairs.where(arrived)
-        return pairs.where(maybe & ~arrived).count() if any(deleted) else 0
+        return pairs.where(maybe & ~arrived).count() if any(self.copies.values()) else 0
 
     def _possible_copies(self, side: str, other: str, deleted: Mapping[int, int]) -> dict[int, int]:
         """Returns partition of `other` -> offset; an earlier row may be the partner of a deleted record of `side`.

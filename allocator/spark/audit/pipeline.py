@@ -142,7 +142,8 @@ def audit(
     rows = [prepare(frame, left, chosen, ignore) for frame, left in zip(frames, (True, False))]
     with Comparison(rows[0], rows[1], chosen) as comparison:
         lost = _unread(comparison, one, True), _unread(comparison, other, False)
-        copies = comparison.pair(ends, (lost[0].firsts, lost[1].firsts))
+        known = ({}, {}) if before is None else (before.left.copies, before.right.copies)
+        copies = comparison.pair(ends, (lost[0].firsts, lost[1].firsts), known)
         partitions = comparison.partitions()
         differences = comparison.differences()
         counts, found = _counted(differences, samples)
@@ -199,10 +200,13 @@ def _after(
     found = comparison.matched_before(differences, (ends[0], ends[1])) or ({}, {})
     assert one.state is not None
     assert other.state is not None
-    left, right = (
-        replace(side, next={**side.next, **offsets}) for side, offsets in zip((one.state, other.state), found)
-    )
-    return left, right
+    states = []
+    for name, side, offsets, end in zip("lr", (one.state, other.state), found, ends):
+        following = {**side.next, **offsets}
+        copies = {p: min(offset, end[p]) for p, offset in comparison.copies[name].items() if p in end}
+        open_copies = {p: offset for p, offset in copies.items() if offset > following[p]}
+        states.append(replace(side, next=following, copies=open_copies))
+    return states[0], states[1]
 
 
 def _tolerant(topic: Topic) -> Topic:

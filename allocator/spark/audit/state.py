@@ -7,7 +7,7 @@ their equal partner before these offsets, so that no record without a partner is
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
 
@@ -32,9 +32,12 @@ class SideState:
     """The ids of cluster and topic; None for an archive and for old brokers."""
     next: Offsets
     """Partition -> offset from which the next audit reads."""
+    copies: Offsets = field(default_factory=dict)
+    """Partition -> offset. Earlier records may be copies of records that retention deleted on the other side."""
 
     def to_json(self) -> dict[str, Any]:
-        return {**self.__dict__, "next": {str(p): offset for p, offset in sorted(self.next.items())}}
+        offsets = {"next": self.next, "copies": self.copies}
+        return {**self.__dict__, **{k: {str(p): o for p, o in sorted(found.items())} for k, found in offsets.items()}}
 
     def check(self, now: SideState, path: Path) -> None:
         """Raises ConfigError if `now` is another topic or archive, and DataLoss if it was created again or is shorter.
@@ -80,7 +83,7 @@ class AuditState:
         try:
             version = found["allocator_audit"]
             if version == VERSION:
-                left, right = (SideState(**{**found[name], "next": _offsets(found[name]["next"])}) for name in SIDES)
+                left, right = (_side(found[name]) for name in SIDES)
                 return cls(str(found["by"]), tuple(map(str, found["ignore"])), left, right)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{path} is not the state of an audit; name another file") from error
@@ -95,6 +98,11 @@ class AuditState:
         if by not in (None, self.by) or set(ignore) != set(self.ignore):
             options = f"by {self.by}" + (f", without {' and '.join(self.ignore)}" if self.ignore else "")
             raise ConfigError(f"{path}: the previous audit compared {options}; use the same options, or another file")
+
+
+def _side(found: Mapping[str, Any]) -> SideState:
+    offsets = {name: _offsets(found[name]) for name in ("next", "copies") if name in found}
+    return SideState(**{**found, **offsets})
 
 
 def _offsets(found: Mapping[str, Any]) -> Offsets:

@@ -14,7 +14,7 @@ from allocator.core.membership import AssignmentListener
 from allocator.core.membership.view import Load
 from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 from allocator.core.types import Partitions
-from allocator.core.znodes.documents import AssignmentDocument, Paths
+from allocator.core.znodes.documents import Paths
 from allocator.core.znodes.store import Store
 from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.testing import FaultProxy
@@ -166,7 +166,6 @@ class TestMember:
         connect_timeout_s: float | None = ZooKeeperSettings.connect_timeout_s,
         proxied: bool = False,
         client: Callable[..., ZooKeeperClient] = ZooKeeperClient,
-        followed: Callable[[AssignmentDocument], None] | None = None,
     ) -> None:
         self.proxy: FaultProxy | None = None
         if proxied:
@@ -195,7 +194,6 @@ class TestMember:
                 restart_grace_s=restart_grace_s,
             ),
             load=load,
-            followed=followed,
             **extra,
         )
 

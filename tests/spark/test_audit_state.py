@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import operator
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -193,6 +194,23 @@ def test_a_topic_that_was_created_again_is_refused() -> None:
         before.check(SideState("t", None, "cluster", "two", {0: 1}), Path("s"))
     with pytest.raises(ConfigError, match="'t' of cluster cluster, not of 't' of cluster another"):
         before.check(SideState("t", None, "another", "one", {0: 1}), Path("s"))
+
+
+def test_a_state_that_cannot_be_written_costs_no_report(spark: SparkSession, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+
+    class Removing(Kept):
+        def frame(self, *given: Any) -> DataFrame:
+            shutil.rmtree(place, ignore_errors=True)
+            return super().frame(*given)
+
+    sides = Removing("l", log("ab")), Kept("r", log("a"))
+    with pytest.raises(ConfigError, match="there is no directory"):
+        audit(*sides, state=place / "state.json", spark=spark)
+    place.mkdir()
+    report = audit(*sides, state=place / "state.json", by="partition", spark=spark)
+    assert sum(report.counts.values()) == 1, "the report is there"
+    assert any("compares the same records again" in note for note in report.notes)
 
 
 def test_a_dataframe_has_no_state(spark: SparkSession, tmp_path: Path) -> None:

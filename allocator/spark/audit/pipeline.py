@@ -125,6 +125,8 @@ def audit(
     began, started = time.monotonic(), datetime.now(timezone.utc)
     notes: list[str] = []
     path = None if state is None else Path(state)
+    if path is not None and not path.parent.is_dir():
+        raise ConfigError(f"state = {path}: there is no directory {path.parent}")
     before = None if path is None else AuditState.load(path)
     if path is not None and before is not None:
         before.check(by, ignore, path)
@@ -161,7 +163,10 @@ def audit(
     if not sides[0].records and not sides[1].records:
         notes.append("both sides are empty: nothing was compared")
     if path is not None and after is not None:
-        AuditState(chosen, tuple(sorted(ignore)), *after).save(path)
+        try:
+            AuditState(chosen, tuple(sorted(ignore)), *after).save(path)
+        except ConfigError as error:  # the result of the audit must not be lost for that
+            notes.append(f"the next audit compares the same records again: {error}")
     return Report(
         left=sides[0],
         right=sides[1],

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -138,7 +138,10 @@ async def test_getone_and_getmany_return_every_record_but_one_that_does_not_dese
         assert await consumer.getone(0) is None
         assert await consumer.getmany(0) == {}
     assert bad == [230]
-    assert sorted([*values, 230]) == sorted(decoded) == list(range(300)), "each was decoded once"
+    assert sorted([*values, 230]) == list(range(300))
+    counts = Counter(decoded)
+    assert counts.pop(230) <= 2, "once more if the records before it were returned first"
+    assert counts == Counter(values), "each was decoded once"
     for partition in range(4):
         mine = [value for value in values if value % 4 == partition]
         assert mine == sorted(mine)

@@ -269,8 +269,13 @@ class FakeCluster:
                 if a.records:
                     session.parts[_tp(a)] = session.parts.pop(_tp(a))  # to the end
             if request.session[1]:
-                found = [a for a in found if a.records or a.code or known.get(_tp(a)) != a.high_watermark]
-            known.update((_tp(a), a.high_watermark) for a in found)
+                # as Kafka's FetchSession.CachedPartition does
+                found = [
+                    a
+                    for a in found
+                    if a.records or a.code or a.preferred_replica >= 0 or known.get(_tp(a)) != a.high_watermark
+                ]
+            known.update((_tp(a), -1 if a.code else a.high_watermark) for a in found)
         version = self._version(request)
         if version >= 13:
             found = [FetchedPartition(self.ids[str(a.topic)].bytes, *a[1:]) for a in found]

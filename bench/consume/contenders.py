@@ -167,7 +167,13 @@ CONTENDERS: dict[str, Callable[[Job, Sink], None]] = {
 }
 # contender -> modules that `load` imports
 LIBRARIES = {"kafka-python": ["kafka"], "aiokafka": ["aiokafka"], "confluent-kafka": ["confluent_kafka"]}
-OURS_LIBRARIES = ["allocator.handlers.consumer"]
+# the memberships are imported when a consumer is created
+OURS_LIBRARIES = [
+    "allocator.handlers.consumer",
+    "allocator.protocols.kafka_classic.membership",
+    "allocator.protocols.kip848.membership",
+    "allocator.core.membership.zookeeper.membership",
+]
 OURS = tuple(name for name in CONTENDERS if name.startswith("ours"))
 
 

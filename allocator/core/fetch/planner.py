@@ -269,10 +269,9 @@ class Planner:
             buffer.in_flight = True
             leader_only = leader_only or now < buffer.leader_until
         awaited = 0 if urgent else broker.pace.enough
-        if awaited:
-            wait_s = self._latency_budget_s
-        else:
-            wait_s = min(URGENT_WAIT_S, broker.main_until - now) if urgent else self._max_wait_s
+        wait_s = self._latency_budget_s if awaited else self._max_wait_s
+        if urgent:
+            wait_s = min(URGENT_WAIT_S, broker.main_until - now)
         buffers = {buffer.tp: buffer for buffer, _ in requested}
         wanted = {buffer.tp: self._wanted(buffer, size) for buffer, size in requested}
         session = FetchSession() if urgent else broker.session

@@ -243,7 +243,7 @@ def ratio(row: Case, rows: list[Case]) -> str:
     if row["part"] == "peers" and row["function"] == PEER:
         ours = next((o for o in rows if o["function"] != PEER and like(o, "subscriptions", "event")), None)
         if ours and row["function_s"] and ours["function_s"]:
-            return f"{row['function_cpu_s'] / ours['function_cpu_s']:,.0f} x ours"
+            return f"{row['function_cpu_s'] / ours['function_cpu_s']:,.0f} x allocator"
     if row["part"] == "growth":
         less = [o for o in rows if like(o, "subscriptions", "event") and o["partitions"] * 100 == row["partitions"]]
         less += [o for o in rows if like(o, "subscriptions", "event") and o["partitions"] * 10 == row["partitions"]]

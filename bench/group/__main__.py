@@ -27,7 +27,8 @@ REBALANCING = [
     "confluent-coop",
 ]
 
-HEADINGS = ("client", "first record, ms", "fastest - slowest", "x ours", "commits/s", "slowest - fastest", "x ours")
+RATIO = "x allocator"
+HEADINGS = ("client", "first record, ms", "fastest - slowest", RATIO, "commits/s", "slowest - fastest", RATIO)
 
 
 def measure(name: str, cluster: LocalCluster, topic: str, runs: int, commits: int) -> dict[str, list[float]]:
@@ -40,7 +41,7 @@ def measure(name: str, cluster: LocalCluster, topic: str, runs: int, commits: in
 
 
 def table(found: dict[str, dict[str, list[float]]]) -> Table:
-    shown = Table(title="medians, and the range of all runs; x ours: above 1 is slower than this library")
+    shown = Table(title="medians, and the range of all runs; x allocator: above 1 is slower than allocator")
     for heading in HEADINGS:
         shown.add_column(heading, justify="right")
     ours = {what: statistics.median(found["ours"][what]) for what in ("first_s", "commit_s")} if "ours" in found else {}

@@ -94,6 +94,7 @@ wheel: ## A wheel of this checkout, in dist, for pip install on other machines
 	@ls -t dist/*.whl | head -n 1
 
 pictures: $(STAMP) ## The pictures and the film of the status page, in docs/images (needs chromium with its driver)
+	$(BIN)/python -m pip install --quiet pillow
 	$(BIN)/python tests/web/pictures.py
 
 docs: $(STAMP) ## The documentation, in build/site; a warning is an error

@@ -107,7 +107,7 @@ const crumbs = () => {
   if (group !== null) steps.push([build({ view: "summary", group }), group]);
   if (kind === "rebalance") steps.push([build({ view: "rebalances", group }), "Rebalances"]);
   if (kind in ALONE) steps.push([build({ view: kind }), ALONE[kind]]);
-  if (item !== null) steps.push([build(state.route), kind === "rebalance" ? "One" : kind === "topic" || kind === "records" ? item : "Member"]);
+  if (item !== null) steps.push([build(state.route), kind === "rebalance" ? "Rebalance" : kind === "topic" || kind === "records" ? item : "Member"]);
   get("crumbs").replaceChildren(element("ol", {}, ...steps.map(([href, words], at) => element("li", {}, link(href, words, { "aria-current": at === steps.length - 1 ? "page" : undefined })))));
 };
 const show = (first = false) => {

@@ -1,11 +1,11 @@
 """Runs some members of the group in one process. `bench.scale` starts it and writes commands to its standard input.
 
     join     all members join the group
-    leave    the last member leaves
+    leave    all members leave
     stats    only print the counters
 
 After each command the process prints its counters, as one line of JSON. It also prints a line when the assignment of a
-member changes. Times are from CLOCK_MONOTONIC.
+member changes, with the numbers of the partitions that it gained and lost. Times are from CLOCK_MONOTONIC.
 """
 
 from __future__ import annotations
@@ -39,6 +39,11 @@ class Topics:
 
     def __init__(self, topics: int, partitions: int) -> None:
         self._counts = {f"topic-{number:03}": partitions // topics for number in range(topics)}
+        self._first = {topic: number * (partitions // topics) for number, topic in enumerate(self._counts)}
+
+    def numbers(self, partitions: Parts) -> list[int]:
+        """Numbers the partitions of all topics consecutively, because names would be long to report."""
+        return [self._first[tp.topic] + tp.partition for tp in partitions]
 
     def follow(self, topics: Iterable[str]) -> None: ...
 
@@ -121,7 +126,7 @@ class BenchMember(AssignmentListener):
 
     def __init__(self, number: int, hosts: str, topics: Topics, session_timeout_s: float, assignor: str) -> None:
         self.number = number
-        self.owned: set[TopicPartition] = set()
+        self.topics = topics
         self.zk = CountingZooKeeper(hosts, session_timeout_s)
         function = resolve(assignor)
         self.membership = ZooKeeperMembership(
@@ -138,20 +143,18 @@ class BenchMember(AssignmentListener):
             ),
         )
 
-    def _tell(self, began: int = 0) -> None:
-        say(member=self.number, owned=len(self.owned), began=began, generation=self.membership.generation)
+    def _tell(self, began: Parts = frozenset(), ended: Parts = frozenset()) -> None:
+        numbers, generation = self.topics.numbers, self.membership.generation
+        say(member=self.number, began=numbers(began), ended=numbers(ended), generation=generation)
 
     async def assigned(self, partitions: Parts) -> None:
-        self.owned |= partitions
-        self._tell(len(partitions))
+        self._tell(began=partitions)
 
     async def revoked(self, partitions: Parts) -> None:
-        self.owned -= partitions
-        self._tell()
+        self._tell(ended=partitions)
 
     async def lost(self, partitions: Parts) -> None:
-        self.owned -= partitions
-        self._tell()
+        self._tell(ended=partitions)
         say(lost=self.number)
 
     def suspended(self, why: str) -> None:
@@ -174,7 +177,8 @@ async def main(hosts: str, first: int, count: int, topics: int, partitions: int,
             await asyncio.gather(*(member.membership.join() for member in members))
             joined = list(members)
         elif line == "leave":
-            await joined.pop().membership.leave()
+            await asyncio.gather(*(member.membership.leave() for member in joined))
+            joined = []
         counts = {member.number: dict(member.zk.count) for member in members}
         say(done=line, counts=counts, leading=[m.number for m in joined if m.membership.leading])
     await asyncio.gather(*(member.membership.leave() for member in joined))

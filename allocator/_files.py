@@ -73,5 +73,5 @@ def read_json(path: Path) -> Any:
     """Returns the parsed file. Raises ConfigError with the path."""
     try:
         return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}; repair it, or name another file") from error

@@ -208,6 +208,14 @@ def test_a_state_that_cannot_be_written_costs_no_report(spark: SparkSession, tmp
     with pytest.raises(ConfigError, match="there is no directory"):
         audit(*sides, state=place / "state.json", spark=spark)
     place.mkdir()
+def test_a_file_that_is_no_state_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    for content in ("", "[" * 100_000, '{"a":' * 100_000, "[]", "{}", '{"allocator_audit": 1}', "\xff"):
+        path.write_bytes(content.encode("latin-1"))
+        with pytest.raises(ConfigError, match=str(path)):
+            audit(Kept("l", log("a")), Kept("r", log("a")), state=path)
+
+
     report = audit(*sides, state=place / "state.json", by="partition", spark=spark)
     assert sum(report.counts.values()) == 1, "the report is there"
     assert any("compares the same records again" in note for note in report.notes)

@@ -60,6 +60,10 @@ class Topic:
     def fail_on_data_loss(self) -> bool:
         return self._read()[0].fail_on_data_loss
 
+    @property
+    def isolation_level(self) -> str:
+        return self._read()[0].isolation_level
+
     def extent(self) -> Extent:
         """Reads the extent. Raises BrokersUnavailable, TopicNotFound, DataLoss, and the errors of `plan.resolve`."""
         options, to_committed = self._read()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
+from confluent_kafka import Producer
 from mirroring import delete_records
 from spark_records import Log, Row, frame
 
@@ -145,6 +146,28 @@ def test_copies_of_deleted_records_stay_excluded_while_a_difference_is_open(
     assert kinds() == {"reordered": 1}
 
 
+def test_a_state_of_another_isolation_level_is_refused(
+    spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], tmp_path: Path
+) -> None:
+    brokers, path = kafka_cluster.bootstrap, tmp_path / "state.json"
+    names = [topic_factory() for _ in range(2)]
+    sides = [f"kafka://{brokers}/{name}" for name in names]
+    command = ["audit", *sides, "--ignore", "timestamp", "--state", str(path)]
+    committed = [word for side in ("left", "right") for word in (f"--{side}-option", "isolation_level=read_committed")]
+    producers = [Producer({"bootstrap.servers": brokers, "transactional.id": name}) for name in names]
+    for producer, name in zip(producers, names):
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        producer.produce(name, b"in an open transaction")
+        producer.flush(30)
+    assert CliRunner().invoke(main, command).exit_code == 0
+    done = CliRunner().invoke(main, [*command, *committed])
+    assert done.exit_code == 2, done.stderr
+    assert "isolation_level read_uncommitted, not read_committed" in done.stderr
+    for producer in producers:
+        producer.commit_transaction(30)
+
+
 def changed(**changes: Any) -> Callable[[dict[str, Any]], None]:
     return lambda state: state["left"].update(changes)
 
@@ -185,6 +208,14 @@ def test_a_state_that_does_not_fit_is_refused(
         audit(Kept("l", log("ab")), Kept("r", log("ab")), state=path, spark=spark, **options)
 
 
+def test_a_file_that_is_no_state_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    for content in ("", "[" * 100_000, '{"a":' * 100_000, "[]", "{}", '{"allocator_audit": 1}', "\xff"):
+        path.write_bytes(content.encode("latin-1"))
+        with pytest.raises(ConfigError, match=str(path)):
+            audit(Kept("l", log("a")), Kept("r", log("a")), state=path)
+
+
 def test_a_topic_that_was_created_again_is_refused() -> None:
     from allocator.spark.audit.state import SideState
 
@@ -208,14 +239,6 @@ def test_a_state_that_cannot_be_written_costs_no_report(spark: SparkSession, tmp
     with pytest.raises(ConfigError, match="there is no directory"):
         audit(*sides, state=place / "state.json", spark=spark)
     place.mkdir()
-def test_a_file_that_is_no_state_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "state.json"
-    for content in ("", "[" * 100_000, '{"a":' * 100_000, "[]", "{}", '{"allocator_audit": 1}', "\xff"):
-        path.write_bytes(content.encode("latin-1"))
-        with pytest.raises(ConfigError, match=str(path)):
-            audit(Kept("l", log("a")), Kept("r", log("a")), state=path)
-
-
     report = audit(*sides, state=place / "state.json", by="partition", spark=spark)
     assert sum(report.counts.values()) == 1, "the report is there"
     assert any("compares the same records again" in note for note in report.notes)

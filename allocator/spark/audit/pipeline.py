@@ -291,7 +291,15 @@ def _continued(
     if isinstance(source, Topic):
         assert extent is not None
         has, log = extent.chosen, extent.log
-        now = SideState(source.name, None, extent.cluster, extent.topic_id, {p: end for p, (_, end) in log.items()})
+        log_ends = {p: end for p, (_, end) in log.items()}
+        now = SideState(
+            source.name,
+            None,
+            extent.cluster,
+            extent.topic_id,
+            log_ends,
+            isolation_level=source.isolation_level,
+        )
     elif hasattr(source, "reach"):
         assert covered is not None
         has = covered

@@ -34,13 +34,16 @@ class SideState:
     """Partition -> offset from which the next audit reads."""
     copies: Offsets = field(default_factory=dict)
     """Partition -> offset. Earlier records may be copies of records that retention deleted on the other side."""
+    isolation_level: Optional[str] = None
+    """None for an archive and in older files."""
 
     def to_json(self) -> dict[str, Any]:
         offsets = {"next": self.next, "copies": self.copies}
         return {**self.__dict__, **{k: {str(p): o for p, o in sorted(found.items())} for k, found in offsets.items()}}
 
     def check(self, now: SideState, path: Path) -> None:
-        """Raises ConfigError if `now` is another topic or archive, and DataLoss if it was created again or is shorter.
+        """Raises ConfigError if `now` is another topic or archive, or is read with another isolation level, and
+        DataLoss if it was created again or is shorter.
 
         `now.next` are the ends of the logs.
         """
@@ -48,6 +51,11 @@ class SideState:
         same = (self.topic, self.archive) == (now.topic, now.archive)
         if not same or _differ(self.cluster, now.cluster):
             raise ConfigError(f"{path} is the state of {self._name()}, not of {now._name()}; name another file")
+        if _differ(self.isolation_level, now.isolation_level):
+            raise ConfigError(
+                f"{path}: the previous audit read {self._name()} with isolation_level {self.isolation_level}, not "
+                f"{now.isolation_level}; use the same level, or another file"
+            )
         if _differ(self.topic_id, now.topic_id):
             raise DataLoss(f"topic {self.topic!r} was deleted and created again since the previous audit ({again})")
         if len(self.next) != len(now.next):

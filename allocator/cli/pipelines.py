@@ -247,6 +247,8 @@ def audit(
     """
     sides = [_side(left, left_options), _side(right, right_options)]
     _check_writable("--state", state)
+    if state is not None and run["html"] is not None and Path(state).resolve() == Path(run["html"]).resolve():
+        raise ConfigError(f"--state and --html both name {state}; name two files")
     if state is not None and run["dry_run"]:
         raise ConfigError("--dry-run shows the ranges of an audit without --state; give one of the two options")
     work = partial(audit_sides, *sides, by=by, ignore=ignore, samples=samples, state=state)

@@ -179,3 +179,4 @@ def test_quiet_hides_the_output_of_spark(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "allocator.cli", "archive", str(tmp_path), "--compact", "--master", "local[1]"]
     done = subprocess.run([*command, "--quiet"], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
+        (("audit", "kafka://b:1/t", "kafka://b:1/u", "--state", tmp_path / "x", "--html", tmp_path / "x"), "two files"),

@@ -24,6 +24,8 @@ COLUMNS = {
     "timestampType": "int",
 }
 HEADERS = {"headers": "array<struct<key:string,value:binary>>"}
+# milliseconds since the epoch; a schema may name this type instead
+MILLIS = {"timestamp": "bigint"}
 
 # for records without a timestamp (before 0.10), like Java's NO_TIMESTAMP_TYPE
 NO_TIMESTAMP_TYPE = -1
@@ -36,9 +38,10 @@ def columns(include_headers: bool) -> dict[str, str]:
     return {**COLUMNS, **HEADERS} if include_headers else COLUMNS
 
 
-def schema_text(include_headers: bool) -> str:
+def schema_text(include_headers: bool, millis: bool = False) -> str:
     """Returns the schema as DDL."""
-    return ", ".join(f"`{name}` {kind}" for name, kind in columns(include_headers).items())
+    found = {**columns(include_headers), **(MILLIS if millis else {})}
+    return ", ".join(f"`{name}` {kind}" for name, kind in found.items())
 
 
 def check_schema(wanted: dict[str, str], include_headers: bool) -> None:
@@ -47,7 +50,7 @@ def check_schema(wanted: dict[str, str], include_headers: bool) -> None:
     for name, kind in wanted.items():
         if name not in known:
             raise SchemaMismatch(f"there is no column {name!r}; columns are {', '.join(columns(include_headers))}")
-        if kind != known[name]:
+        if kind not in (known[name], MILLIS.get(name)):
             raise SchemaMismatch(f"column {name!r} is {known[name]}, not {kind}; cast it after reading")
     if "headers" in wanted and not include_headers:
         raise SchemaMismatch("column 'headers' needs .option('include_headers', 'true')")
@@ -66,6 +69,8 @@ def _cast(name: str) -> Callable[[Any, Batch, Any], Any]:
 
 def _timestamp(found: Any, batch: Batch, kind: Any) -> Any:
     pa, times = pyarrow(), found.column("timestamp")
+    if pa.types.is_integer(kind):
+        return times.cast(kind)
     try:
         return times.cast(kind)
     except pa.ArrowInvalid:

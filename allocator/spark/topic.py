@@ -105,17 +105,20 @@ class Topic:
             found: str | None = link.run(read())
             return found
 
-    def frame(self, spark: SparkSession, ranges: Iterable[Range]) -> DataFrame:
-        """Returns the records of `ranges`, with headers. `ranges` has one range for each partition."""
+    def frame(self, spark: SparkSession, ranges: Iterable[Range], *, millis: bool = False) -> DataFrame:
+        """Returns the records of `ranges`, with headers. `ranges` has one range for each partition.
+
+        `millis`: the column `timestamp` has milliseconds since the epoch, which Spark's type cannot always hold.
+        """
+        from allocator.spark.rows import schema_text
         from allocator.spark.source.source import NAME, register, registered
 
         if not registered(spark):
             register(spark)
         wanted = {found.partition: found for found in ranges}
+        schema = schema_text(True, millis)
         if not wanted:
-            from allocator.spark.rows import schema_text
-
-            return spark.createDataFrame([], schema_text(True))
+            return spark.createDataFrame([], schema)
         given = {name: value for name, value in self.options.items() if own_name(name) not in (*RANGED, *CHOSEN)}
         given.update(
             brokers=self.brokers,
@@ -124,7 +127,7 @@ class Topic:
             starting_offsets=self._json({number: found.start for number, found in wanted.items()}),
             ending_offsets=self._json({number: found.end for number, found in wanted.items()}),
         )
-        return spark.read.format(NAME).options(**given).load()
+        return spark.read.format(NAME).options(**given).schema(schema).load()
 
     def ranges(self, reach: Mapping[int, tuple[int, int]]) -> list[Range]:
         """Returns `reach` (partition -> first offset, end offset) as ranges, without empty ones."""

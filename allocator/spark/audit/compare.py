@@ -37,7 +37,7 @@ def prepare(frame: DataFrame, left: bool, by: str, ignore: Collection[str]) -> D
     """Returns one side with the columns side, t (topic), unit (in which records are ordered), p (partition), o
     (offset), and the hashes."""
     known = dict.fromkeys(frame.columns)
-    millis = F.expr("unix_millis(timestamp)")
+    millis = F.col("timestamp")
     values: dict[str, Column] = {
         "key": F.col("key"),
         "value": F.col("value"),

@@ -254,6 +254,7 @@ def _pin(
     if isinstance(left, Topic) and isinstance(right, Topic):
         first, second = ({p: end for p, (_, end) in each.chosen.items()} for each in extents if each is not None)
         ends = first, second
+    topics = isinstance(left, Topic) and isinstance(right, Topic)
         extents = [left.extent(), right.extent()]
     states: list[SideState | None] = [None, None]
     if path is not None:
@@ -269,7 +270,8 @@ def _pin(
             assert extent is not None
             reach = extent.chosen if other is None else _common(extent.chosen, other)
             tolerant = _tolerant(source)
-            frame = tolerant.frame(spark, source.ranges(reach))
+            # archives and DataFrames have Spark's type
+            frame = tolerant.frame(spark, source.ranges(reach), millis=topics)
             read = _PinnedTopic(tolerant, reach, extent.topic_id)
             pinned.append(_Pinned(str(source), frame, source.name, extent.chosen, reach, read, state))
         elif hasattr(source, "reach"):
@@ -352,10 +354,10 @@ def _checked(frame: DataFrame, name: str) -> DataFrame:
     for column, kind in NEEDED.items():
         if types.get(column) != kind:
             there = f"is {types[column]}" if column in types else "is missing"
+    """Returns the frame with `timestamp` in milliseconds. Raises SchemaMismatch."""
             raise SchemaMismatch(f"{name}: column {column!r} {there}; an audit needs it as {kind}")
-    if "timestamp" not in types:
-        frame = frame.withColumn("timestamp", F.lit(None).cast("timestamp"))
-    return frame
+    millis = {"bigint": F.col("timestamp"), None: F.lit(None).cast("bigint")}
+    return frame.withColumn("timestamp", millis.get(types.get("timestamp"), F.expr("unix_millis(timestamp)")))
 
 
 def _renamed(frame: DataFrame, one: _Pinned, other: _Pinned, rename: Mapping[str, str]) -> DataFrame:
@@ -419,13 +421,13 @@ def _contents(frame: DataFrame, wanted: set[tuple[str, int, int]]) -> dict[tuple
         & F.col("offset").between(low, high)
         & F.col("offset").isin(sorted({o for *_, o in wanted}))
     )
-    columns = ["topic", "partition", "offset", "key", "value", F.expr("unix_millis(timestamp)").alias("ms")]
+    columns = ["topic", "partition", "offset", "key", "value", "timestamp"]
     headers = F.col("headers") if "headers" in frame.columns else F.lit(None).alias("headers")
     return {
         (row.topic, row.partition, row.offset): {
             "key": _text(row.key),
             "value": _text(row.value),
-            "timestamp": row.ms,
+            "timestamp": row.timestamp,
             "headers": [[header.key, _text(header.value)] for header in row.headers or ()],
         }
         for row in chosen.select(*columns, headers).collect()

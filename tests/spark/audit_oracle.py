@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
@@ -38,15 +39,10 @@ def differences(left: Log, right: Log, by: str) -> Counter[tuple[str, str]]:
         pairs = match(lefts, rights, lambda item: (item.partition, item.offset))
     else:
         pairs = match(lefts, rights, lambda item: (unit(item), item.parts))
-        for one, other in pairs:
-            ordered = by == "partition" or one.row.key is not None
-            together = [
-                (a, b)
-                for a, b in pairs
-                if unit(a) == unit(one) and (a.partition, b.partition) == (one.partition, other.partition)
-            ]
-            if ordered and any(a.offset > one.offset and b.offset < other.offset for a, b in together):
-                found["reordered", ""] += 1
+        ordered = [pair for pair in pairs if by == "partition" or pair[0].row.key is not None]
+        found["reordered", ""] = sum(
+            is_overtaken(pair, [other for other in ordered if unit(other[0]) == unit(pair[0])]) for pair in ordered
+        )
     known = {item.parts for item in items(left)}
     paired = list(pairs)
     for one, other in pairs:
@@ -77,6 +73,31 @@ def differences(left: Log, right: Log, by: str) -> Counter[tuple[str, str]]:
         found["truncated" if item.offset > ends[item.partition] else "missing", ""] += 1
     found["extra", ""] += len(rights)
     return Counter({kind: number for kind, number in found.items() if number})
+
+
+def is_overtaken(pair: Pair, pairs: list[Pair]) -> bool:
+    """Returns whether a later record of the left partition overtakes this one, however equal records are paired."""
+    together = [each for each in pairs if partitions(each) == partitions(pair)]
+    later = [each for each in together if each[0].offset > pair[0].offset]
+    if any(places(each, pairs, 0)[1] < places(pair, pairs, 0)[0] for each in later):
+        return True
+    earlier = [each for each in together if each[1].offset < pair[1].offset]
+    return any(places(each, pairs, 1)[0] > places(pair, pairs, 1)[1] for each in earlier)
+
+
+def partitions(pair: Pair) -> tuple[int, int]:
+    return pair[0].partition, pair[1].partition
+
+
+def places(pair: Pair, pairs: list[Pair], side: int) -> tuple[float, float]:
+    """Returns the first and the last offset on the other side that the record of this side may be paired with."""
+    equal = [each for each in pairs if each[side].parts == pair[side].parts]
+    if len({each[1 - side].partition for each in equal}) > 1:
+        return -math.inf, math.inf
+    here = [each[side].offset for each in equal if each[side].partition == pair[side].partition]
+    offsets = sorted(each[1 - side].offset for each in equal)
+    number = sorted(here).index(pair[side].offset)
+    return offsets[number], offsets[number + len(equal) - len(here)]
 
 
 def items(log: Log) -> list[Item]:

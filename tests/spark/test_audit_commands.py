@@ -128,6 +128,43 @@ def test_records_that_retention_deletes_during_an_audit_are_named_and_not_missin
     assert "note: 6 records may be copies of those that retention deleted" in report.to_text()
 
 
+@pytest.mark.parametrize(
+    ("expires", "by"),
+    [("left", "partition"), ("right", "key"), pytest.param("right", "partition", marks=pytest.mark.long)],
+)
+def test_repeated_records_that_retention_deletes_during_an_audit_are_no_difference(
+    spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], expires: str, by: str
+) -> None:
+    brokers, names = kafka_cluster.bootstrap, [topic_factory(), topic_factory()]
+    for name in names:
+        produce(brokers, name, [(b"k", value, 0) for value in (b"a", b"b", b"a", b"b", b"c", b"b", b"a", b"b")])
+    Expiring.reads = 0
+    sides = [(Expiring if side == expires else Topic)(brokers, name) for side, name in zip(("left", "right"), names)]
+    report = audit(*sides, by=by, ignore=["timestamp"], spark=spark)
+    assert report.equal, report.to_text()
+    assert "note: 6 records may be copies of those that retention deleted" in report.to_text()
+
+
+def test_times_beyond_the_range_of_spark_are_compared(
+    spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], tmp_path: Path
+) -> None:
+    brokers, one, other = kafka_cluster.bootstrap, topic_factory(), topic_factory()
+    nanoseconds, most = 1_700_000_000 * 10**9, 2**63 - 1
+    times = [-5000, 0, 1_700_000_000_000, nanoseconds, nanoseconds, most]
+    for n, ms in enumerate(times):  # one batch cannot have all of them
+        produce(brokers, one, [(None, b"%d" % n, 0, ms)])
+        produce(brokers, other, [(None, b"%d" % n, 0, ms + (n in (0, 4)) - (n == 5))])
+    report = audit(Topic(brokers, one), Topic(brokers, other), spark=spark)
+    assert dict(report.counts) == {("altered", one, 0, "timestamp"): 3}
+    shown = {sample.offset: [side["timestamp"] for side in (sample.left, sample.right)] for sample in report.samples}
+    assert shown == {0: [-5000, -4999], 4: [nanoseconds, nanoseconds + 1], 5: [most, most - 1]}
+    assert audit(Topic(brokers, one), Topic(brokers, one), spark=spark).equal
+    # an archive has the times that Spark can hold
+    place = tmp_path / "archive"
+    assert run("archive", place, "--brokers", brokers, "--topic", one)[0] == 0
+    assert run("audit", f"kafka://{brokers}/{one}", f"archive:{place}")[0] == 0
+
+
 def test_failures_within_spark_are_shown_without_a_stack(
     spark: SparkSession,
     kafka_cluster: LocalCluster,
@@ -167,6 +204,7 @@ def test_mistakes_are_refused_before_spark_starts(tmp_path: Path) -> None:
         (("skew", "--brokers", "b:1", "--topic", "t", "--master", "yran", "--dry-run"), "--master yran: write local"),
         (("audit", "kafka://b:1/t", "kafka://b:1/u", "--master", "sc://host", "--dry-run"), "Spark Connect does not"),
         (("audit", "orders", f"archive:{tmp_path}"), "is not valid"),
+        (("audit", "kafka://b:1/t", "kafka://b:1/u", "--state", tmp_path / "x", "--html", tmp_path / "x"), "two files"),
         (("audit", "kafka://b:1/orders", f"archive:{tmp_path}"), "no archive"),
     ]
     for words, expected in cases:
@@ -179,4 +217,3 @@ def test_quiet_hides_the_output_of_spark(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "allocator.cli", "archive", str(tmp_path), "--compact", "--master", "local[1]"]
     done = subprocess.run([*command, "--quiet"], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
-        (("audit", "kafka://b:1/t", "kafka://b:1/u", "--state", tmp_path / "x", "--html", tmp_path / "x"), "two files"),

@@ -208,12 +208,12 @@ def test_a_state_that_does_not_fit_is_refused(
         audit(Kept("l", log("ab")), Kept("r", log("ab")), state=path, spark=spark, **options)
 
 
-def test_a_file_that_is_no_state_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_state_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     for content in ("", "[" * 100_000, '{"a":' * 100_000, "[]", "{}", '{"allocator_audit": 1}', "\xff"):
         path.write_bytes(content.encode("latin-1"))
         with pytest.raises(ConfigError, match=str(path)):
-            audit(Kept("l", log("a")), Kept("r", log("a")), state=path)
+            audit(Kept("l", log("a")), Kept("r", log("a")), state=path, spark=spark)
 
 
 def test_a_topic_that_was_created_again_is_refused() -> None:

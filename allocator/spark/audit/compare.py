@@ -93,6 +93,13 @@ def _by_partition(offsets: Mapping[int, int], partition: str) -> Column:
     return pairs[F.col(partition)]
 
 
+def _before(left: Mapping[int, int], right: Mapping[int, int]) -> Column:
+    """Returns whether a row is before the offset of its partition (partition -> offset). False without an offset."""
+    sides = F.col("side"), ~F.col("side")
+    found = [on & (F.col("o") < _by_partition(there, "p")) for on, there in zip(sides, (left, right)) if there]
+    return functools.reduce(lambda one, other: one | other, (F.coalesce(each, F.lit(False)) for each in found))
+
+
 class Comparison:
     """Pairs the rows of both sides. As a context manager, it keeps frames on disk until the end of the block.
 
@@ -106,6 +113,10 @@ class Comparison:
         self._kept: list[DataFrame] = []
         self.copies: dict[str, dict[int, int]] = {}
         """Side ("l" or "r") -> partition -> offset. The partners of earlier rows may have been deleted."""
+        self._complete: tuple[Mapping[int, int], Mapping[int, int]] = ({}, {})
+        """For both sides, partition -> offset. All earlier records have been read together with their copies."""
+        self.undecided = 0
+        """Number of records of which `differences` cannot decide whether they are reordered."""
         self._alone = 0
         self._altered = False
         self._rows = self._keep(left.unionByName(right).withColumn("f", F.xxhash64(*HASHES)))
@@ -128,21 +139,24 @@ class Comparison:
         partner may be one of the unread records before `deleted` (partition -> offset) of the other side, or if they
         are before `copies` (partition -> offset) of their side. Returns the number of the latter two.
         """
+        self._complete = ends or ({}, {})
+        copied = {}
+        for side, other, there, known in zip("lr", "rl", deleted, reversed(copies)):
+            found = self._possible_copies(side, other, there) if there else {}
+            copied[other] = {p: max(found.get(p, 0), known.get(p, 0)) for p in {*found, *known}}
+        self.copies = copied
         suspects = self._in_suspect_buckets("left_semi") if self._suspects else self._rows.where(F.lit(False))
         # Spark does not merge small partitions of a kept frame
         shuffled = int(self._rows.sparkSession.conf.get("spark.sql.shuffle.partitions", "200"))
-        pairs = self._keep(_pair(suspects, self._by, math.ceil(shuffled * len(self._suspects) / BUCKETS) or 1))
+        pairs = self._keep(self._pair(suspects, math.ceil(shuffled * len(self._suspects) / BUCKETS) or 1))
         arrived = F.lit(False)
-        for side, other, there in zip("lr", "rl", ends or ()):
+        for side, other, there in zip("lr", "rl", self._complete):
             if there:
                 late = F.col(side + "o") >= _by_partition(there, side + "p")
                 arrived = arrived | (F.col(other + "o").isNull() & F.coalesce(late, F.lit(False)))
         maybe = F.lit(False)
-        for side, other, there, known in zip("lr", "rl", deleted, reversed(copies)):
-            found = self._possible_copies(side, other, there) if there else {}
-            both = {p: max(found.get(p, 0), known.get(p, 0)) for p in {*found, *known}}
-            self.copies[other] = both
-            if both:
+        for side, other in zip("lr", "rl"):
+            if both := copied[other]:
                 before = F.col(other + "o") < _by_partition(both, other + "p")
                 maybe = maybe | (F.col(side + "o").isNull() & F.coalesce(before, F.lit(False)))
         self.pairs = pairs.where(~(arrived | maybe))
@@ -161,8 +175,13 @@ class Comparison:
         rows = self._rows
         if self._by == "partition":
             rows = rows.where(F.col("p").isin(sorted(deleted)))
+        left = side == "l"
+        if ends := self._complete[0 if left else 1]:
+            # later records may have no copy yet
+            rows = rows.where((F.col("side") != left) | (F.col("o") < _by_partition(ends, "p")))
         after = F.col(side + "o") >= _by_partition(deleted, side + "p")
-        found = _pair(rows, self._by).where(F.col(other + "o").isNotNull())
+        # of identical rows, the first may be the copies of the deleted records
+        found = _pair(rows, self._by, from_end=True).where(F.col(other + "o").isNotNull())
         places = found.groupBy(F.col(other + "p").alias("p"), F.col(side + "p").alias("of"))
         firsts = places.agg(F.min(F.when(after, F.col(other + "o"))).alias("first")).collect()
         known = {(row.p, row.of): row["first"] for row in firsts}
@@ -172,6 +191,14 @@ class Comparison:
             # without a later record, the partner may be anywhere in this partition
             copies[p] = max(MAX_OFFSET if first is None else first for first in each)
         return copies
+
+    def _pair(self, rows: DataFrame, partitions: int | None = None) -> DataFrame:
+        """Pairs equal rows. Of identical rows, those that may be copies of deleted records have no partner."""
+        if not any(self.copies.values()):
+            return _pair(rows, self._by, partitions)
+        copy = _before(self.copies["l"], self.copies["r"])
+        late = ~_before(*self._complete) if any(self._complete) else F.lit(False)
+        return _pair(rows.withColumn("copy", copy).withColumn("late", late), self._by, partitions)
 
     def __enter__(self) -> Comparison:
         return self
@@ -251,7 +278,11 @@ class Comparison:
             units = self._disordered()
             number = units.count()
             if number:
-                found.append(self._reordered(F.broadcast(units) if number <= BROADCAST_UNITS else units))
+                moved = self._overtaken(F.broadcast(units) if number <= BROADCAST_UNITS else units)
+                if self._by == "key":
+                    moved = self._keep(moved)
+                    self.undecided = moved.where(~F.col("proven")).count()
+                found.append(_shaped(moved.where("proven").withColumn("kind", F.lit("reordered"))))
         if self._altered:
             found.append(self._altered_in_place())
         if self._alone:
@@ -288,7 +319,7 @@ class Comparison:
             left = F.col("o") >= _by_partition(found[0], "p")
             right = F.col("o") >= _by_partition(found[1], "p")
             later = self._rows.where(F.when(F.col("side"), left).otherwise(right)).select("f").distinct()
-            pairs = _pair(self._rows.join(later, "f", "left_semi"), self._by)
+            pairs = self._pair(self._rows.join(later, "f", "left_semi"))
             early = F.col("lo") < _by_partition(found[0], "lp"), F.col("ro") < _by_partition(found[1], "rp")
             if not self._lower(found, pairs.where(early[0] != early[1])):
                 return found
@@ -315,20 +346,37 @@ class Comparison:
         places = ranked.select("side", "t", "unit", F.xxhash64("f", "n").alias("hash"))
         return places.groupBy("t", "unit").agg(*_balances()).where(_unbalanced()).select("t", "unit")
 
-    def _reordered(self, units: DataFrame) -> DataFrame:
-        """Returns the pairs of reordered records of `units`: a record that is later on the left comes before them on
-        the right."""
-        both = _pair(self._rows.join(units, ["t", "unit"], "left_semi"), self._by)
+    def _overtaken(self, units: DataFrame) -> DataFrame:
+        """Returns the pairs of `units` with a record that a later one of the left overtakes on the right.
+
+        `proven` tells whether it does so however the identical records of a key are paired.
+        """
+        both = self._pair(self._rows.join(units, ["t", "unit"], "left_semi"))
         both = both.where(F.col("lo").isNotNull() & F.col("ro").isNotNull())
-        # in descending order of left offsets, the rows before a record follow it on the left. Records of a key in two
-        # partitions have no order
-        later = (
-            Window.partitionBy("t", "unit", "lp", "rp")
-            .orderBy(F.col("lo").desc())
-            .rowsBetween(Window.unboundedPreceding, -1)
+        # records of a key in two partitions have no order
+        place = Window.partitionBy("t", "unit", "lp", "rp")
+        # in descending order of left offsets, the rows before a record follow it on the left
+        follow = place.orderBy(F.col("lo").desc()).rowsBetween(Window.unboundedPreceding, -1)
+        if self._by != "key":
+            found = both.withColumn("passed", F.min("ro").over(follow)).where(F.col("ro") > F.col("passed"))
+            return found.withColumn("proven", F.lit(True))
+        precede = place.orderBy("ro").rowsBetween(Window.unboundedPreceding, -1)
+        found = _places(_places(both, "l", "r"), "r", "l").withColumns(
+            {
+                "overtaken": F.col("ro") > F.min("ro").over(follow),
+                "on_right": F.coalesce(F.col("first_r") > F.min("last_r").over(follow), F.lit(False)),
+                "on_left": F.coalesce(F.col("last_l") < F.max("first_l").over(precede), F.lit(False)),
+                "passed": F.min("last_r").over(follow),
+                "passed_left": F.max_by("ro", "first_l").over(precede),
+            }
         )
-        overtaken = both.withColumn("passed", F.min("ro").over(later)).where(F.col("ro") > F.col("passed"))
-        return _shaped(overtaken.withColumn("kind", F.lit("reordered")))
+        right = F.col("on_right")
+        return found.where(F.col("overtaken") | right | F.col("on_left")).select(
+            *("t", "lp", "lo", "rp", "fields"),
+            F.when(right, F.col("first_r")).otherwise(F.col("ro")).alias("ro"),
+            F.when(right, F.col("passed")).otherwise(F.col("passed_left")).alias("passed"),
+            (right | F.col("on_left")).alias("proven"),
+        )
 
     def _classified(self, alone: DataFrame) -> DataFrame:
         """Classifies rows without a partner by the closest similar row."""
@@ -391,14 +439,27 @@ class Comparison:
         return joined.withColumn("kind", kind).drop("end")
 
 
-def _pair(rows: DataFrame, by: str, partitions: int | None = None) -> DataFrame:
-    """Pairs equal rows of a unit in order: the first of one side with the first of the other, and so on."""
+def _pair(rows: DataFrame, by: str, partitions: int | None = None, from_end: bool = False) -> DataFrame:
+    """Pairs equal rows of a unit in order: the first of one side with the first of the other, and so on.
+
+    `from_end`: the last with the last. If `rows` has the columns `copy` and `late`, rows with `copy` have no partner as
+    long as their side has more of these equal rows than the other side has without `late`.
+    """
     alike = ["t", "unit", "o"] if by == "offset" else ["t", "unit", *HASHES]
     # one shuffle for the window and the grouping
     place = alike if by == "offset" else ["t", *HASHES]
     rows = rows.repartition(*place) if partitions is None else rows.repartition(partitions, *place)
-    order = Window.partitionBy("side", *alike).orderBy("p", "o")
-    rows = rows.withColumn("n", F.row_number().over(order))
+    mine, order = Window.partitionBy("side", *alike), [F.col("p"), F.col("o")]
+    if from_end:
+        order = [column.desc() for column in order]
+    if "copy" in rows.columns and by != "offset":
+        both = Window.partitionBy(*alike)
+        early = [F.count_if(on & ~F.col("late")).over(both) for on in (F.col("side"), ~F.col("side"))]
+        more = F.count(F.lit(1)).over(mine) - F.when(F.col("side"), early[1]).otherwise(early[0])
+        skipped = F.greatest(F.lit(0), F.least(more, F.count_if("copy").over(mine)))
+        rows = rows.withColumn("n", F.row_number().over(mine.orderBy(~F.col("copy"), *order)) - skipped)
+    else:
+        rows = rows.withColumn("n", F.row_number().over(mine.orderBy(*order)))
     sides = {"l": F.col("side"), "r": ~F.col("side")}
     mine = ["p", "o", "f", *(HASHES if by == "offset" else [])]
     found = rows.groupBy(*alike, "n").agg(
@@ -408,6 +469,33 @@ def _pair(rows: DataFrame, by: str, partitions: int | None = None) -> DataFrame:
         return found.withColumn("fields", F.array().cast("array<string>"))
     found = found.withColumn("fields", _altered("l", "r"))
     return found.select("*", *(F.coalesce("l" + short, "r" + short).alias(short) for short in HASHES))
+
+
+def _places(both: DataFrame, side: str, other: str) -> DataFrame:
+    """Adds to pairs the first and the last offset of `other` that the record of `side` may be paired with.
+
+    Equal records of one partition have the order of their partners. Those of several partitions may be mixed in any
+    way. If their partners are in several partitions, each of these is possible, and the offsets are null.
+    """
+    alike = ["t", "unit", *HASHES]
+    equal, here = Window.partitionBy(*alike), Window.partitionBy(*alike, side + "p")
+    others = F.count(F.lit(1)).over(equal) - F.count(F.lit(1)).over(here)
+    number = F.row_number().over(here.orderBy(side + "o"))
+    both = both.withColumns(
+        {
+            "n": F.row_number().over(equal.orderBy(other + "p", other + "o")),
+            "one": F.min(other + "p").over(equal) == F.max(other + "p").over(equal),
+            "first": F.when(others > 0, number),
+            "last": F.when(others > 0, number + others),
+        }
+    )
+    offsets = both.where("one").select(*alike, "n", F.col(other + "o").alias("offset"))
+    for bound in ("first", "last"):
+        both = both.join(offsets.withColumnRenamed("n", bound), [*alike, bound], "left")
+        fixed = F.col("one") & F.col(bound).isNull()
+        both = both.withColumn(f"{bound}_{other}", F.when(fixed, F.col(other + "o")).otherwise(F.col("offset")))
+        both = both.drop("offset")
+    return both.drop("n", "one", "first", "last")
 
 
 def _resemble(rows: DataFrame, alike: Sequence[str], allowed: Column, kind: str) -> DataFrame:

@@ -9,7 +9,8 @@ Each difference is exactly one of these. The left source is taken as correct.
 - altered: a record of the left and one of the right that are equal except for `fields`. The audit looks first for the
   same key and value, then the same key and timestamp, then the same value and timestamp. Records that have less in
   common are missing and extra;
-- reordered: on the right, the record comes after a record that follows it on the left.
+- reordered: on the right, the record comes after a record that follows it on the left, however identical records are
+  paired.
 
 `by` is the unit within which records are matched and ordered. "partition" is for equal numbers of partitions. "key" is
 for different numbers; records without a key then have no order. "offset" is for sides with equal offsets, such as an
@@ -159,6 +160,11 @@ def audit(
             notes.append(f"retention deleted {side.deleted_offsets} offsets of the {name} before the audit read them")
     if copies:
         notes.append(f"{copies} records may be copies of those that retention deleted, and were not compared")
+    if comparison.undecided:
+        notes.append(
+            f"the order of {comparison.undecided} records was not decided: identical records of their key are in "
+            "several partitions"
+        )
     shown = _looked_up(found, *frames)
     if not sides[0].records and not sides[1].records:
         notes.append("both sides are empty: nothing was compared")
@@ -248,13 +254,13 @@ def _pin(
     It reads the ends of two topics twice. A record before an earlier end and its copy are both before the later ends,
     however fast records arrive and whichever topic they reach first. A record between the ends may have no copy yet.
     """
+    topics = isinstance(left, Topic) and isinstance(right, Topic)
     archived = [source.reach() if hasattr(source, "reach") else None for source in (left, right)]
     extents = [source.extent() if isinstance(source, Topic) else None for source in (left, right)]
     ends: Ends | None = None
     if isinstance(left, Topic) and isinstance(right, Topic):
         first, second = ({p: end for p, (_, end) in each.chosen.items()} for each in extents if each is not None)
         ends = first, second
-    topics = isinstance(left, Topic) and isinstance(right, Topic)
         extents = [left.extent(), right.extent()]
     states: list[SideState | None] = [None, None]
     if path is not None:
@@ -348,13 +354,13 @@ def _choose(left: Source, right: Source, one: _Pinned, other: _Pinned) -> str:
 
 
 def _checked(frame: DataFrame, name: str) -> DataFrame:
+    """Returns the frame with `timestamp` in milliseconds. Raises SchemaMismatch."""
     from pyspark.sql import functions as F
 
     types = dict(frame.dtypes)
     for column, kind in NEEDED.items():
         if types.get(column) != kind:
             there = f"is {types[column]}" if column in types else "is missing"
-    """Returns the frame with `timestamp` in milliseconds. Raises SchemaMismatch."""
             raise SchemaMismatch(f"{name}: column {column!r} {there}; an audit needs it as {kind}")
     millis = {"bigint": F.col("timestamp"), None: F.lit(None).cast("bigint")}
     return frame.withColumn("timestamp", millis.get(types.get("timestamp"), F.expr("unix_millis(timestamp)")))

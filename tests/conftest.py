@@ -8,6 +8,7 @@ not supported: write `async with` inside the test.
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import io
 import logging
@@ -75,8 +76,9 @@ _UNWIND_S = 10.0
 
 # the duration of an example depends on the load of the machine, and the first call imports modules
 hypothesis.settings.register_profile(
-    "suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
+    "long", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
 )
+hypothesis.settings.register_profile("suite", hypothesis.settings.get_profile("long"), max_examples=60)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -89,7 +91,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    hypothesis.settings.load_profile("suite")
+    hypothesis.settings.load_profile("long" if config.getoption("--long") else "suite")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # a shell ignores SIGINT in background jobs, and programs that tests interrupt would inherit this
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -162,6 +164,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if wanted(item)]
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # otherwise each full collection takes half a second, because the modules of all tests are loaded
 
 
 @pytest.hookimpl(optionalhook=True)

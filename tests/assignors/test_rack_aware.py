@@ -16,7 +16,7 @@ def remote(view: GroupView, partition: TopicPartition, member: Member) -> bool:
 
 
 @given(group_views(members=5))
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_no_other_assignment_as_even_reads_less_across_racks_or_moves_less(view: GroupView) -> None:
     if not any(member.rack for member in view.members) or not view.racks:
         return

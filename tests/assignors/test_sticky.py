@@ -52,7 +52,7 @@ def kafka_pythons(view: GroupView) -> dict[str, frozenset[TopicPartition]]:
 
 
 @given(group_views())
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_no_other_assignment_as_even_moves_fewer(view: GroupView) -> None:
     assert improvement(view, compute(sticky, view), move_cost(view)) is None
 
@@ -68,7 +68,7 @@ def quiet_kafka_python() -> Iterator[None]:
 
 
 @given(group_views())
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_never_worse_than_kafka_pythons(view: GroupView) -> None:
     own, other = compute(sticky, view), kafka_pythons(view)
     assert (unevenness(own), moves(view, own)) <= (unevenness(other), moves(view, other))

@@ -21,7 +21,7 @@ def counts(weights: list[float], partitions: int) -> list[int]:
 
 
 @given(group_views(weights=True))
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_no_other_assignment_is_closer_to_the_weights_or_as_close_with_fewer_moves(view: GroupView) -> None:
     weights = {member.id: member.weight for member in view.members}
     assert improvement(view, compute(weighted, view), move_cost(view), weights) is None

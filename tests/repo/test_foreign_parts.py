@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,15 @@ from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.broker_version_data import BrokerVersionData
 from kafka.protocol.metadata import MetadataRequest
 from kazoo.client import KazooClient
-from repository import ROOT
+from repository import ROOT, sources
 
-TREES = {path.relative_to(ROOT): ast.parse(path.read_text()) for path in ROOT.glob("allocator/**/*.py")}
+Trees = dict[Path, ast.Module]
+
+
+@pytest.fixture(scope="module")
+def trees() -> Trees:
+    """The syntax trees of the package. They are freed soon, because they slow each garbage collection down."""
+    return {path.relative_to(ROOT): ast.parse(path.read_text()) for path in sources()}
 
 
 def table_of(library: str) -> list[list[str]]:
@@ -28,9 +35,9 @@ def listed(library: str) -> set[str]:
     return {name for row in table_of(library) for name in re.findall(r"`([^`]+)`", row[0])}
 
 
-def imported(library: str) -> set[str]:
+def imported(library: str, trees: Trees) -> set[str]:
     found = set()
-    for tree in TREES.values():
+    for tree in trees.values():
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and not node.level and node.module is not None:
                 submodules = {f"{library}.{each.name}" for each in node.names}
@@ -44,9 +51,9 @@ def private_names(*things: Any) -> set[str]:
     return {name for thing in things for name in dir(thing) if re.match("_[a-z]", name)}
 
 
-def private_uses(names: set[str]) -> Iterator[str]:
+def private_uses(names: set[str], trees: Trees) -> Iterator[str]:
     """Attributes with one of these names, of other objects than `self`."""
-    for path, tree in TREES.items():
+    for path, tree in trees.items():
         for node in ast.walk(tree):
             if (
                 isinstance(node, ast.Attribute)
@@ -57,20 +64,20 @@ def private_uses(names: set[str]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("library", "package"), [("kafka-python", "kafka"), ("kazoo", "kazoo")])
-def test_each_module_that_the_code_imports_is_listed(library: str, package: str) -> None:
-    assert {name for name in listed(library) if name.startswith(f"{package}.")} == imported(package)
+def test_each_module_that_the_code_imports_is_listed(library: str, package: str, trees: Trees) -> None:
+    assert {name for name in listed(library) if name.startswith(f"{package}.")} == imported(package, trees)
 
 
-def test_no_private_part_of_kafka_python_is_used() -> None:
+def test_no_private_part_of_kafka_python_is_used(trees: Trees) -> None:
     mechanisms = [get_sasl_mechanism(name) for name in ("PLAIN", "SCRAM-SHA-256", "OAUTHBEARER")]
     names = private_names(ApiMessage, MetadataRequest(), BrokerVersionData((4, 1)), *mechanisms)
     assert {"_min_version", "_max_version", "_struct"} <= names
-    assert not list(private_uses(names))
+    assert not list(private_uses(names, trees))
 
 
-def test_the_private_parts_of_kazoo_are_listed() -> None:
+def test_the_private_parts_of_kazoo_are_listed(trees: Trees) -> None:
     client = KazooClient()
     names = private_names(client, client.handler, client._connection)
     assert {"_invoke", "_session_callback"} <= names
-    used = {use.rpartition(".")[2] for use in private_uses(names)}
+    used = {use.rpartition(".")[2] for use in private_uses(names, trees)}
     assert used == {name.rpartition(".")[2] for name in listed("kazoo") if "._" in name}

@@ -115,7 +115,12 @@ sys.meta_path.insert(0, watch)
 """
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
+QUICK = {"a_consumer_of_a_kafka_group", "a_connection", "the_names_of_the_package"}
+
+
+@pytest.mark.parametrize(
+    "entry", [pytest.param(each, marks=() if each in QUICK else pytest.mark.long) for each in ENTRIES]
+)
 def test_kafka_python_is_imported_before_its_submodules(entry: str) -> None:
     """A thread that imports a submodule first deadlocks with a thread that imports `kafka`."""
     program = textwrap.dedent(ENTRIES[entry])

@@ -90,7 +90,10 @@ def test_the_tests_of_a_worker_that_dies_run_elsewhere() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "outcome"),
-    [(["--serverless"], "2 failed, 1 passed, 3 deselected"), (["-k", "starts or pure"], "2 failed, 1 passed, 3 des")],
+    [
+        (["--serverless"], "2 failed, 1 passed, 3 deselected"),
+        pytest.param(["-k", "starts or pure"], "2 failed, 1 passed, 3 des", marks=pytest.mark.long),
+    ],
 )
 def test_a_test_that_starts_servers_without_the_mark_fails(tmp_path: Path, arguments: list[str], outcome: str) -> None:
     (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())

@@ -1,4 +1,4 @@
-"""Runs commands in a process, or in a terminal."""
+"""Runs commands in a thread, or in a terminal."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import asyncio
 import os
 import pty
 import subprocess
-import sys
+
+from click.testing import CliRunner
+
+from allocator.cli.commands import main
 
 __all__ = ["in_a_terminal", "run_command"]
 
 
 async def run_command(*words: str) -> tuple[int, str, str]:
     """Returns the exit code, the output and the errors of `allocator WORDS...`."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "allocator.cli", *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    out, err = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
+    done = await asyncio.to_thread(CliRunner().invoke, main, words)
+    return done.exit_code, done.stdout, done.stderr
 
 
 def in_a_terminal(

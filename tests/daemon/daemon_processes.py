@@ -9,12 +9,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
+from allocator.cli.commands import main
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, produce, wait_until
@@ -81,14 +84,11 @@ class Setup:
         self.processes.append(process)
         return process
 
-    def check(self, config: Path, *options: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*COMMAND, "run", str(config), "--check", *options],
-            env=self.environ(**environ),
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+    def check(self, config: Path, *options: str, **environ: str) -> Result:
+        """Runs `--check` in a thread, because the thread of the caller may have an event loop."""
+        with ThreadPoolExecutor(1) as threads:
+            arguments = ["run", str(config), "--check", *options]
+            return threads.submit(CliRunner().invoke, main, arguments, env=environ).result(60)
 
     def fill(self, count: int) -> None:
         """Produces `count` more records, evenly over the partitions, with increasing numbers as values."""

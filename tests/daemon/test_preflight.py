@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import subprocess
 from collections.abc import Callable
 from typing import Any
 
+from click.testing import Result
 from daemon_processes import Setup, stopped
 from joining import joined
 
@@ -17,10 +17,10 @@ from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.testing import wait_until
 
 
-def checks(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
+def checks(done: Result) -> dict[str, dict[str, Any]]:
     found = json.loads(done.stdout)
     assert found["ok"] == all(check["ok"] is not False for check in found["checks"])
-    assert done.returncode == (0 if found["ok"] else 1), done.stderr
+    assert done.exit_code == (0 if found["ok"] else 1), done.stderr
     assert all(check["remedy"] for check in found["checks"] if not check["ok"]), "a fault without a remedy"
     assert all("\n" not in check["found"] for check in found["checks"])
     return {check["what"]: check for check in found["checks"]}
@@ -67,7 +67,7 @@ async def test_each_mistyped_setting_is_a_line_of_its_own(make: Callable[..., Se
         f"topic {it.topic}x",
         "topic no-such-topic (dead letters)",
     }, done.stdout
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert "warning  Kafka broker 127.0.0.1:1: no connection: " in done.stdout
     assert f"Did you mean {it.topic}?" in done.stdout
     assert "or start once with --create" in done.stdout

@@ -76,12 +76,9 @@ bombs = {
     "waiting": lambda: (AssignmentDocument, document(waiting=each(80, b"[9,%s]" % everything))),
     "descending": lambda: (AssignmentDocument, document(owners=each(80, b'{"t":"999999-0,0-999998"}'))),
     "together": lambda: (AssignmentDocument, document(*2 * [each(1, everything)], each(7, b"[9,%s]" % everything))),
-    "strings": lambda: (Claim, b'{"format":1,"x":[' + b'"ab",' * 12_000_000 + b'"ab"]}'),
     "lists": lambda: (Claim, b'{"format":1,"x":[' + b"[]," * 20_000_000 + b"[]]}"),
-    "floats": lambda: (Claim, b'{"format":1,"x":[' + b"0.5," * 15_000_000 + b"0.5]}"),
     "digits": lambda: (Claim, b'{"format":1,"x":' + b"9" * 20_000_000 + b"}"),
     "runs": lambda: (Claim, b'{"format":1,"held":{"t":"' + b"1," * 10_000_000 + b'1"}}'),
-    "a long run": lambda: (Claim, b'{"format":1,"held":{"t":"' + b"0" * 20_000_000 + b'"}}'),
     "a long name": lambda: (Claim, b'{"format":1,"held":{"' + b"t" * 20_000_000 + b'":"x"}}'),
     "a long format": lambda: (Claim, b'{"format":"' + b"\\n" * 10_000_000 + b'"}'),
 }
@@ -160,7 +157,7 @@ def test_the_partition_count_of_a_topic_bounds_its_entry() -> None:
 
 async def test_a_large_document_leaves_the_loop_to_others(zk_chroot: str, group: str) -> None:
     """A loop that decodes a million partitions does not renew its lease."""
-    whole = frozenset(TopicPartition("t", number) for number in range(0, 800_000, 2))
+    whole = frozenset(TopicPartition("t", number) for number in range(0, 300_000, 2))
     large = AssignmentDocument(leader=MEMBER, strategy="naive", owners={MEMBER: whole})
     data, began = large.encode(), time.process_time()
     AssignmentDocument.decode("/x", data)
@@ -238,7 +235,7 @@ def member(**changed: Any) -> bytes:
 
 PAYLOADS = [
     *(b"", b"\x00" * 1_000_000, b"null", b"{" * 1000, b"\xff\xfe\xfd"),
-    *(zlib.compress(b"0" * 300_000_000, 9), zlib.compress(b"[" * 500_000)),
+    *(zlib.compress(b"0" * 100_000_000, 1), zlib.compress(b"[" * 500_000)),
     *(claim(1, 0, "0-999998"), claim(2, 10**9, "")),
     *(member(), member(weight=1e300), member(topics=[], pattern="(", strategies=["x"])),
     # exponential for Python's re

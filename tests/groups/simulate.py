@@ -13,7 +13,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Optional
 
@@ -46,8 +46,13 @@ def shrunk(seed: int, schedule: Sequence[Event]) -> list[Event]:
     return left
 
 
+def broken_among(seeds: Iterable[int]) -> str:
+    """Runs these seeds. Returns the output of the runs that break a promise; "" if none does."""
+    return "".join(f"{found}\n\n" for seed in seeds if (found := outcome(seed)[1]))
+
+
 def broken_seeds(first: int, end: int, processes: Optional[int] = None) -> str:
-    """Runs these seeds in several processes. Returns the output of the runs that break a promise; "" if none does."""
+    """Is `broken_among`, in several processes."""
     many = processes or os.cpu_count() or 1
     command = [sys.executable, str(Path(__file__))]
     children = [
@@ -73,9 +78,9 @@ def main() -> None:
     else:
         logging.disable(logging.CRITICAL)
     if options.every:
-        broken = [found for seed in range(*map(int, options.every.split(":"))) if (found := outcome(seed)[1])]
-        sys.stdout.write("".join(f"{found}\n\n" for found in broken))
-        sys.exit(bool(broken))
+        printed = broken_among(range(*map(int, options.every.split(":"))))
+        sys.stdout.write(printed)
+        sys.exit(bool(printed))
     if options.seeds:
         printed = broken_seeds(*map(int, options.seeds.split(":")))
         sys.exit(printed or None)

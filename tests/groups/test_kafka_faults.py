@@ -96,7 +96,8 @@ async def settle(members: Sequence[RealMember], counts: Mapping[str, int]) -> No
         assert (await each.offsets.fetch([first]))[first].offset == n + 1
 
 
-@pytest.mark.parametrize("fault", ["kill", pytest.param("pause", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["kill", "pause"])
 @pytest.mark.parametrize("kafka", ["3.9.1", *OTHERS])
 async def test_a_group_in_the_middle_of_joining_outlives_its_coordinator(fault: str, setting: Setting) -> None:
     """One member drains, one has joined again, and one joins for the first time: it sends no heartbeats yet."""

@@ -26,13 +26,13 @@ from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata
 
-pytestmark = pytest.mark.deadline(240)
+pytestmark = [pytest.mark.long, pytest.mark.deadline(240)]
 
 AUTHORIZERS = [
     ("3.9.1", "kafka.security.authorizer.AclAuthorizer"),
-    pytest.param(NEWEST, "org.apache.kafka.metadata.authorizer.StandardAuthorizer", marks=pytest.mark.long),
-    pytest.param("2.8.2", "kafka.security.authorizer.AclAuthorizer", marks=pytest.mark.long),
-    pytest.param("1.1.1", "kafka.security.auth.SimpleAclAuthorizer", marks=pytest.mark.long),
+    (NEWEST, "org.apache.kafka.metadata.authorizer.StandardAuthorizer"),
+    ("2.8.2", "kafka.security.authorizer.AclAuthorizer"),
+    ("1.1.1", "kafka.security.auth.SimpleAclAuthorizer"),
 ]
 USER = {
     "security_protocol": "SASL_PLAINTEXT",

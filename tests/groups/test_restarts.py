@@ -7,7 +7,7 @@ import re
 
 import pytest
 from members import OneGroup, TestMember
-from simulate import broken_seeds
+from simulate import broken_among
 from simulated_faults import parse
 from simulation import SEATED, Simulation
 
@@ -18,8 +18,6 @@ from allocator.errors import InstanceIdInUse
 from allocator.operate.group_reader import describe
 from allocator.operate.group_report import GroupReport
 from allocator.testing import wait_until_async
-
-SEEDS = 20
 
 
 class Moves(Simulation):
@@ -112,7 +110,7 @@ RESTARTS = """
 
 
 @pytest.mark.usefixtures("quiet")
-@pytest.mark.parametrize("every", [40, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [67, pytest.param(1, marks=pytest.mark.long)])
 def test_the_leader_may_die_at_each_step_of_a_restart(every: int) -> None:
     steps = run(RESTARTS, 14.0).steps_of_leaders
     assert steps > 200
@@ -120,8 +118,9 @@ def test_the_leader_may_die_at_each_step_of_a_restart(every: int) -> None:
         run(RESTARTS, 14.0, dies_at_step=step)
 
 
+@pytest.mark.usefixtures("quiet")
 def test_every_promise_holds_under_faults_with_grace() -> None:
-    assert broken_seeds(SEATED, SEATED + SEEDS) == ""
+    assert broken_among(range(SEATED, SEATED + 10)) == ""
 
 
 def a_leader_that_takes_seats_of_live_members(patch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from simulate import broken_seeds, outcome, shrunk
+from simulate import broken_among, broken_seeds, outcome, shrunk
 from simulated_faults import Event, Faults, parse
 from simulated_member import Worker
 from simulated_zookeeper import SimulatedZooKeeper
-from simulation import FOLLOWING, MIXED, READING, Broken, Simulation
+from simulation import FOLLOWING, MIXED, READING, SEATED, Broken, Simulation
 
 from allocator.core.consumer.starting_positions import StartingPositions
 from allocator.core.membership.lease import EnsembleLease, LeaseRenewer
@@ -27,19 +27,21 @@ from allocator.types import TopicPartition
 
 pytestmark = [pytest.mark.servers, pytest.mark.usefixtures("quiet")]  # long without any
 
-SEEDS = 40
-LONG_SEEDS = 20_000
+SEEDS = 20
+FEW_SEEDS = 10
+"""For each special kind of members."""
 
 
 def test_every_promise_holds_under_faults() -> None:
     """Crash, freeze, cut-off, slowness, leave, crash of the leader, deleted and invalid znodes, growth: 40 s each."""
-    assert broken_seeds(0, SEEDS) == ""
+    assert broken_among(range(SEEDS)) == ""
 
 
 @pytest.mark.long
 @pytest.mark.timeout(4 * 3600)
-def test_every_promise_holds_under_many_more() -> None:
-    assert broken_seeds(SEEDS, LONG_SEEDS) == ""
+@pytest.mark.parametrize(("first", "count"), [(0, 20_000), (SEATED, 20), (FOLLOWING, 20), (READING, 1000), (MIXED, 40)])
+def test_every_promise_holds_under_many_more(first: int, count: int) -> None:
+    assert broken_seeds(first, first + count) == ""
 
 
 # A member joins, one leaves, one dies and a partition is added. In each case any member may be the leader.
@@ -80,7 +82,7 @@ def leader_dies_at_every(
     return calm
 
 
-@pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [37, pytest.param(1, marks=pytest.mark.long)])
 def test_the_leader_may_die_at_every_step(every: int) -> None:
     leader_dies_at_every(every, REBALANCES)
 
@@ -114,7 +116,7 @@ def ordered(run: Simulation) -> bool:
     return kept and ("w4" not in parts or {0, 1} <= parts["w4"])
 
 
-@pytest.mark.parametrize("every", [20, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [47, pytest.param(1, marks=pytest.mark.long)])
 def test_orders_are_kept_though_the_leader_dies_at_any_step(every: int) -> None:
     """Freeze, budget and cordon hold in each document on the way; see `simulated_orders`."""
     leader_dies_at_every(every, ORDERED, ordered)
@@ -160,14 +162,14 @@ FOLLOWED = parse(
 )
 
 
-@pytest.mark.parametrize("every", [110, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [190, pytest.param(1, marks=pytest.mark.long)])
 def test_load_moves_within_the_orders_though_the_leader_dies_at_any_step(every: int) -> None:
     calm = leader_dies_at_every(every, FOLLOWED, seed=FOLLOWING, faults_s=24.0)
     assert calm.document.load_history.spent > 1
 
 
 def test_every_promise_holds_under_faults_while_load_moves_partitions() -> None:
-    assert broken_seeds(FOLLOWING, FOLLOWING + 20) == ""
+    assert broken_among(range(FOLLOWING, FOLLOWING + FEW_SEEDS)) == ""
 
 
 # A server accepts the first proof after a silence and dies before it passes the proof on. The member is frozen until
@@ -192,7 +194,7 @@ def by_the_last_proof_alone(patch: pytest.MonkeyPatch) -> None:
 
 def test_a_proof_counts_as_far_as_the_ensembles_leader_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     # the moment must be met to a few ms, which depends on the network's chance: some seeds meet it
-    seeds = range(60, 70)
+    seeds = range(60, 65)
     assert [outcome(seed, DIES_WITH_THE_PROOF)[1] for seed in seeds] == [None] * len(seeds)
     by_the_last_proof_alone(monkeypatch)
     assert any("may both act" in str(outcome(seed, DIES_WITH_THE_PROOF)[1]) for seed in seeds)
@@ -254,7 +256,7 @@ def test_a_claim_does_not_count_for_an_assignment_that_was_deleted_and_created_a
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The versions of its znode start again, so an earlier claim may name the version of a later assignment."""
-    seeds = range(20)
+    seeds = range(11)
     assert [claim_is_held_up(seed, monkeypatch, lambda op: True) for seed in seeds] == [""] * len(seeds)
     found = [claim_is_held_up(seed, monkeypatch, lambda op: op.path == ASSIGNMENT) for seed in seeds]
     assert any("both claim" in each or "may act" in each for each in found)
@@ -283,7 +285,7 @@ def test_a_member_that_is_not_admitted_checks_again_at_its_interval() -> None:
 
 def test_every_promise_holds_under_faults_with_members_of_an_older_version() -> None:
     """Every second member neither writes nor reads the changes of the assignment."""
-    assert broken_seeds(MIXED, MIXED + 40) == ""
+    assert broken_among(range(MIXED, MIXED + FEW_SEEDS)) == ""
 
 
 def test_members_follow_many_documents_by_their_changes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,8 +310,8 @@ IN_QUIET = parse(["0.000 start w1", "0.000 start w2"])
 
 def test_no_member_pauses_without_a_fault() -> None:
     """However the latency of the proofs varies."""
-    for seed in range(5):
-        run = Simulation(seed, faults_s=200.0, schedule=IN_QUIET)
+    for seed in range(4):
+        run = Simulation(seed, faults_s=100.0, schedule=IN_QUIET)
         run.run()
         assert [worker.pauses for worker in run.workers.values()] == [[], []]
 
@@ -456,6 +458,13 @@ BROKEN: dict[str, tuple[Any, ...]] = {
     "a generation that starts again": ("back to", (Worker, "lost", lost_with_its_generation)),
 }
 
+FIRST_SEEDS = {  # the seeds below do not find it
+    "a lease that outlives the session": 19,
+    "a leader that ignores the budget": 8,
+    "a leader that forgets earlier moves": 8,
+    "a leader that assigns to cordoned members": 14,
+}
+
 
 def first_broken(patch: pytest.MonkeyPatch, patches: list[tuple[Any, str, object]], first: int = 0) -> str:
     """The text of the first broken promise, in 300 seeds."""
@@ -475,7 +484,7 @@ RARE = {
 @pytest.mark.parametrize("broken", [pytest.param(each, marks=rare if each in RARE else ()) for each in BROKEN])
 def test_a_broken_protocol_is_found(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found, *patches = BROKEN[broken]
-    text = first_broken(monkeypatch, patches)
+    text = first_broken(monkeypatch, patches, FIRST_SEEDS.get(broken, 0))
     assert re.search(found, text.splitlines()[0])
     assert re.search(r"again: python tests/groups/simulate.py --seed \d+\Z", text)
 
@@ -484,13 +493,7 @@ def test_a_broken_protocol_is_found(broken: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_every_promise_of_consumers_holds_under_faults_and_seeks() -> None:
-    assert broken_seeds(READING, READING + 20) == ""
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_every_promise_of_consumers_holds_under_many_more() -> None:
-    assert broken_seeds(READING + 20, READING + 1000) == ""
+    assert broken_among(range(READING, READING + FEW_SEEDS)) == ""
 
 
 rewind = OffsetTracker.rewind

@@ -52,7 +52,6 @@ SLOW = {
         (
             "tests/deadletters/test_deadletters_real.py::test_reading_letters_without_a_leader",
             "tests/doctor/test_doctor_brokers.py::test_a_broker_that_died",
-            "tests/fetch/test_fetcher_brokers.py::test_a_killed_leader",
             "tests/fetch/test_fetcher_clusters.py::test_the_replica_in_the_same_rack",
             "tests/groups/test_kafka_faults.py",
             "tests/groups/test_racks_and_load.py::test_members_get_partitions",

@@ -11,7 +11,7 @@ from racked import racked_brokers
 from reading import Connected, collect, offsets, parts, raises_each_time, start_at, take
 
 from allocator.errors import CorruptRecordError
-from allocator.testing import LocalCluster, wait_until
+from allocator.testing import wait_until
 from allocator.testing.producing import ProducedRecord
 from allocator.testing.versions import NEWEST
 from allocator.types import TopicPartition
@@ -54,8 +54,9 @@ async def test_all_that_was_produced_comes_in_order(
         assert state.assignment[tp].high_watermark == rounds * each
 
 
+@pytest.mark.long
 @pytest.mark.deadline(180)
-@pytest.mark.parametrize("version", [pytest.param(OLD, marks=pytest.mark.long), NEW])
+@pytest.mark.parametrize("version", [OLD, NEW])
 async def test_a_killed_leader_costs_time_and_no_record(
     cluster_factory: Any, topic_factory: Callable[..., str], version: str
 ) -> None:
@@ -106,46 +107,46 @@ async def test_a_record_larger_than_the_fetch_size_comes(
     assert [len(r.value) for r in seen[TopicPartition(topic, 0)]] == sizes
 
 
-@pytest.mark.servers
 @pytest.mark.deadline(120)
 @pytest.mark.parametrize("version", [OLD, NEW])
-async def test_a_damaged_log_raises_and_can_be_skipped(version: str) -> None:
-    topic = "damaged"
-    with LocalCluster(kafka=version) as cluster:
-        cluster.create_topic(topic, 2)
-        for turn in range(3):
-            cluster.produce(topic, [(None, b"%d-%d " % (turn, n) + b"y" * 50, p) for n in range(10) for p in (0, 1)])
-        (broker,) = cluster.brokers
-        broker.stop()
-        (log,) = cluster.directory.rglob(f"{topic}-0/*.log")
-        data = bytearray(log.read_bytes())
-        at = data.index(b"1-5 ")
-        data[at : at + 3] = b"???"
-        log.write_bytes(bytes(data))
-        broker.start()
-        wait_until(lambda: all(topic in m.topics for m in cluster.metadata()), 30, f"{topic} to be known")
-        (tp, _) = parts(topic, 2)
-        state = start_at(parts(topic, 2))
-        seen: dict[int, list[int]] = {0: [], 1: []}
-        errors: list[CorruptRecordError] = []
-        async with Connected(cluster, state) as fetcher:
-            while len(seen[1]) < 30 or not errors:
-                try:
-                    batch = await take(fetcher, state)
-                    seen[batch.partition] += offsets(batch)
-                except CorruptRecordError as error:
-                    errors.append(error)
-            error = errors[0]
-            assert {(each.offset, each.next_offset) for each in errors} == {(error.offset, error.next_offset)}
-            await raises_each_time(fetcher, CorruptRecordError)
-            assert seen[0] == list(range(error.offset))
-            assert (error.topic, error.partition) == tp
-            # the old formats have a checksum for each message, the new one for each batch
-            assert (error.offset, error.next_offset) == ((15, 16) if version == OLD else (10, 20))
-            assert error.next_offset is not None
-            state.seek(tp, error.next_offset)
-            fetcher.wake()
-            while len(seen[0]) < 30 - (error.next_offset - error.offset):
+async def test_a_damaged_log_raises_and_can_be_skipped(
+    cluster_factory: Any, topic_factory: Callable[..., str], version: str
+) -> None:
+    cluster = cluster_factory(kafka=version)
+    topic = topic_factory(partitions=2, cluster=cluster)
+    for turn in range(3):
+        cluster.produce(topic, [(None, b"%d-%d " % (turn, n) + b"y" * 50, p) for n in range(10) for p in (0, 1)])
+    (broker,) = cluster.brokers
+    broker.stop()
+    (log,) = cluster.directory.rglob(f"{topic}-0/*.log")
+    data = bytearray(log.read_bytes())
+    at = data.index(b"1-5 ")
+    data[at : at + 3] = b"???"
+    log.write_bytes(bytes(data))
+    broker.start()
+    wait_until(lambda: all(topic in m.topics for m in cluster.metadata()), 30, f"{topic} to be known")
+    (tp, _) = parts(topic, 2)
+    state = start_at(parts(topic, 2))
+    seen: dict[int, list[int]] = {0: [], 1: []}
+    errors: list[CorruptRecordError] = []
+    async with Connected(cluster, state) as fetcher:
+        while len(seen[1]) < 30 or not errors:
+            try:
                 batch = await take(fetcher, state)
-                seen[0] += offsets(batch)
-        assert seen[0] == [n for n in range(30) if not error.offset <= n < error.next_offset]
+                seen[batch.partition] += offsets(batch)
+            except CorruptRecordError as error:
+                errors.append(error)
+        error = errors[0]
+        assert {(each.offset, each.next_offset) for each in errors} == {(error.offset, error.next_offset)}
+        await raises_each_time(fetcher, CorruptRecordError)
+        assert seen[0] == list(range(error.offset))
+        assert (error.topic, error.partition) == tp
+        # the old formats have a checksum for each message, the new one for each batch
+        assert (error.offset, error.next_offset) == ((15, 16) if version == OLD else (10, 20))
+        assert error.next_offset is not None
+        state.seek(tp, error.next_offset)
+        fetcher.wake()
+        while len(seen[0]) < 30 - (error.next_offset - error.offset):
+            batch = await take(fetcher, state)
+            seen[0] += offsets(batch)
+    assert seen[0] == [n for n in range(30) if not error.offset <= n < error.next_offset]

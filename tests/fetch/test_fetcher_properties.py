@@ -115,7 +115,7 @@ async def scenario(steps: list[tuple], version: int, prefetch: int) -> None:
         assert not losses
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(
     steps=st.lists(step, max_size=25),
     version=st.sampled_from([0, 2, 3, 12]),

@@ -13,7 +13,7 @@ from reading import collect, fetching, next_batch, offsets, start_at, take, take
 from allocator.core.fetch import Fetcher
 from allocator.core.subscription import SubscriptionState
 from allocator.core.subscription.loss import Listed, stamped
-from allocator.errors import BrokerError
+from allocator.errors import BrokerError, LogTruncated
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
@@ -223,6 +223,18 @@ async def test_a_truncated_log_is_read_again_from_its_end(cluster: FakeCluster, 
     # the last request is about the cut itself, where the logs might differ still further back
     assert cluster.epoch_requests == [(A0, 2)] * (1 + len(errors)) + [(A0, 1)]
     assert cluster.refreshed or not errors
+
+
+async def test_without_a_reset_a_truncation_raises_with_the_end_of_the_common_log(cluster: FakeCluster) -> None:
+    state = at_epoch(cluster, A0, reset="none")
+    async with fetching(cluster, state) as fetcher:
+        await read_to(fetcher, state, 20)
+        cluster.elect(A0, 1, cut=10)
+        cluster.append(A0, 30)
+        cluster.changed()
+        with pytest.raises(LogTruncated) as caught:
+            await next_batch(fetcher, 30)
+        assert (caught.value.offset, caught.value.divergent_offset) == (20, 10)
 
 
 @pytest.mark.parametrize("reset", ["latest", "earliest", 1_000_000])

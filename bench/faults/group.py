@@ -55,6 +55,7 @@ class Member:
     killed: float | None = None
     _read: int = 0
     _events: list[dict[str, Any]] = field(default_factory=list)
+    _owned: set[int] = field(default_factory=set)
 
     @property
     def alive(self) -> bool:
@@ -75,13 +76,8 @@ class Member:
 
     def owns(self) -> set[int]:
         """Returns the partitions that the member owns according to its journal."""
-        mine: set[int] = set()
-        for event in self.events():
-            if event["what"] == "own":
-                mine.update(event["partitions"])
-            elif event["what"] in ("revoked", "lost"):
-                mine.difference_update(event["partitions"])
-        return mine
+        self.events()
+        return self._owned
 
     def events(self) -> list[dict[str, Any]]:
         """Returns the events that the journal has so far."""
@@ -91,7 +87,12 @@ class Member:
                 new = file.read()
             whole = new[: new.rfind(b"\n") + 1]  # the last line may be incomplete
             self._read += len(whole)
-            self._events += [json.loads(line) for line in whole.splitlines()]
+            for event in map(json.loads, whole.splitlines()):
+                self._events.append(event)
+                if event["what"] == "own":
+                    self._owned.update(event["partitions"])
+                elif event["what"] in ("revoked", "lost"):
+                    self._owned.difference_update(event["partitions"])
         return self._events
 
 
@@ -211,8 +212,9 @@ class Load:
 
     def _run(self) -> None:
         began = time.monotonic()
+        pause_s = max(0.1, self._settings.partitions / self._settings.rate)
         try:
-            while not self._stop.wait(0.1):
+            while not self._stop.wait(pause_s):
                 due = int((time.monotonic() - began) * self._settings.rate)
                 # after an interruption, keep the rate steady instead of catching up at once
                 count = min(due - self.sent, int(self._settings.rate / 2))

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="cutt
 
 
 # each fault once, with fewer restarts of members, shorter sessions and less load
-SHORT = Settings(members=3, session_timeout_s=2.0, calm_s=1.0, rate=100.0)
+SHORT = Settings(members=3, partitions=9, session_timeout_s=2.0, calm_s=0.5, rate=30.0)
 USUAL = Settings()
 
 

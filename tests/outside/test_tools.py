@@ -97,10 +97,10 @@ def make_tools(
 
 NEW = [pytest.param("3.9.1"), *(pytest.param(each, marks=long) for each in ("2.8.2", NEWEST))]
 MakeTools = Callable[[str], Tools]
-OLD = [pytest.param(each, marks=long) for each in ("0.10.2.2", "1.1.1")]
 
 
-@pytest.mark.parametrize("version", [*OLD, *NEW])
+@long
+@pytest.mark.parametrize("version", ["0.10.2.2", "1.1.1", "3.9.1", "2.8.2", NEWEST])
 async def test_describe_shows_the_offsets_of_a_live_group(version: str, make_tools: MakeTools) -> None:
     tools = make_tools(version)
     offsets = dict.fromkeys(range(PARTITIONS), READ)

@@ -95,9 +95,9 @@ def test_writes_of_a_process_that_thaws_after_its_successor_wrote_are_rejected(
 
 
 @pytest.mark.parametrize(
-    ("place", "membership", "kills"), [("postgres", "zookeeper", 4), ("sqlite", "kafka", 2)], indirect=["place"]
+    ("place", "membership", "kills"), [("postgres", "zookeeper", 2), ("sqlite", "kafka", 1)], indirect=["place"]
 )
-def test_killed_at_any_moment_each_of_10_000_effects_is_there_once(
+def test_killed_at_any_moment_each_of_2000_effects_is_there_once(
     kafka_cluster: LocalCluster,
     topic_factory: Callable[..., str],
     group: str,
@@ -107,14 +107,14 @@ def test_killed_at_any_moment_each_of_10_000_effects_is_there_once(
     kills: int,
 ) -> None:
     topic, store, chance = topic_factory(4), new_store(), random.Random(group)
-    kafka_cluster.produce(topic, [(None, b"%d" % n, n % 4) for n in range(10_000)])
+    kafka_cluster.produce(topic, [(None, b"%d" % n, n % 4) for n in range(2000)])
     more = {"joins": {"session_timeout_s": 6.0, "heartbeat_interval_s": 0.3}} if membership == "kafka" else {}
     consumer = settings(kafka_cluster, topic, group, membership=membership, **more)
     for _ in range(kills):
         # at most all of them: a member may have written on for long before the kill reached it
-        member, aim = start(store, consumer), min(store.written() + chance.randrange(1, 1000), 10_000)
+        member, aim = start(store, consumer), min(store.written() + chance.randrange(1, 500), 2000)
         wait_until(lambda aim=aim: store.written() >= aim, 60, f"{aim} effects", interval_s=0.001)  # type: ignore[misc]
         member.end()
     start(store, consumer)
-    wait_until(lambda: store.written() >= 10_000, 120, "all effects")
-    assert store.counts() == {(part, n): 1 for part in range(4) for n in range(2_500)}
+    wait_until(lambda: store.written() >= 2000, 120, "all effects")
+    assert store.counts() == {(part, n): 1 for part in range(4) for n in range(500)}

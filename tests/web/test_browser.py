@@ -177,7 +177,7 @@ async def test_the_keyboard_reaches_every_partition_and_member(browser: Any, zk_
         await asyncio.to_thread(walk)
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1440, False), (390, True)])
+@pytest.mark.parametrize(("width", "dark"), [pytest.param(1440, False, marks=pytest.mark.long), (390, True)])
 async def test_every_view_of_a_large_group_fits_and_has_no_barrier(browser: Any, width: int, dark: bool) -> None:
     """50 groups, one of 100 members and 10,000 partitions."""
     page = Page(browser)

@@ -44,7 +44,7 @@ async def shows(it: Served, group: str, members: int) -> Any:
     return await wait_until_async(found, PATIENCE_S, lambda: f"{members} members of {group}")
 
 
-@pytest.mark.parametrize("kafka", ["2.8.2", NEWEST])
+@pytest.mark.parametrize("kafka", [pytest.param("2.8.2", marks=pytest.mark.long), NEWEST])
 async def test_a_page_without_zookeeper_shows_members_moves_and_lag(
     kafka: str, cluster_factory: Any, unique_name: Callable[[], str], group: str
 ) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from racked import racked_brokers
 from reading import Connected, collect, offsets, parts, raises_each_time, start_at, take
 
 from allocator.errors import CorruptRecordError
@@ -52,44 +50,6 @@ async def test_all_that_was_produced_comes_in_order(
         expected = [record(turn, n) for turn in range(rounds) for n in range(tp.partition, 4 * each, 4)]
         assert [(r.key, r.value) for r in seen[tp]] == expected
         assert state.assignment[tp].high_watermark == rounds * each
-
-
-@pytest.mark.long
-@pytest.mark.deadline(180)
-@pytest.mark.parametrize("version", [OLD, NEW])
-async def test_a_killed_leader_costs_time_and_no_record(
-    cluster_factory: Any, topic_factory: Callable[..., str], version: str
-) -> None:
-    cluster = racked_brokers(cluster_factory, version)
-    topic = topic_factory(partitions=6, replication=3, cluster=cluster)
-    tps = parts(topic, 6)
-    state = start_at(tps)
-    seen: dict[TopicPartition, list[int]] = {tp: [] for tp in tps}
-
-    def produce(turns: int) -> None:
-        for _ in range(turns):
-            cluster.produce(topic, [(None, b"x", n % 6) for n in range(60)])
-
-    async with Connected(cluster, state) as fetcher:
-
-        async def read(each: int) -> None:
-            while any(len(set(got)) < each for got in seen.values()):
-                batch = await take(fetcher, state, 60)
-                seen[TopicPartition(batch.topic, batch.partition)] += offsets(batch)
-
-        await asyncio.to_thread(produce, 10)
-        await read(100)
-        victim = cluster.leader(topic, 0)
-        victim.kill()
-        producing = asyncio.ensure_future(asyncio.to_thread(produce, 10))
-        await read(200)
-        await producing
-        await asyncio.to_thread(victim.start)
-        await asyncio.to_thread(produce, 5)
-        await read(250)
-    for tp in tps:
-        # a producer without a response sends again, so the log may have duplicates
-        assert seen[tp] == list(range(len(seen[tp])))
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -313,6 +313,7 @@ async def test_closing_from_another_task_waits_for_the_reader(
     assert sorted([*values, *again]) == sorted([*range(4), *(values[-1:] if fails else ())])
 
 
+@pytest.mark.long
 async def test_a_broker_that_is_down_at_start_is_waited_for(
     cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str], group: str
 ) -> None:

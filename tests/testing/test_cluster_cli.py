@@ -43,23 +43,7 @@ def gone(pid):
 
 
 @pytest.mark.servers
-def test_a_signal_takes_the_cluster_down():
-    with started("up", "--kafka", "0.8.2.2", "--json") as process:
-        shown = json.loads(process.stdout.readline())
-        assert shown["kafka"] == "0.8.2.2"
-        assert shown["bootstrap"] == ",".join(
-            f"127.0.0.1:{node['port']}" for node in shown["nodes"] if node["kind"] == "Kafka broker"
-        )
-        assert metadata(int(shown["bootstrap"].rpartition(":")[2])) is not None
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
-    for node in shown["nodes"]:
-        assert gone(node["pid"])
-        assert not os.path.exists(node["directory"])
-
-
-@pytest.mark.servers
-def test_servers_listen_on_the_requested_ports_or_report_which_is_taken():
+def test_servers_listen_on_the_requested_ports_until_a_signal_or_report_which_is_taken():
     lease = PortLease()
     kafka, zookeeper = lease.take(), lease.take()
     lease.release()
@@ -71,12 +55,19 @@ def test_servers_listen_on_the_requested_ports_or_report_which_is_taken():
         assert refused.stderr == (
             f"error: port {zookeeper} on 127.0.0.1 is in use; stop the process that listens there, or choose another\n"
         )
-    with started("up", "--port", str(kafka), "--zookeeper-port", str(zookeeper), "--json") as process:
+    ports = ("--port", str(kafka), "--zookeeper-port", str(zookeeper))
+    with started("up", "--kafka", "0.8.2.2", *ports, "--json") as process:
         shown = json.loads(process.stdout.readline())
+        assert shown["kafka"] == "0.8.2.2"
         assert shown["bootstrap"] == f"127.0.0.1:{kafka}"
         assert shown["zookeeper"] == f"127.0.0.1:{zookeeper}"
+        assert sorted(node["port"] for node in shown["nodes"]) == sorted((kafka, zookeeper))
+        assert metadata(kafka) is not None
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
+    for node in shown["nodes"]:
+        assert gone(node["pid"])
+        assert not os.path.exists(node["directory"])
 
 
 def read(path: Path) -> bytes:

@@ -19,8 +19,8 @@ def test_a_cluster_is_shared_by_its_arguments(cluster_factory, kafka_cluster, zo
 
 
 def test_a_shared_server_may_be_killed(kafka_cluster, zookeeper):
-    kafka_cluster.brokers[0].kill()
-    zookeeper.zookeepers[0].pause()
+    kafka_cluster.brokers[0].pause()
+    zookeeper.zookeepers[0].kill()
 
 
 def test_what_an_earlier_test_killed_is_up_again(kafka_cluster, zookeeper):

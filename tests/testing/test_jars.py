@@ -101,10 +101,10 @@ def test_racing_processes_download_once(own_cache, maven):
     )
     racers = [
         subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(4)
+        for _ in range(2)
     ]
     said = [racer.communicate(timeout=120) for racer in racers]
-    assert [racer.returncode for racer in racers] == [0] * 4, said
+    assert [racer.returncode for racer in racers] == [0] * 2, said
     assert {out.strip() for out, _ in said} == {str(own_cache / "small")}
     assert paths(maven) == ["one-1.jar", "two-2-linux.jar"]
 

@@ -86,7 +86,7 @@ def test_a_difference_is_shown_line_by_line_and_a_long_one_is_cut(tmp_path: Path
     ("mark", "complaint"),
     [
         ('kafka_versions("0.7")', "Kafka '0.7' cannot be started by allocator.testing; known: 0.8.1.1, 0.8.2.2"),
-        ("kafka_versions()", "has no version of Kafka; known: 0.8.1.1"),
+        pytest.param("kafka_versions()", "has no version of Kafka; known: 0.8.1.1", marks=pytest.mark.long),
     ],
 )
 def test_a_bad_mark_is_an_error_that_names_the_test(tmp_path: Path, mark: str, complaint: str) -> None:

@@ -255,7 +255,7 @@ def test_a_fault_for_one_process_leaves_the_others_alone(echo: Echo, fault_proxy
 
 
 @pytest.mark.servers
-@pytest.mark.parametrize("version", ["3.9.1", pytest.param("0.8.2.2", marks=pytest.mark.long)])
+@pytest.mark.parametrize("version", ["0.8.2.2", pytest.param("3.9.1", marks=pytest.mark.long)])
 def test_a_proxied_cluster_leads_clients_through_its_proxies(version: str) -> None:
     with LocalCluster(version, proxied=True) as cluster:
         broker, keeper = cluster.brokers[0], cluster.zookeepers[0]

@@ -68,6 +68,9 @@ def test_topics_grow_and_are_deleted_where_the_version_can(cluster, topic_factor
         assert topic not in cluster.metadata()[0].topics
 
 
+@pytest.mark.parametrize(
+    "cluster", [each if each == NEWEST else pytest.param(each, marks=pytest.mark.long) for each in KAFKA], indirect=True
+)
 def test_a_killed_broker_starts_again_on_the_same_data(cluster, topic_factory):
     topic = topic_factory(cluster=cluster)
     cluster.produce(topic, [b"before"])

@@ -43,6 +43,8 @@ RUN_HERE = [
     "docs/web.md",
     *(page for path in sorted((DOCS / "howto").glob("*.md")) if (page := named(path)) not in ELSEWHERE),
 ]
+# pages about what tests of other directories cover
+LONG = {f"docs/howto/{name}.md" for name in ("aiokafka", "function", "kafka-python", "operations", "side-by-side")}
 
 
 @pytest.fixture
@@ -68,7 +70,9 @@ def places(page: str, kafka_cluster: LocalCluster) -> Iterator[dict[str, str]]:
         kafka_cluster.delete_topic(topic)
 
 
-@pytest.mark.parametrize("page", RUN_HERE)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.long) if page in LONG else page for page in RUN_HERE]
+)
 def test_the_code_of_a_page_works(page: str, places: dict[str, str], tmp_path: Path) -> None:
     with Session(tmp_path, places) as session:
         for block in blocks(ROOT / page):

@@ -177,7 +177,7 @@ class World:
         await watcher.start()
         try:
             while not stop.is_set():
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.25)
                 choice = watcher.current
                 if choice is None or choice.frozen:
                     continue

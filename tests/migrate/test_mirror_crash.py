@@ -106,7 +106,7 @@ async def test_a_cluster_that_sets_times_by_default_keeps_the_mirrored_ones_and_
         await pair.catch_up()
 
 
-@pytest.mark.parametrize("lost", [40, 100])
+@pytest.mark.parametrize("lost", [40, pytest.param(100, marks=pytest.mark.long)])
 async def test_records_that_the_new_cluster_loses_after_a_crash_are_sent_again(lost: int, make_pair: MakePair) -> None:
     pair = await make_pair(old_zookeeper=None)
     await pair.fill(100, "first")
@@ -262,7 +262,7 @@ def live(data: st.DataObject, mirror: Crashing, steps: list[str]) -> None:
             mirror.start()
 
 
-@tuned(max_examples=500)
+@tuned(max_examples=200)
 @given(st.data())
 def test_any_history_and_any_crash_write_each_record_once(data: st.DataObject) -> None:
     mirror = Crashing()
@@ -272,7 +272,7 @@ def test_any_history_and_any_crash_write_each_record_once(data: st.DataObject) -
     assert mirror.unexpected == 0
 
 
-@tuned(max_examples=500)
+@tuned(max_examples=200)
 @given(st.data())
 def test_any_compaction_and_other_producers_and_any_crash_write_each_record_once(data: st.DataObject) -> None:
     """A record is written again only if the new cluster has deleted its copy."""

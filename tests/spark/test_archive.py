@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +17,7 @@ from spark_records import FakeTopic
 from allocator.errors import ConfigError
 from allocator.spark.archive import Archive, archive, compact
 from allocator.spark.archive.commits import ArchiveMismatch
-from allocator.spark.audit import audit
 from allocator.spark.errors import ArchiveFull, DataLoss, SchemaMismatch
-from allocator.spark.topic import Topic
-from allocator.testing import LocalCluster, produce
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,11 +27,12 @@ def whole(spark: SparkSession, topic: FakeTopic, directory: Path) -> bool:
     """Whether the archive has each record of the topic once, with all its fields."""
     found = Archive(directory, topic.name)
     reach = {partition: reach for partition, reach in topic.log.items() if reach[1]}
-    report = audit(topic.frame(spark, topic.ranges(reach)), found.frame(spark), by="offset", spark=spark)
-    assert report.equal, report.to_text()
+    wanted = topic.frame(spark, topic.ranges(reach))
+    rows = sorted(wanted.collect())
+    assert sorted(found.frame(spark).select(wanted.columns).collect()) == rows
     assert found.reach() == reach
     # a reader that ignores manifests sees the same records
-    assert spark.read.parquet(str(directory)).count() == report.left.records
+    assert spark.read.parquet(str(directory)).count() == len(rows)
     return True
 
 
@@ -246,33 +242,3 @@ def test_a_killed_run_is_continued_without_gap_or_double(spark: SparkSession, tm
     archive(FakeTopic(sizes), directory, offsets_per_commit=100, spark=spark)
     assert whole(spark, FakeTopic(sizes), directory)
     assert not list(home.glob("_new-*"))
-
-
-# -- on real servers ---------------------------------------------------------------------------------------------
-
-
-def test_a_topic_is_archived_and_audited_and_compacted(
-    spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], tmp_path: Path
-) -> None:
-    name = topic_factory(partitions=3)
-    produce(kafka_cluster.bootstrap, name, [(b"k%d" % (n % 9), b"v%d" % n, n % 3) for n in range(600)])
-    topic = Topic(kafka_cluster.bootstrap, name)
-    report = archive(topic, tmp_path, offsets_per_commit=250, spark=spark)
-    assert (report.records, len(report.commits)) == (600, 3)
-    produce(kafka_cluster.bootstrap, name, [(b"k", b"later", n % 3) for n in range(30)])
-    behind = audit(topic, Archive(tmp_path), spark=spark)
-    assert (behind.by, behind.equal, behind.left.records) == ("offset", True, 600)
-    assert behind.notes == ("30 offsets of the topic are not in the archive yet and were not compared",)
-    assert archive(topic, tmp_path, spark=spark).records == 30
-    assert compact(tmp_path, spark=spark).records == 630
-    after = audit(topic, Archive(tmp_path), spark=spark)
-    assert (after.equal, after.right.records, after.notes) == (True, 630, ())
-    other = topic_factory(partitions=2)
-    copies = [(b"k%d" % (n % 9), b"v%d" % n, n % 9 % 2) for n in range(600) if n != 100]
-    produce(kafka_cluster.bootstrap, other, copies)
-    mirror = Topic(kafka_cluster.bootstrap, other)
-    ends = json.dumps({name: dict.fromkeys(("0", "1", "2"), 200)})
-    before = dataclasses.replace(topic, options={"ending_offsets": ends})
-    lost = audit(before, mirror, ignore=["timestamp"], spark=spark)
-    assert (lost.by, {kind: count for kind, count in lost.kinds.items() if count}) == ("key", {"missing": 1})
-    assert [sample.offset for sample in lost.samples] == [33]

@@ -141,6 +141,24 @@ async def test_a_broken_assignment_is_written_again_and_nothing_moves(bench: One
         assert bench.history.moves() > moves
 
 
+async def test_a_count_that_another_client_changes_is_corrected_while_a_claim_waits(bench: OneGroup) -> None:
+    async with bench.members("a", "b") as (a, b), bench.store() as store:
+        owned, count = b.owned, bench.topics.counts["t"]
+        b.owner.may_return.clear()
+        bench.topics.change(t=count + 4)
+        await wait_until_async(lambda: b.owned > owned, 30, "b to get partitions, which it does not return from")
+        bench.topics.change(t=count + 8)
+
+        async def assigned() -> bool:
+            document, _ = await store.document()
+            return sum(map(len, document.owners.values())) == count + 8
+
+        await wait_until_async(assigned, 30, "the leader to assign the further partitions")
+        await store.zk.set(bench.paths.base, b"")  # b's next claim checks the version of this znode
+        b.owner.may_return.set()
+        await bench.settle(a, b)
+
+
 async def test_new_partitions_and_topics_are_assigned(bench: OneGroup) -> None:
     bench.topics.counts = {"t": 4}
     async with bench.members("a", "b", subscribe=(), pattern="t", topic_poll_s=0.2) as (a, b):

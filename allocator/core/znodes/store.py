@@ -170,9 +170,9 @@ class Store:
                 error.version = stat.version
                 raise
 
-    async def writes(self) -> int:
+    async def writes(self, watch: Watch | None = None) -> int:
         """Returns the number of times that leaders wrote the assignment: the version of the group's own znode."""
-        stat = await self.zk.exists(self.paths.base)
+        stat = await self.zk.exists(self.paths.base, watch)
         return 0 if stat is None else stat.version
 
     async def write_document(self, document: AssignmentDocument, version: int, changes: Changes | None = None) -> int:

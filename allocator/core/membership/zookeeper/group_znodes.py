@@ -27,7 +27,7 @@ from allocator.core.znodes.documents import (
     in_join_order,
 )
 from allocator.core.znodes.store import Store
-from allocator.core.zookeeper.client import Watched
+from allocator.core.zookeeper.client import ConnectionLost, Watched
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +103,21 @@ class GroupZnodes:
             watched.forget()
         self._claims.clear()
         self.poke()
+
+    async def watch_count(self) -> None:
+        """Starts over each time another client writes the group's own znode: its version no longer matches the
+        document, so each claim would fail until the leader writes the next document."""
+        while True:
+            touched = asyncio.Event()
+            try:
+                writes = await self._store.writes(touched.set)
+            except ConnectionLost:
+                await asyncio.sleep(0.05)
+                continue
+            document = None if self._document is None else self._document[0]
+            if document is not None and writes > document.writes:
+                self.start_over()
+            await touched.wait()
 
     async def read(self) -> Snapshot:
         """Reads what has changed. Raises ConnectionLost, and NoZnode if the group's own znodes were deleted."""

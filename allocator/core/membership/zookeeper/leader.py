@@ -78,7 +78,8 @@ class Leader:
     async def run(self) -> None:
         """Leads until it is cancelled."""
         log.info("%s: %s leads", self._group, self._me)
-        await TaskGroup().run(self._lead(), topics=self._topics.poll(self._settings.topic_poll_s))
+        topics = self._topics.poll(self._settings.topic_poll_s)
+        await TaskGroup().run(self._lead(), topics=topics, count=self._znodes.watch_count())
 
     def start_over(self) -> None:
         """Reads and decides everything again, because ZooKeeper does not hold the document that this leader wrote

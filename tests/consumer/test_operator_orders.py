@@ -14,6 +14,7 @@ from real_service import Service
 
 from allocator import Consumer, GroupOrders, TopicPartition
 from allocator.cli.commands import main
+from allocator.errors import BrokerError
 from allocator.operate.dead_letters import DeadLetterQueue, Letter
 from allocator.sinks import SqliteSink
 from allocator.testing import LocalCluster, WaitTimeout, wait_until_async
@@ -21,6 +22,7 @@ from allocator.testing.topics import zookeeper_client
 from allocator.types import Record
 
 Handle = Callable[[Record], Awaitable[None]]
+OFFSET_COMMIT = 8
 FOR_EVER: dict[str, Any] = {"retries": 1_000_000, "retry_backoff_s": 600.0}
 read_or_process = pytest.mark.parametrize("called", [False, True], ids=["read", "process"])
 
@@ -191,6 +193,48 @@ async def test_of_two_seeks_the_later_one_counts(service: Service, called: bool)
     assert "later seek replaces it" in first.order.results[0].what
 
 
+async def test_the_commit_of_a_seek_is_not_retried_after_a_later_seek(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The coordinator refuses commits until the later seek has set the position. No record follows."""
+    (zero,) = service.partitions
+    handled: list[int] = []
+
+    async def handle(record: Record) -> None:
+        handled.append(record.offset)
+
+    await service.produce(0, 6)
+    consumer = service.consumer()
+    async with handling(consumer, handle, True), operator(service) as orders:
+        await wait_until_async(lambda: len(handled) == 6, 30, "the records")
+        await orders.pause([zero])
+        await wait_until_async(lambda: "takes effect: pause" in caplog.text, 30, "the pause")
+        client = consumer._engine.client
+        send = client.send
+
+        async def refuse(node: Any, request: Any, timeout_s: float | None = None) -> Any:
+            if request.API_KEY == OFFSET_COMMIT and await consumer.position(zero) != 1:
+                raise BrokerError("refused by the test")
+            return await send(node, request, timeout_s)
+
+        client.send = refuse  # type: ignore[method-assign]
+        await orders.seek([zero, TopicPartition(zero.topic, 7)], "3")
+
+        async def first_seek() -> bool:
+            return await consumer.position(zero) == 3
+
+        await wait_until_async(first_seek, 30, "the first seek")
+        assert (await orders.seek([zero], "1")).state == "given"
+        assert await until_state(orders, "done") == "sought to 1 from 3"
+
+        async def result() -> bool:
+            return bool((await orders.list())[1].order.results)
+
+        await wait_until_async(result, 30, "the result of the first seek")
+        found = await consumer.committed(zero)
+        assert found.offset == 1
+
+
 async def test_a_seek_waits_for_no_retry_and_is_done_when_it_is_committed(service: Service) -> None:
     (zero,) = service.partitions
     handled: list[int] = []
@@ -307,4 +351,52 @@ async def test_a_sink_follows_a_seek_although_a_handler_still_writes(
         assert not work.done(), work.exception()
         assert stored == [0, 1, 2, 3, 4, 5, 3, 4, 5]
         await until_state(orders, "done")
+    sink.close()
+
+
+@read_or_process
+async def test_of_two_seeks_with_a_sink_the_later_one_counts(
+    service: Service, tmp_path: Path, called: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both wait for a handler. The sink would refuse a record that is delivered before the later seek has set it."""
+    (zero,) = service.partitions
+    stored: list[int] = []
+    may_rewind = asyncio.Event()
+
+    class Sink(SqliteSink):
+        async def rewind(self, partition: TopicPartition, offset: int, topic_id: Any = None) -> None:
+            if offset == 0:
+                await may_rewind.wait()
+            await super().rewind(partition, offset, topic_id)
+
+    sink = Sink(tmp_path / "effects.db")
+
+    async def write(record: Record) -> None:
+        await sink.write_async(record, lambda connection, record: stored.append(record.offset))
+
+    await service.produce(0, 6)
+    handle = StuckAtFive(write)
+    consumer = service.consumer(sink=sink)
+    async with handling(consumer, handle, called) as work, operator(service) as orders:
+        await wait_until_async(handle.inside.is_set, 30, "the handler at the last record")
+        await orders.seek([zero], "2")
+
+        async def first_seek() -> bool:
+            return await consumer.position(zero) == 2
+
+        await wait_until_async(first_seek, 30, "the first seek")
+        await orders.seek([zero], "earliest")
+        # the member has read the second seek as well when it has obeyed the next commands
+        await orders.pause([zero])
+        await wait_until_async(lambda: "takes effect: pause" in caplog.text, 30, "the pause")
+        await orders.resume([zero])
+        await wait_until_async(lambda: "in effect here: pause" in caplog.text, 30, "the end of the pause")
+        handle.may_end.set()
+        with pytest.raises(WaitTimeout):
+            await wait_until_async(lambda: len(stored) > 6 or work.done(), 1)
+        may_rewind.set()
+        await wait_until_async(lambda: len(stored) >= 12 or work.done(), 30, lambda: f"the replay: {stored}")
+        assert not work.done(), work.exception()
+        assert stored == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5]
+        assert await until_state(orders, "done") == "sought to 0 from 2"
     sink.close()

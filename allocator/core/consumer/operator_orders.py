@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections import defaultdict
-from collections.abc import Coroutine
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any, Protocol
 
 from allocator.core.aio.clock import wall_ms
@@ -64,8 +65,10 @@ class OperatorOrders:
         self._under_way: set[tuple[str, TopicPartition]] = set()
         self._newest_seek: dict[TopicPartition, str] = {}
         """Partition -> id of the last seek of it that has not expired, also if that is done."""
-        self._held_back: set[TopicPartition] = set()
-        """Partitions whose sink is being set to the offset of a seek."""
+        self._seeking: defaultdict[TopicPartition, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """The lock to hold while a seek sets the position, the sink and the committed offset of a partition."""
+        self._held_back: Counter[TopicPartition] = Counter()
+        """Partition -> number of seeks that set the offset in the sink, or wait for another seek that does."""
         self._refused: set[str] = set()
         """Ids of the commands that this member has reported as impossible."""
         self._in_effect: dict[str, str] = {}
@@ -114,7 +117,7 @@ class OperatorOrders:
         for words in [each for id, each in self._in_effect.items() if id not in in_effect]:
             log.warning("%s: an operator command is no longer in effect here: %s", self._core.group, words)
         self._in_effect = in_effect
-        self._core.state.hold_back(frozenset(paused | self._held_back))
+        self._core.state.hold_back(frozenset(paused.union(+self._held_back)))
         self._core.fetcher.wake()
         if processor is not None:
             offsets = {partition: frozenset(each) for partition, each in skipped.items()}
@@ -141,25 +144,25 @@ class OperatorOrders:
         """Seeks, commits, and then writes the result, in that order: after a crash, the next owner seeks again unless
         there is a result."""
         core = self._core
-        sought: tuple[Tenure, int, str] | None = None
+        sought: tuple[Tenure | None, int, str] | None = None
         try:
-            # wait for the position: with a sink, it is set only after the sink has registered this owner
-            while core.state.is_assigned(partition) and core.state.position(partition) is None:
-                await core.fetcher.news(RETRY_S)
-            while (tenure := core.state.assignment.get(partition)) is not None:
+            while core.state.is_assigned(partition):
+                # with a sink, the position is set only after the sink has registered this owner
+                if core.state.position(partition) is None:
+                    await core.fetcher.news(RETRY_S)
+                    continue
                 try:
-                    # a new tenure starts at a position of its own, so seek again
-                    if sought is None or sought[0] is not tenure:
-                        if not self._is_newest(order, partition):
-                            what = "not carried out: a later seek replaces it, or it was withdrawn or has expired"
-                            await self._report(order, frozenset({partition}), what)
-                            return
-                        found = await self._seek_once(order, partition)
-                        sought = None if found is None else (tenure, *found)
-                    if sought is not None:
-                        _, offset, what = sought
-                        await core.commit_sought(partition, offset)
-                        await self._report(order, frozenset({partition}), what)
+                    async with self._turn(partition):
+                        tenure, newest = core.state.assignment.get(partition), self._is_newest(order, partition)
+                        # a new tenure starts at a position of its own, so seek again
+                        if newest and (sought is None or sought[0] is not tenure):
+                            found = await self._seek_once(order, partition)
+                            sought = None if found is None else (tenure, *found)
+                        if newest and sought is not None:
+                            await core.commit_sought(partition, sought[1])
+                    if not newest or sought is not None:
+                        replaced = "not carried out: a later seek replaces it, or it was withdrawn or has expired"
+                        await self._report(order, frozenset({partition}), replaced if sought is None else sought[2])
                         return
                 except AllocatorError as error:
                     log.warning("%s: %s:%d: retrying the operator's seek: %s", core.group, *partition, error)
@@ -175,7 +178,7 @@ class OperatorOrders:
         offset = await self._offset(partition, order.arguments["to"])
         if not self._is_newest(order, partition) or not core.sought(partition, offset):
             return None
-        if core.sink is not None and not await self._seek_sink(core.sink, partition, offset):
+        if core.sink is not None and not await core.sink.rewind(partition, offset):
             return None
         what = f"sought to {offset}" + ("" if before is None else f" from {before.offset}")
         log.warning("%s: %s:%d: %s by the command of %s", core.group, *partition, what, order.who)
@@ -185,17 +188,23 @@ class OperatorOrders:
         """Returns whether this seek still counts for the partition."""
         return self._newest_seek.get(partition) == order.id
 
-    async def _seek_sink(self, sink: SinkOffsets, partition: TopicPartition, offset: int) -> bool:
-        """Sets the sink's offset, and holds the partition's records back until then.
+    @contextlib.asynccontextmanager
+    async def _turn(self, partition: TopicPartition) -> AsyncIterator[None]:
+        """Waits until no other seek of the partition is under way.
 
-        Returns False if the partition has left this member.
+        With a sink, holds the records back from now until the end, because the sink refuses those before its offset.
         """
-        self._held_back.add(partition)
+        if self._core.sink is None:
+            async with self._seeking[partition]:
+                yield
+            return
+        self._held_back[partition] += 1
         self.apply()
         try:
-            return await sink.rewind(partition, offset)
+            async with self._seeking[partition]:
+                yield
         finally:
-            self._held_back.discard(partition)
+            self._held_back[partition] -= 1
             self.apply()
 
     async def _offset(self, partition: TopicPartition, to: str) -> int:

@@ -39,7 +39,7 @@ class Rehearsal:
 
     def __init__(self, orders: OrderKeeper) -> None:
         self.given: list[Order] = []
-        self.read, self.remove, self.add_result = orders.read, orders.remove, orders.add_result
+        self.read, self.remove, self.add_results = orders.read, orders.remove, orders.add_results
 
     async def put(self, order: Order, now_ms: int) -> None:
         self.given.append(order)

@@ -95,14 +95,15 @@ class OrderTopic:
             await self._write(client, records.change(orders.without(ids, now_ms)))
             return tuple(order for _, order in found if order is not None)
 
-    async def add_result(self, order_id: str, result: OrderResult) -> None:
-        """Adds a member's result to a command that is carried out once. Does nothing if the command was removed."""
+    async def add_results(self, order_id: str, results: Collection[OrderResult]) -> None:
+        """Adds a member's results to a command that is carried out once. Does nothing if the command was removed."""
         async with self._connected() as client:
             if not self._exists(client):
                 return
             order = (await self._records(client)).orders.find(order_id)
-            if order is not None and result not in order.results:
-                await self._write(client, [result_record(order_id, result)])
+            if order is not None:
+                new = [each for each in results if each not in order.results]
+                await self._write(client, [result_record(order_id, each) for each in new])
 
     # -- members -------------------------------------------------------------------------------------------------
 

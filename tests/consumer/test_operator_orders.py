@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from real_service import Service
+from real_service import Service, owns, read
 
 from allocator import Consumer, GroupOrders, TopicPartition
 from allocator.cli.commands import main
@@ -233,6 +233,22 @@ async def test_the_commit_of_a_seek_is_not_retried_after_a_later_seek(
         await wait_until_async(result, 30, "the result of the first seek")
         found = await consumer.committed(zero)
         assert found.offset == 1
+
+
+async def test_the_results_of_many_partitions_share_writes(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    """Otherwise each write would conflict with all others, and wake up every member."""
+    with zookeeper_client(kafka_cluster.zookeeper) as client:
+        client.ensure_path(f"/{group}")
+    service = Service(kafka_cluster, topic_factory(40), group, partitions=40)
+    async with service.consumer() as consumer, operator(service) as orders, cancelled(read(consumer, 1)):
+        await owns(consumer, 40)
+        await orders.seek(service.partitions, "earliest")
+        await until_state(orders, "done")
+        with zookeeper_client(kafka_cluster.zookeeper) as client:
+            _, stat = client.get(f"/{group}/allocator/{group}/orders")
+        assert stat.version < 20
 
 
 async def test_a_seek_waits_for_no_retry_and_is_done_when_it_is_committed(service: Service) -> None:

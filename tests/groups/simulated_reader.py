@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -50,8 +50,8 @@ class CommitsOfGroup:
             assert isinstance(worker, ReadingWorker)
             worker.context.run(self.world.loop.call_soon, worker.obey)
 
-    async def add_result(self, order_id: str, result: OrderResult) -> None:
-        self.seeks = self.seeks.with_result(order_id, result)
+    async def add_results(self, order_id: str, results: Collection[OrderResult]) -> None:
+        self.seeks = self.seeks.with_results(order_id, results)
 
 
 class OffsetsOfWorker:
@@ -88,7 +88,7 @@ class OffsetsOfWorker:
         world.ensemble.later(random.uniform(0.001, 0.02), arrive)
         return await response
 
-    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], refusal: object = None) -> None:
         sent = [self._worker.send(partition, offset) for partition, offset in offsets.items()]
         self._under_way.update(sent)
         for each in sent:

@@ -52,6 +52,7 @@ def order(kind: str = "cordon", now_ms: int = NOW, **more: Any) -> Order:
         ("pin", {"partitions": {"t" * 1001: "1"}, "place": {"rack": "a"}}, "a name has 1 to 1000"),
         ("pin", {"partitions": {}, "place": {"rack": "a"}}, "names no partitions"),
         ("pin", {"partitions": {"t": "1"}, "place": {"host": "a"}}, "is neither"),
+        ("seek", {"partitions": {"t": "0-1000"}, "to": "5"}, "it names 1001 partitions, more than the 1000"),
         ("budget", {"at_once": 0, "per_minute": None}, "use freeze"),
         ("budget", {"at_once": True, "per_minute": None}, "is neither a number"),
         ("canary", {"count": -1, "known": [], "promoted": []}, "is not a number"),
@@ -164,7 +165,7 @@ def test_an_order_that_is_carried_out_once_is_done_when_each_partition_is() -> N
     for number in range(2):
         assert orders.in_force(NOW)
         parts = frozenset({TopicPartition("t", number)})
-        orders = orders.with_result(once.id, OrderResult(NOW, "m", parts, "sought"))
+        orders = orders.with_results(once.id, [OrderResult(NOW, "m", parts, "sought")])
     assert orders.entries[0].done
     assert orders.in_force(NOW) == ()
     assert Orders.decode("/x", orders.encode()) == orders
@@ -199,7 +200,7 @@ async def test_concurrent_writes_of_operators_all_succeed(zk_chroot: str, group:
         await store.put(once, NOW)
         result = OrderResult(NOW, "m", once.partitions, "sought to 5")
         for _ in range(2):
-            found = (await store.add_result(once.id, result)).find(once.id)
+            found = (await store.add_results(once.id, [result])).find(once.id)
             assert found is not None
             assert found.results == (result,)
         await zk.set(store.paths.orders, b"garbage")

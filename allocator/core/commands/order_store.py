@@ -56,14 +56,11 @@ class OrderStore:
         await self._change(change)
         return tuple(removed)
 
-    async def add_result(self, order_id: str, result: OrderResult) -> Orders:
-        """Adds a member's result to a command that is carried out once. Does nothing if the command was removed."""
+    async def add_results(self, order_id: str, results: Collection[OrderResult]) -> Orders:
+        """Adds a member's results to a command that is carried out once. Does nothing if the command was removed."""
 
         def change(orders: Orders) -> Orders:
-            order = orders.find(order_id)
-            if order is None or result in order.results:
-                return orders
-            return orders.with_result(order_id, result)
+            return orders.with_results(order_id, results)
 
         return await self._change(change)
 

@@ -17,7 +17,7 @@ fault. The first write after a day removes expired and done commands.
 To add a kind, add an `OrderKind` to `_KINDS`. Its checks refuse wrong arguments before they are written. Each member
 writes the name of the kind to its znode (`MemberInfo.orders`), so that members of older versions can be named. Then
 carry out the kind in the leader, or in the owners of its partitions. Owners read the commands with one watch
-(`OrderStore.read`), and call `OrderStore.add_result` if the kind is carried out once.
+(`OrderStore.read`), and call `OrderStore.add_results` if the kind is carried out once.
 """
 
 from __future__ import annotations
@@ -300,6 +300,8 @@ class Order:
                 check(self.arguments[name])
             except ValueError as error:
                 return f"{name}: {error}"
+        if kind.once and (count := len(from_ranges(self.arguments["partitions"]))) > Orders.MAX_RESULTS:
+            return f"it names {count} partitions, more than the {Orders.MAX_RESULTS} that it can have results for"
         return None
 
     @cached_property
@@ -364,6 +366,10 @@ class Order:
             budget.take(path, arguments["partitions"])  # counts the partitions of all commands together
         return order
 
+    def _with(self, results: Collection[OrderResult]) -> Order:
+        new = [each for each in results if each not in self.results]
+        return replace(self, results=(*self.results, *new)[: Orders.MAX_RESULTS]) if new else self
+
     def _over(self, now_ms: int) -> bool:
         """Whether it expired or was done more than a day ago."""
         ended = max((result.when for result in self.results), default=self.when) if self.done else self.expires
@@ -415,16 +421,9 @@ class Orders:
     def without(self, ids: Collection[str], now_ms: int) -> Orders:
         return Orders(tuple(order for order in self.entries if order.id not in ids and not order._over(now_ms)))
 
-    def with_result(self, order_id: str, result: OrderResult) -> Orders:
-        """Returns the commands with one more result for that command; unchanged if the command does not exist."""
-        return Orders(
-            tuple(
-                replace(order, results=(*order.results, result))
-                if order.id == order_id and len(order.results) < self.MAX_RESULTS
-                else order
-                for order in self.entries
-            )
-        )
+    def with_results(self, order_id: str, results: Collection[OrderResult]) -> Orders:
+        """Returns the commands with further results for that command; unchanged if the command does not exist."""
+        return Orders(tuple(each._with(results) if each.id == order_id else each for each in self.entries))
 
     def encode(self) -> bytes:
         """Encodes all commands. Raises ConfigError if they do not fit into a znode."""
@@ -463,8 +462,8 @@ class OrderKeeper(Protocol):
         """Removes commands and returns the removed ones. If one id does not exist, raises NoSuchOrder and
         removes none."""
 
-    async def add_result(self, order_id: str, result: OrderResult) -> object:
-        """Adds a member's result to a command that is carried out once. Does nothing if the command was removed."""
+    async def add_results(self, order_id: str, results: Collection[OrderResult]) -> object:
+        """Adds a member's results to a command that is carried out once. Does nothing if the command was removed."""
 
 
 Entry = TypeVar("Entry", Order, OrderResult)

@@ -67,6 +67,8 @@ class OperatorOrders:
         """Partition -> id of the last seek of it that has not expired, also if that is done."""
         self._seeking: defaultdict[TopicPartition, asyncio.Lock] = defaultdict(asyncio.Lock)
         """The lock to hold while a seek sets the position, the sink and the committed offset of a partition."""
+        self._results: defaultdict[str, _Results] = defaultdict(_Results)
+        """Command id -> its results that are not written yet."""
         self._held_back: Counter[TopicPartition] = Counter()
         """Partition -> number of seeks that set the offset in the sink, or wait for another seek that does."""
         self._refused: set[str] = set()
@@ -219,12 +221,37 @@ class OperatorOrders:
         return int(there.offset)
 
     async def _report(self, order: Order, partitions: Partitions, what: str) -> None:
-        assert self._store is not None
+        results = self._results[order.id]
         result = OrderResult(wall_ms(), self._core.membership.member_id, partitions, what)
-        while self._core.state.owned & partitions != NO_PARTITIONS:
-            try:
-                await self._store.add_result(order.id, result)
-                return
-            except AllocatorError as error:
-                log.warning("%s: the result of command %s is not written yet: %s", self._core.group, order.id, error)
-                await asyncio.sleep(RETRY_S)
+        results.unwritten[result] = None
+        try:
+            while result in results.unwritten and self._core.state.owned & partitions != NO_PARTITIONS:
+                try:
+                    await self._write(order.id, results)
+                except AllocatorError as error:
+                    log.warning(
+                        "%s: the result of command %s is not written yet: %s", self._core.group, order.id, error
+                    )
+                    await asyncio.sleep(RETRY_S)
+        finally:
+            results.unwritten.pop(result, None)
+            if not results.unwritten:
+                self._results.pop(order.id, None)
+
+    async def _write(self, order_id: str, results: _Results) -> None:
+        """Writes the results of one command. Results that are added meanwhile share the next write."""
+        assert self._store is not None
+        async with results.turn:
+            written = list(results.unwritten)
+            if written:
+                await self._store.add_results(order_id, written)
+                for result in written:
+                    results.unwritten.pop(result, None)
+
+
+class _Results:
+    """The results of one command that are not written yet."""
+
+    def __init__(self) -> None:
+        self.unwritten: dict[OrderResult, None] = {}  # in the order in which they were added
+        self.turn = asyncio.Lock()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Optional, TypeVar
 from allocator.core.offsets import GroupOffsets
 from allocator.core.subscription import stamped
 from allocator.core.text import table
-from allocator.errors import CommitFailed, ConfigError, Fenced, GenerationEnded, NotOwned
+from allocator.errors import BrokerError, CommitFailed, ConfigError, Fenced, GenerationEnded, NotOwned
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -189,7 +189,9 @@ class Generation:
         under_way: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._commits.add(under_way)
         try:
-            await self._offsets.commit(wanted)
+            await self._offsets.commit(
+                wanted, lambda _: None if self._still_owned() else BrokerError("the generation has ended")
+            )
         except CommitFailed as error:
             if self._still_owned() and not isinstance(error, Fenced):
                 raise

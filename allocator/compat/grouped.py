@@ -223,7 +223,9 @@ class GroupedConsumer(BaseConsumer):
     def may_act(self) -> bool:
         """Returns whether the user may handle values and commit offsets at this instant.
 
-        Call it before you handle a value that was returned some time ago: the lease may have expired since.
+        Call it before you handle a value that was returned some time ago: the lease may have expired since. If this
+        member has lost the partition of a returned value, it stays False for all topics until the next `consume` of the
+        topic of that value.
         """
         return self._reads is not None and self._engine.may_act()
 
@@ -309,8 +311,10 @@ class GroupedConsumer(BaseConsumer):
         return True
 
     def _put_back(self, starts: Mapping[TopicPartition, int]) -> None:
+        outlived = self._engine.progress.outlived  # a later tenure of these has a start of its own
+        current = {partition: offset for partition, offset in starts.items() if partition not in outlived}
         self._engine.progress.put_back(starts)
-        super()._put_back(starts)
+        super()._put_back(current)
 
     def _go_to(self, partition: TopicPartition, offset: int) -> None:
         if self._engine.state.is_fetchable(partition):  # False if the partition was lost or is being revoked
@@ -364,25 +368,47 @@ class GroupedConsumer(BaseConsumer):
         self, wanted: dict[TopicPartition, int], metadata: str | None = None, *, retry: bool = True
     ) -> asyncio.Future[None]:
         engine = self._engine
-        task = asyncio.ensure_future(self._commit(engine, wanted, metadata, retry))
+        task = asyncio.ensure_future(self._commit(engine, wanted, metadata, retry, engine.state.assignment))
         engine.commits.hold(task, wanted)  # before any `await`, because a rebalance may begin
         return task
 
     async def _commit(
-        self, engine: ConsumerCore, wanted: dict[TopicPartition, int], metadata: str | None, retry: bool
+        self,
+        engine: ConsumerCore,
+        wanted: dict[TopicPartition, int],
+        metadata: str | None,
+        retry: bool,
+        tenures: Mapping[TopicPartition, object],
     ) -> None:
         if wanted:
             # one commit at a time: the retry of an earlier commit must not overtake a later one
             async with engine.commits.turn:
-                await self._commit_in_turn(engine, wanted, metadata, retry)
+                await self._commit_in_turn(engine, wanted, metadata, retry, tenures)
         # keeps topics of which more values were returned during the commit
         self.topics_to_commit &= {p.topic for p in engine.progress.uncommitted(in_hand=True)}
 
     async def _commit_in_turn(
-        self, engine: ConsumerCore, wanted: dict[TopicPartition, int], metadata: str | None, retry: bool
+        self,
+        engine: ConsumerCore,
+        wanted: dict[TopicPartition, int],
+        metadata: str | None,
+        retry: bool,
+        tenures: Mapping[TopicPartition, object],
     ) -> None:
+        """Commits offsets of these `tenures`. A partition that was lost since may have had another owner."""
         backoff, stamp = Backoff(COMMIT_BACKOFF_S, COMMIT_BACKOFF_MAX_S), f"committed by {self.name}"
+
+        def left() -> dict[TopicPartition, int]:
+            return {p: offset for p, offset in wanted.items() if engine.state.assignment.get(p) is tenures[p]}
+
         while wanted:
+            if len(left()) < len(wanted):
+                lost = f"lost {len(wanted) - len(left())} partitions before their commit"
+                if not retry:
+                    raise NotOwned(f"{self.name}: {lost}")
+                log.warning("%s: %s; the next owners read the values again", self.name, lost)
+                wanted = left()
+                continue
             text = {p: engine.commits.stamped(stamp, p) if metadata is None else metadata for p in wanted}
             try:
                 await engine.commits.commit({p: OffsetAndMetadata(o, text[p], -1) for p, o in wanted.items()})
@@ -394,18 +420,8 @@ class GroupedConsumer(BaseConsumer):
                     raise
                 log.warning("%s: retrying the commit: %s", self.group_name, error)
             await asyncio.sleep(backoff.next())
-            while True:
-                left = {p: offset for p, offset in wanted.items() if engine.state.is_assigned(p)}
-                if not left or engine.closing or engine.membership.may_act():
-                    break
+            while left() and not engine.closing and not engine.membership.may_act():
                 await engine.fetcher.news(TURN_S)
-            if len(left) < len(wanted):
-                log.warning(
-                    "%s: lost %d partitions before their commit; the next owners read the values again",
-                    self.name,
-                    len(wanted) - len(left),
-                )
-            wanted = left
 
 
 class _PauseUnconsumed(RebalanceListener):

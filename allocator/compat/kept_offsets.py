@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from allocator.core.client import KafkaClient
 from allocator.core.offsets import GroupOffsets, IdleOffsets
+from allocator.errors import BrokerError
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 
@@ -19,10 +20,14 @@ class KeptOffsets(GroupOffsets):
         self._idle = IdleOffsets(self, self._to_keep, self.commit)
         self._still_owned: Callable[[], bool] = bool
 
-    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+    async def commit(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        refusal: Callable[[TopicPartition], BrokerError | None] | None = None,
+    ) -> None:
         self._under_way += 1
         try:
-            await super().commit(offsets)
+            await super().commit(offsets, refusal)
         finally:
             self._under_way -= 1
         self._known.update({p: value.offset for p, value in offsets.items()})

@@ -204,6 +204,30 @@ async def test_a_moved_partition_starts_after_commits_that_no_caller_awaits(serv
     assert sorted(values) == list(range(500))
 
 
+async def test_values_of_a_lost_partition_do_not_block_a_move_to_another_cluster(
+    service: Service, topic_factory: Callable[..., str]
+) -> None:
+    """The service still has values of one topic when it consumes another. The member must not wait for them there."""
+    another = topic_factory(1)
+    await service.produce(list(range(4)))
+    consumer = service.consumer(autocommit=False)
+    await consumer.connect()
+    await consume_values(consumer, service.topic, 4)
+    member = consumer._engine.membership.member_id
+    async with session(service.cluster.zookeeper) as ensemble:
+        await ensemble.delete(f"/allocator/{service.group}/members/{member}")
+        await wait_until_async(lambda: len(consumer.allocation[service.topic]) == 0, 30, "the loss")
+        await wait_until_async(lambda: len(consumer.allocation[service.topic]) == 4, 30, "the partitions again")
+        assert not consumer.may_act()
+        await choose_cluster(ensemble, choice_path("/allocator", service.group), ClusterChoice(frozen=True))
+        while True:
+            assert await asyncio.wait_for(consumer.consume(another), 30) == []
+            assert await asyncio.wait_for(consumer.consume(service.topic), 30) is not None
+            if not consumer.allocation[service.topic]:
+                break
+    await consumer.close()
+
+
 async def test_a_commit_without_a_lease_waits_for_it(service: Service) -> None:
     await service.produce(list(range(4)))
     async with service.through_a_proxy() as (proxy, consumer):

@@ -51,7 +51,7 @@ class Group:
         await self.fetches.wait()
         return found
 
-    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], refusal: Any = None) -> None:
         self.tries += 1
         await self.commits.wait()
         if self.error is not None:
@@ -59,7 +59,9 @@ class Group:
         self.sent.append({p: each.offset for p, each in offsets.items()})
         self.stored.update(offsets)
 
-    def commit_async(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> asyncio.Task[None]:
+    def commit_async(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], refusal: Any = None
+    ) -> asyncio.Task[None]:
         return asyncio.ensure_future(self.commit(offsets))  # type: ignore[return-value]
 
 

@@ -68,7 +68,7 @@ async def test_a_generation_commits_with_the_topics_id() -> None:
     sent: list[Any] = []
 
     class Offsets(NoOffsets):
-        async def commit(self, offsets: Any) -> None:
+        async def commit(self, offsets: Any, refusal: Any) -> None:
             sent.append(offsets)
 
     topic_id, offsets = uuid.UUID(int=7), Offsets()

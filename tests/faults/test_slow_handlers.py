@@ -105,7 +105,7 @@ async def test_a_handler_whose_partition_was_lost_may_not_act_and_the_next_owner
             await asyncio.to_thread(zk.stop)
         await wait_until_async(lambda: listener.events == ["assigned", "lost", "assigned"], 30, "the partition again")
         assert not slow.may_act(), "the record may have had another owner in between"
-        with pytest.raises(NotOwned, match="request the next records"):
+        with pytest.raises(NotOwned, match="request the next ones"):
             await slow.until_may_act()
         async with make_consumer(Listener()) as other, GroupOrders(zookeeper, group) as orders:
             await orders.evacuate(slow.member_id)

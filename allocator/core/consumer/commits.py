@@ -13,11 +13,12 @@ from allocator.core.aio.backoff import Backoff
 from allocator.core.aio.reminder import Reminder
 from allocator.core.aio.tasks import BackgroundTasks, within
 from allocator.core.client.client import KafkaClient
-from allocator.core.errors import AllocatorError, CommitFailed, IllegalState
+from allocator.core.errors import AllocatorError, BrokerError, CommitFailed, IllegalState
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.membership.membership import Membership
 from allocator.core.offsets.coordinator import METADATA_BYTES
 from allocator.core.offsets.idle import IdleOffsets
+from allocator.core.offsets.pending_commit import Refusal
 from allocator.core.offsets.storage import StoredOffsets, fetch_old_offsets
 from allocator.core.offsets.tracker import OffsetTracker
 from allocator.core.subscription.done import with_done
@@ -165,7 +166,7 @@ class Commits:
             to_send = self._to_send(offsets)
             self.hold(under_way, offsets)
             try:
-                await group.commit(to_send)
+                await group.commit(to_send, self._refusal(offsets))
             finally:
                 under_way.set_result(None)
             self._note_committed(offsets)
@@ -174,7 +175,7 @@ class Commits:
         """Like `commit`, but returns at once. Commits keep the order of the calls. `close` waits for them."""
         group = self.offsets
         if offsets:
-            task = group.commit_async(self._to_send(offsets))
+            task = group.commit_async(self._to_send(offsets), self._refusal(offsets))
             self.hold(task, offsets)
             task.add_done_callback(partial(self._decided, offsets, callback))
 
@@ -236,6 +237,19 @@ class Commits:
             await asyncio.wait(waits)
         if self._offsets is not None:
             await self._offsets.settled()
+
+    def _refusal(self, offsets: Offsets) -> Refusal:
+        """Returns the check whether a later request may contain these offsets: only in the current tenures."""
+        tenures = {partition: self._state.assignment.get(partition) for partition in offsets}
+
+        def refusal(partition: TopicPartition) -> BrokerError | None:
+            if self._state.assignment.get(partition) is not tenures[partition]:
+                return BrokerError("this member has lost it since")
+            if not self.membership.may_act():
+                return BrokerError("the lease is not valid", retriable=True)
+            return None
+
+        return refusal
 
     def _note_committed(self, offsets: Offsets) -> None:
         self._progress.note_committed({p: o.offset for p, o in offsets.items()})

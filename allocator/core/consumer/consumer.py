@@ -256,14 +256,15 @@ class ConsumerBase:
         """Commits these offsets, each the next one to read. Without offsets, marks all delivered records as done and
         commits them.
 
-        Raises NotOwned for a partition that this member does not own, ConfigError for an offset below 0, CommitFailed
-        if the lease has expired or the coordinator rejects the commit.
+        Raises NotOwned for a partition that this member does not own, or has lost since it delivered the records in
+        hand. Raises ConfigError for an offset below 0, CommitFailed if the lease has expired or the coordinator rejects
+        the commit.
         """
         if offsets is None:
             self._must_be_started()
             await self._engine.commits.commit_done(in_hand=True)
             return
-        await self._engine.commits.commit(as_offsets(offsets))
+        await self._engine.commits.commit(self._to_commit(offsets))
 
     def commit_async(
         self, offsets: Mapping[PartitionKey, Offset] | None = None, callback: OnCommit | None = None
@@ -274,8 +275,20 @@ class ConsumerBase:
         it logs an error. Raises NotOwned, and CommitFailed if the lease has expired.
         """
         progress = self._engine.progress
-        wanted = as_offsets(progress.uncommitted(in_hand=True)) if offsets is None else as_offsets(offsets)
+        wanted = as_offsets(progress.uncommitted(in_hand=True)) if offsets is None else self._to_commit(offsets)
         self._engine.commits.commit_async(wanted, callback)
+
+    def _to_commit(self, offsets: Mapping[PartitionKey, Offset]) -> dict[TopicPartition, OffsetAndMetadata]:
+        wanted = as_offsets(offsets)
+        self._must_not_be_lost(wanted)
+        return wanted
+
+    def _must_not_be_lost(self, partitions: Iterable[TopicPartition]) -> None:
+        """Raises NotOwned if one of these was lost since its records were delivered, also if it has come back."""
+        lost = sorted(self._engine.progress.outlived.intersection(partitions))
+        if lost:
+            names = ", ".join(f"{p.topic}:{p.partition}" for p in lost[:5])
+            raise NotOwned(f"{self.group}: this member lost {names} since it read their records; request the next ones")
 
     async def committed(self, partition: PartitionLike) -> OffsetAndMetadata | None:
         """Returns the committed offset of the group from the coordinator, or None. The member need not own the
@@ -395,8 +408,7 @@ class ConsumerBase:
     async def until_may_act(self) -> None:
         """Returns once `may_act` is true. Raises NotOwned if only a request for records can make it true."""
         await self._engine.commits.until_may_act()
-        if self._engine.progress.outlived:
-            raise NotOwned("this member lost the partition of delivered records; request the next records")
+        self._must_not_be_lost(self._engine.progress.outlived)
 
     # -- subscription --------------------------------------------------------------------------------------------
 

@@ -26,7 +26,14 @@ from allocator.core.offsets.messages import (
     fetch_request,
     fetch_results,
 )
-from allocator.core.offsets.pending_commit import MOST_PARTITIONS, Offsets, PendingCommit, names_of, take_some
+from allocator.core.offsets.pending_commit import (
+    MOST_PARTITIONS,
+    Offsets,
+    PendingCommit,
+    Refusal,
+    names_of,
+    take_some,
+)
 from allocator.core.subscription.loss import as_committed, as_read, topic_of
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 
@@ -236,24 +243,28 @@ class GroupOffsets:
 
     # -- commit ---------------------------------------------------------------------------------------------------
 
-    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], refusal: Refusal | None = None) -> None:
         """Commits the offset of the next record to read of each partition. Returns when Kafka has stored them.
+
+        Calls `refusal` before each request, because retries may outlast the ownership of a partition.
 
         Retries partitions that may succeed later, but not partitions that the cluster does not have. Drops metadata
         that is too large, with a warning. Raises `CommitFailed` with the partitions that were not committed and the
-        reasons; all others were committed. The error is `Fenced` if the `committer` no longer holds one of them. Raises
+        reasons; all others were committed. The error is `Fenced` if the member no longer holds one of them. Raises
         `ConfigError` for an offset below 0, before anything is sent. A cancelled call may have committed.
         """
         if not offsets:
             return
-        await self._finish(self._enter(offsets))
+        await self._finish(self._enter(offsets, refusal))
 
-    def commit_async(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> asyncio.Task[None]:
+    def commit_async(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], refusal: Refusal | None = None
+    ) -> asyncio.Task[None]:
         """Starts a commit and returns its task, whose error the caller handles. `close` waits for it.
 
         When this returns, the order of the commit is fixed.
         """
-        call = self._enter(offsets)
+        call = self._enter(offsets, refusal)
         task = asyncio.get_running_loop().create_task(self._finish(call), name="commit")
         task.add_done_callback(lambda _: self._withdraw(call))  # the task may be cancelled before it starts
         return self._kept(task)
@@ -263,12 +274,13 @@ class GroupOffsets:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _enter(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> PendingCommit:
+    def _enter(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], refusal: Refusal | None) -> PendingCommit:
         """Adds a commit to the queue, which fixes its order; the caller then awaits `_finish`."""
         cluster = self._client.metadata.cluster_id
         texts = {each.metadata for each in offsets.values()}  # usually one text for all partitions
         sent = {text: as_committed(text or "", cluster) for text in texts}
-        call = PendingCommit({tp: OffsetAndMetadata(o, sent[text], epoch) for tp, (o, text, epoch) in offsets.items()})
+        texted = {tp: OffsetAndMetadata(o, sent[text], epoch) for tp, (o, text, epoch) in offsets.items()}
+        call = PendingCommit(texted, refusal)
         self._waiting.append(call)
         return call
 
@@ -299,6 +311,9 @@ class GroupOffsets:
             await self.coordinator.settled(OffsetCommit)
             self._abandoned = False
         callers = list(self._waiting)
+        if not all(call.may_be_sent() for call in callers):
+            await self._pause(deadline)
+            return
         some = take_some(callers, self.group)
         identity = self._identity(callers, some)
         if not some:

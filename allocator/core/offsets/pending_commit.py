@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import nsmallest
-from typing import Any
+from typing import Any, Optional
 
 from allocator.core.errors import AllocatorError, BrokerError, ConfigError
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 
 Offsets = dict[TopicPartition, OffsetAndMetadata]
+Refusal = Callable[[TopicPartition], Optional[BrokerError]]
+"""Returns the reason why the offset of a partition may not be sent: a retriable error for now, or another for ever."""
 
 # Partitions in one request; 500 take about 2 ms to encode. Higher: encoding and decoding block the event loop, and the
 # coordinator refuses a request beyond `max.message.bytes` of the offsets topic; lower: more round trips.
@@ -25,15 +27,25 @@ class PendingCommit:
     Raises ConfigError for an offset below 0, because brokers would store it.
     """
 
-    def __init__(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+    def __init__(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], refusal: Refusal | None = None) -> None:
         for tp, value in offsets.items():
             _check(tp, value.offset)
         self.left: Offsets = dict(offsets)
+        self._refusal = refusal
         self.unknown: dict[TopicPartition, int] = {}  # partition -> number of UNKNOWN_SERVER_ERRORs
         self.missing: dict[TopicPartition, int] = {}  # partition -> number of metadata responses without it
         self.failed: dict[TopicPartition, BrokerError] = {}
         self.fenced = False  # the member no longer holds some of the partitions
         self.last: dict[TopicPartition, AllocatorError] = {}  # partition that is left -> its last error
+
+    def may_be_sent(self) -> bool:
+        """Gives up the offsets that may never be sent. Returns False if others may not be sent yet."""
+        if self._refusal is None:
+            return True
+        refused = [(tp, error) for tp in self.left if (error := self._refusal(tp)) is not None]
+        for tp, error in refused:
+            self.note([tp], error, final=not error.retriable, fenced=not error.retriable)
+        return not any(error.retriable for _, error in refused)
 
     def note(
         self, partitions: Iterable[TopicPartition], exc: BrokerError, *, final: bool, fenced: bool = False

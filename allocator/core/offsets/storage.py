@@ -10,7 +10,7 @@ from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.offsets.messages import fetch_request
-from allocator.core.offsets.pending_commit import Offsets
+from allocator.core.offsets.pending_commit import Offsets, Refusal
 from allocator.core.types import OffsetAndMetadata, OffsetStorage, TopicPartition
 
 
@@ -39,21 +39,23 @@ class StoredOffsets(GroupOffsets):
         new = await super().fetch(wanted, require_stable=require_stable)
         return {p: max((o[p] for o in (new, old) if p in o), key=lambda o: o.offset) for p in {**old, **new}}
 
-    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], refusal: Refusal | None = None) -> None:
         if self.storage == "kafka":
-            await super().commit(offsets)
+            await super().commit(offsets, refusal)
         elif self.storage == "zookeeper":
-            await self._old.commit(offsets)
+            await self._old.commit(offsets, refusal)
         else:
-            await self.commit_async(offsets)
+            await self.commit_async(offsets, refusal)
 
-    def commit_async(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> asyncio.Task[None]:
+    def commit_async(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], refusal: Refusal | None = None
+    ) -> asyncio.Task[None]:
         if self.storage == "kafka":
-            return super().commit_async(offsets)
+            return super().commit_async(offsets, refusal)
         if self.storage == "zookeeper":
-            return self._old.commit_async(offsets)
+            return self._old.commit_async(offsets, refusal)
         # starts both commits before the first await, so that their order is fixed
-        each = super().commit_async(offsets), self._old.commit_async(offsets)
+        each = super().commit_async(offsets, refusal), self._old.commit_async(offsets, refusal)
         return self._kept(asyncio.get_running_loop().create_task(_both(*each), name="commit"))
 
     async def settled(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from allocator.core.subscription.done import DoneSet, done_of, joined
 from allocator.core.subscription.loss import Committed, as_written, stamped, topic_of
-from allocator.core.types import OffsetAndMetadata, TopicPartition
+from allocator.core.types import OffsetAndMetadata, Partitions, TopicPartition
 
 # Replaces the offset after the delivered records if the partition is sought or lost. The user still works on these
 # records, but finishing them marks no offset as done
@@ -41,14 +41,14 @@ class OffsetTracker:
 
     @property
     def in_hand(self) -> bool:
-        """Whether the user is working on delivered records of partitions that were not lost since."""
-        return len(self._handed) > len(self._outlived)
+        """Whether the user is working on delivered records."""
+        return bool(self._handed)
 
     @property
-    def outlived(self) -> bool:
-        """Whether the user is working on records whose partition was lost since. Another member may handle them too,
+    def outlived(self) -> Partitions:
+        """The partitions that were lost while the user works on their records. Another member may handle these too,
         even if the partition has come back: it may have had another owner in between."""
-        return bool(self._outlived)
+        return frozenset(self._outlived)
 
     def hand_out(self, partition: TopicPartition, next_offset: int) -> None:
         """Called when the records before `next_offset` were delivered."""

@@ -1,0 +1,152 @@
+"""A commit that waits for the coordinator is given up when its member loses the partition."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+from real_service import Service
+
+from allocator import Consumer, GroupedConsumer, ZooKeeper
+from allocator.errors import BrokerError, Fenced, NotOwned
+from allocator.testing import LocalCluster, wait_until_async
+
+OFFSET_COMMIT = 8
+
+
+def hold_commits_of(consumer: Any) -> asyncio.Event:
+    """Makes the coordinator unreachable for this member's commits until the event is set."""
+    client, reachable = consumer._engine.client, asyncio.Event()
+    send = client.send
+
+    async def held(node: Any, request: Any, timeout_s: float | None = None) -> Any:
+        if request.API_KEY == OFFSET_COMMIT and not reachable.is_set():
+            raise BrokerError("cut off by the test", retriable=True)
+        return await send(node, request, timeout_s)
+
+    client.send = held
+    return reachable
+
+
+async def end_membership(service: Service, member_id: str) -> None:
+    """Deletes the member's znode, as the ensemble does when the session expires."""
+    zk = KazooClient(service.cluster.zookeeper)
+    await asyncio.to_thread(zk.start)
+    try:
+        await asyncio.to_thread(zk.delete, f"/{service.group}/allocator/{service.group}/members/{member_id}")
+    finally:
+        await asyncio.to_thread(zk.stop)
+
+
+async def read_by_another(service: Service, slow: Any, *, back: bool) -> Consumer:
+    """Ends the membership of `slow`. Another member reads and commits 20 records, and leaves if `back`."""
+    (zero,) = service.partitions
+    other = service.consumer(client_id="a", auto_commit_interval_s=None)  # comes first in the order of the assignment
+    await other.start()
+    await end_membership(service, slow._engine.membership.member_id)
+    await wait_until_async(lambda: other.assignment() == {zero}, 25, "the move")
+    await service.produce(10, 20)
+    seen = 0
+    while seen < 20:
+        batch = await other.getbatch(30)
+        assert batch is not None
+        seen += len(batch)
+    await other.commit()
+    if back:
+        await other.close()
+        await wait_until_async(lambda: zero in slow._engine.state.held, 25, "the return")
+    return other
+
+
+async def committed_offset(service: Service) -> int:
+    async with Consumer(brokers=service.cluster.bootstrap, group=service.group, membership="fixed") as reader:
+        found = await reader.committed(service.partitions[0])
+    assert found is not None
+    return found.offset
+
+
+@pytest.fixture
+def service(kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str) -> Service:
+    return Service(kafka_cluster, topic_factory(1), group, partitions=1)
+
+
+def kiel(service: Service, **options: Any) -> GroupedConsumer:
+    hosts = [f"{service.cluster.zookeeper}/{service.group}"]
+    membership = ZooKeeper(session_timeout_s=15.0)
+    return GroupedConsumer([service.cluster.bootstrap], service.group, hosts, membership=membership, **options)
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["lost", "lost and back"])
+@pytest.mark.parametrize("kind", ["commit", "commit_async", "kiel"])
+async def test_a_commit_that_waits_never_lowers_the_offset_of_a_later_owner(
+    service: Service, kind: str, back: bool
+) -> None:
+    await service.produce(0, 10)
+    ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    slow: Any
+    if kind == "kiel":
+        slow = kiel(service, autocommit=False)
+        await slow.connect()
+        while not await slow.consume(service.topic):
+            pass
+        reachable = hold_commits_of(slow)
+        ended = slow.commit_offsets()
+    else:
+        slow = service.consumer(client_id="b", auto_commit_interval_s=None)
+        await slow.start()
+        assert (await slow.getbatch(30)).next_offset == 10
+        reachable = hold_commits_of(slow)
+        if kind == "commit":
+            ended = asyncio.ensure_future(slow.commit())
+        else:
+            slow.commit_async(callback=lambda offsets, error: ended.set_result(error))
+    other = await read_by_another(service, slow, back=back)
+    reachable.set()
+    await asyncio.wait({ended}, timeout=30)
+    assert ended.done()
+    assert await committed_offset(service) == 20
+    if kind != "kiel":  # kiel's interface logs a lost partition
+        error = ended.exception() if kind == "commit" else ended.result()
+        assert isinstance(error, Fenced), error
+        assert "has lost it since" in str(error)
+    await slow.close()
+    await other.close()
+
+
+async def test_an_offset_of_records_from_before_a_loss_is_not_committed(service: Service) -> None:
+    """Also if the member owns the partition again, until it requests more records."""
+    (zero,) = service.partitions
+    await service.produce(0, 10)
+    async with service.consumer(client_id="b", auto_commit_interval_s=None) as slow:
+        assert (await slow.getbatch(30)).next_offset == 10
+        await read_by_another(service, slow, back=True)
+        with pytest.raises(NotOwned, match="request the next ones"):
+            await slow.commit({zero: 10})
+        with pytest.raises(NotOwned, match="request the next ones"):
+            slow.commit_async({zero: 10})
+        await slow.commit()
+        assert await committed_offset(service) == 20
+        assert await slow.getbatch(0) is None
+        await slow.commit({zero: 15})
+        assert await committed_offset(service) == 15
+
+
+async def test_autocommit_returns_no_values_that_another_owner_may_have_returned(service: Service) -> None:
+    await service.produce(0, 10)
+    consumer = kiel(service, deserializer=int)
+    await consumer.connect()
+    reachable = hold_commits_of(consumer)
+    consuming = consumer.consume(service.topic)
+    await wait_until_async(lambda: consumer.offsets[service.topic].get(0) == 10, 30, "the values")
+    await read_by_another(service, consumer, back=True)
+    reachable.set()
+    assert await asyncio.wait_for(consuming, 30) == []
+    await service.produce(20, 30)
+    values: list[int] = []
+    while len(values) < 10:
+        values += await consumer.consume(service.topic) or []
+    assert values == list(range(20, 30))
+    await consumer.close()

@@ -688,7 +688,7 @@ async def test_names_from_znodes_are_escaped(browser: Any, zk_chroot: str) -> No
         await asyncio.to_thread(check)
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+@pytest.mark.parametrize(("width", "dark"), [pytest.param(1280, False, marks=pytest.mark.long), (390, True)])
 async def test_records_are_found_opened_and_saved_and_masks_hold(browser: Any, width: int, dark: bool) -> None:
     page = Page(browser)
     records = records_page("operators", masks=["value.card"])

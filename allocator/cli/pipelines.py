@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -344,6 +346,7 @@ def _check_writable(option: str, path: str | None) -> None:
 def _session(name: str, master: str | None, quiet: bool) -> SparkSession:
     from allocator.spark import session
 
+    on_interrupt = signal.getsignal(signal.SIGINT)
     with _silent_java() if quiet else contextlib.nullcontext():
         spark = session(name, master, {"spark.ui.showConsoleProgress": "false", "spark.log.level": "OFF"})
     if quiet:
@@ -352,6 +355,11 @@ def _session(name: str, master: str | None, quiet: bool) -> SparkSession:
 
     # the command prints Spark's errors; without this, pyspark would also log some of them with Java's stack
     PySparkLogger.getLogger("DataFrameQueryContextLogger").disabled = True
+    # On Ctrl-C, pyspark's handler would call Java in the middle of another call, and py4j would log tracebacks, also with
+    # the root logger
+    signal.signal(signal.SIGINT, on_interrupt)
+    logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
+    logging.getLogger().disabled = True
     return spark
 
 

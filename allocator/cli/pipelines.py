@@ -355,8 +355,7 @@ def _session(name: str, master: str | None, quiet: bool) -> SparkSession:
 
     # the command prints Spark's errors; without this, pyspark would also log some of them with Java's stack
     PySparkLogger.getLogger("DataFrameQueryContextLogger").disabled = True
-    # On Ctrl-C, pyspark's handler would call Java in the middle of another call, and py4j would log tracebacks, also with
-    # the root logger
+    # on Ctrl-C, pyspark's handler would call Java from within another call, and py4j log tracebacks, also as root
     signal.signal(signal.SIGINT, on_interrupt)
     logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
     logging.getLogger().disabled = True

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from allocator.operate.kafka_group_orders import KafkaGroupOrders
     from allocator.operate.order_report import OrderReport
     from allocator.operate.switching import SwitchingConsumer
-    from allocator.protocols.options import Kafka, Kiel, OldConsumers, Pykafka
+    from allocator.protocols.legacy.options import Kiel, OldConsumers, Pykafka
+    from allocator.protocols.options import Kafka
     from allocator.resources import Allocation, ChildrenOf
     from allocator.types import OffsetAndMetadata, OffsetAndTimestamp, Record, TopicPartition
 
@@ -50,8 +51,9 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     return find
 
 
-for _name, _kind in {"kafka": "Kafka", "kiel": "Kiel", "consumers": "OldConsumers", "pykafka": "Pykafka"}.items():
-    register(_name, f"allocator.protocols.options:{_kind}")
+register("kafka", "allocator.protocols.options:Kafka")
+for _name, _kind in {"kiel": "Kiel", "consumers": "OldConsumers", "pykafka": "Pykafka"}.items():
+    register(_name, f"allocator.protocols.legacy.options:{_kind}")
 
 __all__ = [
     "Allocation",
@@ -109,7 +111,8 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "operate.kafka_group_orders": "KafkaGroupOrders",
             "operate.order_report": "OrderReport",
             "operate.switching": "SwitchingConsumer",
-            "protocols.options": "Kafka Kiel OldConsumers Pykafka",
+            "protocols.legacy.options": "Kiel OldConsumers Pykafka",
+            "protocols.options": "Kafka",
             "resources": "Allocation ChildrenOf",
             "types": "OffsetAndMetadata OffsetAndTimestamp Record TopicPartition",
         },

@@ -1,14 +1,12 @@
-"""The memberships outside of core, as classes of settings. A class checks its settings and creates the membership."""
+"""The settings of the memberships of Kafka's own protocols, which create those memberships."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Optional
+from typing import Any, Optional
 
-from allocator.assignors import naive_allocator
-from allocator.core.assignors import KielAssignor
-from allocator.core.consumer import Connections, EnsembleOptions, Fault, MembershipConfig, MembershipOptions
+from allocator.core.consumer import Connections, Fault, MembershipConfig, MembershipOptions
 from allocator.core.membership import Membership
 from allocator.core.settings import DEFAULT, names_arguments
 from allocator.errors import ConfigError
@@ -16,11 +14,8 @@ from allocator.protocols.kafka_classic.membership import KafkaMembership
 from allocator.protocols.kafka_classic.settings import KafkaSettings
 from allocator.protocols.kip848.membership import Kip848Membership
 from allocator.protocols.kip848.settings import Kip848Settings
-from allocator.protocols.legacy.kiel import KielFunction, KielMembership, KielSettings
-from allocator.protocols.legacy.old_consumer import ConsumersMembership, PykafkaMembership
-from allocator.protocols.legacy.owners import OwnersSettings
 from allocator.protocols.order_topic import OrderTopic
-from allocator.types import GroupProtocol, MembershipName, OffsetStorage
+from allocator.types import GroupProtocol
 
 
 @names_arguments
@@ -87,107 +82,8 @@ class Kafka(MembershipOptions):
 
     def _common(self, config: MembershipConfig) -> dict[str, Any]:
         return {
-            **_of_member(config),
+            **config.of_member(),
             "rack": config.rack,
             "rebalance_timeout_s": self.rebalance_timeout_s,
             "instance_id": self.instance_id or None,
         }
-
-
-@names_arguments
-@dataclass(frozen=True)
-class Kiel(EnsembleOptions):
-    """A group that also has members of kiel 0.9.3."""
-
-    name = "kiel"
-    storages: ClassVar[tuple[OffsetStorage, ...]] = ("zookeeper", "both")
-
-    settle_s: float = DEFAULT["settle_s"]
-
-    def faults(self, config: MembershipConfig) -> Iterator[Fault]:
-        if not config.chosen:
-            yield Fault(
-                ("topics", "membership"),
-                "no topics are subscribed, but members of kiel assign partitions to this member too, and nobody would "
-                "read those; give topics, or close the consumer",
-            )
-        yield from super().faults(config)
-
-    def check_assignor(self, config: MembershipConfig) -> None:
-        self._function(config)
-
-    def make(self, config: MembershipConfig, connections: Connections) -> Membership:
-        assert config.group is not None
-        assert connections.offsets is not None
-        return KielMembership(
-            self.ensemble(),
-            config.group,
-            connections.listener,
-            connections.client,
-            KielSettings(**_of_member(config), settle_s=self.settle_s, function=self._function(config)),
-            connections.offsets,
-            lambda root: self.under(root, config, connections),
-            measures=connections.client.measures,
-        )
-
-    def _function(self, config: MembershipConfig) -> KielFunction:
-        """Returns the allocator function, with kiel's signature. Members of kiel know no other signature."""
-        offered = config.assignors()
-        if set(offered) == {"naive"}:
-            return naive_allocator
-        function = next(iter(offered.values()))
-        if len(offered) == 1 and isinstance(function, KielAssignor):
-            return function.function
-        raise ConfigError(
-            "members of kiel know only functions with the arguments (members, partitions); give the function that "
-            "those members use, or none"
-        )
-
-
-@names_arguments
-@dataclass(frozen=True)
-class OldConsumers(EnsembleOptions):
-    """A group that also has members of Kafka's own client of 0.8."""
-
-    name: ClassVar[MembershipName] = "consumers"
-    storages: ClassVar[tuple[OffsetStorage, ...]] = (
-        "zookeeper",
-        "both",
-        "kafka",
-    )  # the same as `offsets.storage` and `dual.commit.enabled` of Java's client
-    kind: ClassVar[type[Any]] = ConsumersMembership
-
-    def check_assignor(self, config: MembershipConfig) -> None:
-        if config.assignor not in (None, "range"):
-            raise ConfigError("all members of such a group use range")
-
-    def make(self, config: MembershipConfig, connections: Connections) -> Membership:
-        membership: Membership = self.kind(
-            self.ensemble(),
-            config.group,
-            connections.listener,
-            connections.client,
-            OwnersSettings(**_of_member(config)),
-            measures=connections.client.measures,
-        )
-        return membership
-
-
-@names_arguments
-@dataclass(frozen=True)
-class Pykafka(OldConsumers):
-    """A group that also has members of pykafka's BalancedConsumer."""
-
-    name = "pykafka"
-    storages: ClassVar[tuple[OffsetStorage, ...]] = ("kafka", "both")
-    kind: ClassVar[type[Any]] = PykafkaMembership
-
-
-def _of_member(config: MembershipConfig) -> dict[str, Any]:
-    return {
-        "name": config.client_id,
-        "topics": frozenset(config.topics),
-        "pattern": config.pattern,
-        "connect_timeout_s": config.connect_timeout_s,
-        "max_poll_interval_s": config.max_poll_interval_s,
-    }

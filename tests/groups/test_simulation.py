@@ -15,7 +15,7 @@ from simulated_zookeeper import SimulatedZooKeeper
 from simulation import FOLLOWING, MIXED, READING, SEATED, Broken, Simulation
 
 from allocator.core.consumer.starting_positions import StartingPositions
-from allocator.core.membership.lease import EnsembleLease, LeaseRenewer
+from allocator.core.membership.session_lease import EnsembleLease, LeaseRenewer
 from allocator.core.membership.zookeeper import decider, decision, group_znodes, plan
 from allocator.core.membership.zookeeper.group_znodes import GroupZnodes, Snapshot
 from allocator.core.offsets.tracker import OffsetTracker

@@ -78,6 +78,16 @@ def test_the_package_itself_loads_neither_kafka_nor_zookeeper() -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
+def test_a_member_over_kafka_imports_no_other_membership() -> None:
+    done = run_python("""
+        import sys
+        from allocator import Consumer
+        Consumer("t", brokers="localhost:9092", group="g", membership="kafka")
+        print(sorted({"kazoo", "allocator.protocols.legacy"} & set(sys.modules)))
+        """)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
 def test_a_consumer_imports_only_what_every_consumer_needs() -> None:
     """Everything else waits for its first use: a connection, a membership, a handler, a producer."""
     done = run_python("""

@@ -209,13 +209,9 @@ class EnsembleOptions(MembershipOptions):
             connections.client,
             {**functions, **config.assignors()},
             ZooKeeperSettings(
-                name=config.client_id,
-                topics=frozenset(config.topics),
-                pattern=config.pattern,
+                **config.of_member(),
                 weight=config.weight,
                 rack=config.rack,
-                connect_timeout_s=config.connect_timeout_s,
-                max_poll_interval_s=config.max_poll_interval_s,
                 **own,
             ),
             load=connections.load,
@@ -321,6 +317,16 @@ class MembershipConfig:
     def storage(self) -> OffsetStorage:
         """Where the group's offsets are stored: the setting `offsets`, or the default of the membership."""
         return self.offsets or self.options.storages[0]
+
+    def of_member(self) -> dict[str, Any]:
+        """Returns the arguments that the settings of every group member take."""
+        return {
+            "name": self.client_id,
+            "topics": frozenset(self.topics),
+            "pattern": self.pattern,
+            "connect_timeout_s": self.connect_timeout_s,
+            "max_poll_interval_s": self.max_poll_interval_s,
+        }
 
     def check(self) -> None:
         """Raises an error that lists all faults, without any I/O."""

@@ -18,8 +18,8 @@ from typing import Any
 
 from allocator.core.aio.tasks import TaskGroup, first_of, wait_for_event, within
 from allocator.core.errors import Closed, ZooKeeperUnavailable
-from allocator.core.membership.lease import LeaseRenewer, MembershipLost
 from allocator.core.membership.membership import AssignmentListener, GroupMembership
+from allocator.core.membership.session_lease import LeaseRenewer, MembershipLost
 from allocator.core.subscription.tenures import Tenure
 from allocator.core.telemetry.measures import Measures
 from allocator.core.types import NO_PARTITIONS, Partitions

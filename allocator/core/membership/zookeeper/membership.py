@@ -30,9 +30,9 @@ from allocator.core.assignors import Assignor
 from allocator.core.commands.order_store import OrderStore
 from allocator.core.commands.orders import KINDS, OrderKeeper, Orders
 from allocator.core.errors import InconsistentAssignor, InstanceIdInUse
-from allocator.core.membership.lease import MembershipLost
 from allocator.core.membership.membership import AssignmentListener, MemberSettings
 from allocator.core.membership.session import SessionMembership
+from allocator.core.membership.session_lease import MembershipLost
 from allocator.core.membership.view import Load
 from allocator.core.membership.zookeeper.leader import Leader, LeaderSettings
 from allocator.core.membership.zookeeper.seats import FEATURE, IN_USE

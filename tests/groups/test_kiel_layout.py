@@ -127,6 +127,31 @@ async def test_all_members_move_to_the_new_layout(bench: Bench) -> None:
     assert bench.history.overlaps() == []
 
 
+class LateOpening(ZooKeeperClient):
+    """Creates the znode of the member that copies the offsets only when `until` is set."""
+
+    until: asyncio.Event
+
+    async def multi(self, ops: Sequence[Op]) -> int:
+        if ops[0].path.endswith("/opening"):
+            await self.until.wait()
+        return await super().multi(ops)
+
+
+async def test_a_member_that_is_late_does_not_copy_again(bench: Bench) -> None:
+    """Its copy would replace the offsets that the group has committed in the new layout."""
+    late = LateOpening(bench.hosts, session_timeout_s=6.0)
+    late.until = asyncio.Event()
+    async with bench.zookeeper() as zk, bench.members("a") as (a,), bench.members("b", zk=late) as (b,):
+        await bench.settled(a, b)
+        moving = asyncio.create_task(adopt(zk, bench.group, "/allocator", 30.0, lambda line: None))
+        await wait_until_async(lambda: len(a.owner.owned) == 24, 30, "a to own everything in the new layout")
+        late.until.set()
+        await moving
+        await bench.settled(a, b)
+        assert (len(a.carried), len(b.carried)) == (1, 0)
+
+
 async def test_no_member_starts_in_the_new_layout_while_another_drains(bench: Bench) -> None:
     async with bench.zookeeper() as zk, bench.members("a", "b") as (a, b):
         await bench.settled(a, b)

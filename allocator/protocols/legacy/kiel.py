@@ -325,6 +325,8 @@ class _KielMember(OwnersMembership):
             if await self._zk.exists(self._paths.opening, changed.set) is not None:
                 await changed.wait()
             return
+        if await self._read_seal() != (seal, version):
+            return  # another member has opened the group before: the offsets in Kafka may be newer than the old ones
         try:
             # the topics of all members; a metadata request with topic names may create a deleted topic
             self._topics.follow_all()

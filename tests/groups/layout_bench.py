@@ -16,7 +16,7 @@ from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, 
 from allocator.core.types import Partitions
 from allocator.core.znodes.documents import Paths
 from allocator.core.zookeeper.client import ZooKeeperClient
-from allocator.errors import BrokersUnavailable
+from allocator.errors import BrokerError, BrokersUnavailable
 from allocator.protocols.legacy.kiel import KielMembership, KielPaths, KielSettings
 from allocator.protocols.legacy.old_consumer import ConsumersMembership, PykafkaMembership
 from allocator.protocols.legacy.owners import OwnersSettings
@@ -83,14 +83,16 @@ class Member:
         member.joining, member.may_join = self.joining, self.may_join
         return member
 
-    async def carry_over(self, partitions: Iterable[TopicPartition]) -> int:
+    async def carry_over(
+        self, partitions: Iterable[TopicPartition], refusal: Callable[[TopicPartition], BrokerError | None]
+    ) -> int:
         """In place of copying the group's offsets to Kafka."""
         if self.while_copying is not None:
             await self.while_copying()
         if self.failures:
             self.failures -= 1
             raise BrokersUnavailable("not now")
-        self.carried.append(frozenset(partitions))
+        self.carried.append(frozenset(p for p in partitions if refusal(p) is None))
         return len(self.carried[-1])
 
 

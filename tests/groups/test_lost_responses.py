@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from layout_bench import LAYOUTS, Bench
 from lost_responses import LossyZooKeeper, lossy
+from members import everything
 
 from allocator.core.zookeeper.client import SessionState, ZooKeeperClient
 from allocator.errors import BrokersUnavailable
@@ -166,6 +167,33 @@ async def test_another_member_copies_the_offsets_if_the_first_one_does_not_reach
         a.while_copying = _refused
         await adopt(zk.observer, bench.group, "/allocator", 40.0, lambda line: None)
         await bench.settled(a, b)
+
+
+async def test_a_member_whose_session_has_expired_copies_nothing(bench: Bench) -> None:
+    """The other member has opened the group meanwhile, which may have committed since."""
+    async with client(bench) as zk, bench.members("a", zk=zk) as (a,), bench.members("b") as (b,):
+        await bench.settled(a, b)
+        copying = asyncio.Event()
+
+        async def cut() -> None:
+            a.while_copying = None
+            zk.proxy.drop()
+            zk.proxy.reset()
+            copying.set()
+            await wait_until_async(lambda: len(b.owner.owned) == 6, 60, "b to own everything in the new layout")
+
+        async def after_a() -> None:
+            if not copying.is_set():
+                await _refused()
+
+        a.while_copying, b.while_copying = cut, after_a
+        moving = asyncio.create_task(adopt(zk.observer, bench.group, "/allocator", 60.0, lambda line: None))
+        await copying.wait()
+        await wait_until_async(lambda: bool(a.carried), 60, "a to try to copy")
+        zk.proxy.heal()
+        await moving
+        await bench.settled(a, b)
+        assert (a.carried, b.carried) == ([frozenset()], [everything(bench.topics)])
 
 
 async def _refused() -> None:

@@ -66,13 +66,14 @@ class StoredOffsets(GroupOffsets):
         await self._old.close()
         await super().close()
 
-    async def carry_over(self, partitions: Iterable[TopicPartition]) -> int:
+    async def carry_over(self, partitions: Iterable[TopicPartition], refusal: Refusal | None = None) -> int:
         """Copies offsets from ZooKeeper to Kafka, where they replace existing ones. Returns their number.
 
         Raises NoOffsetsError or CommitFailed. Then some may have been copied, and the call may be repeated.
         """
         found = await self._old.fetch(partitions)
-        await super().commit({p: OffsetAndMetadata(o.offset, "carried over from ZooKeeper") for p, o in found.items()})
+        copies = {p: OffsetAndMetadata(o.offset, "carried over from ZooKeeper") for p, o in found.items()}
+        await super().commit(copies, refusal)
         return len(found)
 
 

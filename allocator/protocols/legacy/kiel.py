@@ -46,7 +46,7 @@ from allocator.core.zookeeper import (
     ZooKeeperClient,
     ZooKeeperError,
 )
-from allocator.errors import AllocatorError
+from allocator.errors import AllocatorError, BrokerError
 from allocator.protocols.legacy.owners import OwnersMembership, OwnersSettings
 from allocator.types import NO_PARTITIONS, OffsetStorage, Partitions, TopicPartition
 
@@ -63,7 +63,9 @@ class Carrier(Protocol):
 
     storage: OffsetStorage
 
-    async def carry_over(self, partitions: Iterable[TopicPartition]) -> int: ...
+    async def carry_over(
+        self, partitions: Iterable[TopicPartition], refusal: Callable[[TopicPartition], BrokerError | None]
+    ) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -327,15 +329,10 @@ class _KielMember(OwnersMembership):
             return
         if await self._read_seal() != (seal, version):
             return  # another member has opened the group before: the offsets in Kafka may be newer than the old ones
+        self._keeper.begin()
         try:
-            # the topics of all members; a metadata request with topic names may create a deleted topic
-            self._topics.follow_all()
-            await self._topics.refresh()
-            existing = {topic: set(self._topics.partitions(topic) or ()) for topic in self._topics.topics()}
-            carried = (p for p in seal.partitions if p.partition in existing.get(p.topic, ()))
-            count = await self._offsets.carry_over(carried)
-            await self._zk.set(self._paths.partitions, replace(seal, phase=HandoverPhase.OPEN).encode(), version)
-            log.info("%s: copied %d offsets to Kafka; the group continues under %s", self._group, count, seal.root)
+            # only under a valid lease: if this session expires, another member copies and opens the group meanwhile
+            await TaskGroup().run(self._copy(seal, version), lease=self._keeper.keep(self._paths.opening, b""))
         except BadVersion:
             pass  # another member has opened the group
         except ConnectionLost:
@@ -344,6 +341,22 @@ class _KielMember(OwnersMembership):
             log.warning("%s: copying the offsets failed, retrying: %s", self._group, error)
             await self._opening.delete()
             await asyncio.sleep(RETRY_S)  # meanwhile another member may copy them, if it can reach Kafka
+        finally:
+            self._keeper.end()
+
+    async def _copy(self, seal: Seal, version: int) -> None:
+        def refusal(partition: TopicPartition) -> BrokerError | None:
+            return None if self._keeper.may_act else BrokerError("another member may have copied it since")
+
+        await self._keeper.granted()
+        # the topics of all members; a metadata request with topic names may create a deleted topic
+        self._topics.follow_all()
+        await self._topics.refresh()
+        existing = {topic: set(self._topics.partitions(topic) or ()) for topic in self._topics.topics()}
+        carried = (p for p in seal.partitions if p.partition in existing.get(p.topic, ()))
+        count = await self._offsets.carry_over(carried, refusal)
+        await self._zk.set(self._paths.partitions, replace(seal, phase=HandoverPhase.OPEN).encode(), version)
+        log.info("%s: copied %d offsets to Kafka; the group continues under %s", self._group, count, seal.root)
 
     def _state_changed(self, state: SessionState) -> None:
         if not self._moved:

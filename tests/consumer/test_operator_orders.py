@@ -17,7 +17,7 @@ from allocator.cli.commands import main
 from allocator.errors import BrokerError
 from allocator.operate.dead_letters import DeadLetterQueue, Letter
 from allocator.sinks import SqliteSink
-from allocator.testing import LocalCluster, WaitTimeout, wait_until_async
+from allocator.testing import FaultProxy, LocalCluster, WaitTimeout, wait_until_async
 from allocator.testing.topics import zookeeper_client
 from allocator.types import Record
 
@@ -242,8 +242,14 @@ async def test_the_results_of_many_partitions_share_writes(
     with zookeeper_client(kafka_cluster.zookeeper) as client:
         client.ensure_path(f"/{group}")
     service = Service(kafka_cluster, topic_factory(40), group, partitions=40)
-    async with service.consumer() as consumer, operator(service) as orders, cancelled(read(consumer, 1)):
+    async with (
+        FaultProxy(int(kafka_cluster.zookeeper.rpartition(":")[2])) as proxy,
+        service.consumer(zookeeper=f"{proxy.address}/{group}") as consumer,
+        operator(service) as orders,
+        cancelled(read(consumer, 1)),
+    ):
         await owns(consumer, 40)
+        proxy.latency(0.2)  # so that results are added faster than they are written
         await orders.seek(service.partitions, "earliest")
         await until_state(orders, "done")
         with zookeeper_client(kafka_cluster.zookeeper) as client:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from fake_proxy import FakeProxy
 from kazoo.client import KazooClient
 from real_service import Service
 
@@ -114,6 +115,26 @@ async def test_a_commit_that_waits_never_lowers_the_offset_of_a_later_owner(
         assert "has lost it since" in str(error)
     await slow.close()
     await other.close()
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["lost", "lost and back"])
+async def test_nor_if_the_commit_waits_for_a_connection_to_the_coordinator(service: Service, back: bool) -> None:
+    await service.produce(0, 10)
+    async with FakeProxy() as proxy:
+        through = {"proxy_url": f"socks5://127.0.0.1:{proxy.port}"}
+        async with service.consumer(client_id="b", auto_commit_interval_s=None, security=through) as slow:
+            assert (await slow.getbatch(30)).next_offset == 10
+            proxy.refusal = 5
+            for connection in list(slow._engine.client._pool._connections):
+                slow._engine.client._pool.close(connection)
+            ended = asyncio.ensure_future(slow.commit())
+            other = await read_by_another(service, slow, back=back)
+            assert not ended.done()
+            proxy.refusal = None
+            with pytest.raises(Fenced, match="has lost it since"):
+                await asyncio.wait_for(ended, 30)
+            assert await committed_offset(service) == 20
+            await other.close()
 
 
 async def test_an_offset_of_records_from_before_a_loss_is_not_committed(service: Service) -> None:

@@ -7,7 +7,7 @@ response, which takes longer than the rest of a commit.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -35,7 +35,8 @@ _BROKERS_CLOCK: Final = -1
 class OffsetCommit(OwnRequest):
     """An OffsetCommit request.
 
-    `retention_s`: how long the broker keeps the offset (v2 to v4 only); None: the broker's setting.
+    `retention_s`: how long the broker keeps the offset (v2 to v4 only); None: the broker's setting. `check`: called
+    just before the request is written to the socket, and stops it by raising `RequestFailed`.
     """
 
     API_KEY = API_KEY
@@ -48,12 +49,15 @@ class OffsetCommit(OwnRequest):
     retention_s: float | None
     min_version: int = 0
     max_version: int = NEWEST
+    check: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
         return f"<OffsetCommit v{self.API_VERSION} of {len(self.offsets)} partitions for {self.group!r}>"
 
     def encode(self, *, framed: bool, header: bool) -> bytearray:
         assert framed and header and self.header is not None  # noqa: PT018 - how a connection calls it
+        if self.check is not None:
+            self.check()
         version = self.header.request_api_version
         out = RequestWriter(self.header, flexible=version >= _FLEXIBLE)
         out.text(self.group)

@@ -11,7 +11,7 @@ from itertools import islice
 from allocator.core.aio.backoff import Backoff
 from allocator.core.client import protocol
 from allocator.core.client.client import KafkaClient
-from allocator.core.client.errors import COMMIT, OFFSET_FETCH, ErrorCode, Reaction, for_code, reaction_to
+from allocator.core.client.errors import COMMIT, OFFSET_FETCH, ErrorCode, Reaction, RequestFailed, for_code, reaction_to
 from allocator.core.client.offset_commit import OffsetCommit, OffsetCommitResponse
 from allocator.core.errors import AllocatorError, BrokerError, CommitFailed, Fenced, NoOffsetsError
 from allocator.core.offsets.coordinator import Coordinator
@@ -246,7 +246,8 @@ class GroupOffsets:
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], refusal: Refusal | None = None) -> None:
         """Commits the offset of the next record to read of each partition. Returns when Kafka has stored them.
 
-        Calls `refusal` before each request, because retries may outlast the ownership of a partition.
+        Calls `refusal` before each request is written, because retries and connecting may outlast the ownership of a
+        partition.
 
         Retries partitions that may succeed later, but not partitions that the cluster does not have. Drops metadata
         that is too large, with a warning. Raises `CommitFailed` with the partitions that were not committed and the
@@ -319,6 +320,14 @@ class GroupOffsets:
         if not some:
             return
         request = commit_request(self.group, some, identity, self._retention, in_zookeeper=self._in_zookeeper)
+        count = sum(len(call.left) for call in callers)
+
+        def check() -> None:
+            # the member may lose a partition while it looks for the coordinator or connects to it
+            if not all(call.may_be_sent() for call in callers) or sum(len(call.left) for call in callers) < count:
+                raise RequestFailed("not sent: the lease is not valid, or partitions were lost")
+
+        request.check = check
         try:
             response = await self.coordinator.send(request, deadline)
         except asyncio.CancelledError:

@@ -48,6 +48,7 @@ from allocator.core.membership import session
 from allocator.core.membership.zookeeper import group_znodes
 from allocator.core.znodes import following
 from allocator.core.znodes.documents import AssignmentDocument, Claim, InvalidZnode
+from allocator.core.znodes.store import Store
 from allocator.core.zookeeper.client import ConnectionLost
 from allocator.types import TopicPartition
 
@@ -124,6 +125,7 @@ class Simulation:
             for place, name, by in (
                 (group_znodes, "wall_ms", self._wall_ms),
                 (following, "REST_MS", 1000),
+                (Store, "WHOLE_BYTES", 0 if self.seed % 4 else Store.WHOLE_BYTES),
                 (session, "Watchdog", VirtualWatchdog),
                 (uuid, "uuid4", lambda: uuid.UUID(int=self.random.getrandbits(128))),
             ):

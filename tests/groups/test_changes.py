@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -127,7 +128,7 @@ class History:
     async def _promise_changes(self) -> None:
         """To a document that does not exist yet."""
         writes = await self.store.writes() + 1
-        await self._by_hand(PATH, lambda data: Changes(writes, 10**6, ({},)).encode(0))
+        await self._by_hand(PATH, lambda data: Changes(writes, 10**6, ({},)).encode(10**6))
 
     async def _count(self) -> None:
         await self._by_hand(PATH, lambda data: data)
@@ -153,10 +154,12 @@ class History:
         assert not fired.is_set()
 
 
-@given(st.lists(events, max_size=40))
-def test_any_history_of_documents_is_read_exactly(story: list[tuple[Any, ...]]) -> None:
-    """Documents of new and old leaders, that overtake each other, and changes by hand."""
-    History().play(story)
+@given(st.lists(events, max_size=40), st.sampled_from([0, 200, Store.WHOLE_BYTES]))
+def test_any_history_of_documents_is_read_exactly(story: list[tuple[Any, ...]], whole_bytes: int) -> None:
+    """Documents of new and old leaders, that overtake each other, and changes by hand. All documents count as large, or
+    some, or none."""
+    with mock.patch.object(Store, "WHOLE_BYTES", whole_bytes):
+        History().play(story)
 
 
 FIRST = frozenset({TopicPartition("t", 0)})
@@ -205,8 +208,11 @@ def test_changes_are_cut_to_the_newest_steps_that_fit() -> None:
         document = following
     changes = Changes(10, 9, tuple(steps))
     whole = changes.encode(10**6)
-    part = Changes.decode(PATH, changes.encode(0))
-    assert part == changes == Changes.decode(PATH, whole)  # small ones are always written
+    part = Changes.decode(PATH, changes.encode(len(whole) - 1))
+    assert Changes.decode(PATH, whole) == changes
+    assert 0 < len(part.steps) < 9
+    assert part.steps == changes.steps[-len(part.steps) :]
+    assert changes.encode(20) == b""
     large = one_step(after(refused={"a": "x" * SMALL_BYTES}))
     assert large.encode(10**6) == b""
     steps[0] = large.steps[0]

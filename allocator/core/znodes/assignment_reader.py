@@ -17,8 +17,8 @@ OVERTAKEN = 3  # tries, each overtaken by another write, before a member reads t
 
 
 class AssignmentReader:
-    """Reads the assignment whole once, and then only its changes, while they lead from the last read to the newest
-    document.
+    """Reads a small assignment whole each time, and a large one once; then only its changes, while they lead from the
+    last read to the newest document.
 
     Create a new reader for each session.
     """
@@ -26,7 +26,7 @@ class AssignmentReader:
     def __init__(self, store: Store, member: str) -> None:
         self._store = store
         self._member = member
-        self._document: AssignmentDocument | None = None
+        self._document: AssignmentDocument | None = None  # None if the next read is a whole one
         self._version = -1
         self._created = -1  # the transaction that created the znode: its versions count from there
 
@@ -35,17 +35,18 @@ class AssignmentReader:
         changed."""
         last, self._document = self._document, None
         if last is None:
-            document, stat = await self._store.document_and_stat(watch, only=self._member)
+            document, stat, size = await self._store.sized_document(watch, only=self._member)
         else:
             document = await self._newest(last, watch)
             if document is not None:
                 self._document = document
                 return document, self._version
             # `_newest` has set the watch
-            document, stat = await self._store.document_and_stat(only=self._member)
+            document, stat, size = await self._store.sized_document(only=self._member)
         if stat is None:
             return None, -1
-        self._document, self._version, self._created = document, stat.version, stat.created_zxid
+        if size >= self._store.WHOLE_BYTES:
+            self._document, self._version, self._created = document, stat.version, stat.created_zxid
         return document, stat.version
 
     async def _newest(self, last: AssignmentDocument, watch: Watch) -> AssignmentDocument | None:

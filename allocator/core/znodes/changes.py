@@ -38,7 +38,6 @@ from allocator.core.znodes.documents import (
 # documents that a member may have missed. Higher: each member reads more; lower: more members read whole documents
 MAX_STEPS = 8
 MAX_MOVES = 10_000  # partitions in one step; if more move, each member reads the whole document
-ALWAYS_BYTES = 2_000  # changes up to this size are written even if the document is smaller
 
 Step = Mapping[str, Any]
 """The JSON of one difference: the new numbers of the document, and what changes at the members concerned."""
@@ -94,7 +93,7 @@ class Changes:
             raw = encode_object({"writes": self.writes, "version": self.version, "steps": self.steps[first:]})
             if len(raw) < SMALL_BYTES:
                 data = zlib.compress(raw)
-                if len(data) <= max(most, ALWAYS_BYTES):
+                if len(data) <= most:
                     return data
         return b""
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from allocator.core.types import NO_PARTITIONS, Partitions
 from allocator.core.znodes.changes import Changes
@@ -43,6 +43,10 @@ class Store:
 
     A `watch` is called once, when the znode may have changed.
     """
+
+    # members read a smaller assignment whole, and larger ones by their changes. Higher: each member reads more; lower:
+    # members of more groups send two requests for one assignment
+    WHOLE_BYTES: ClassVar = 10_000
 
     def __init__(self, zk: ZooKeeperClient, paths: Paths) -> None:
         self.zk = zk
@@ -139,18 +143,19 @@ class Store:
 
         `only`: reads only the entries of that member. `counts`: returns the partition count of a topic if it is known.
         """
-        document, stat = await self.document_and_stat(watch, only=only, counts=counts)
+        document, stat, _ = await self.sized_document(watch, only=only, counts=counts)
         return document, -1 if stat is None else stat.version
 
-    async def document_and_stat(
+    async def sized_document(
         self, watch: Watch | None = None, *, only: str | None = None, counts: Counts | None = None
-    ) -> tuple[AssignmentDocument | None, Stat | None]:
-        """Like `document`, with the whole stat of the znode; (None, None) when there is none."""
+    ) -> tuple[AssignmentDocument | None, Stat | None, int]:
+        """Like `document`, with the whole stat of the znode, and the encoded bytes; (None, None, 0) when there is
+        none."""
         path = self.paths.assignment
         while True:
             found = await get_if_exists(self.zk, path, watch)
             if found is None:
-                return None, None
+                return None, None, 0
             data, stat = found
             try:
                 names = shard_names(path, data)
@@ -158,7 +163,7 @@ class Store:
                     pieces = await asyncio.gather(*(self.zk.get(f"{self.paths.shards}/{name}") for name in names))
                     data = b"".join(piece for piece, _ in pieces)
                 decode = partial(AssignmentDocument.decode, path, data, only, counts)
-                return await computed(decode, not quick(data)), stat
+                return await computed(decode, not quick(data)), stat, len(data)
             except NoZnode:
                 # the leader has written the next document since this read started, and has deleted these shards
                 if (await self.zk.get(path))[1].version == stat.version:
@@ -188,8 +193,7 @@ class Store:
                 await self.zk.create(f"{self.paths.shards}/{name}", piece)
         kind = "create" if version < 0 else "set"
         # claims check both versions, because the version of the assignment starts again if its znode is deleted
-        # each member reads the changes, so they must be much smaller than the document to be of use
-        noted = b"" if changes is None else changes.encode(len(data) // 2)
+        noted = b"" if changes is None or len(data) < self.WHOLE_BYTES else changes.encode(len(data))
         counted = Op("set", self.paths.base, noted, version=document.writes - 1)
         await self.zk.multi([Op(kind, self.paths.assignment, head, version), counted])
         # most documents have no shards; then a request for the list of shards would only delay the leader

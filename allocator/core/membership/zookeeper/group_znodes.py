@@ -31,6 +31,10 @@ from allocator.core.zookeeper.client import ConnectionLost, Watched
 
 log = logging.getLogger(__name__)
 
+# pause before the group's own znode is read again. The leader's writes change it too. Higher: partitions have no owner
+# for longer after another client wrote it; lower: one more request while members wait for the leader
+COUNT_S = 0.5
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -118,6 +122,7 @@ class GroupZnodes:
             if document is not None and writes > document.writes:
                 self.start_over()
             await touched.wait()
+            await asyncio.sleep(COUNT_S)
 
     async def read(self) -> Snapshot:
         """Reads what has changed. Raises ConnectionLost, and NoZnode if the group's own znodes were deleted."""

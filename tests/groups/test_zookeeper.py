@@ -9,12 +9,16 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from members import OneGroup, TestMember
 
+from allocator.core.membership.zookeeper.leader import Leader
 from allocator.core.types import Partitions
 from allocator.core.znodes.documents import AssignmentDocument
+from allocator.core.znodes.store import Store
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
 
@@ -155,6 +159,47 @@ async def test_a_count_that_another_client_changes_is_corrected_while_a_claim_wa
 
         await wait_until_async(assigned, 30, "the leader to assign the further partitions")
         await store.zk.set(bench.paths.base, b"")  # b's next claim checks the version of this znode
+        b.owner.may_return.set()
+        await bench.settle(a, b)
+
+
+async def test_nor_while_the_leader_reads_the_assignment_again(
+    bench: OneGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a lost connection, for example. Another client writes between the reads of the count and the assignment."""
+    leaders: list[Leader] = []
+    monkeypatch.setattr(Leader, "run", lambda leader, run=Leader.run: leaders.append(leader) or run(leader))
+    async with bench.members("a", "b") as (a, b), bench.store() as store:
+        owned, count = b.owned, bench.topics.counts["t"]
+        b.owner.may_return.clear()
+        bench.topics.change(t=count + 4)
+        await wait_until_async(lambda: b.owned > owned, 30, "b to get partitions, which it does not return from")
+        bench.topics.change(t=count + 8)
+
+        async def assigned() -> bool:
+            document, _ = await store.document()
+            return sum(map(len, document.owners.values())) == count + 8
+
+        await wait_until_async(assigned, 30, "the leader to assign the further partitions")
+        read, counts, counted = Store.document, Store.writes, asyncio.Event()
+
+        async def noted(of: Store, watch: Callable[[], None] | None = None) -> int:
+            writes = await counts(of, watch)
+            if watch is not None:
+                counted.set()
+            return writes
+
+        async def touched(of: Store, *args: Any, **options: Any) -> Any:
+            if of is not store:
+                monkeypatch.setattr(Store, "document", read)
+                monkeypatch.setattr(Store, "writes", noted)
+                await store.zk.set(bench.paths.base, b"")
+                await counted.wait()
+            return await read(of, *args, **options)
+
+        monkeypatch.setattr(Store, "document", touched)
+        leaders[0].start_over()
+        await asyncio.wait_for(counted.wait(), 30)
         b.owner.may_return.set()
         await bench.settle(a, b)
 

@@ -118,7 +118,10 @@ class GroupZnodes:
             except ConnectionLost:
                 await asyncio.sleep(0.05)
                 continue
-            document = None if self._document is None else self._document[0]
+            if self._document is None:  # the leader reads it, and may have read an earlier count already
+                await asyncio.sleep(0.05)
+                continue
+            document = self._document[0]
             if document is not None and writes > document.writes:
                 self.start_over()
             await touched.wait()

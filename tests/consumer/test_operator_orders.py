@@ -235,6 +235,50 @@ async def test_the_commit_of_a_seek_is_not_retried_after_a_later_seek(
         assert found.offset == 1
 
 
+@pytest.mark.parametrize("by", ["operator", "user"])
+async def test_a_commit_whose_response_comes_after_a_seek_does_not_hide_the_sought_offset(
+    service: Service, caplog: pytest.LogCaptureFixture, by: str
+) -> None:
+    """No record follows, because the partition is paused. The next owner starts at the committed offset."""
+    (zero,) = service.partitions
+    await service.produce(0, 6)
+    sent, may_arrive = asyncio.Event(), asyncio.Event()
+    consumer = service.consumer(auto_commit_interval_s=0.1)
+    async with consumer, operator(service) as orders:
+        client = consumer._engine.client
+        send = client.send
+
+        async def slow(node: Any, request: Any, timeout_s: float | None = None) -> Any:
+            response = await send(node, request, timeout_s)
+            if request.API_KEY == OFFSET_COMMIT:
+                sent.set()
+                await may_arrive.wait()
+            return response
+
+        client.send = slow  # type: ignore[method-assign]
+        assert await read(consumer, 6) == list(range(6))
+        await orders.pause([zero])
+        await wait_until_async(lambda: "takes effect: pause" in caplog.text, 30, "the pause")
+        assert await consumer.getbatch(0) is None
+        await asyncio.wait_for(sent.wait(), 30)
+        if by == "operator":
+            await orders.seek([zero], "2")
+
+            async def sought() -> bool:
+                return await consumer.position(zero) == 2
+
+            await wait_until_async(sought, 30, "the seek")
+            may_arrive.set()
+            assert await until_state(orders, "done") == "sought to 2 from 6"
+        else:
+            consumer.seek(zero, 2)
+            may_arrive.set()
+    async with service.consumer() as reader:
+        found = await reader.committed(zero)
+        assert found is not None
+        assert found.offset == 2
+
+
 async def test_the_results_of_many_partitions_share_writes(
     kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:

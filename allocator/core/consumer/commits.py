@@ -163,13 +163,13 @@ class Commits:
         group = self.offsets
         if offsets:
             under_way: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            to_send = self._to_send(offsets)
+            to_send, since = self._to_send(offsets), self._progress.changes
             self.hold(under_way, offsets)
             try:
                 await group.commit(to_send, self._refusal(offsets))
             finally:
                 under_way.set_result(None)
-            self._note_committed(offsets)
+            self._note_committed(offsets, since)
 
     def commit_async(self, offsets: Offsets, callback: OnCommit | None = None) -> None:
         """Like `commit`, but returns at once. Commits keep the order of the calls. `close` waits for them."""
@@ -177,14 +177,14 @@ class Commits:
         if offsets:
             task = group.commit_async(self._to_send(offsets), self._refusal(offsets))
             self.hold(task, offsets)
-            task.add_done_callback(partial(self._decided, offsets, callback))
+            task.add_done_callback(partial(self._decided, offsets, callback, self._progress.changes))
 
-    def _decided(self, offsets: Offsets, callback: OnCommit | None, task: asyncio.Task[None]) -> None:
+    def _decided(self, offsets: Offsets, callback: OnCommit | None, since: int, task: asyncio.Task[None]) -> None:
         if task.cancelled():
             return
         group, error = self.offsets.group, task.exception()
         if error is None:
-            self._note_committed(offsets)
+            self._note_committed(offsets, since)
         elif not isinstance(error, AllocatorError):
             log.error("%s: a commit ended with an internal error", group, exc_info=error)
             return
@@ -251,8 +251,8 @@ class Commits:
 
         return refusal
 
-    def _note_committed(self, offsets: Offsets) -> None:
-        self._progress.note_committed({p: o.offset for p, o in offsets.items()})
+    def _note_committed(self, offsets: Offsets, since: int) -> None:
+        self._progress.note_committed({p: o.offset for p, o in offsets.items()}, since)
         if self._idle is not None:
             self._idle.committed(offsets)
 

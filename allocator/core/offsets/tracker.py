@@ -32,6 +32,9 @@ class OffsetTracker:
         self._outlived: set[TopicPartition] = set()
         self._done: dict[TopicPartition, int] = {}
         self._committed: dict[TopicPartition, int] = {}
+        self.changes = 0
+        """Number of seeks and losses so far."""
+        self._changed: dict[TopicPartition, int] = {}  # `changes` after the last seek or loss
         self._reached: dict[TopicPartition, int] = {}
         # earlier done records beyond the offset at which the partition started
         self._beyond: dict[TopicPartition, DoneSet] = {}
@@ -91,6 +94,7 @@ class OffsetTracker:
         self._note_beyond(partition, done)
         if partition in self._handed:
             self._handed[partition] = REPLACED
+        self._note_change(partition)
         self._committed.pop(partition, None)
         self._done[partition] = offset
         self._reached[partition] = offset
@@ -149,7 +153,14 @@ class OffsetTracker:
         """Returns the committed offset; None if there is none or it is unknown."""
         return self._committed.get(partition)
 
-    def note_committed(self, offsets: Mapping[TopicPartition, int]) -> None:
+    def note_committed(self, offsets: Mapping[TopicPartition, int], since: int | None = None) -> None:
+        """Called when these offsets were committed. `since`: `changes` when the commit began.
+
+        Leaves out a partition that was sought or lost since. Otherwise a lower offset that was sought would seem to be
+        committed.
+        """
+        if since is not None and since < self.changes:
+            offsets = {p: offset for p, offset in offsets.items() if self._changed.get(p, 0) <= since}
         self._committed.update(offsets)
         if not self._asking_is_done:
             self._reached.update(offsets)
@@ -174,6 +185,7 @@ class OffsetTracker:
         """
         for partition, topic_id in topic_ids.items():
             self._topics[partition] = topic_id
+            self._note_change(partition)
             if partition in self._handed:
                 self._handed[partition] = REPLACED
                 self._outlived.add(partition)
@@ -181,6 +193,10 @@ class OffsetTracker:
                 offsets.pop(partition, None)
             self._note_beyond(partition, None)
         self._wake()
+
+    def _note_change(self, partition: TopicPartition) -> None:
+        self.changes += 1
+        self._changed[partition] = self.changes
 
     async def finished(self, partitions: frozenset[TopicPartition]) -> None:
         """Waits until the user has finished all delivered records of these partitions."""

@@ -54,6 +54,17 @@ async def test_a_dead_member_delays_only_its_own_partitions_and_only_for_its_ses
             assert pain.history.overlaps() == []
 
 
+async def test_a_member_that_loses_zookeeper_while_it_drains_leaves_without_it(pain: OneGroup) -> None:
+    async with pain.members("a") as (a,):
+        a.owner.may_drain.clear()
+        leaving = asyncio.ensure_future(a.membership.leave())
+        await asyncio.wait_for(a.owner.draining.wait(), 30)
+        with cut_off(a):
+            await wait_until_async(lambda: bool(a.owner.suspensions), 30, "the loss of the connection to be noticed")
+            a.owner.may_drain.set()
+            await asyncio.wait_for(leaving, 30)
+
+
 async def test_a_slow_listener_delays_no_other_member(pain: OneGroup) -> None:
     async with pain.members("a", "b") as (a, b), pain.store() as store:
         b.owner.may_return.clear()

@@ -272,7 +272,8 @@ class SessionMembership(GroupMembership):
             self._connected.set()
             self._keeper.prove_now()
             return
-        self._connected.clear()
+        if not self._leaving:  # `leave` must not wait for ZooKeeper once the partitions are released
+            self._connected.clear()
         if state is SessionState.LOST:
             self._session_lost.set()
             self._keeper.end()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import pickle
 import signal
 import threading
@@ -21,7 +22,7 @@ class Children:
     """Runs one process for each thread that calls the handler. It starts the process at the thread's first call.
 
     A call sends a record through a pipe and waits for the result. If the process dies, the call fails, and the next
-    call starts another process.
+    call starts another process. If this process dies, the others end at once.
     """
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
@@ -104,6 +105,7 @@ def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
 
     It ignores signals, because a terminal sends them to both processes and the parent decides.
     """
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(EOFError, OSError):
@@ -115,6 +117,14 @@ def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
             except BaseException as raised:  # noqa: BLE001 - the user's; the parent decides what follows
                 error = _portable(raised)
             pipe.send(error)
+
+
+def _end_with_parent() -> None:
+    """Ends this process when its parent has died, even in a call. Otherwise the call could outlast the lease."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _portable(error: BaseException) -> BaseException:

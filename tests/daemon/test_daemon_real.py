@@ -162,6 +162,42 @@ async def test_a_second_signal_stops_at_once_and_commits_nothing(make: Callable[
     assert await it.committed() == {}
 
 
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_handler_process_ends_with_its_daemon(make: Callable[..., Setup], ending: signal.Signals) -> None:
+    it = make()
+    it.fill(10)
+    release = it.directory / "release"
+    config = it.config("held", handler={"workers": "processes"})
+    first = it.run(config, RELEASE_FILE=str(release))
+
+    def called() -> list[int]:
+        return [entry["pid"] for entry in it.done() if entry["offset"] == 5 and "begun" in entry]
+
+    wait_until(called, 60, "a call that does not end")
+    (child,) = called()
+    assert child != first.pid
+    first.send_signal(ending)
+    if ending is signal.SIGTERM:
+        wait_until(lambda: any("draining" in line["message"] for line in it.logs()), 30, "the first signal")
+        first.send_signal(ending)  # stops at once
+    first.wait(30)
+    wait_until(lambda: not alive(child), 10, "the process of the handler to end")
+    it.run(config, RELEASE_FILE=str(release))
+    wait_until(lambda: len(called()) == 2, 60, "the next owner to handle the record again")
+    release.touch()
+    it.wait_done()
+    ends = [entry["pid"] for entry in it.done() if entry["offset"] == 5 and "begun" not in entry]
+    assert ends == called()[1:], "no call of the former owner had an effect"
+
+
+def alive(pid: int) -> bool:
+    """Returns whether the process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
 @pytest.mark.parametrize("handler", ["swallows", pytest.param("blocks", marks=pytest.mark.long)])
 async def test_a_handler_that_never_ends_does_not_keep_the_process_alive(
     make: Callable[..., Setup], handler: str

@@ -16,6 +16,7 @@ from allocator.compat.views import OffsetsByTopic
 from allocator.core.aio import ClosesOnce, warn_unclosed
 from allocator.core.fetch import Batch, Fetcher
 from allocator.core.subscription import SubscriptionState
+from allocator.core.zookeeper import ZooKeeperClient
 from allocator.errors import AllocatorError, Closed, ConfigError, CorruptRecordError, IllegalState, InconsistentAssignor
 from allocator.types import Record, TopicPartition
 
@@ -128,14 +129,17 @@ class BaseConsumer:
         """Closes all connections. Returned values that were not committed are read again.
 
         May be called twice: each call completes when the connections are closed. If the loop was stopped, for example
-        by Ctrl-C, `close` runs it until the consumer is closed.
+        by Ctrl-C, `close` runs it until the consumer is closed. If the loop is closed, `close` ends the membership, but
+        cannot commit.
         """
         loop = self._loop
         self.closing = True
         if loop is None or loop.is_running():
             return asyncio.ensure_future(self._closes_once.run(self._close_all))
         done = loop.create_future()
-        if not loop.is_closed():  # on a closed loop, all tasks have ended
+        if loop.is_closed():  # no task can run any more
+            ZooKeeperClient.end_sessions(loop)
+        else:
             loop.run_until_complete(self._closes_once.run(self._close_all))
         done.set_result(None)
         return done

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -291,6 +292,22 @@ def test_a_service_that_ctrl_c_stopped_leaves_at_once(service: Service) -> None:
     consumer.close()  # once more does no harm
     loop.close(all_fds=True)
     consumer.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_closing_after_the_loop_was_closed_ends_the_membership(service: Service) -> None:
+    """Otherwise kazoo's threads would keep the session alive, and no other member would get the partitions."""
+    consumer = service.consumer()
+    loop = IOLoop(make_current=False)
+    loop.run_sync(consumer.connect)
+    assert consumer.allocation[service.topic]
+    loop.close()
+    assert len(asyncio.run(members_of(service))) == 1
+    consumer.close()
+    assert asyncio.run(members_of(service)) == []
+    del consumer, loop
+    gc.collect()  # here, because the tasks of the closed loop complain
 
 
 async def members_of(service: Service) -> list[str]:

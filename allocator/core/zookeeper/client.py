@@ -15,6 +15,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
+from weakref import WeakSet
 
 import kazoo.exceptions as kazoo_errors
 from kazoo.client import KazooClient
@@ -88,6 +89,8 @@ class SessionState(enum.Enum):
     SUSPENDED = "suspended"
     LOST = "lost"
 
+
+_clients: WeakSet[ZooKeeperClient] = WeakSet()  # all clients that `connect` was called on
 
 ENSURE_TRIES = 10  # attempts to create a path that another client deletes at the same time
 REOPEN_S = 0.5  # pause before a client with a dead thread is replaced
@@ -178,6 +181,7 @@ class ZooKeeperClient:
         """
         self._loop = asyncio.get_running_loop()
         self._connected = asyncio.Event()
+        _clients.add(self)
         check_tls(self._options)
         hide_credentials()
         try:
@@ -242,6 +246,13 @@ class ZooKeeperClient:
         if client is not None:
             log.error("ZooKeeper %s: ending this session: %s", self.hosts, why)
             _stop(client)
+
+    @staticmethod
+    def end_sessions(loop: asyncio.AbstractEventLoop) -> None:
+        """Ends the sessions of all clients of a closed loop. Otherwise kazoo's threads would keep them alive."""
+        for client in list(_clients):
+            if client._loop is loop:
+                client.abort("its event loop is closed")
 
     def on_state(self, listener: Callable[[SessionState], None]) -> Callable[[], None]:
         """Calls `listener(state)` on the loop at each change. Returns a function that removes it."""

@@ -6,11 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
-from kafka_members import ClassicMember, cut_off, shared, start, topic_with
+from kafka_members import FAST, ClassicMember, cut_off, shared, start, topic_with
 from kip848_members import QUICK, Kip848Member
 from members import History
 
 from allocator.errors import CommitFailed, Fenced
+from allocator.protocols.kafka_classic.group import GroupPhase
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition
@@ -128,6 +129,48 @@ async def test_a_member_that_was_cut_off_beyond_its_session_is_fenced_and_joins_
         assert b.membership.identity != stale
         assert (await a.offsets.fetch([moved]))[moved].offset == 2
         assert a.owner.errors == []
+    assert history.overlaps() == []
+
+
+@pytest.mark.parametrize("kafka", VERSIONS)
+async def test_a_member_that_leaves_during_a_rebalance_commits_and_delays_no_other(
+    kafka: str, cluster_factory: Any, unique_name: Any, group: str
+) -> None:
+    cluster = await start(cluster_factory, kafka=kafka)
+    counts = await topic_with(cluster, unique_name(), 4)
+    history = History()
+
+    def member(name: str) -> ClassicMember:
+        assignors = ["cooperative-sticky"]
+        return ClassicMember(cluster.bootstrap, group, counts, name=name, history=history, assignors=assignors)
+
+    async with member("b") as b:
+        a = member("a")
+        await a.__aenter__()
+        await shared([a, b], counts)
+        held, revoked, working, done = a.held, a.owner.revoked, asyncio.Event(), asyncio.Event()
+
+        async def finishes(parts: Any) -> None:
+            working.set()
+            await done.wait()
+            await a.offsets.commit({p: at(7) for p in parts})
+            await revoked(parts)
+
+        a.owner.revoked = finishes  # type: ignore[method-assign]
+        before, clock = b.membership.generation, asyncio.get_running_loop().time
+        with cut_off(b):  # the rebalance waits for b
+            a.membership.group.request_rejoin("for the test")
+            await wait_until_async(lambda: a.membership.group.phase is GroupPhase.JOINING, 30, "it to join")
+            leaving = asyncio.ensure_future(a.__aexit__(None, None, None))
+            await working.wait()
+        began = clock()
+        await wait_until_async(lambda: b.membership.generation > before, 30, "the rebalance to end")
+        assert clock() - began < FAST["session_timeout_s"] - 1
+        done.set()
+        await leaving
+        await shared([b], counts)
+        found = await b.offsets.fetch(held)
+        assert {p: value.offset for p, value in found.items()} == dict.fromkeys(held, 7)
     assert history.overlaps() == []
 
 

@@ -6,6 +6,7 @@ this member leads, and receives the member's own assignment. The consumer's part
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import logging
 import time
@@ -219,22 +220,29 @@ class GroupCoordinator(KafkaGroup):
                 self.move(GroupPhase.PREPARING, self._why)
             await self._prepare()
             self.move(GroupPhase.JOINING, "prepared")
-        joined = await self._join()
-        if joined is None:
+        generation = await self._reach_generation()
+        if generation is None:
             return
-        generation, protocol = self._generation, joined.protocol_name
-        self.move(GroupPhase.SYNCING, f"generation {generation} under {protocol!r}")
-        assignment = await self._sync(joined)
-        if assignment is None:
-            return
-        self.move(GroupPhase.STABLE, f"generation {generation}")
         if self._rejoin is not None:
             # the offer is outdated, and so is the assignment. The SyncGroup was still necessary: without it the
             # coordinator would refuse the commits of the preparation that follows
             return
         if not self._joined.done():
             self._joined.set_result(None)
-        await unless(self._participant.joined(generation, protocol, assignment), self._signals.lost)
+        await unless(self._participant.joined(*generation), self._signals.lost)
+
+    async def _reach_generation(self) -> tuple[int, str, bytes] | None:
+        """Joins and syncs. Returns the arguments of `Participant.joined`; None if the member must join again."""
+        joined = await self._join()
+        if joined is None:
+            return None
+        generation, protocol = self._generation, joined.protocol_name
+        self.move(GroupPhase.SYNCING, f"generation {generation} under {protocol!r}")
+        assignment = await self._sync(joined)
+        if assignment is None:
+            return None
+        self.move(GroupPhase.STABLE, f"generation {generation}")
+        return generation, protocol, assignment
 
     async def _prepare(self) -> None:
         """Prepares until no rejoin is requested during the preparation."""
@@ -246,7 +254,7 @@ class GroupCoordinator(KafkaGroup):
 
     async def _join(self) -> Any:
         """Sends one JoinGroup. Returns the response, or None if it must be repeated."""
-        if self.closing:
+        if self._signals.stop.is_set():
             raise Interrupted
         offers = self._participant.offers()
         await self._slow.ready(self._signals.lost, self._signals.stop)
@@ -351,11 +359,38 @@ class GroupCoordinator(KafkaGroup):
 
     async def _depart(self) -> None:
         if self.phase in (GroupPhase.STABLE, GroupPhase.PREPARING, GroupPhase.JOINING, GroupPhase.SYNCING):
-            await unless(self._participant.leaving(), self._signals.lost)
+            leaving = asyncio.ensure_future(unless(self._participant.leaving(), self._signals.lost))
+            try:
+                await self._keep_up_until(leaving)
+            finally:
+                leaving.cancel()
+                await asyncio.wait({leaving})
+            leaving.result()
         left = self._me
         self._generation = -1
         self.move(GroupPhase.CLOSED, "closing")
         await self._leave_group(left, "closing")
+
+    async def _keep_up_until(self, leaving: asyncio.Future[None]) -> None:
+        """Waits until `leaving` has ended. Completes a rebalance that this member has joined and that ends meanwhile.
+
+        Otherwise the coordinator would refuse the last commits, which have the former generation, and the other members
+        would wait for this member's SyncGroup until its session ends.
+        """
+        stop, pause_s = self._signals.stop, self._settings.retry_backoff_s
+        await asyncio.wait({leaving}, timeout=pause_s)
+        leaving.add_done_callback(lambda _: stop.set())
+        while not leaving.done() and self.phase is GroupPhase.JOINING and self.identity is not None:
+            stop.clear()
+            try:
+                await self._reach_generation()
+            except Interrupted:
+                self._back_to_joining()
+            except AllocatorError as error:
+                log.info("%s: %s; trying again while leaving", self.group, error)
+                self._back_to_joining()
+                await asyncio.wait({leaving}, timeout=self._settings.pause_s(error))
+        await asyncio.wait({leaving})
 
     async def _give_up(self) -> None:
         """Ends a membership that cannot continue. The member leaves, so that the others need not wait for the session

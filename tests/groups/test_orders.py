@@ -206,3 +206,28 @@ async def test_concurrent_writes_of_operators_all_succeed(zk_chroot: str, group:
         await zk.set(store.paths.orders, b"garbage")
         with pytest.raises(InvalidZnode):
             await store.put(order("freeze"), NOW)
+
+
+async def test_a_command_is_refused_if_its_results_would_not_fit(zk_chroot: str, group: str) -> None:
+    """Otherwise it would never be done, and each new owner would carry it out again."""
+    async with session(zk_chroot) as zk:
+        store = OrderStore(zk, Paths("/allocator", group))
+        await zk.ensure_path(store.paths.members)
+        seeks = [
+            order("seek", arguments={"partitions": {"t": "0-998", f"u{to}": "0"}, "to": str(to)}) for to in range(5)
+        ]
+        given = [each for each in seeks if await put(store, each)]
+        assert 0 < len(given) < 5
+        for each in given:
+            what = f"sought to {1 << 40} from {1 << 40}"
+            results = [OrderResult(NOW, f"m-{0:016x}-{0:010}", frozenset({p}), what) for p in each.partitions]
+            assert (await store.add_results(each.id, results)).find(each.id).done
+
+
+async def put(store: OrderStore, given: Order) -> bool:
+    try:
+        await store.put(given, NOW)
+    except ConfigError as error:
+        assert "remove some first" in str(error)
+        return False
+    return True

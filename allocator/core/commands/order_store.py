@@ -35,10 +35,10 @@ class OrderStore:
     async def put(self, order: Order, now_ms: int) -> Orders:
         """Writes one command, which replaces an earlier one with the same subject. Returns all commands.
 
-        Raises ConfigError for too many commands, InvalidZnode if the znode is not readable, and NoZnode if the group
-        does not exist.
+        Raises ConfigError for too many commands or results, InvalidZnode if the znode is not readable, and NoZnode if
+        the group does not exist.
         """
-        return await self._change(lambda orders: orders.put(order, now_ms))
+        return await self._change(lambda orders: orders.put(order, now_ms), with_room=True)
 
     async def remove(self, ids: Collection[str], now_ms: int) -> tuple[Order, ...]:
         """Removes commands and returns the removed ones. If one id does not exist, raises NoSuchOrder and
@@ -71,7 +71,7 @@ class OrderStore:
         data, stat = found
         return Orders.decode(self.paths.orders, data), stat.version
 
-    async def _change(self, change: Callable[[Orders], Orders]) -> Orders:
+    async def _change(self, change: Callable[[Orders], Orders], *, with_room: bool = False) -> Orders:
         """Applies `change` by compare-and-set. `change` is called again if another process wrote in the meantime."""
 
         async def write() -> Orders:
@@ -80,11 +80,12 @@ class OrderStore:
                 after = change(before)
                 if after == before:
                     return after
+                data = after.encode(with_room=with_room)
                 try:
                     if version < 0:
-                        await self._zk.create(self.paths.orders, after.encode())
+                        await self._zk.create(self.paths.orders, data)
                     else:
-                        await self._zk.set(self.paths.orders, after.encode(), version)
+                        await self._zk.set(self.paths.orders, data, version)
                 except (BadVersion, ZnodeExists):
                     continue
                 return after

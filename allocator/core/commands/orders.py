@@ -383,6 +383,7 @@ class Orders:
     MAX_ENTRIES: ClassVar = 1_000
     MAX_RESULTS: ClassVar = 1_000  # results of one command
     MAX_BYTES: ClassVar = 500_000  # bytes of the znode; ZooKeeper's own limit is 1 MiB by default
+    RESULT_BYTES: ClassVar = 220  # of the result for one partition, without the name of its topic
 
     entries: tuple[Order, ...] = ()
 
@@ -425,13 +426,21 @@ class Orders:
         """Returns the commands with further results for that command; unchanged if the command does not exist."""
         return Orders(tuple(each._with(results) if each.id == order_id else each for each in self.entries))
 
-    def encode(self) -> bytes:
-        """Encodes all commands. Raises ConfigError if they do not fit into a znode."""
+    def encode(self, *, with_room: bool = False) -> bytes:
+        """Encodes all commands. Raises ConfigError if they do not fit into a znode.
+
+        `with_room`: there must also be room for the results of the commands that are carried out once. Without a
+        result, each new owner would carry them out again.
+        """
         data = encode_object({"orders": [order.to_json() for order in self.entries]})
-        if len(data) > self.MAX_BYTES:
+        size = len(data)
+        if with_room:
+            waiting = (order.left for order in self.entries if order.fault is None and KINDS[order.kind].once)
+            size += sum(self.RESULT_BYTES + len(partition.topic) for left in waiting for partition in left)
+        if size > self.MAX_BYTES:
             raise ConfigError(
-                f"the group's commands would take {len(data)} bytes, more than the {self.MAX_BYTES} of their znode; "
-                "remove some first, or name partitions in ranges"
+                f"the group's commands and their results would take {size} bytes, more than the {self.MAX_BYTES} of "
+                "their znode; remove some first, or name partitions in ranges"
             )
         return data
 

@@ -108,14 +108,17 @@ class Ownership:
             if self._began is not None:
                 self._began()
             # before the call of the listener, which may wait for positions
-            self._starts.begin(self._tenures(partitions), self._tasks)
+            registered = self._starts.begin(self._tenures(partitions), self._tasks)
+            if not registered.done():
+                # the listener may seek at once, but the sink takes no effect of a record before that
+                self._opening += 1
+                registered.add_done_callback(lambda _: self._opened())
             self._opening += 1
             self._fetcher.wake()
             try:
                 await self._notify_all(RebalanceEvent.ASSIGNED, partitions)
             finally:
-                self._opening -= 1
-                self._fetcher.wake()
+                self._opened()
 
     async def revoked(self, partitions: Partitions) -> Partitions:
         with self._measures.span("rebalance", step="revoked", partitions=len(partitions)):
@@ -160,8 +163,11 @@ class Ownership:
             if callback is not None:
                 await _call(callback, loss, str(loss))
         finally:
-            self._opening -= 1
-            self._fetcher.wake()
+            self._opened()
+
+    def _opened(self) -> None:
+        self._opening -= 1
+        self._fetcher.wake()
 
     def take_error(self) -> BaseException | None:
         """Returns an error that the user has not received yet, if any."""

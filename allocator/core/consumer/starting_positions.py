@@ -74,13 +74,21 @@ class StartingPositions:
             self._expected[1].cancel()
             self._expected = None
 
-    def begin(self, tenures: list[TopicPartitionState], tasks: BackgroundTasks) -> None:
-        """Starts to find the positions of new tenures."""
+    def begin(self, tenures: list[TopicPartitionState], tasks: BackgroundTasks) -> asyncio.Future[None]:
+        """Starts to find the positions of new tenures.
+
+        Returns a future that is done once this member is registered in the sink as their owner, or they have ended.
+        """
         expected, self._expected = self._expected, None
         early = None
         if expected is not None and expected[0] == {tenure.partition for tenure in tenures}:
             early = expected[1]
-        tasks.start(self._find(tenures, early), "positions")
+        registered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._sink is None:
+            registered.set_result(None)
+        task = tasks.start(self._find(tenures, registered, early), "positions")
+        task.add_done_callback(lambda _: registered.cancel())
+        return registered
 
     async def _look_up(self, partitions: Partitions) -> CommittedOffsets | None:
         try:
@@ -89,7 +97,10 @@ class StartingPositions:
             return None
 
     async def _find(
-        self, tenures: list[TopicPartitionState], early: asyncio.Task[CommittedOffsets | None] | None = None
+        self,
+        tenures: list[TopicPartitionState],
+        registered: asyncio.Future[None],
+        early: asyncio.Task[CommittedOffsets | None] | None = None,
     ) -> None:
         """Seeks to the committed offsets, or requests a reset. Repeats the request until the coordinator responds.
 
@@ -105,17 +116,21 @@ class StartingPositions:
         unknown = Reminder(log)
         while True:
             missing = self._missing(tenures)
-            if not missing:
+            owned = frozenset(tenure.partition for tenure in tenures if tenure.phase is not Phase.ENDED)
+            # even if the user has sought in all of them: otherwise the sink would refuse this member's writes
+            if not missing and (registered.done() or not owned):
                 return
             try:
-                stored = {} if self._sink is None else await self._sink.begin(missing)
+                stored = {} if self._sink is None else await self._sink.begin(owned)
+                if not registered.done():
+                    registered.set_result(None)
                 committed = await self._committed(missing - stored.keys()) if missing - stored.keys() else {}
             except AllocatorError as error:
                 named = missing & (error.partitions if isinstance(error, NoOffsetsError) else NO_PARTITIONS)
                 if named and named != missing:
                     # request the partitions with errors separately, so that the other partitions need not wait
                     each = ([t for t in tenures if t.partition in part] for part in (named, missing - named))
-                    await asyncio.gather(*map(self._find, each))
+                    await asyncio.gather(*(self._find(part, registered) for part in each))
                     return
                 if error.retriable:
                     unknown.warn("committed offsets of %d partitions are not known yet: %s", len(missing), error)

@@ -83,11 +83,13 @@ class Window:
             span = self._spans[0]
             units, at = span.units, span.at
             count = len(units)
-            while at < count and units[at].argument is None:
+            argument = None
+            # reads each argument once, because a thread may set it to None at any time
+            while at < count and (argument := units[at].argument) is None:
                 at += 1
             span.at = at
-            if at < count:
-                self._base = offset_of(units[at].argument)
+            if argument is not None:
+                self._base = offset_of(argument)
                 break
             self._base = span.end
             if not span.complete:

@@ -23,7 +23,7 @@ from allocator.core.subscription.done import DoneSet
 from allocator.core.subscription.loss import topic_of_offset
 from allocator.errors import ConfigError, HandlerCutOff, HandlerFailed
 from allocator.handlers.policy import ErrorPolicy, Retries
-from allocator.handlers.window import fingerprint
+from allocator.handlers.window import Window, fingerprint
 from allocator.types import Record
 
 DONE_CHARACTERS = 500  # fewer than a window with 1,000 records in hand needs
@@ -467,6 +467,24 @@ def test_an_invalid_list_of_error_classes_is_rejected(name: str, says: str) -> N
         ErrorPolicy.of(retry_on=[name])
     with pytest.raises(ConfigError, match="retry_on and skip_on both name ValueError"):
         ErrorPolicy.of(retry_on=[ValueError], skip_on=[ValueError])
+
+
+class EndsMeanwhile:
+    """A unit whose call ends in a thread between two reads of its argument."""
+
+    def __init__(self, record: Record) -> None:
+        self._values = [None, record]
+
+    @property
+    def argument(self) -> Record | None:
+        return self._values.pop() if self._values else None
+
+
+def test_a_call_that_ends_in_a_thread_while_the_position_is_computed_does_no_harm() -> None:
+    record, window = Record("t", 0, 7, 0, 0, None, b"", []), Window(7)
+    window.admit(window.open(7, 1, None), [EndsMeanwhile(record)], 8, 1)  # type: ignore[list-item]
+    assert window.base == 7
+    assert window.base == 8
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------

@@ -22,6 +22,10 @@ LOCAL = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "512m",
     "spark.driver.extraJavaOptions": JVM,
+    # otherwise each call of pyspark's API also sends its line to the JVM, for error messages
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.shuffle.partitions": "1",
+    # how Spark describes each query's plan for its web page, which is off
+    "spark.sql.ui.explainMode": "simple",
     "spark.ui.enabled": "false",
 }

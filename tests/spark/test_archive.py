@@ -42,7 +42,7 @@ def test_a_topic_with_compacted_offsets_is_archived_whole(spark: SparkSession, t
             return super().frame(spark, ranges).where("offset % 10 = 3")
 
     topic = Compacted([50, 31])
-    assert archive(topic, tmp_path, offsets_per_commit=15, spark=spark).records == 8
+    assert archive(topic, tmp_path, offsets_per_commit=30, spark=spark).records == 8
     assert whole(spark, topic, tmp_path)
     assert archive(topic, tmp_path).to_text() == "orders: nothing to do"
 
@@ -230,9 +230,9 @@ def test_a_full_disk_is_reported_in_one_line_and_leaves_complete_commits(spark: 
 
 
 def test_a_killed_run_is_continued_without_gap_or_double(spark: SparkSession, tmp_path: Path) -> None:
-    directory, sizes = tmp_path / "archive", [500, 500]
+    directory, sizes = tmp_path / "archive", [250, 250]
     home = directory / "topic=orders"
-    child = [sys.executable, str(Path(__file__).with_name("archive_child.py")), str(directory), "500,500", "100"]
+    child = [sys.executable, str(Path(__file__).with_name("archive_child.py")), str(directory), "250,250", "100"]
 
     def third_commit_is_written() -> bool:
         return (home / "commit=00000003").exists() and bool(list(home.glob("_new-*/**/*.parquet")))

@@ -18,9 +18,11 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
+from java_tools import QUICK_JVM
 from kazoo.exceptions import NoNodeError
 
 from allocator.testing import LocalCluster, wait_until
+from allocator.testing.classes import using
 from allocator.testing.jars import cache_directory, class_path
 from allocator.testing.java import find_java
 from allocator.testing.topics import zookeeper_client
@@ -186,7 +188,8 @@ class OldGroup:
             **settings,
         }
         written.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
-        command = [java.executable, "-Xmx128m", "-cp", class_path(kafka_release("0.8.2.2").jars)]
+        jars = kafka_release("0.8.2.2").jars
+        command = [java.executable, *QUICK_JVM, *using(java, jars), "-cp", class_path(jars)]
         command += ["kafka.tools.ConsoleConsumer", "--zookeeper", self.cluster.zookeeper, "--topic", self.topic]
         return self.start("java", [*command, "--consumer.config", str(written)])
 

@@ -166,8 +166,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if wanted(item)]
 
 
+def pytest_collection() -> None:
+    gc.disable()  # the modules of all tests stay, so each collection of garbage during their import is in vain
+
+
 def pytest_collection_finish() -> None:
     gc.freeze()  # otherwise each full collection takes half a second, because the modules of all tests are loaded
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

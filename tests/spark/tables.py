@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,28 @@ from allocator.spark.archive.store import open_store
 
 pyarrow = pytest.importorskip("pyarrow", reason="the extra `arrow` is not installed")
 deltalake = pytest.importorskip("deltalake", reason="the extra `delta` is not installed")
-pyiceberg = pytest.importorskip("pyiceberg.catalog", reason="the extra `iceberg` is not installed")
-from pyiceberg.utils.config import Config  # noqa: E402 - needs the extra
+if importlib.util.find_spec("pyiceberg") is None:
+    pytest.skip("the extra `iceberg` is not installed", allow_module_level=True)
 
 __all__ = ["DeltaTables", "IcebergTables", "ParquetFiles", "deltalake", "load_catalog", "pyarrow", "use_catalog"]
 
-load_catalog = pyiceberg.load_catalog
+
+def load_catalog(name: str) -> Any:
+    # not at the top: the import takes a second of CPU, in each worker that only collects the tests
+    from pyiceberg.catalog import load_catalog
+
+    return load_catalog(name)
 
 
 def use_catalog(monkeypatch: pytest.MonkeyPatch, **settings: str) -> None:
     """Configures the catalog `lake`, also for processes that the test starts."""
+    import pyiceberg.catalog
+    from pyiceberg.utils.config import Config
+
     for name, value in settings.items():
         monkeypatch.setenv(f"PYICEBERG_CATALOG__LAKE__{name.upper()}", value)
     # pyiceberg reads the environment when it is imported
-    monkeypatch.setattr(pyiceberg, "_ENV_CONFIG", Config())
+    monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())
 
 
 class Tables:

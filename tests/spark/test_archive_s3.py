@@ -16,8 +16,6 @@ from tables import DeltaTables, IcebergTables, load_catalog, use_catalog
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytest.importorskip("moto.server", reason="moto is not installed")
-
 pytestmark = pytest.mark.long
 
 # prints its port, and ends with its standard input
@@ -35,6 +33,7 @@ server.stop()
 @pytest.fixture
 def bucket(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """s3://lake on a server of its own; the driver and the Python workers know where it is."""
+    pytest.importorskip("moto.server", reason="moto is not installed")
     import boto3
 
     # a process of its own: deltalake holds Python's lock while it waits for a response

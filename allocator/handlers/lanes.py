@@ -186,9 +186,11 @@ class Lanes:
                 return None
             lane = self._ready.popleft()
             lane.queued = False
+            if lane.worker.stopping or not lane.units:
+                continue
             if lane.worker.partition in self._orders.paused:
                 self._parked[lane] = None
-            elif lane.units and not lane.worker.stopping:
+            else:
                 lane.running = True
                 lane.worker.begin(lane)
                 return lane

@@ -100,6 +100,8 @@ class FakeSource:
         self.measures = Measures()
         self.own: dict[TopicPartition, int] = {}
         """Last commits of this process."""
+        self.taken = asyncio.Event()
+        """Set when the processor takes a batch."""
         self._turn = 0
         self.turn = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -197,6 +199,7 @@ class FakeSource:
             await asyncio.sleep(0)
             batch = self._next() if self.active else None
             if batch is not None:
+                self.taken.set()
                 return batch
             self._changed.clear()
             await self._changed.wait()

@@ -145,19 +145,24 @@ async def test_a_broken_assignment_is_written_again_and_nothing_moves(bench: One
         assert bench.history.moves() > moves
 
 
+async def until_a_claim_waits(bench: OneGroup, member: TestMember, store: Store) -> None:
+    """Assigns further partitions to a member that does not claim them before `may_return` is set."""
+    owned, count = member.owned, bench.topics.counts["t"]
+    member.owner.may_return.clear()
+    bench.topics.change(t=count + 4)
+    await wait_until_async(lambda: member.owned > owned, 30, "it to get partitions, which it does not return from")
+    bench.topics.change(t=count + 8)
+
+    async def assigned() -> bool:
+        document, _ = await store.document()
+        return sum(map(len, document.owners.values())) == count + 8
+
+    await wait_until_async(assigned, 30, "the leader to assign the further partitions")
+
+
 async def test_a_count_that_another_client_changes_is_corrected_while_a_claim_waits(bench: OneGroup) -> None:
     async with bench.members("a", "b") as (a, b), bench.store() as store:
-        owned, count = b.owned, bench.topics.counts["t"]
-        b.owner.may_return.clear()
-        bench.topics.change(t=count + 4)
-        await wait_until_async(lambda: b.owned > owned, 30, "b to get partitions, which it does not return from")
-        bench.topics.change(t=count + 8)
-
-        async def assigned() -> bool:
-            document, _ = await store.document()
-            return sum(map(len, document.owners.values())) == count + 8
-
-        await wait_until_async(assigned, 30, "the leader to assign the further partitions")
+        await until_a_claim_waits(bench, b, store)
         await store.zk.set(bench.paths.base, b"")  # b's next claim checks the version of this znode
         b.owner.may_return.set()
         await bench.settle(a, b)
@@ -170,17 +175,7 @@ async def test_nor_while_the_leader_reads_the_assignment_again(
     leaders: list[Leader] = []
     monkeypatch.setattr(Leader, "run", lambda leader, run=Leader.run: leaders.append(leader) or run(leader))
     async with bench.members("a", "b") as (a, b), bench.store() as store:
-        owned, count = b.owned, bench.topics.counts["t"]
-        b.owner.may_return.clear()
-        bench.topics.change(t=count + 4)
-        await wait_until_async(lambda: b.owned > owned, 30, "b to get partitions, which it does not return from")
-        bench.topics.change(t=count + 8)
-
-        async def assigned() -> bool:
-            document, _ = await store.document()
-            return sum(map(len, document.owners.values())) == count + 8
-
-        await wait_until_async(assigned, 30, "the leader to assign the further partitions")
+        await until_a_claim_waits(bench, b, store)
         read, counts, counted = Store.document, Store.writes, asyncio.Event()
 
         async def noted(of: Store, watch: Callable[[], None] | None = None) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import engine
 import pytest
 from engine import PARTITION, Letters, until
-from fake_source import Batch, Cluster, FakeSource, positions
+from fake_source import Cluster, FakeSource, positions
 
 from allocator.core.commands.record_orders import RecordOrders
 from allocator.core.subscription.done import DoneSet
@@ -311,7 +311,7 @@ async def test_a_partition_moves_only_after_the_calls_that_a_seek_replaced(goes_
 @pytest.mark.parametrize("at_once", [False, True])
 async def test_records_of_a_paused_partition_are_freed_when_it_moves(ordering: str, at_once: bool) -> None:
     """`at_once`: the partition moves before the handler's tasks have seen that it is paused."""
-    cluster, taken = Cluster(records=50, keys=50), asyncio.Event()
+    cluster = Cluster(records=50, keys=50)
 
     async def handle(record: Record) -> None:
         raise AssertionError("it is paused")
@@ -320,20 +320,11 @@ async def test_records_of_a_paused_partition_are_freed_when_it_moves(ordering: s
 
     def prepare(source: FakeSource) -> None:
         source.orders = RecordOrders(paused=frozenset({PARTITION}))
-        take = source._next
-
-        def noted() -> Batch | None:
-            batch = take()
-            if batch is not None:
-                taken.set()
-            return batch
-
-        source._next = noted  # type: ignore[method-assign]
 
     async with running(cluster, handle, ordering=ordering, prepare=prepare) as it:
         for _ in range(3):
-            await taken.wait()
-            taken.clear()
+            await it.source.taken.wait()
+            it.source.taken.clear()
             if not at_once:
                 await until(lambda: kept(cluster) > latest)
             await it.source.revoke([PARTITION])

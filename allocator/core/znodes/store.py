@@ -193,6 +193,7 @@ class Store:
                 await self.zk.create(f"{self.paths.shards}/{name}", piece)
         kind = "create" if version < 0 else "set"
         # claims check both versions, because the version of the assignment starts again if its znode is deleted
+        # each member reads the changes, so they are of use only if they are smaller than the document
         noted = b"" if changes is None or len(data) < self.WHOLE_BYTES else changes.encode(len(data))
         counted = Op("set", self.paths.base, noted, version=document.writes - 1)
         await self.zk.multi([Op(kind, self.paths.assignment, head, version), counted])

@@ -23,7 +23,7 @@ from allocator.core.consumer import (
 )
 from allocator.core.fetch import Batch, Fetcher
 from allocator.core.settings import DEFAULT, names_arguments
-from allocator.core.subscription import ANY_TOPIC, SubscriptionState
+from allocator.core.subscription import ANY_TOPIC, Hold, SubscriptionState
 from allocator.errors import AllocatorError, CommitFailed, Fenced, NoOffsetsError, NotOwned
 from allocator.operate import ChoiceWatcher, ClusterChoice, choice_path
 from allocator.types import Assignors, MembershipName, OffsetAndMetadata, TopicPartition
@@ -131,7 +131,7 @@ class GroupedConsumer(BaseConsumer):
         if self._started:
             return
         self._loop = asyncio.get_running_loop()
-        self._switching = asyncio.Lock()
+        self._switching, self._committing = asyncio.Lock(), asyncio.Lock()
         try:
             if self._watcher is not None:
                 await self._watcher.start(self._connect_timeout_s)
@@ -160,11 +160,11 @@ class GroupedConsumer(BaseConsumer):
         choice = self._wanted_cluster()
         if choice == self._reads:
             return choice is not None
-        if self._engine.progress.in_hand:
+        if self._engine.state.reader:
             return False
         async with self._switching:
             choice = self._wanted_cluster()
-            if self.closing or choice == self._reads or self._engine.progress.in_hand:
+            if self.closing or choice == self._reads or self._engine.state.reader:
                 return False  # another call has already applied the cluster choice
             if self._reads is not None:
                 log.info("%s: leaving, because the group's cluster choice is now %s", self.group_name, choice)
@@ -190,7 +190,7 @@ class GroupedConsumer(BaseConsumer):
         return None if choice.frozen else choice
 
     def _stop(self) -> None:
-        self._engine.progress.abandon()
+        self._engine.state.reader.abandon()
 
     async def _wind_down(self) -> None:
         if not self._started:
@@ -237,7 +237,7 @@ class GroupedConsumer(BaseConsumer):
     async def _consume(self, topic: str, start: Any) -> list[Any] | None:
         if self.closing:
             return None
-        self._engine.progress.finish(topic)
+        self._engine.state.reader.finish(topic)
         self._fetching.pop(topic, None)
         if topic in self._synced and topic not in self.synced_offsets:  # the user removed the topic, as in kiel
             try:
@@ -300,7 +300,7 @@ class GroupedConsumer(BaseConsumer):
         """Commits before the values are returned. Returns False if the commit failed; the values are then read
         again."""
         engine = self._engine
-        wanted = engine.progress.uncommitted(starts, in_hand=True)
+        wanted = {p: offset for p, offset in _delivered(engine).items() if p in starts}
         try:
             engine.must_own(starts)
             await self._start_commit(wanted, retry=False)
@@ -311,9 +311,9 @@ class GroupedConsumer(BaseConsumer):
         return True
 
     def _put_back(self, starts: Mapping[TopicPartition, int]) -> None:
-        outlived = self._engine.progress.outlived  # a later tenure of these has a start of its own
+        outlived = self._engine.state.reader.outlived  # a later tenure of these has a start of its own
         current = {partition: offset for partition, offset in starts.items() if partition not in outlived}
-        self._engine.progress.put_back(starts)
+        self._engine.state.reader.abandon(starts)
         super()._put_back(current)
 
     def _go_to(self, partition: TopicPartition, offset: int) -> None:
@@ -360,7 +360,7 @@ class GroupedConsumer(BaseConsumer):
         self._must_be_connected()
         wanted: dict[TopicPartition, int] = {}
         if self._reads is not None:  # otherwise the member has left, and there is nothing to commit
-            delivered = self._engine.progress.uncommitted(in_hand=True)
+            delivered = _delivered(self._engine)
             wanted = {p: offset for p, offset in delivered.items() if p.topic in self.topics_to_commit}
         return self._start_commit(wanted, metadata)
 
@@ -369,7 +369,11 @@ class GroupedConsumer(BaseConsumer):
     ) -> asyncio.Future[None]:
         engine = self._engine
         task = asyncio.ensure_future(self._commit(engine, wanted, metadata, retry, engine.state.assignment))
-        engine.commits.hold(task, wanted)  # before any `await`, because a rebalance may begin
+        # before any `await`, because a rebalance may begin
+        holds = [Hold(engine.state.assignment[partition]) for partition in wanted]
+        for hold in holds:
+            hold.tenure.add(hold)
+        task.add_done_callback(lambda _: _end(holds, engine))
         return task
 
     async def _commit(
@@ -382,10 +386,10 @@ class GroupedConsumer(BaseConsumer):
     ) -> None:
         if wanted:
             # one commit at a time: the retry of an earlier commit must not overtake a later one
-            async with engine.commits.turn:
+            async with self._committing:
                 await self._commit_in_turn(engine, wanted, metadata, retry, tenures)
         # keeps topics of which more values were returned during the commit
-        self.topics_to_commit &= {p.topic for p in engine.progress.uncommitted(in_hand=True)}
+        self.topics_to_commit &= {p.topic for p in _delivered(engine)}
 
     async def _commit_in_turn(
         self,
@@ -409,10 +413,10 @@ class GroupedConsumer(BaseConsumer):
                 log.warning("%s: %s; the next owners read the values again", self.name, lost)
                 wanted = left()
                 continue
-            text = {p: engine.commits.stamped(stamp, p) if metadata is None else metadata for p in wanted}
+            text = {p: engine.commits.metadata.stamped(stamp, p) if metadata is None else metadata for p in wanted}
             try:
                 await engine.commits.commit({p: OffsetAndMetadata(o, text[p], -1) for p, o in wanted.items()})
-                engine.progress.finish_up_to(wanted)
+                engine.state.reader.finish_up_to(wanted)
                 return
             except (CommitFailed, NotOwned) as error:
                 final = not (error.retriable or isinstance(error, (Fenced, NotOwned)))
@@ -422,6 +426,18 @@ class GroupedConsumer(BaseConsumer):
             await asyncio.sleep(backoff.next())
             while left() and not engine.closing and not engine.membership.may_act():
                 await engine.fetcher.news(TURN_S)
+
+
+def _delivered(engine: ConsumerCore) -> dict[TopicPartition, int]:
+    """Returns the positions that are not committed."""
+    found = {p: tenure.to_commit(delivered=True) for p, tenure in engine.state.assignment.items()}
+    return {p: point.offset for p, point in found.items() if point is not None}
+
+
+def _end(holds: list[Hold], engine: ConsumerCore) -> None:
+    for hold in holds:
+        hold.busy = False
+    engine.state.on_freed()
 
 
 class _PauseUnconsumed(RebalanceListener):

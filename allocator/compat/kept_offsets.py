@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Optional
 
 from allocator.core.client import KafkaClient
 from allocator.core.offsets import GroupOffsets, IdleOffsets
-from allocator.errors import BrokerError
 from allocator.types import OffsetAndMetadata, TopicPartition
+
+
+@dataclass
+class _Kept:
+    committed: Optional[tuple[int, None]]
+    committed_at: Optional[float] = None
 
 
 class KeptOffsets(GroupOffsets):
@@ -15,32 +22,31 @@ class KeptOffsets(GroupOffsets):
 
     def __init__(self, client: KafkaClient, group: str, *, timeout_s: float, retention_s: float | None) -> None:
         super().__init__(client, group, timeout_s=timeout_s, retention_s=retention_s)
-        self._known: dict[TopicPartition, int] = {}
-        self._under_way = 0
-        self._idle = IdleOffsets(self, self._to_keep, self.commit)
+        self._known: dict[TopicPartition, _Kept] = {}
+        self._idle = IdleOffsets(self, self._to_keep, super().commit)
         self._still_owned: Callable[[], bool] = bool
 
     async def commit(
         self,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata],
-        refusal: Callable[[TopicPartition], BrokerError | None] | None = None,
+        offsets: Any,
+        refusal: Any = None,
+        stored: Callable[[TopicPartition, OffsetAndMetadata], None] | None = None,
     ) -> None:
-        self._under_way += 1
-        try:
-            await super().commit(offsets, refusal)
-        finally:
-            self._under_way -= 1
-        self._known.update({p: value.offset for p, value in offsets.items()})
-        self._idle.committed(offsets)
+        def note(partition: TopicPartition, offset: OffsetAndMetadata) -> None:
+            self._known[partition] = _Kept((offset.offset, None), self._idle.clock())
+            if stored is not None:
+                stored(partition, offset)
+
+        await super().commit(offsets, refusal, note)
 
     async def keep(
         self, committed: Mapping[TopicPartition, OffsetAndMetadata], still_owned: Callable[[], bool]
     ) -> None:
         """Commits these offsets, and later ones, again before they expire, while `still_owned` returns True. Runs until
         cancelled."""
-        self._known = {p: value.offset for p, value in committed.items()}
+        self._known = {p: _Kept((value.offset, None)) for p, value in committed.items()}
         self._still_owned = still_owned
         await self._idle.run()
 
-    def _to_keep(self) -> Mapping[TopicPartition, int]:
-        return {} if self._under_way or not self._still_owned() else self._known
+    def _to_keep(self) -> Mapping[TopicPartition, _Kept]:
+        return self._known if self._still_owned() else {}

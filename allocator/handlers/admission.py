@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple
 
 from allocator.core.consumer import ConsumerBase
 from allocator.core.fetch import Batch
-from allocator.core.subscription import DoneSet
+from allocator.core.subscription import DoneSet, Hold
 from allocator.core.telemetry import Measures
 from allocator.errors import CorruptRecordError, NotOwned
 from allocator.handlers.due import DueGate
@@ -64,6 +64,10 @@ class Work:
     measures: Measures
     broken: Callable[[BaseException], None]
     """Called with an error that ends the processing."""
+    freed: Callable[[], None]
+    """Called when no call of a stopped worker runs any more."""
+    until_free: Callable[[Sequence[Hold]], Awaitable[None]]
+    """Waits until nobody works on the records of these holds."""
     done_characters: Callable[[], int]
     """Returns the number of characters in a commit's metadata that may list done records beyond the offset."""
     retry_plan: RetryPlan | None = None
@@ -97,8 +101,6 @@ class Admission:
         in_call: Callable[[], Collection[Unit]],
     ) -> None:
         self.partition = partition
-        self.committed: tuple[int, DoneSet | None] = (start, known)
-        """The last committed progress, as `progress` returns it."""
         self.closed = False
         """If True, no record is admitted: calls of an earlier worker still run, or `close` was called."""
         self._work = work
@@ -108,18 +110,17 @@ class Admission:
         """Number of records that are admitted and not done."""
         self._window = Window(start, known)
         self._verified = known is None
-        self._queue: deque[Union[Batch, int]] = deque()
-        self._end = start
-        """The offset after the last batch in the queue."""
-        self._restarts = 0
+        self._queue: deque[Batch] = deque()
         self._paused = False
         self._opened: _Opened | None = None
         """The batch that is being admitted."""
         self._narrow: asyncio.TimerHandle | None = None
         """Timer of the next check, while the list of done records is nearly full and therefore no record is
         admitted."""
-        self._final: tuple[int, DoneSet | None] | None = None
-        """The progress after `replace` or `free`; later calls do not change it."""
+        self._then: Callable[[], None] | None = None
+        """Called when all records are done, after `conclude`."""
+        self._final: tuple[int | None, DoneSet | None] | None = None
+        """What is done, once the records are dropped."""
         self._unchecked = 0
         """Number of records admitted since the last check or, while `_narrow` is set, finished since then."""
         delay_s = None if work.retry_plan is None else work.retry_plan.delays_s.get(partition.topic)
@@ -131,36 +132,33 @@ class Admission:
         """All records before this offset are done."""
         return self._window.base
 
-    def progress(self) -> tuple[int, DoneSet | None]:
-        """Returns the offset to commit, and the done records beyond it (None: none)."""
-        return self._window.done_set() if self._final is None else self._final
+    @property
+    def is_empty(self) -> bool:
+        """Whether every record is done that was put here."""
+        return not (self._in_hand or self._queue or self._opened is not None)
 
-    def to_commit(self) -> tuple[int, DoneSet | None] | None:
-        """Returns the progress; None if it is committed already, or while a restart waits in the queue."""
-        progress = self.progress()
-        return None if self._restarts or progress == self.committed else progress
+    def done(self) -> tuple[int | None, DoneSet | None]:
+        """Returns the lowest offset that is not done (None: every record is done), and the done records beyond it."""
+        if self._final is not None:
+            return self._final
+        base, beyond = self._window.done_set()
+        return None if self.is_empty and not self.closed else base, beyond
 
     def put(self, batch: Batch) -> None:
-        """Adds a batch. If it begins before the end of the last batch, the partition restarts there."""
-        if batch.base_offset < self._end:
-            self.restart(batch.base_offset)
-        self._end = batch.next_offset
+        """Adds a batch."""
         self._queue.append(batch)
         self.fill()
         if len(self._queue) >= QUEUE_BATCHES:
             self._pause(True)
 
-    def restart(self, offset: int) -> None:
-        """Continues at `offset` once the admitted records are done. All records from `offset` on are handled again."""
+    def conclude(self, then: Callable[[], None]) -> None:
+        """Makes the queued records the last ones, and calls `then` when they are done. Drops those that are not due."""
+        self._then = then
         if self._gate is not None:
-            # queued batches may not be due for hours, so a restart must not wait for them
+            # they may not be due for hours
             self._gate.open()
             self._queue.clear()
-            self._restarts = 0
-            self._pause(False)
-        self._restarts += 1
-        self._end = offset
-        self._queue.append(offset)
+        self._pause(False)
         self.fill()
 
     def fill(self) -> None:
@@ -169,14 +167,17 @@ class Admission:
             while not self.closed:
                 opened = self._opened or self._open()
                 if opened is None:
-                    return
+                    break
                 capacity = self._capacity()
                 if capacity <= 0:
-                    return
+                    break
                 self._admit(opened, capacity)
         except CorruptRecordError as error:
             self._work.broken(error)
             self.close()
+        if self._then is not None and self.is_empty:
+            then, self._then = self._then, None
+            then()
 
     def finish(self, units: Sequence[Unit]) -> None:
         """Marks records as done."""
@@ -197,18 +198,15 @@ class Admission:
         if self._narrow is not None:
             self._narrow.cancel()
 
-    def replace(self, offset: int) -> None:
-        """Sets the progress to `offset`, even if other records are done, because a later worker continues there."""
-        self._final = offset, None
-
     def free(self) -> None:
         """Drops the admitted records that no call will finish.
 
         Otherwise they would stay in memory, and would count towards the limit of all partitions.
         """
-        self._final = self.progress()
-        self._work.budget.change(-self._window.counted)
-        self._window = Window(self._final[0])
+        if self._final is None:
+            self._final = self.done()
+            self._work.budget.change(-self._window.counted)
+            self._window = Window(self._window.base)
 
     # ----------------------------------------------------------------------------------------------------------------
 
@@ -222,19 +220,12 @@ class Admission:
     def _open(self) -> _Opened | None:
         """Opens the next batch. Returns None if the queue is empty, or if the batch must wait."""
         while self._queue:
-            following = self._queue[0]
             # with ordering "partition", the next batch cannot be handled before this one
-            busy = self._in_hand and (self._work.handling.ordering == "partition" or isinstance(following, int))
-            if busy or (self._in_hand and not self._affords()):
+            if self._in_hand and (self._work.handling.ordering == "partition" or not self._affords()):
                 return None
-            if self._gate is not None and self._gate.shut and not isinstance(following, int):
+            if self._gate is not None and self._gate.shut:
                 return None
-            self._queue.popleft()
-            if isinstance(following, int):
-                self._restarts -= 1
-                self._window, self._verified = Window(following), True
-                self.committed = (-1, None)
-                continue
+            following = self._queue.popleft()
             if self._gate is not None:
                 due, rest = self._gate.pass_on(following)
                 if rest is not None:

@@ -8,6 +8,7 @@ from functools import partial
 from allocator.core.consumer import ConsumerBase
 from allocator.core.fetch import deserialized
 from allocator.core.settings import names_arguments
+from allocator.errors import Closed
 from allocator.handlers.handling import given_in_python
 from allocator.handlers.settings import HANDLING, HANDLING_DEFAULT
 from allocator.types import Ordering, Record, Workers
@@ -101,6 +102,8 @@ class Consumer(ConsumerBase):
         arguments = locals()
         given = {name: arguments[name] for name in HANDLING}
         self._begun()
+        if self._closed:
+            raise Closed(f"the consumer of group {self.group!r} is closed; create another one")
         self._engine.must_not_process()
         key, value = self._deserializers
         deserialize = None if key is None and value is None else partial(deserialized, key=key, value=value)

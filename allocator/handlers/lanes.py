@@ -8,10 +8,11 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from allocator.core.aio import BackgroundTasks
 from allocator.core.commands import RecordOrders
+from allocator.core.subscription import Hold
 from allocator.handlers.guard import guard_of
 from allocator.handlers.handlers import Handler
 from allocator.handlers.subprocesses import Children
@@ -27,7 +28,7 @@ SHORT_SLICE_S = 0.005  # maximum duration of a job with several lanes, in second
 RECORDS_A_HOP = 64  # maximum number of records in a job with several lanes
 
 
-class LaneOwner(Protocol):
+class LaneOwner(Hold):
     """Worker of the partition that a lane belongs to."""
 
     partition: TopicPartition
@@ -36,9 +37,11 @@ class LaneOwner(Protocol):
     """Set together with `stopping`."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        raise NotImplementedError
 
-    def where(self, offset: int) -> dict[str, Any]: ...
+    def where(self, offset: int) -> dict[str, Any]:
+        raise NotImplementedError
 
     def begin(self, lane: Lane) -> None:
         """Called before the calls of a lane begin."""
@@ -223,9 +226,11 @@ class Lanes:
                 finished: list[Unit] = []
                 error = None
                 begun = time.monotonic()
+                entered = lane.worker.enter()
                 try:
                     error = await self._turn(lane, finished)
                 finally:
+                    lane.worker.leave(entered)
                     lane.task = None
                     self._end(lane, finished, error, time.monotonic() - begun)
         finally:
@@ -333,6 +338,7 @@ class Lanes:
             error: BaseException | None = None
             count, worker, begun = 0, lane.worker, now
             guard = guard_of(self._orders, worker.partition)
+            worker.enter()  # in the context of this thread, which runs no other code
             for unit in units:
                 if now >= ends or worker.stopping or not may_act():
                     break

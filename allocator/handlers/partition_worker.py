@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from allocator.core.aio import wait_for_event
-from allocator.core.subscription import DoneSet
+from allocator.core.subscription import DoneSet, Hold, Progress
 from allocator.handlers.admission import Admission, Work
 from allocator.handlers.guard import Quarantined
-from allocator.handlers.lanes import Lane
+from allocator.handlers.lanes import Lane, LaneOwner
 from allocator.handlers.window import Unit, offset_of
-from allocator.types import TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -21,32 +20,25 @@ WARN_EVERY_S = 10.0  # seconds between two warnings about a call that does not e
 MAX_OFFSETS_IN_WARNING = 3
 
 
-class PartitionWorker:
-    """Calls the handler for the admitted records of one partition, in the order that `Handling.ordering` demands.
+class PartitionWorker(LaneOwner):
+    """Calls the handler for the admitted records of one tenure, in the order that `Handling.ordering` demands.
+
+    It holds these records: a release of the partition waits for its calls.
 
     Guarantee: a record is done only if the handler has returned, its dead letter is acknowledged, or a setting skips
-    it. After `stop`, `drain` or `abandon` no further call begins. No call begins before the calls of `after`, the
-    former worker of the partition, have ended.
+    it. After `stop`, `drain` or `abandon` no further call begins. No call begins while someone else holds records of
+    the partition, such as a former worker: two concurrent calls would break the order.
     """
 
-    def __init__(
-        self,
-        partition: TopicPartition,
-        start: int,
-        work: Work,
-        after: PartitionWorker | None = None,
-        known: DoneSet | None = None,
-    ) -> None:
-        self.partition = partition
-        self.topic_id: Any = None
-        """Topic id of the last batch, if known."""
-        self.retired = False
-        """True once the partition has left this member, or an operator's restart has replaced this worker."""
+    def __init__(self, tenure: Progress, start: int, work: Work) -> None:
+        super().__init__(tenure)
+        before = [hold for hold in tenure.holds if hold.busy]
+        self.partition = tenure.partition
         self.stopping = False
         self.stopped = asyncio.Event()
-        self.admission = Admission(partition, start, known, work, self._to_lanes, self._units_in_call)
+        self.admission = Admission(tenure.partition, start, tenure.beyond, work, self._to_lanes, self._units_in_call)
+        tenure.beyond = None
         self._work = work
-        self._after = after
         self._lanes: dict[Any, Lane] = {}
         self._calls: set[Lane] = set()
         self._waiting: set[Lane] = set()
@@ -55,24 +47,38 @@ class PartitionWorker:
         self.cut_off = False
         """True once running calls were cut off."""
         self._given_up = False
+        self._concluding = False
         self._overdue: asyncio.TimerHandle | None = None
         """While the worker drains: the timer of the cut-off, and then of the next warning."""
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._beginning: asyncio.Task[None] | None = None
-        if after is not None:
-            # two concurrent calls would break the order, even if another member owned the partition in between
+        tenure.add(self)
+        if before:
             self.admission.closed = True
-            self._beginning = asyncio.get_running_loop().create_task(self._begin(after), name=f"after {self.name}")
+            self._beginning = asyncio.get_running_loop().create_task(self._begin(before), name=f"next {self.name}")
 
     @property
     def name(self) -> str:
         return f"{self.partition.topic}:{self.partition.partition}"
 
-    def replace(self, offset: int) -> None:
-        """Stops, and sets the progress to `offset`, where a later worker continues."""
-        self.admission.replace(offset)
-        self.stop()
+    @property
+    def takes_more(self) -> bool:
+        """Whether the next batch of the partition belongs to this worker."""
+        return not (self.void or self.has_outlived or self.stopping or self._concluding)
+
+    # -- the hold ----------------------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:  # type: ignore[override]
+        return not self.has_ended
+
+    def done(self) -> tuple[int | None, DoneSet | None]:
+        return self.admission.done()
+
+    def conclude(self) -> None:
+        self._concluding = True
+        self.admission.conclude(self.stop)
 
     # -- calls, also of the lanes ------------------------------------------------------------------------------------
 
@@ -183,13 +189,12 @@ class PartitionWorker:
             self._beginning.cancel()
         self._settle()
 
-    def drain(self, timeout_s: float) -> None:
-        """Stops, and cuts off running calls of coroutines and processes after `timeout_s`."""
+    def drain(self) -> None:
+        """Stops, and cuts off running calls of coroutines and processes after `drain_timeout_s`."""
         self.stop()
+        timeout_s = self._work.handling.drain_timeout_s
         if self._overdue is None and not self._quiet.is_set():
             self._overdue = asyncio.get_running_loop().call_later(timeout_s, self._cut_off, timeout_s)
-        if self._after is not None:
-            self._after.drain(timeout_s)
 
     def _cut_off(self, after_s: float) -> None:
         log.warning(
@@ -205,8 +210,6 @@ class PartitionWorker:
     def cut(self) -> None:
         """Stops, cancels calls of coroutines, and kills processes. A call in a thread continues."""
         self.stop()
-        if self._after is not None:
-            self._after.cut()
         if self._quiet.is_set() or self.cut_off:
             return
         self.cut_off = True
@@ -226,36 +229,32 @@ class PartitionWorker:
         offsets = sorted(offset_of(each) for each in arguments if each is not None)
         return offsets[:MAX_OFFSETS_IN_WARNING] or [self.admission.position]
 
-    async def abandon(self, patience_s: float) -> None:
-        """Cuts off the calls, and waits for them at most `patience_s`. A call in a thread ends after its record."""
+    async def abandon(self) -> None:
+        """Cuts off the calls, and waits for them at most `drain_timeout_s`. A call in a thread ends with its record."""
         self.cut()
-        if not self._given_up and not await wait_for_event(self._quiet, patience_s):
+        if not self._given_up and not await wait_for_event(self._quiet, self._work.handling.drain_timeout_s):
             log.error("%s: the handler ignores its cancellation", self.name)
-        if self._after is not None:
-            await self._after.abandon(patience_s)
 
     @property
     def stuck(self) -> bool:
         """True if a call still runs although the worker no longer waits for it."""
-        running = self.cut_off and any(
+        return self.cut_off and any(
             lane.task is not None or (lane.call is not None and not lane.call.done()) for lane in self._calls
         )
-        return running or (self._after is not None and self._after.stuck)
 
     @property
     def has_ended(self) -> bool:
-        """True if no call of this worker or an earlier worker of the partition runs."""
-        return self._quiet.is_set() and (self._after is None or self._after.has_ended)
+        """True if no call of this worker runs."""
+        return self._quiet.is_set() and (self.stopping or not self._concluding)
 
     async def ended(self) -> None:
-        """Waits until no call of this worker or an earlier worker of the partition runs."""
+        """Waits until no call of this worker runs."""
+        if self._concluding:
+            await self.stopped.wait()
         await self._quiet.wait()
-        if self._after is not None:
-            await self._after.ended()
 
-    async def _begin(self, after: PartitionWorker) -> None:
-        await after.ended()
-        self._after = None
+    async def _begin(self, before: list[Hold]) -> None:
+        await self._work.until_free(before)
         self.admission.closed = False
         self.admission.fill()
 
@@ -272,6 +271,7 @@ class PartitionWorker:
                 lane.units.clear()
             self._lanes.clear()
             self._work.lanes.forget(self)
+            self._work.freed()
 
     def where(self, offset: int) -> dict[str, Any]:
         """Returns the topic, the partition and this offset as extra fields of a log line."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.decode import scan
-from allocator.core.offsets.tracker import OffsetTracker
+from allocator.core.subscription.state import SubscriptionState
 from allocator.core.telemetry.measures import Measures
 from allocator.testing.batches import ProducedRecord, encode
-from allocator.types import TopicPartition
+from allocator.types import OffsetAndMetadata, TopicPartition
 
 __all__ = ["MemorySource", "batches"]
 
@@ -42,47 +42,42 @@ class MemorySource:
         self._changed = asyncio.Event()
         self.measures = Measures()
         # the processor calls the consumer's inner objects; this object stands for each of them
-        self._engine = self.commits = self
-        self.turn = asyncio.Lock()
+        self._engine = self.commits = self.metadata = self.membership = self
         self.processor: Any = None
-        self.progress = OffsetTracker(asking_is_done=False)
+        self.state = SubscriptionState(shuffle=None)
         self.group = "g"
         self.started = False
         self.done_characters = 3500
 
-    async def process_with(self, processor: Any) -> None:
+    def process_with(self, processor: Any, commit_interval_s: float) -> None:
         self.processor = processor
 
     def start_task(self, work: Any, name: str) -> None:
         work.close()
 
-    async def learn_metadata_limit(self) -> None: ...
+    async def learn_limit(self) -> None: ...
 
     async def start(self) -> None:
-        self.processor.on_partitions_assigned(self.partitions)
+        self.state.claim(dict.fromkeys(self.partitions, 1))
+        for partition in self.partitions:
+            self.state.begin(partition, OffsetAndMetadata(0, "", -1))
 
     async def close(self, *, restart: bool = True) -> None:
-        await self.processor.on_partitions_revoked(self.partitions)
+        self.state.release(self.state.drain(self.partitions))
 
     async def getbatch(self, timeout_s: float | None = None) -> Batch:
         while True:
             for place, batch in enumerate(self._batches):
                 if TopicPartition(batch.topic, batch.partition) not in self._paused:
                     await asyncio.sleep(0)
+                    self.state.update_position(TopicPartition(batch.topic, batch.partition), batch.next_offset)
                     return self._batches.pop(place)
             self._changed.clear()
             await self._changed.wait()
 
-    async def commit(self, offsets: Mapping[TopicPartition, Any]) -> None: ...
+    async def until_free(self, holds: object) -> None: ...
 
-    async def commit_regularly(self, interval_s: float, commit: Any) -> None:
-        await asyncio.Event().wait()  # must not return: the processor would end too
-
-    async def until_confirmed(self) -> None:
-        """Returns at once: there is no lease."""
-
-    def topic_id(self, partition: TopicPartition) -> None:
-        return None
+    async def commit_last(self, partitions: Iterable[TopicPartition]) -> None: ...
 
     def pause(self, *partitions: TopicPartition) -> None:
         self._paused.update(partitions)

@@ -6,14 +6,18 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from memory_offsets import MemoryOffsets
+
+from allocator.core.aio.tasks import BackgroundTasks
 from allocator.core.commands.record_orders import RecordOrders
 from allocator.core.consumer.commits import Commits
-from allocator.core.offsets.tracker import OffsetTracker
+from allocator.core.consumer.core import ConsumerCore
+from allocator.core.consumer.ownership import Ownership
+from allocator.core.subscription import Phase, RecordsLost
 from allocator.core.subscription.done import DoneSet, done_of, with_done
-from allocator.core.subscription.loss import Committed
+from allocator.core.subscription.state import EARLIEST, SubscriptionState
 from allocator.core.telemetry.measures import Measures
 from allocator.errors import AllocatorError, CommitFailed, NotOwned
-from allocator.handlers.processor import Processor
 from allocator.types import OffsetAndMetadata, Record, TopicPartition
 
 
@@ -44,9 +48,9 @@ class Batch:
         return Batch([record for record in self._records if record.offset >= offset], self.next_offset)
 
 
-def positions(processor: Processor) -> dict[TopicPartition, int]:
+def positions(source: FakeSource) -> dict[TopicPartition, int]:
     """For each partition with a worker: the offset before which every record is handled."""
-    return {partition: point.offset for partition, point in processor.resume_points().items()}
+    return {p: tenure.done()[0] for p, tenure in source.state.assignment.items() if tenure.holds}
 
 
 class Cluster:
@@ -63,6 +67,8 @@ class Cluster:
         self.beyond: dict[TopicPartition, DoneSet] = {}
         """Done records beyond the committed offsets."""
         self.commits: list[dict[TopicPartition, int]] = []
+        self.texts: dict[TopicPartition, OffsetAndMetadata] = {}
+        """The last commit of each partition by a consumer."""
 
     def end(self, partition: TopicPartition) -> int:
         return len(self.logs[partition]) + self.markers
@@ -71,115 +77,187 @@ class Cluster:
         return {partition: self.end(partition) for partition in self.partitions}
 
 
+class Offsets(MemoryOffsets):
+    """The offsets of the cluster, as one consumer commits them."""
+
+    def __init__(self, source: FakeSource) -> None:
+        super().__init__()
+        self._source = source
+
+    async def fetch(
+        self, partitions: Iterable[TopicPartition], *, require_stable: bool = False
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        cluster = self._source.cluster
+        found = {}
+        for partition in partitions:
+            offset, last = cluster.committed.get(partition), cluster.texts.get(partition)
+            if offset is None:
+                continue
+            text = last.metadata if last is not None and last.offset == offset else "generation 1 member another"
+            done = cluster.beyond.get(partition)
+            if done is not None and done_of(text, offset) != done:
+                text = with_done("generation 1 member another", done.encoded(3500)[0])
+            found[partition] = OffsetAndMetadata(offset, text, -1)
+        return found
+
+    async def send(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        source = self._source
+        await asyncio.sleep(0)
+        await source.may_send.wait()
+        if source.commit_error is not None:
+            raise source.commit_error
+        if not source.active:
+            raise CommitFailed("suspended")
+        source.events.append("commit")
+        plain = {partition: each.offset for partition, each in offsets.items()}
+        cluster = source.cluster
+        cluster.commits.append(plain)
+        cluster.committed.update(plain)
+        cluster.texts.update(offsets)
+        for partition, offset in offsets.items():
+            done = done_of(offset.metadata, offset.offset)
+            cluster.beyond.pop(partition, None)
+            if done is not None:
+                cluster.beyond[partition] = done
+
+
 class FakeSource:
-    """A fake of the `Consumer` methods that a processor uses, and of those of its core, with the same guarantees."""
+    """A fake of the `Consumer` methods that a processor uses, and of those of its core.
+
+    Ownership, progress and commits are real; membership, fetching and storage are not.
+    """
+
+    generation, committer = 1, None
+    broker_version = (3, 9, 1)
+    commit_last = ConsumerCore.commit_last
+    until_free = ConsumerCore.until_free
 
     def __init__(self, cluster: Cluster, batch_size: int = 4) -> None:
         self.cluster = cluster
         self.batch_size = batch_size
-        self._engine = self.commits = self.choice = self.offsets = self
+        self._engine = self.client = self.choice = self.membership = self
+        self.state = SubscriptionState("earliest", shuffle=None)
         self.processor: Any = None
-        self.progress = OffsetTracker(asking_is_done=False)
-        self.progress.note_member("this")
+        self.member_id = f"m{id(self)}"
+        self.measures = Measures()
+        self.offsets = self.stored_offsets()
+        self.commits = Commits(
+            self.offsets,  # type: ignore[arg-type]
+            self,  # type: ignore[arg-type]
+            self.state,
+            self,  # type: ignore[arg-type]
+            self._must_own,
+            interval_s=None,
+        )
+        self.commits.metadata.membership = self  # type: ignore[assignment]
+        self.ownership = self._ownership = Ownership(
+            self.state,
+            self.commits.committed,
+            self,  # type: ignore[arg-type]
+            self.commit_last,
+            self.commits.settled,
+            self.measures,
+        )
+        self.tasks = BackgroundTasks(lambda error: None)
         self.orders = RecordOrders()
         """Orders in effect from the start on."""
         self.group = "g"
         self.started = False
         self.events: list[str] = []
         self.active = True
+        self.may_send = asyncio.Event()
+        """While it is not set, the responses to commits wait."""
+        self.may_send.set()
         self.commit_error: AllocatorError | None = None
         self.feed_error: AllocatorError | None = None
         self.assign_at_start = frozenset(cluster.partitions)
-        self.positions: dict[TopicPartition, int] = {}
-        self.paused: set[TopicPartition] = set()
-        self.draining: set[TopicPartition] = set()
         self.opening: set[TopicPartition] = set()
-        self.closed = False
-        self.done_characters = 3500
+        self.closed = self.closing = False
         self.topics: dict[TopicPartition, Any] = {}
-        self.measures = Measures()
-        self.own: dict[TopicPartition, int] = {}
-        """Last commits of this process."""
         self.taken = asyncio.Event()
         """Set when the processor takes a batch."""
         self._turn = 0
-        self.turn = asyncio.Lock()
         self._changed = asyncio.Event()
+
+    def stored_offsets(self) -> Offsets:
+        return Offsets(self)
 
     # -- what a test triggers --------------------------------------------------------------------------------------
 
     async def assign(self, partitions: Iterable[TopicPartition]) -> None:
         gained = frozenset(partitions)
-        for partition in gained:
-            start = self.progress.begin(partition, self._committed(partition), self.processor.reached(partition))
-            self.positions[partition] = 0 if start is None else start.offset
-            self.paused.discard(partition)
         self.opening |= gained
         self.events.append("on_partitions_assigned")
-        self.processor.on_partitions_assigned(gained)
+        self.state.claim(dict.fromkeys(gained, 1))
+        await self.ownership.assigned(gained)
+        while any(self.state.is_assigned(p) and self.state.position(p) is None for p in gained):
+            for partition in gained & self.state.owned:
+                tenure = self.state.assignment[partition]
+                if tenure.awaiting_reset:
+                    tenure.complete_reset(OffsetAndMetadata(0, "", -1), None)
+            await asyncio.sleep(0)
+        for partition, topic_id in self.topics.items():
+            if self.state.is_assigned(partition):
+                self.state.assignment[partition].topic_id = topic_id
         self.opening -= gained
         self._changed.set()
 
     async def revoke(self, partitions: Iterable[TopicPartition]) -> None:
-        going = frozenset(partitions)
-        self.draining |= going
-        while going:
+        draining = self.state.drain(partitions)
+        while draining:
             self.events.append("on_partitions_revoked")
-            await self.processor.on_partitions_revoked(going)
-            working = self.processor.working(going)
-            self._drop(going - working)
-            going = working
+            left = await self.ownership.revoked(frozenset(tenure.partition for tenure in draining))
+            self.state.release(tenure for tenure in draining if tenure.partition not in left)
+            draining = [tenure for tenure in draining if tenure.phase is Phase.DRAINING]
 
-    async def lose(self, partitions: Iterable[TopicPartition]) -> None:
-        lost = frozenset(partitions)
-        self._drop(lost)
-        await self.processor.on_partitions_lost(lost)
+    async def lose(self) -> None:
+        await self.ownership.lost(self.state.lose())
 
     def recreate(self, partition: TopicPartition, records: int) -> None:
         """Deletes the topic and creates it again with this number of records."""
         self.cluster.logs[partition] = [_record(partition, offset) for offset in range(records)]
-        self.positions[partition] = 0
-        self.progress.rewind(partition, 0)
-        self.processor.set_back(partition, 0)
+        tenure = self.state.assignment[partition]
+        assert tenure.position is not None
+        before = tenure.position.offset
+        tenure.reset(EARLIEST)
+        tenure.lose_log()
+        tenure.complete_reset(OffsetAndMetadata(0, "", -1), None)
+        self.ownership.records_lost(RecordsLost(partition, before, 0, None, None, "created again", True))
         self._changed.set()
 
     def fail_fetching(self, error: AllocatorError) -> None:
         self.feed_error = error
         self._changed.set()
 
-    def topic_id(self, partition: TopicPartition) -> Any:
-        return self.topics.get(partition)
+    def topic_id(self, topic: object) -> Any:
+        return None
 
-    def _drop(self, partitions: frozenset[TopicPartition]) -> None:
-        self.progress.forget({partition: self.topics.get(partition) for partition in partitions})
-        for partition in partitions:
-            self.draining.discard(partition)
-            self.positions.pop(partition, None)
+    def leader_epoch(self, partition: TopicPartition, offset: int) -> int:
+        return -1
 
-    def _committed(self, partition: TopicPartition) -> OffsetAndMetadata | None:
-        offset, done = self.cluster.committed.get(partition), self.cluster.beyond.get(partition)
-        if offset is None:
-            return None
-        stamp = f"generation 1 member {'this' if offset == self.own.get(partition) else 'another'}"
-        # as a broker keeps it
-        text = stamp if done is None else with_done(stamp, done.encoded(3500)[0])
-        return OffsetAndMetadata(offset, text, -1)
+    @property
+    def positions(self) -> dict[TopicPartition, int]:
+        tenures = self.state.assignment.items()
+        return {p: tenure.position.offset for p, tenure in tenures if tenure.position is not None}
+
+    @property
+    def paused(self) -> set[TopicPartition]:
+        return self.state.paused_partitions()
 
     def also_read(self, topics: Sequence[str]) -> None:
         self.assign_at_start |= {partition for partition in self.cluster.logs if partition.topic in topics}
 
-    # -- what the processor calls ----------------------------------------------------------------------------------
+    # -- what the processor and the ownership call -----------------------------------------------------------------
 
-    async def process_with(self, processor: Any) -> None:
+    def process_with(self, processor: Any, commit_interval_s: float) -> None:
         self.processor = processor
+        self.ownership.start(self.tasks)
+        self.commits.every(commit_interval_s)
+        self.commits.start(self.tasks)
         processor.order(self.orders)
 
     def start_task(self, work: Any, name: str) -> None:
-        work.close()
-
-    async def learn_metadata_limit(self) -> None: ...
-
-    commit_regularly = Commits.commit_regularly  # type: ignore[assignment]
+        self.tasks.start(work, name)
 
     async def start(self) -> None:
         self.started = True
@@ -188,8 +266,9 @@ class FakeSource:
 
     async def close(self, *, restart: bool = True) -> None:
         self.closed = True
-        await self.revoke(list(self.positions))
+        await self.revoke(list(self.state.held))
         self.events.append("close")
+        await self.tasks.close()
 
     async def getbatch(self, timeout_s: float | None = None) -> Any:
         while True:
@@ -210,62 +289,39 @@ class FakeSource:
             partition = owned[(self._turn + step) % len(owned)]
             start = self.positions[partition]
             records = self.cluster.logs[partition][start : start + self.batch_size]
-            if not records or partition in self.paused | self.draining | self.opening:
+            if not records or not self.state.is_fetchable(partition) or partition in self.opening:
                 continue
+            if self.ownership.closed_gate:
+                return None
             self._turn += step + 1
             end = records[-1].offset + 1
             if end == len(self.cluster.logs[partition]):
                 end = self.cluster.end(partition)
-            self.positions[partition] = end
+            self.state.assignment[partition].deliver(end, -1)
             return Batch(records, end)
         return None
 
-    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        await asyncio.sleep(0)
-        self._must_own(offsets)
-        if self.commit_error is not None:
-            raise self.commit_error
-        if not self.active:
-            raise CommitFailed("suspended")
-        self.events.append("commit")
-        plain = {partition: each.offset for partition, each in offsets.items()}
-        self.cluster.commits.append(plain)
-        self.cluster.committed.update(plain)
-        self.own.update(plain)
-        self.progress.note_committed(plain)
-        for partition, offset in offsets.items():
-            done = offset.done if isinstance(offset, Committed) else None
-            self.cluster.beyond.pop(partition, None)
-            if done is not None:
-                self.cluster.beyond[partition] = done
-                found = self._committed(partition)
-                assert found is not None
-                assert done_of(found.metadata, found.offset) == done
-
     def seek(self, partition: TopicPartition, offset: int) -> None:
         self._must_own([partition])
-        self.progress.rewind(partition, offset)
-        self.positions[partition] = offset
+        self.state.seek(partition, offset)
+        self._changed.set()
 
     def pause(self, *partitions: TopicPartition) -> None:
         self._must_own(partitions)
-        self.paused.update(partitions)
+        for partition in partitions:
+            self.state.pause(partition)
 
     def resume(self, *partitions: TopicPartition) -> None:
         self._must_own(partitions)
-        self.paused.difference_update(partitions)
+        for partition in partitions:
+            self.state.resume(partition)
         self._changed.set()
 
     def assignment(self) -> frozenset[TopicPartition]:
-        return frozenset(self.positions)
+        return self.state.held
 
     def may_act(self) -> bool:
         return self.active
-
-    async def until_may_act(self) -> None:
-        while not self.active:
-            self._changed.clear()
-            await self._changed.wait()
 
     async def until_confirmed(self) -> None:
         """Does not wait."""
@@ -273,8 +329,15 @@ class FakeSource:
     def wake(self) -> None:
         self._changed.set()
 
+    def prepare(self, partitions: Iterable[TopicPartition]) -> None: ...
+
+    async def news(self, timeout_s: float | None = None) -> bool:
+        self._changed.clear()
+        await self._changed.wait()
+        return True
+
     def _must_own(self, partitions: Iterable[TopicPartition]) -> None:
-        foreign = [partition for partition in partitions if partition not in self.positions]
+        foreign = [partition for partition in partitions if not self.state.is_assigned(partition)]
         if foreign:
             raise NotOwned(f"not owned: {foreign}")
 

@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
 import pytest
+from memory_offsets import MemoryOffsets
 
 from allocator.core.aio.tasks import BackgroundTasks
 from allocator.core.client.client import KafkaClient
 from allocator.core.consumer import ConsumerCore, MembershipConfig
 from allocator.core.consumer.commits import Commits
 from allocator.core.fetch.fetcher import Fetcher
-from allocator.core.offsets.tracker import OffsetTracker
 from allocator.core.subscription.state import SubscriptionState
 from allocator.errors import CommitFailed
 from allocator.testing import wait_until_async
@@ -25,54 +25,39 @@ from allocator.types import OffsetAndMetadata, TopicPartition
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
-class Group:
-    """Stored offsets. `error` is raised by each commit; `commits` and `fetches` hold the responses back."""
-
-    group, storage, committer = "g", "kafka", None
+class Group(MemoryOffsets):
+    """`error` is raised by each request; `commits` and `fetches` hold the responses back."""
 
     def __init__(self) -> None:
-        self.stored: dict[TopicPartition, OffsetAndMetadata] = {}
-        self.sent: list[dict[TopicPartition, int]] = []
+        super().__init__()
         self.tries = 0
         self.error: CommitFailed | None = None
         self.fetched, self.fetches, self.commits = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.fetches.set()
         self.commits.set()
 
-    async def find(self) -> None: ...
-
-    async def settled(self) -> None: ...
-
-    async def retention_s(self) -> None: ...
-
     async def fetch(self, partitions: Iterable[TopicPartition], *, require_stable: bool = False) -> Any:
-        found = {p: self.stored[p] for p in partitions if p in self.stored}
+        found = await super().fetch(partitions)
         self.fetched.set()
         await self.fetches.wait()
         return found
 
-    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], refusal: Any = None) -> None:
+    async def send(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         self.tries += 1
         await self.commits.wait()
         if self.error is not None:
             raise self.error
-        self.sent.append({p: each.offset for p, each in offsets.items()})
-        self.stored.update(offsets)
-
-    def commit_async(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], refusal: Any = None
-    ) -> asyncio.Task[None]:
-        return asyncio.ensure_future(self.commit(offsets))  # type: ignore[return-value]
+        await super().send(offsets)
 
 
 class Member:
-    """Owns A and B; the user has A and B up to offset 9 in hand."""
+    """Owns A and B."""
 
     member_id, generation, committer = "m", 1, None
 
     def __init__(self, interval_s: float | None) -> None:
         self.lease = True
-        self.group, self.state, self.progress = Group(), SubscriptionState(), OffsetTracker(asking_is_done=True)
+        self.group, self.state = Group(), SubscriptionState()
         self.state.claim({A: 1, B: 1})
         client = KafkaClient("127.0.0.1:1")
         self.fetcher = Fetcher(client, self.state)
@@ -80,12 +65,11 @@ class Member:
             self.group,  # type: ignore[arg-type]
             client,
             self.state,
-            self.progress,
             self.fetcher,
             lambda partitions: None,
             interval_s=interval_s,
         )
-        self.commits.membership = self  # type: ignore[assignment]
+        self.commits.metadata.membership = self  # type: ignore[assignment]
         self.tasks = BackgroundTasks(lambda error: None)
 
     def may_act(self) -> bool:
@@ -94,11 +78,13 @@ class Member:
     def began_at(self, offset: int) -> None:
         for partition in (A, B):
             self.group.stored[partition] = OffsetAndMetadata(offset, "as it was", 2)
-            self.progress.begin(partition, self.group.stored[partition])
+            self.state.begin(partition, self.group.stored[partition])
 
     def done(self, partition: TopicPartition, offset: int) -> None:
-        self.progress.hand_out(partition, offset)
-        self.progress.finish()
+        tenure = self.state.assignment[partition]
+        if tenure.position is None:
+            self.state.begin(partition, OffsetAndMetadata(0, "", -1))
+        tenure.deliver(offset, -1)
 
 
 @contextlib.asynccontextmanager
@@ -207,6 +193,24 @@ async def test_a_release_waits_for_the_commits_of_its_partitions_and_for_no_othe
         await asyncio.gather(settling, commit)
 
 
+@pytest.mark.parametrize("first", ["the user", "automatic"])
+async def test_an_automatic_commit_never_replaces_a_later_commit_of_the_user(first: str) -> None:
+    """The user commits 9, which is delivered, while a commit of 5, which is done, is under way."""
+    async with started() as member:
+        member.done(A, 5)
+        member.group.commits.clear()
+        calls = [member.commits.commit({A: OffsetAndMetadata(9, "", -1)}), member.commits.commit_done()]
+        commits = [asyncio.ensure_future(call) for call in (calls if first == "the user" else calls[::-1])]
+        await wait_until_async(lambda: member.group.tries, 30, "the first request")
+        member.group.commits.set()
+        await asyncio.gather(*commits)
+        await member.commits.commit_done()
+        assert member.group.stored[A].offset == 9
+        member.state.seek(A, 2)
+        await member.commits.commit_done()
+        assert member.group.stored[A].offset == 2, "a seek is followed"
+
+
 async def test_the_result_of_commit_async_goes_to_the_callback_or_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -219,12 +223,12 @@ async def test_the_result_of_commit_async_goes_to_the_callback_or_the_log(
     async with started() as member:
         at, refused = {A: OffsetAndMetadata(7, "", -1)}, {A: OffsetAndMetadata(9, "", -1)}
         member.commits.commit_async(at, callback)
-        await member.commits.settled(frozenset({A}))
-        assert results == [(at, None)]
+        await wait_until_async(lambda: results == [(at, None)], 30, "the callback")
         assert "the callback of a commit failed" in caplog.text
         member.group.error = CommitFailed("not now")
         member.commits.commit_async(refused, callback)
         member.commits.commit_async(refused)
+        await wait_until_async(lambda: results[1:] == [(refused, member.group.error)], 30, "the other callback")
         await member.commits.settled(frozenset({A}))
-        assert results[1:] == [(refused, member.group.error)]
+        await asyncio.sleep(0)
         assert "g: 1 offsets are not committed: not now" in caplog.text

@@ -339,6 +339,7 @@ async def test_after_a_lost_session_nothing_is_committed(setting: Setting) -> No
     async with setting.proxy() as proxy, setting.consumer(**own, zookeeper=setting.through(proxy)) as consumer:
         assert len(await read(consumer, 40)) == 40
         assert await consumer.getbatch(0) is None  # done with the last one
+        await consumer.commit(dict.fromkeys(setting.partitions, 5))
         partition = setting.partitions[0]
         proxy.drop()
         proxy.reset()
@@ -354,7 +355,7 @@ async def test_after_a_lost_session_nothing_is_committed(setting: Setting) -> No
             await wait_until_async(lambda: len(listener.calls) > 1, 30, "the call for the loss")
             assert listener.calls[1] == ("lost", frozenset(setting.partitions))
             await owns(successor, 2)
-        # It had processed the first ten records of each partition, and continues after them although no commit
+        # It had processed the first ten records of each partition, and continues after them although no further commit
         # succeeded.
         await owns(consumer, 4)
         assert min([await consumer.position(p) for p in setting.partitions]) >= 10

@@ -11,6 +11,7 @@ import asyncio
 import re
 import struct
 import sys
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from types import CodeType, FrameType
@@ -26,15 +27,20 @@ from allocator import Consumer, OffsetAndMetadata, TopicPartition
 from allocator.core.client.fetch_messages import FetchedPartition, FetchResponse
 from allocator.core.client.offset_commit import OffsetCommit
 from allocator.core.client.response_reader import ResponseReader
+from allocator.core.consumer.commits import _Call
 from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.buffer import Chunk
 from allocator.core.fetch.decode import RecordSet
 from allocator.core.offsets.pending_commit import PendingCommit
+from allocator.handlers.lanes import Lane
+from allocator.handlers.window import Unit
+from allocator.testing import wait_until_async
 from allocator.types import Record
 
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
 PACKAGE = str(Path(allocator.__file__).parent)
 MOST_STOPS = 15
+MOST_STOPS_WITH_HANDLER = 26
 
 P = TopicPartition("orders", 0)
 MARK = b"a record on its way"
@@ -44,7 +50,7 @@ NEXT_ON_THE_WIRE = struct.pack(">q", NEXT)
 END = NEXT + 10  # the log end that the broker reports
 
 # the forms in which a record travels; their own methods compute
-FORMS = (FetchResponse, FetchedPartition, RecordSet, Chunk, Batch, Record, OffsetCommit, PendingCommit)
+FORMS = (FetchResponse, FetchedPartition, RecordSet, Chunk, Batch, Record, OffsetCommit, PendingCommit, _Call, Unit)
 # the compiled decoder shows no calls, so ignore the one in Python too
 DECODER = ("columns.py", "decode.py", "decode_plain.py", "record.py")
 # these methods store nothing of the record
@@ -53,12 +59,16 @@ QUERIES = {
     "Fetcher.leader_epoch",
     "FetchSession.received",
     "FetchSession.parts",
-    "OffsetTracker.uncommitted",
     "PartitionBuffer.leader_epoch",
     "PartitionBuffer.precedes",
     "Planner.leader_epoch",
+    "Admission.done",
+    "Progress.done",
+    "PartitionWorker.done",
+    "Window.done_set",
+    "Progress.leader_epoch",
     "SubscriptionState.leader_epoch",
-    "TopicPartitionState.leader_epoch",
+    "TopicPartitionState.to_commit",
 }
 
 
@@ -161,9 +171,11 @@ def carries_record(value: Any) -> bool:
         return any(part.records for part in value.parts)
     if isinstance(value, FetchedPartition):
         return bool(value.records)
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, (tuple, list, deque)):
         return any(map(carries_record, value))
-    return isinstance(value, (RecordSet, Chunk, Batch, Record))
+    if isinstance(value, Lane):
+        return carries_record(value.units)
+    return isinstance(value, (RecordSet, Chunk, Batch, Record, Unit))
 
 
 def carries_offset(value: Any) -> bool:
@@ -196,8 +208,8 @@ def name_of(code: CodeType, owner: object) -> str:
     return f"{defined_in(owner, code.co_name)[0].__name__}.{code.co_name}"
 
 
-def listed() -> list[str]:
-    section = PAGE.read_text().split("## The data path", 1)[1].split("\n## ", 1)[0]
+def listed(title: str) -> list[str]:
+    section = PAGE.read_text().split(f"## {title}", 1)[1].split("\n## ", 1)[0]
     return re.findall(r"^\d+\. `([\w.]+)`", section, re.MULTILINE)
 
 
@@ -213,5 +225,25 @@ async def test_a_record_takes_the_documented_path() -> None:
                 await consumer.commit()
                 broker.over.set()
         assert broker.committed == [NEXT]
-    assert trace.stops == listed()
+    assert trace.stops == listed("The data path")
     assert len(trace.stops) <= MOST_STOPS
+
+
+async def test_a_record_through_a_handler_takes_the_documented_path() -> None:
+    async with Orders() as broker:
+        consumer = Consumer(P.topic, brokers=broker.address, group="g", membership="fixed", max_wait_s=0.1)
+        handled: list[int] = []
+
+        async def handle(record: Record) -> None:
+            handled.append(record.offset)
+
+        async with consumer:
+            work = asyncio.ensure_future(consumer.process(handle, commit_interval_s=0.05))
+            with Trace() as trace:
+                await wait_until_async(lambda: broker.committed[-1:] == [NEXT], 30, "the commit")
+            broker.over.set()
+            work.cancel()
+            await asyncio.wait({work})
+        assert handled == [OFFSET]
+    assert trace.stops == listed("Records through a handler")
+    assert len(trace.stops) <= MOST_STOPS_WITH_HANDLER

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import pytest
 from group_bench import COMMIT, GroupServer
@@ -15,12 +16,19 @@ from allocator.compat.kept_offsets import KeptOffsets
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.coordinator import SHORTEST_RETENTION_S
 from allocator.core.offsets.idle import CHECK_S, MAX_PERIOD_S, IdleOffsets
+from allocator.core.offsets.pending_commit import Choice
 from allocator.errors import CommitFailed
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import OffsetAndMetadata
 
 A, B, C = (TopicPartition("t", number) for number in range(3))
 DAY_S = 24 * 3600.0
+
+
+@dataclass
+class Kept:
+    committed: tuple[int, None]
+    committed_at: float | None = None
 
 
 class Group:
@@ -34,18 +42,19 @@ class Group:
         self.commits: list[tuple[float, set[TopicPartition]]] = []
         self.error: CommitFailed | None = None
         self.stored = dict.fromkeys((A, B, C), OffsetAndMetadata(7, "note", 3))
-        self.known = {p: at.offset for p, at in self.stored.items()}
+        self.known = {p: Kept((at.offset, None)) for p, at in self.stored.items()}
         self.idle = IdleOffsets(self, self.may_commit, self.commit, self.clock)  # type: ignore[arg-type]
 
-    def may_commit(self) -> dict[TopicPartition, int]:
-        return {p: offset for p, offset in self.known.items() if p in self.owned}
+    def may_commit(self) -> dict[TopicPartition, Kept]:
+        return {p: kept for p, kept in self.known.items() if p in self.owned}
 
     async def fetch(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
         return {p: self.stored[p] for p in partitions if p in self.stored}
 
-    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+    async def commit(self, choice: Choice) -> None:
         if self.error is not None:
             raise self.error
+        offsets = choice(())
         self.commits.append((self.clock.now, set(offsets)))
         self.stored.update(offsets)
 
@@ -62,7 +71,8 @@ class Group:
 
 async def test_idle_offsets_are_committed_in_one_request_a_period_and_never_older_than_half_the_retention() -> None:
     group = Group(A, B, C)
-    group.idle.committed([A, B])
+    for partition in (A, B):
+        group.known[partition].committed_at = group.clock.now
     await group.live(30 * DAY_S)
     assert group.commits[0] == (100.0, {C}), "not its own commit: it may be old"
     assert all(what == {A, B, C} for _, what in group.commits[1:])
@@ -106,7 +116,7 @@ async def test_a_failed_commit_is_retried_at_the_next_turn() -> None:
 
 async def test_offsets_are_committed_unchanged_unless_another_client_moved_them() -> None:
     group = Group(A, B, C)
-    group.known = {A: 7, B: 9, C: 5}
+    group.known = {p: Kept((offset, None)) for p, offset in ((A, 7), (B, 9), (C, 5))}
     reset = group.stored[B] = OffsetAndMetadata(3, "reset by hand", -1)
     del group.stored[C]  # it had expired already
     await group.idle.commit_again({A, B, C})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
@@ -13,9 +12,9 @@ from background import background
 
 from allocator.core.aio.tasks import BackgroundTasks
 from allocator.core.consumer.ownership import Ownership
-from allocator.core.offsets.tracker import OffsetTracker
 from allocator.core.subscription.listener import RebalanceListener
-from allocator.core.subscription.loss import RecordsLost, stamped, topic_of
+from allocator.core.subscription.loss import RecordsLost
+from allocator.core.subscription.progress import ReaderHolds
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.telemetry.measures import Measures
 from allocator.errors import AllocatorError, NoOffsetsError
@@ -56,18 +55,16 @@ async def settled(partitions: frozenset[TopicPartition]) -> None: ...
 
 @contextlib.asynccontextmanager
 async def owning(
-    offsets: Any, settled: Any = settled, progress: OffsetTracker | None = None
+    offsets: Any, settled: Any = settled
 ) -> AsyncIterator[tuple[Ownership, SubscriptionState, BackgroundTasks]]:
     state = SubscriptionState("earliest")
     owner = Ownership(
         state,
-        progress or OffsetTracker(asking_is_done=True),
         offsets,
         Fetcher(),  # type: ignore[arg-type]
         commit,
         settled,
         Measures(),
-        auto_commit=True,
         retry_backoff_s=0.01,
     )
     async with background() as tasks:
@@ -186,56 +183,30 @@ async def test_a_listener_is_notified_of_lost_records_before_further_records_are
 
     losses: list[RecordsLost] = []
     go_on = asyncio.Event()
-    progress = OffsetTracker(asking_is_done=True)
-    async with owning(Offsets(7), progress=progress) as (owner, state, _tasks):
+    async with owning(Offsets(7)) as (owner, state, _tasks):
         owner.listener = Slow()
         await gain(owner, state)
         await wait_until_async(lambda: position(state) == 7, 30, "the position")
-        progress.hand_out(PARTITION, 20)
-        progress.finish()
         owner.records_lost(RecordsLost(PARTITION, 20, 30, 20, 29, "deleted"))
         await wait_until_async(lambda: losses, 30, "the event")
         assert owner.closed_gate
-        assert progress.uncommitted() == {PARTITION: 20}, "done records are still to be committed"
         go_on.set()
         await wait_until_async(lambda: not owner.closed_gate, 30, "the gate")
-        # the log ends before the processed offset, so lower offsets count from now on
-        progress.note_committed({PARTITION: 20})
-        owner.records_lost(RecordsLost(PARTITION, 20, 5, None, None, "cut"))
-        assert progress.uncommitted() == {PARTITION: 5}
-        progress.hand_out(PARTITION, 6)
-        progress.finish()
-        assert progress.uncommitted() == {PARTITION: 6}
 
 
 async def test_a_release_waits_for_records_that_were_delivered_before_a_log_was_cut() -> None:
-    progress = OffsetTracker(asking_is_done=True)
-    async with owning(Offsets(7), progress=progress) as (owner, state, tasks):
+    async with owning(Offsets(7)) as (owner, state, tasks):
         await gain(owner, state)
         await wait_until_async(lambda: position(state) == 7, 30, "the position")
-        progress.hand_out(PARTITION, 8)
-        owner.records_lost(RecordsLost(PARTITION, 8, 3, None, None, "cut"))
+        reader = ReaderHolds(lambda: state.on_freed())
+        tenure = state.assignment[PARTITION]
+        reader.add(tenure, tenure.deliver(8, 1))
+        tenure.cut_to(OffsetAndMetadata(3, "", 0))
         released = tasks.start(release(owner, state))
         await settle()
         assert not released.done(), "the next owner would start while the user works on a record"
-        assert progress.uncommitted(in_hand=True) == {PARTITION: 3}, "that record does not count any more"
-        progress.finish()
-        assert progress.uncommitted() == {PARTITION: 3}
+        reader.finish()
         await asyncio.wait_for(released, 30)
-
-
-async def test_an_offset_reached_in_a_deleted_topic_does_not_count() -> None:
-    old, new = uuid.UUID(int=1), uuid.UUID(int=2)
-    progress = OffsetTracker(asking_is_done=True)
-    progress.hand_out(PARTITION, 500)
-    progress.finish()
-    progress.forget({PARTITION: old})
-    found = progress.begin(PARTITION, None)
-    assert found == OffsetAndMetadata(500, stamped("", old), -1), "the position says of which topic it is"
-    assert topic_of(found.metadata) == old
-    progress.note_member("a")
-    found = progress.begin(PARTITION, OffsetAndMetadata(3, stamped("generation 1 member a", new), -1))
-    assert found.offset == 3
 
 
 async def test_a_partition_whose_offset_is_rejected_does_not_delay_the_others() -> None:

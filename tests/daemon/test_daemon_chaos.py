@@ -6,18 +6,18 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from fake_source import Cluster, FakeSource, positions
+from fake_source import Cluster, FakeSource, Offsets, positions
 
-from allocator.core.subscription.loss import Committed
+from allocator.core.subscription.done import done_of
 from allocator.handlers.handlers import Handler
 from allocator.handlers.handling import Handling
 from allocator.handlers.policy import Retries
 from allocator.handlers.processor import Processor
-from allocator.types import Record, TopicPartition
+from allocator.types import OffsetAndMetadata, Record, TopicPartition
 
 PARTITIONS, RECORDS, KEYS = 6, 120, 7
 
@@ -52,16 +52,22 @@ class Checked(Cluster):
         return len(self.logs[partition])
 
 
-class CheckedSource(FakeSource):
-    async def commit(self, offsets: Any = None) -> None:
+class CheckedOffsets(Offsets):
+    async def send(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        cluster: Any = self._source.cluster
         for partition, offset in offsets.items():
-            claimed = set(range(offset if isinstance(offset, int) else offset.offset))
-            if isinstance(offset, Committed) and offset.done is not None:
-                claimed |= {each for first, end in offset.done.runs for each in range(first, end)}
-            missing = claimed - self.cluster.done[partition]  # type: ignore[attr-defined]
+            claimed, done = set(range(offset.offset)), done_of(offset.metadata, offset.offset)
+            if done is not None:
+                claimed |= {each for first, end in done.runs for each in range(first, end)}
+            missing = claimed - cluster.done[partition]
             if missing:
-                self.cluster.faults.append(f"{partition}: {offset} committed without {sorted(missing)}")  # type: ignore[attr-defined]
-        await super().commit(offsets)
+                cluster.faults.append(f"{partition}: {offset} committed without {sorted(missing)}")
+        await super().send(offsets)
+
+
+class CheckedSource(FakeSource):
+    def stored_offsets(self) -> Offsets:
+        return CheckedOffsets(self)
 
 
 def handler(cluster: Checked, rng: random.Random, plain: bool) -> Callable[[Record], Any]:
@@ -121,7 +127,7 @@ async def test_moves_losses_and_cancellations_skip_nothing(ordering: str, seed: 
     owner = dict.fromkeys(cluster.partitions, 0)
     deadline = time.monotonic() + 40
     while cluster.committed != cluster.ends():
-        assert time.monotonic() < deadline, (cluster.committed, [positions(daemon) for daemon in daemons])
+        assert time.monotonic() < deadline, (cluster.committed, [positions(source) for source in sources])
         assert not any(task.done() for task in tasks)
         await asyncio.sleep(rng.random() * 0.02)
         some = rng.sample(cluster.partitions, rng.randint(1, 3))
@@ -133,14 +139,16 @@ async def test_moves_losses_and_cancellations_skip_nothing(ordering: str, seed: 
             if action < 0.6:
                 await sources[old].revoke(moving)
             elif action < 0.8:
-                await sources[old].lose(moving)
+                moving = [partition for partition in cluster.partitions if owner[partition] == old]
+                await sources[old].lose()
             else:  # the session is lost in the middle of the revocation
                 revoking = asyncio.ensure_future(sources[old].revoke(moving))
                 await asyncio.sleep(rng.random() * 0.002)
                 if not revoking.done():
                     revoking.cancel()
                     await asyncio.wait({revoking})
-                    await sources[old].lose(moving)
+                    moving = [partition for partition in cluster.partitions if owner[partition] == old]
+                    await sources[old].lose()
             new = rng.randint(0, 1)
             for partition in moving:
                 # lost ones may still be in a thread of the old owner, which does not know the other process

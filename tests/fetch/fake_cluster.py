@@ -62,6 +62,7 @@ class FakeCluster:
     def __init__(self, version: int = 12) -> None:
         self.version = version
         self.measures = Measures()
+        self.metadata = SimpleNamespace(cluster_id="one")
         self.leaders: dict[TopicPartition, Optional[int]] = {}
         # per partition: (base offset, next offset, bytes) of each batch in the log
         self.logs: dict[TopicPartition, list[tuple[int, int, bytes]]] = {}

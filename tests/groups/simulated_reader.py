@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from memory_offsets import MemoryOffsets
 from simulated_member import Worker
 
 from allocator.core.aio.tasks import BackgroundTasks
@@ -17,8 +18,7 @@ from allocator.core.consumer.commits import Commits
 from allocator.core.consumer.core import ConsumerCore
 from allocator.core.consumer.operator_orders import OperatorOrders
 from allocator.core.consumer.ownership import Ownership
-from allocator.core.offsets.tracker import OffsetTracker
-from allocator.core.subscription.state import SubscriptionState
+from allocator.core.subscription.state import LATEST, SubscriptionState
 from allocator.core.telemetry.measures import Measures
 from allocator.core.types import Partitions
 from allocator.core.znodes.documents import to_ranges
@@ -54,16 +54,12 @@ class CommitsOfGroup:
         self.seeks = self.seeks.with_results(order_id, results)
 
 
-class OffsetsOfWorker:
+class OffsetsOfWorker(MemoryOffsets):
     """The committed offsets, as one member fetches and commits them."""
 
-    group = "g"
-    storage = "kafka"
-    committer = None
-
     def __init__(self, worker: ReadingWorker) -> None:
+        super().__init__()
         self._worker = worker
-        self._under_way: set[asyncio.Future[None]] = set()
 
     async def fetch(
         self, partitions: Iterable[TopicPartition], *, require_stable: bool = False
@@ -88,20 +84,8 @@ class OffsetsOfWorker:
         world.ensemble.later(random.uniform(0.001, 0.02), arrive)
         return await response
 
-    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], refusal: object = None) -> None:
-        sent = [self._worker.send(partition, offset) for partition, offset in offsets.items()]
-        self._under_way.update(sent)
-        for each in sent:
-            each.add_done_callback(self._under_way.discard)
-        await asyncio.wait(sent)
-
-    async def settled(self) -> None:
-        while self._under_way:
-            await asyncio.wait(set(self._under_way))
-
-    async def find(self) -> None: ...
-
-    async def retention_s(self) -> None: ...
+    async def send(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        await asyncio.wait([self._worker.send(partition, offset) for partition, offset in offsets.items()])
 
 
 class ReadingWorker(Worker):
@@ -116,27 +100,23 @@ class ReadingWorker(Worker):
         super().__init__(world, name, self.state)
         self.context = world.context_of(name)
         self.fetcher = self.client = self
-        self.progress = OffsetTracker(asking_is_done=True)
         self.orders = OperatorOrders(self)  # type: ignore[arg-type]
         self.commits = Commits(
             OffsetsOfWorker(self),  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
             self.state,
-            self.progress,
             self,  # type: ignore[arg-type]
             partial(ConsumerCore.must_own, self),  # type: ignore[arg-type]
             interval_s=None,
         )
-        self.commits.membership = self.membership
+        self.commits.metadata.membership = self.membership
         self.ownership = Ownership(
             self.state,
-            self.progress,
             self.commits.committed,
             self,
             self.commits.commit_done,
             self.commits.settled,
             Measures(),
-            auto_commit=True,
             began=self.orders.apply,
         )
         self.tasks = BackgroundTasks(lambda error: world.broken(f"{name}: {error!r}"))
@@ -154,7 +134,7 @@ class ReadingWorker(Worker):
         while not self.gone:
             await asyncio.sleep(self.world.random.uniform(0.02, 0.1))
             self.membership.polled()
-            self.progress.finish()
+            self.state.reader.finish()
             self._in_work.clear()
             self._end(frozenset(self.active - self.state.owned))
             if self.world.random.random() < 0.2:
@@ -167,15 +147,15 @@ class ReadingWorker(Worker):
                 for partition in ready:
                     self._handle(partition, self.world.random.randint(1, 3))
                 await asyncio.sleep(self.world.random.choice(HANDLER_S))
-        self.progress.abandon()
+        self.state.reader.abandon()
 
     def _handle(self, partition: TopicPartition, records: int) -> None:
         self.world.check_alone(self, partition, "processes")
         position = self.state.position(partition)
         assert position is not None
         end = position.offset + records
-        self.state.update_position(partition, end)
-        self.progress.hand_out(partition, end)
+        tenure = self.state.assignment[partition]
+        self.state.reader.add(tenure, tenure.deliver(end, -1))
         self._in_work.add(partition)
         for each in range(records):
             self.world.note_processed(partition, end - records + each + 1)
@@ -204,6 +184,9 @@ class ReadingWorker(Worker):
             self.seeking.add(partition)
         return done
 
+    async def log_offset(self, partition: TopicPartition, at: int) -> int:
+        return 1 << 40 if at == LATEST else 0
+
     def obey(self) -> None:
         self.orders.take(self.world.kafka.seeks, self.world.kafka)  # type: ignore[arg-type]
 
@@ -231,9 +214,10 @@ class ReadingWorker(Worker):
         self.active |= partitions
         await self.ownership.assigned(partitions)
 
-    async def revoked(self, partitions: Partitions) -> None:
-        await self.ownership.revoked(partitions)
+    async def revoked(self, partitions: Partitions) -> Partitions:
+        held = await self.ownership.revoked(partitions)
         self._end(partitions - self._in_work)  # the handler still works on the others, whatever was released
+        return held
 
     async def lost(self, partitions: Partitions) -> None:
         self._end(partitions)

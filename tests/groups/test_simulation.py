@@ -18,12 +18,11 @@ from allocator.core.consumer.starting_positions import StartingPositions
 from allocator.core.membership.session_lease import EnsembleLease, LeaseRenewer
 from allocator.core.membership.zookeeper import decider, decision, group_znodes, plan
 from allocator.core.membership.zookeeper.group_znodes import GroupZnodes, Snapshot
-from allocator.core.offsets.tracker import OffsetTracker
-from allocator.core.subscription import Tenure, Tenures
+from allocator.core.subscription import Progress, Tenure, Tenures
 from allocator.core.znodes.changes import Changes
 from allocator.core.znodes.documents import AssignmentDocument, Claim, Waiting
 from allocator.core.zookeeper.client import Op
-from allocator.types import TopicPartition
+from allocator.types import OffsetAndMetadata, TopicPartition
 
 pytestmark = [pytest.mark.servers, pytest.mark.usefixtures("quiet")]  # long without any
 
@@ -496,12 +495,16 @@ def test_every_promise_of_consumers_holds_under_faults_and_seeks() -> None:
     assert broken_among(range(READING, READING + FEW_SEEDS)) == ""
 
 
-rewind = OffsetTracker.rewind
+seek, begin = Progress.seek, Progress.begin
 
 
-def rewind_and_drop_delivered_records(self: OffsetTracker, partition: TopicPartition, *to: Any) -> None:
-    rewind(self, partition, *to)
-    self.put_back([partition])
+def seek_and_drop_holds(self: Progress, position: OffsetAndMetadata) -> None:
+    seek(self, position)
+    self.holds = []
+
+
+def begin_as_the_last_owner(self: Progress, committed: Any, former: Any, *, own: bool) -> Any:
+    return begin(self, committed, former, own=True)
 
 
 def missing_in_any_tenure(self: StartingPositions, tenures: list[Tenure]) -> frozenset[TopicPartition]:
@@ -512,8 +515,8 @@ def missing_in_any_tenure(self: StartingPositions, tenures: list[Tenure]) -> fro
 @pytest.mark.parametrize(
     ("found", "patch"),
     [
-        pytest.param("may (both )?act", (OffsetTracker, "rewind", rewind_and_drop_delivered_records), marks=rare),
-        ("is skipped", (OffsetTracker, "is_own", lambda self, committed: True)),
+        pytest.param("may (both )?act", (Progress, "seek", seek_and_drop_holds), marks=rare),
+        ("is skipped", (Progress, "begin", begin_as_the_last_owner)),
         pytest.param("sets . back", (StartingPositions, "_missing", missing_in_any_tenure), marks=rare),
     ],
     ids=["seeks that drop records", "owners that prefer their own offset", "lookups that outlive a tenure"],

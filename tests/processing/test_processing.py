@@ -19,6 +19,7 @@ from engine import PARTITION, Letters, until
 from fake_source import Cluster, FakeSource, positions
 
 from allocator.core.commands.record_orders import RecordOrders
+from allocator.core.consumer.commit_metadata import IDS_CHARACTERS, STAMP_CHARACTERS
 from allocator.core.subscription.done import DoneSet
 from allocator.core.subscription.loss import topic_of_offset
 from allocator.errors import ConfigError, HandlerCutOff, HandlerFailed
@@ -70,7 +71,7 @@ async def test_a_stuck_key_delays_no_other_key_and_costs_bounded_memory() -> Non
             for _ in range(20):
                 await asyncio.sleep(0)
             most = max(most, kept(cluster) - idle)
-        assert positions(it.processor) == {PARTITION: 0}
+        assert positions(it.source) == {PARTITION: 0}
         held.set()
         await it.stop()
     assert most <= 100 + 4 * 50, "records in hand, and some batches that wait"
@@ -108,7 +109,7 @@ async def test_records_of_a_revoked_partition_do_not_count_in_the_window() -> No
     # a batch has 1,000 bytes
     options = {"in_hand_bytes": 2_500, "batch_size": 10, "concurrency": 20, "drain_timeout_s": 0.01}
     async with running(cluster, handle, **options) as it:
-        await until(lambda: {gone, stays} <= positions(it.processor).keys())
+        await until(lambda: {gone, stays} <= positions(it.source).keys())
         await it.source.revoke([gone])
         await until(lambda: len(done) == 90, "the other keys of the partition that stays")
 
@@ -136,7 +137,7 @@ async def leave_one_key(cluster: Cluster) -> Half:
     async with running(cluster, half, commit_interval_s=0.005) as it:
         await until(lambda: len(half.done) == 90 and sum(e - f for f, e in done_runs(cluster)) == 87)
         it.source.commit_error = ConfigError("killed")
-        await it.source.lose([PARTITION])
+        await it.source.lose()
     return half
 
 
@@ -156,7 +157,7 @@ async def test_the_next_member_handles_only_records_that_are_not_done(ordering: 
         again.append(record.offset)
 
     async with running(cluster, handle, ordering=ordering) as it:
-        await until(lambda: positions(it.processor).get(PARTITION) == 100)
+        await until(lambda: positions(it.source).get(PARTITION) == 100)
         await it.stop()
     assert again == list(range(3, 100, 10))
     assert cluster.committed == {PARTITION: 100}
@@ -169,7 +170,7 @@ async def test_done_records_that_are_not_reached_yet_stay_in_every_commit() -> N
     half = Half()
     few = {"in_hand_records": 2, "batch_size": 5, "commit_interval_s": 0.005, "drain_timeout_s": 0.01}
     async with running(cluster, half, **few) as it:
-        await until(lambda: positions(it.processor).get(PARTITION) == 3)
+        await until(lambda: positions(it.source).get(PARTITION) == 3)
         await until(lambda: it.source.measures.records_not_repeated)
         with pytest.raises(HandlerCutOff):
             await it.stop()
@@ -182,15 +183,18 @@ async def test_a_commit_waits_for_the_automatic_commit_that_is_under_way() -> No
 
     async def handle(record: Record) -> None: ...
 
-    async with running(cluster, handle) as it:
-        async with it.source.turn:
-            await until(lambda: positions(it.processor).get(PARTITION) == 10)
-            committing = asyncio.ensure_future(it.processor.commit_restart(PARTITION, 0))
-            for _ in range(100):
-                await asyncio.sleep(0)
-            assert cluster.commits == []
+    async with running(cluster, handle, commit_interval_s=0.001) as it:
+        it.source.may_send.clear()
+        await until(lambda: positions(it.source).get(PARTITION) == 10)
+        it.source.seek(PARTITION, 5)
+        await until(lambda: positions(it.source).get(PARTITION) == 10)
+        committing = asyncio.ensure_future(it.source.commits.commit_done({PARTITION}))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert cluster.commits == []
+        it.source.may_send.set()
         await committing
-        assert cluster.commits == [{PARTITION: 10}]
+        assert cluster.commits[-1] == {PARTITION: 10}
         await it.stop()
 
 
@@ -216,7 +220,7 @@ async def test_records_done_in_another_log_are_handled(what: str) -> None:
         again.append(record.offset)
 
     async with running(cluster, handle) as it:
-        await until(lambda: positions(it.processor).get(PARTITION) == 100)
+        await until(lambda: positions(it.source).get(PARTITION) == 100)
     if what == "a later epoch":
         assert sorted(again) == [*range(3, 50, 10), *range(50, 100)]
     else:
@@ -248,7 +252,10 @@ async def test_the_position_of_a_partition_that_returns_names_its_topic() -> Non
         it.source.topics[PARTITION] = topic_id = uuid.UUID(int=1)
         await until(lambda: len(done) == 10)
         await it.source.revoke([PARTITION])
-        point = it.processor.reached(PARTITION)
+        it.source.commit_error = None
+        await it.source.assign([PARTITION])
+        point = it.source.state.position(PARTITION)
+        assert point is not None
         assert (point.offset, topic_of_offset(point)) == (10, topic_id)
 
 
@@ -267,7 +274,7 @@ async def test_records_from_a_lower_offset_on_are_handled_again(kind: str) -> No
             it.source.wake()
         else:
             if kind == "a restart":
-                it.processor.restart(PARTITION, 10)
+                it.source.seek(PARTITION, 10)
             await it.source.revoke([PARTITION])
             if kind == "a seek of another owner":
                 cluster.committed[PARTITION] = 10
@@ -292,11 +299,10 @@ async def test_a_partition_moves_only_after_the_calls_that_a_seek_replaced(goes_
 
     async with running(cluster, handle, drain_timeout_s=30.0) as it:
         await inside.wait()
-        it.processor.restart(PARTITION, 3)
+        it.source.seek(PARTITION, 3)
         if goes_on:
-            it.source.seek(PARTITION, 3)
             it.source.wake()
-            await until(lambda: PARTITION in positions(it.processor))
+            await until(lambda: PARTITION in positions(it.source))
         release = asyncio.ensure_future(it.source.revoke([PARTITION]))
         for _ in range(50):
             await asyncio.sleep(0)
@@ -343,8 +349,10 @@ async def test_the_window_narrows_before_done_records_exceed_the_metadata() -> N
             await held.wait()
         done.append(record.offset)
 
-    async with running(cluster, handle, concurrency=1000, in_hand_records=1000) as it:
-        it.source.done_characters = DONE_CHARACTERS
+    def prepare(source: FakeSource) -> None:
+        source.offsets.limit = DONE_CHARACTERS + IDS_CHARACTERS + STAMP_CHARACTERS
+
+    async with running(cluster, handle, concurrency=1000, in_hand_records=1000, prepare=prepare) as it:
         await until(lambda: it.source.measures.windows_narrowed)
         counts: list[int] = [-1]
         while counts[-1] != len(done):
@@ -352,7 +360,7 @@ async def test_the_window_narrows_before_done_records_exceed_the_metadata() -> N
             for _ in range(20):
                 await asyncio.sleep(0)
         assert len(done) < 3500
-        found = it.processor.resume_points()[PARTITION].done
+        found = it.source.state.assignment[PARTITION].done()[1]
         assert found.encoded(DONE_CHARACTERS)[1], "all of it fits"
         held.set()
         await until(lambda: len(done) == 5000)
@@ -370,8 +378,10 @@ async def test_the_window_does_not_narrow_without_metadata() -> None:
             await held.wait()
         done.append(record.offset)
 
-    async with running(cluster, handle, in_hand_records=100) as it:
-        it.source.done_characters = -500
+    def prepare(source: FakeSource) -> None:
+        source.offsets.limit = 96
+
+    async with running(cluster, handle, in_hand_records=100, prepare=prepare) as it:
         await until(lambda: len(done) == 2999)
         assert it.source.measures.windows_narrowed == 0
         held.set()
@@ -422,7 +432,7 @@ async def test_the_class_of_an_error_decides(lists: Any, letters: list[int], ski
             raise Refused("never")
 
     async with running(cluster, handle, topic, policy=ErrorPolicy.of(**lists)) as it:
-        await until(lambda: positions(it.processor).get(PARTITION) == 10)
+        await until(lambda: positions(it.source).get(PARTITION) == 10)
         assert it.source.measures.records_skipped == skipped
         assert it.source.measures.dead_letters == len(letters)
     assert topic.offsets == letters
@@ -513,7 +523,7 @@ async def test_plain_handlers_may_run_in_processes_and_one_that_dies_costs_an_at
     cluster, topic = Cluster(records=8, keys=8), Letters()
     policy = ErrorPolicy.of(dead_letter_on=[Refused])
     async with running(cluster, work_in_process, topic, workers="processes", concurrency=2, policy=policy) as it:
-        await until(lambda: positions(it.processor).get(PARTITION) == 8)
+        await until(lambda: positions(it.source).get(PARTITION) == 8)
         await it.stop()
     lines = [line.split() for line in (tmp_path / "done").read_text().splitlines()]
     assert sorted(int(offset) for offset, _ in lines) == [0, 1, 3, 4, 5, 6, 7]

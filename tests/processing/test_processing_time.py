@@ -23,7 +23,7 @@ WORK_S = 0.05
 async def handled(cluster: Cluster, handle: Any, total: int, batch_size: int = 500, **settings: Any) -> None:
     """Runs until `total` records are handled."""
     async with engine.running(cluster, handle, engine.Letters(), batch_size=batch_size, **settings) as it:
-        while sum(positions(it.processor).values()) < total:
+        while sum(positions(it.source).values()) < total:
             await asyncio.sleep(0.01)
             assert not it.task.done()
         await it.stop()

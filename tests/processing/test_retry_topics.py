@@ -173,7 +173,7 @@ async def test_waiting_records_move_with_their_partition() -> None:
         await it.source.assign([waiting])
         await until(lambda: waiting in it.source.measures.due_ms)
         # a seek does not wait for records that wait for their retry
-        it.source.processor.restart(waiting, 1)
+        it.source.seek(waiting, 1)
         assert it.source.measures.due_ms == {}
     assert seen.count(1) == 2
     assert cluster.committed[PARTITION] == 3

@@ -90,7 +90,7 @@ def test_a_position_knows_the_epochs_of_the_records_before_it(state: TopicPartit
     """A commit needs the epoch when the partition is released, and its fetched records are gone."""
     state.seek(OffsetAndMetadata(5, "", 0))
     for offset, epoch in ((10, 1), (20, 2), (25, 2), (30, 2)):
-        state.position = OffsetAndMetadata(offset, "", epoch)
+        state.pass_by(offset, epoch)
     state.fetch_again()
     assert [state.leader_epoch(offset) for offset in (5, 10, 20, 22, 30)] == [0, 1, 2, 2, 2]
     assert [state.leader_epoch(offset) for offset in (4, 7, 15, 31)] == [-1] * 4, "not known, or not which of two"

@@ -5,26 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from functools import partial
-from typing import Any
 
 from allocator.core.aio.backoff import Backoff
+from allocator.core.aio.clock import boot_clock
 from allocator.core.aio.reminder import Reminder
-from allocator.core.aio.tasks import BackgroundTasks, within
+from allocator.core.aio.tasks import BackgroundTasks, wait_for_event, within
 from allocator.core.client.client import KafkaClient
-from allocator.core.errors import AllocatorError, BrokerError, CommitFailed, IllegalState
+from allocator.core.consumer.commit_metadata import CommitMetadata
+from allocator.core.errors import AllocatorError, BrokerError, CommitFailed, Fenced, IllegalState
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.membership.membership import Membership
-from allocator.core.offsets.coordinator import METADATA_BYTES
 from allocator.core.offsets.idle import IdleOffsets
-from allocator.core.offsets.pending_commit import Refusal
+from allocator.core.offsets.pending_commit import MOST_PARTITIONS, Choice, names_of
 from allocator.core.offsets.storage import StoredOffsets, fetch_old_offsets
-from allocator.core.offsets.tracker import OffsetTracker
-from allocator.core.subscription.done import with_done
-from allocator.core.subscription.loss import Committed, stamped, topic_of_offset
+from allocator.core.subscription.done import DoneSet
+from allocator.core.subscription.loss import Committed
+from allocator.core.subscription.progress import Progress
 from allocator.core.subscription.state import SubscriptionState
-from allocator.core.types import NO_PARTITIONS, OffsetAndMetadata, OnCommit, Partitions, TopicPartition
+from allocator.core.subscription.tenures import Phase
+from allocator.core.types import OffsetAndMetadata, OnCommit, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -33,17 +34,16 @@ Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 # time limit for the commit of idle offsets at a close. Higher: a close waits longer for a slow coordinator; lower: the
 # commit is given up sooner
 FRESH_WITHIN_S = 2.0
-# parts of a commit's metadata, in characters
-IDS_CHARACTERS = 120  # for the ids of topic and cluster
-STAMP_CHARACTERS = 476  # for these ids and the member
 BACKOFF_S = 0.1  # first pause after a failed automatic commit
 
 
 class Commits:
     """Commits the offsets of one member.
 
-    Guarantees: a commit names only partitions that this member owns, and is sent only while its lease is valid. An
-    earlier commit never replaces a later one. When `settled` has returned, no commit of these partitions is in flight.
+    Guarantees: a commit names only partitions that this member owns, and is sent only while its lease is valid. All
+    commits of the member form one queue, and an earlier commit never replaces a later one. A commit of what is done is
+    chosen when its request is written, so it never replaces an offset that the user has committed meanwhile. When
+    `settled` has returned, no commit of these partitions is in flight.
 
     `offsets` is None without a group; then nothing can be committed. `must_own` raises NotOwned. `interval_s` is the
     interval of automatic commits in seconds, None for none. With `old_offsets`, an offset that an older client left in
@@ -51,15 +51,11 @@ class Commits:
     an offset (KIP-447).
     """
 
-    membership: Membership
-    """Set before `start`."""
-
     def __init__(
         self,
         offsets: StoredOffsets | None,
         client: KafkaClient,
         state: SubscriptionState,
-        progress: OffsetTracker,
         fetcher: Fetcher,
         must_own: Callable[[Iterable[TopicPartition]], None],
         *,
@@ -70,18 +66,17 @@ class Commits:
         self._offsets = offsets
         self._client = client
         self._state = state
-        self._progress = progress
         self._fetcher = fetcher
         self._must_own = must_own
         self._interval_s = interval_s
+        self._interval_changed: asyncio.Event | None = None
         self._old_offsets = old_offsets
         self._stable = stable
-        self._idle = None if offsets is None else IdleOffsets(offsets, self._idle_offsets, self.commit)
-        self._under_way: dict[asyncio.Future[Any], Partitions] = {}
+        self._idle = None
+        if offsets is not None:
+            self._idle = IdleOffsets(offsets, self._kept, partial(self._commit_chosen, offsets))
         self._refreshing: asyncio.Task[None] | None = None  # commits idle offsets while the member leaves
-        self._metadata_bytes = METADATA_BYTES
-        self._warned = False
-        self._turn: asyncio.Lock | None = None
+        self.metadata = CommitMetadata(offsets, client, state, fetcher)
 
     def start(self, tasks: BackgroundTasks) -> None:
         """Starts the automatic commits, and the commits of idle offsets before they expire."""
@@ -90,8 +85,8 @@ class Commits:
         self._offsets.committer = self.membership.committer
         # find the coordinator during the join, because the first assigned partitions need their committed offsets
         tasks.start(self._find_coordinator(), "coordinator")
-        if self._interval_s is not None:
-            tasks.start(self.commit_regularly(self._interval_s, self.commit_done), "auto-commit")
+        self._interval_changed = asyncio.Event()
+        tasks.start(self._commit_regularly(self._interval_changed), "auto-commit")
         if self._offsets.committer is None:  # Kafka sees a group without members, whose offsets expire
             tasks.start(self._idle.run(), "idle offsets")
 
@@ -110,13 +105,18 @@ class Commits:
         if self._idle is not None and self.membership.committer is None:
             old = self._idle.not_ours()
             if self._interval_s is not None:
-                old -= self._progress.uncommitted().keys()  # the release commits these partitions
+                # the release commits the others
+                old = {p for p in old if self._state.assignment[p].to_commit() is None}
             if old:
                 self._refreshing = tasks.start(self._refresh(self._idle, old), "idle offsets of the leaving member")
 
     async def _refresh(self, idle: IdleOffsets, partitions: Set[TopicPartition]) -> None:
         with contextlib.suppress(AllocatorError, asyncio.TimeoutError):
             await within(idle.commit_again(partitions), FRESH_WITHIN_S)
+
+    @property
+    def membership(self) -> Membership:
+        return self.metadata.membership
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -144,14 +144,6 @@ class Commits:
 
     # -- committing ----------------------------------------------------------------------------------------------
 
-    @property
-    def turn(self) -> asyncio.Lock:
-        """The lock to hold from reading the done offsets until they are committed, so that an earlier offset never
-        follows a later one."""
-        if self._turn is None:  # on Python 3.9 a lock belongs to the loop that runs when it is created
-            self._turn = asyncio.Lock()
-        return self._turn
-
     async def until_may_act(self) -> None:
         """Returns once records may be handled and offsets committed."""
         while not self.membership.may_act():
@@ -162,56 +154,114 @@ class Commits:
         error."""
         group = self.offsets
         if offsets:
-            under_way: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            to_send, since = self._to_send(offsets), self._progress.changes
-            self.hold(under_way, offsets)
-            try:
-                await group.commit(to_send, self._refusal(offsets))
-            finally:
-                under_way.set_result(None)
-            self._note_committed(offsets, since)
+            call = _Call(self._state, self.membership, self._now)
+            await group.commit(call.note(self._to_send(offsets), offsets), call.refusal, call.stored)
 
-    def commit_async(self, offsets: Offsets, callback: OnCommit | None = None) -> None:
-        """Like `commit`, but returns at once. Commits keep the order of the calls. `close` waits for them."""
+    async def commit_done(self, partitions: Iterable[TopicPartition] | None = None, *, or_raise: bool = False) -> None:
+        """Commits what is done, of these partitions or of all. Leaves out partitions that are lost meanwhile; with
+        `or_raise`, raises Fenced for them.
+
+        Raises CommitFailed before it sends anything if the lease is not valid, or the coordinator's error.
+        """
+        wanted, group = None if partitions is None else frozenset(partitions), self.offsets
+        tenures = self._uncommitted(wanted)
+        if tenures:
+            self._must_act()
+            await self._commit_chosen(group, partial(self._done, wanted))
+            if or_raise and (error := self._lost(tenures)) is not None:
+                raise error
+
+    def commit_async(self, offsets: Offsets | None, callback: OnCommit | None = None) -> None:
+        """Like `commit`, or like `commit_done` for None, but returns at once. Commits keep the order of the calls.
+        `close` waits for them."""
         group = self.offsets
-        if offsets:
-            task = group.commit_async(self._to_send(offsets), self._refusal(offsets))
-            self.hold(task, offsets)
-            task.add_done_callback(partial(self._decided, offsets, callback, self._progress.changes))
+        call = _Call(self._state, self.membership, self._now)
+        tenures: list[Progress] = []
+        if offsets is None:
+            tenures = self._uncommitted(None)
+            if tenures:
+                self._must_act()
+            choose = partial(self._chosen, call, partial(self._done, None))
+            task = group.commit_async(choose, call.refusal, call.stored)
+        elif offsets:
+            task = group.commit_async(call.note(self._to_send(offsets), offsets), call.refusal, call.stored)
+        else:
+            task = group.commit_async({})
+        task.add_done_callback(partial(self._decided, call, tenures, callback))
 
-    def _decided(self, offsets: Offsets, callback: OnCommit | None, since: int, task: asyncio.Task[None]) -> None:
+    def _decided(
+        self, call: _Call, tenures: list[Progress], callback: OnCommit | None, task: asyncio.Task[None]
+    ) -> None:
         if task.cancelled():
             return
-        group, error = self.offsets.group, task.exception()
-        if error is None:
-            self._note_committed(offsets, since)
-        elif not isinstance(error, AllocatorError):
+        group, error = self.offsets.group, task.exception() or self._lost(tenures)
+        if error is not None and not isinstance(error, AllocatorError):
             log.error("%s: a commit ended with an internal error", group, exc_info=error)
             return
         try:
             if callback is not None:
-                callback(offsets, error)
+                callback(call.offsets, error)
             elif error is not None:
-                log.error("%s: %d offsets are not committed: %s", group, len(offsets), error)
+                log.error("%s: %d offsets are not committed: %s", group, len(call.offsets), error)
         except Exception:
             log.exception("%s: the callback of a commit failed", group)
 
-    async def commit_done(self, partitions: Iterable[TopicPartition] | None = None, *, in_hand: bool = False) -> None:
-        """Commits the done offsets. With `in_hand`, delivered records count as done."""
-        async with self.turn:
-            offsets = self._progress.uncommitted(partitions, in_hand=in_hand)
-            await self.commit({p: OffsetAndMetadata(o, "", -1) for p, o in offsets.items()})
-            # mark them done only after the commit: this lets a draining partition be released
-            self._progress.finish_up_to(offsets)
+    def _uncommitted(self, partitions: Partitions | None) -> list[Progress]:
+        tenures = self._state.assignment.values()
+        return [t for t in tenures if (partitions is None or t.partition in partitions) and t.to_commit() is not None]
 
-    async def commit_regularly(self, interval_s: float, commit: Callable[[], Awaitable[None]]) -> None:
-        """Calls `commit` every `interval_s` seconds. After a retriable error, calls it again sooner."""
-        wait_s, backoff, failing = interval_s, Backoff(BACKOFF_S, interval_s), Reminder(log)
+    def _lost(self, tenures: list[Progress]) -> Fenced | None:
+        """Returns the error if some of these tenures have ended before their commit."""
+        lost = [t.partition for t in tenures if t.phase is Phase.ENDED and t.to_commit() is not None]
+        if not lost:
+            return None
+        names = names_of(lost)
+        return Fenced(f"group {self.offsets.group!r}: not committed: {names} (this member has lost it since)")
+
+    async def _commit_chosen(self, group: StoredOffsets, choose: Choice) -> None:
+        call = _Call(self._state, self.membership, self._now)
+        await group.commit(partial(self._chosen, call, choose), call.refusal, call.stored)
+
+    def _chosen(self, call: _Call, choose: Choice, over: Collection[TopicPartition]) -> Offsets:
+        offsets = choose(over)
+        return call.note(self.metadata.added(offsets), offsets)
+
+    def _done(self, partitions: Partitions | None, over: Collection[TopicPartition] = ()) -> Offsets:
+        """Returns what to commit now, for as many partitions as one request takes. Leaves out those in `over`."""
+        found: dict[TopicPartition, OffsetAndMetadata] = {}
+        for partition, tenure in self._state.assignment.items():
+            if (partitions is None or partition in partitions) and partition not in over:
+                point = tenure.to_commit()
+                if point is not None:
+                    found[partition] = point
+                    if len(found) == MOST_PARTITIONS:
+                        break
+        return found
+
+    @property
+    def are_automatic(self) -> bool:
+        """Whether this member commits what is done by itself."""
+        return self._offsets is not None and self._interval_s is not None
+
+    def every(self, interval_s: float | None) -> None:
+        """Changes the interval of automatic commits; None ends them."""
+        self._interval_s = interval_s
+        if self._interval_changed is not None:
+            self._interval_changed.set()
+
+    async def _commit_regularly(self, changed: asyncio.Event) -> None:
+        """Commits what is done at each interval. After a retriable error, commits again sooner."""
+        backoff, failing = Backoff(BACKOFF_S, self._interval_s or BACKOFF_S), Reminder(log)
+        wait_s = None
         while True:
-            await asyncio.sleep(wait_s)
-            wait_s = interval_s
+            interval_s = self._interval_s
+            if await wait_for_event(changed, interval_s if wait_s is None else wait_s) or interval_s is None:
+                changed.clear()
+                backoff, wait_s = Backoff(BACKOFF_S, self._interval_s or BACKOFF_S), None
+                continue
+            wait_s = None
             try:
-                await commit()
+                await self.commit_done()
                 backoff.reset()
                 failing.over()
             except AllocatorError as error:
@@ -221,119 +271,66 @@ class Commits:
                     await self.until_may_act()
                     wait_s = backoff.next()
 
-    def hold(self, work: asyncio.Future[Any], partitions: Iterable[TopicPartition]) -> None:
-        """Keeps these partitions from being released until `work` has ended."""
-        self._under_way[work] = frozenset(partitions)
-        work.add_done_callback(self._under_way.pop)
+    def _to_send(self, offsets: Offsets) -> Offsets:
+        """Raises NotOwned, or CommitFailed if the lease is not valid."""
+        self._must_own(offsets)
+        self._must_act()
+        return self.metadata.added(offsets)
+
+    def _must_act(self) -> None:
+        if not self.membership.may_act():
+            error = CommitFailed(
+                f"{self.offsets.group}: offsets are not committed: the lease of their partitions is not valid, so "
+                "another member may own them now. Retry: once the lease is renewed, the commit succeeds; if another "
+                "member is the owner, it reads their records again"
+            )
+            error.retriable = True
+            raise error
 
     async def settled(self, partitions: Partitions) -> None:
         """Waits until no commit of these partitions is in flight."""
         if self._refreshing is not None:
             await asyncio.wait({self._refreshing})
-        while True:
-            waits = [each for each, theirs in self._under_way.items() if not theirs.isdisjoint(partitions)]
-            if not waits:
-                break
-            await asyncio.wait(waits)
         if self._offsets is not None:
-            await self._offsets.settled()
+            await self._offsets.settled(partitions)
 
-    def _refusal(self, offsets: Offsets) -> Refusal:
-        """Returns the check whether a later request may contain these offsets: only in the current tenures."""
-        tenures = {partition: self._state.assignment.get(partition) for partition in offsets}
-
-        def refusal(partition: TopicPartition) -> BrokerError | None:
-            if self._state.assignment.get(partition) is not tenures[partition]:
-                return BrokerError("this member has lost it since")
-            if not self.membership.may_act():
-                return BrokerError("the lease is not valid", retriable=True)
-            return None
-
-        return refusal
-
-    def _note_committed(self, offsets: Offsets, since: int) -> None:
-        self._progress.note_committed({p: o.offset for p, o in offsets.items()}, since)
-        if self._idle is not None:
-            self._idle.committed(offsets)
-
-    def _idle_offsets(self) -> dict[TopicPartition, int]:
-        """Returns the committed offsets that may be committed again, so that Kafka does not delete them."""
+    def _kept(self) -> Mapping[TopicPartition, Progress]:
+        """Returns the tenures whose committed offsets Kafka may delete unless they are committed again."""
         if self.offsets.storage == "zookeeper" or not self.membership.may_act():  # offsets in ZooKeeper do not expire
             return {}
-        busy = NO_PARTITIONS.union(*self._under_way.values())
-        committed = {p: self._progress.committed(p) for p in self._state.owned - busy}
-        return {p: offset for p, offset in committed.items() if offset is not None}
+        return {p: tenure for p, tenure in self._state.assignment.items() if tenure.committed is not None}
 
-    # -- metadata ------------------------------------------------------------------------------------------------
+    def _now(self) -> float:
+        return boot_clock() if self._idle is None else self._idle.clock()
 
-    def _to_send(self, offsets: Offsets) -> Offsets:
-        """Adds the leader epoch if it is known, and the id of this member where the user gives no metadata.
 
-        Raises NotOwned, or CommitFailed if the lease is not valid.
-        """
-        self._must_own(offsets)
-        membership = self.membership
-        if not membership.may_act():
-            error = CommitFailed(
-                f"{self.offsets.group}: offsets of {len(offsets)} partitions are not committed: the lease is not "
-                "valid, so another member may own them now. Retry: once the lease is renewed, the commit succeeds; if "
-                "another member is the owner, it reads their records again"
-            )
-            error.retriable = True
-            raise error
-        stamp = f"generation {membership.generation} member {membership.member_id}"
-        self._progress.note_member(membership.member_id)
-        last_id, text = None, stamp  # reused while the topic stays the same, because most commits have one topic
-        to_send = {}
+class _Call:
+    """The tenures that the offsets of one commit belong to. Only while they last are the offsets sent and noted."""
+
+    def __init__(self, state: SubscriptionState, membership: Membership, now: Callable[[], float]) -> None:
+        self._state = state
+        self._membership = membership
+        self._now = now
+        self.offsets: Offsets = {}
+        self._noted: dict[TopicPartition, tuple[Progress | None, int, DoneSet | None]] = {}
+
+    def note(self, to_send: Offsets, offsets: Offsets) -> Offsets:
+        """Notes the current tenures of these offsets. Returns what to send."""
+        self.offsets = {**self.offsets, **offsets}
         for partition, each in offsets.items():
-            offset, metadata, epoch = each
-            if epoch is None or epoch < 0:
-                # the epoch lets the next owner detect a truncation of the log (KIP-320)
-                epoch = self._fetcher.leader_epoch(partition, offset)
-            if not metadata and isinstance(each, Committed):
-                metadata = self._metadata(stamp, partition, each)
-            elif not metadata:
-                topic_id = self._topic_id(partition)
-                if topic_id is not last_id:
-                    last_id, text = topic_id, stamped(stamp, topic_id)
-                metadata = text
-            to_send[partition] = OffsetAndMetadata(offset, metadata, epoch)
+            tenure = self._state.assignment.get(partition)
+            done = each.done if isinstance(each, Committed) else None
+            self._noted[partition] = tenure, 0 if tenure is None else tenure.moves, done
         return to_send
 
-    def _metadata(self, stamp: str, partition: TopicPartition, offset: Committed) -> str:
-        done = offset.done
-        if done is not None:
-            self._warn_without_metadata()
-            text, whole = done.encoded(self._metadata_bytes - IDS_CHARACTERS - len(stamp))
-            stamp = with_done(stamp, text)
-            self._client.measures.done_sets_cut += not whole
-        return stamped(stamp, topic_of_offset(offset) or self._topic_id(partition))
+    def refusal(self, partition: TopicPartition) -> BrokerError | None:
+        if self._state.assignment.get(partition) is not self._noted[partition][0]:
+            return BrokerError("this member has lost it since")
+        if not self._membership.may_act():
+            return BrokerError("the lease is not valid", retriable=True)
+        return None
 
-    @property
-    def done_characters(self) -> int:
-        """The number of characters in a commit's metadata that are free for done records beyond the offset."""
-        return self._metadata_bytes - IDS_CHARACTERS - STAMP_CHARACTERS
-
-    async def learn_metadata_limit(self) -> None:
-        """Requests the metadata limit of a commit from the coordinator. Until then the default limit applies."""
-        if self._offsets is not None and self._offsets.storage != "zookeeper":
-            await self._find_coordinator()
-            self._metadata_bytes = await self._offsets.coordinator.metadata_bytes()
-
-    def _warn_without_metadata(self) -> None:
-        if self._warned or (self.offsets.storage != "zookeeper" and self._client.broker_version >= (0, 8, 2)):
-            return
-        self._warned = True
-        log.warning(
-            "%s: offsets in ZooKeeper have no metadata, so a commit cannot name the records that are done beyond its "
-            "offset; after a restart or a move they are handled again. Offsets in Kafka (0.8.2 or newer) keep them",
-            self.offsets.group,
-        )
-
-    def stamped(self, text: str, partition: TopicPartition) -> str:
-        """Adds the topic's id to the metadata of a commit, so that a later member detects another topic of that
-        name."""
-        return stamped(text, self._topic_id(partition))
-
-    def _topic_id(self, partition: TopicPartition) -> Any:
-        return self._state.topic_id(partition) or self._client.topic_id(partition.topic)
+    def stored(self, partition: TopicPartition, sent: OffsetAndMetadata) -> None:
+        tenure, moves, done = self._noted[partition]
+        if tenure is not None:
+            tenure.note_committed(sent.offset, done if sent.metadata else None, moves=moves, at=self._now())

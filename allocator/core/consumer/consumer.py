@@ -165,6 +165,7 @@ class ConsumerBase:
         if not self._started or (self._closed and not self._closing.begun):  # not started, or the start failed
             self._closed = True
             return
+        self._engine.must_be_here()
         self._closed = True
         self._reading.close()  # even in a later call: another task may have called `close` before the reader does
         await self._closing.run(partial(self._close, commit=commit, restart=restart))
@@ -261,8 +262,8 @@ class ConsumerBase:
         the commit.
         """
         if offsets is None:
-            self._must_be_started()
-            await self._engine.commits.commit_done(in_hand=True)
+            self._finish()
+            await self._engine.commits.commit_done(or_raise=True)
             return
         await self._engine.commits.commit(self._to_commit(offsets))
 
@@ -274,9 +275,15 @@ class ConsumerBase:
         When the commit has ended, it calls `callback(offsets, error)`; `error` is None on success. Without a callback,
         it logs an error. Raises NotOwned, and CommitFailed if the lease has expired.
         """
-        progress = self._engine.progress
-        wanted = as_offsets(progress.uncommitted(in_hand=True)) if offsets is None else self._to_commit(offsets)
-        self._engine.commits.commit_async(wanted, callback)
+        if offsets is None:
+            self._finish()
+        self._engine.commits.commit_async(None if offsets is None else self._to_commit(offsets), callback)
+
+    def _finish(self) -> None:
+        """Marks the delivered records as done. Raises NotOwned if some of them were lost."""
+        self._must_be_started()
+        self._must_not_be_lost(self._engine.outlived)
+        self._engine.state.reader.finish()
 
     def _to_commit(self, offsets: Mapping[PartitionKey, Offset]) -> dict[TopicPartition, OffsetAndMetadata]:
         wanted = as_offsets(offsets)
@@ -285,7 +292,7 @@ class ConsumerBase:
 
     def _must_not_be_lost(self, partitions: Iterable[TopicPartition]) -> None:
         """Raises NotOwned if one of these was lost since its records were delivered, also if it has come back."""
-        lost = sorted(self._engine.progress.outlived.intersection(partitions))
+        lost = sorted(self._engine.outlived.intersection(partitions))
         if lost:
             names = ", ".join(f"{p.topic}:{p.partition}" for p in lost[:5])
             raise NotOwned(f"{self.group}: this member lost {names} since it read their records; request the next ones")
@@ -381,7 +388,6 @@ class ConsumerBase:
         self._engine.must_own(chosen)
         for partition in chosen:
             self._engine.state.pause(partition)
-            self._reading.put_back(partition)
         self._engine.fetcher.wake()
 
     def resume(self, *partitions: PartitionLike | Iterable[PartitionLike]) -> None:
@@ -396,19 +402,27 @@ class ConsumerBase:
         """Returns the partitions that the user has paused."""
         return frozenset(self._engine.state.paused_partitions())
 
-    def may_act(self) -> bool:
+    def may_act(self, record: Record | Batch | None = None) -> bool:
         """Returns whether records may be handled and offsets committed at this instant.
 
         Check it before you handle a record that was delivered earlier, because the lease may have expired since. If
         this member has lost the partition of a delivered record, it stays False until the next request for records,
-        also if the member has joined again and owns the partition again.
+        also if the member has joined again and owns the partition again. In a handler of `process`, it answers for the
+        record of the call.
+
+        If a record or batch is given, it answers for this one: whether the ownership under which it was delivered still
+        lasts.
         """
-        return self._engine.may_act()
+        if record is None:
+            return self._engine.may_act()
+        tenure = self._engine.state.assignment.get(TopicPartition(record.topic, record.partition))
+        return tenure is not None and tenure.fence == record.fence and self._engine.membership.may_act()
 
     async def until_may_act(self) -> None:
-        """Returns once `may_act` is true. Raises NotOwned if only a request for records can make it true."""
+        """Returns once `may_act` is true. Raises NotOwned if it cannot become true for the records in hand: only a
+        request for records, or the end of the handler's call, ends that."""
         await self._engine.commits.until_may_act()
-        self._must_not_be_lost(self._engine.progress.outlived)
+        self._must_not_be_lost(self._engine.outlived)
 
     # -- subscription --------------------------------------------------------------------------------------------
 
@@ -514,6 +528,7 @@ class ConsumerBase:
     def _must_be_started(self) -> None:
         if not self._started:
             raise Closed("the consumer is not started; use `async with`, or call start() first")
+        self._engine.must_be_here()
 
     # -- state ---------------------------------------------------------------------------------------------------
 

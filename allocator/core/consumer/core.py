@@ -14,6 +14,7 @@ from typing import Any
 
 from allocator.core.aio.tasks import BackgroundTasks, wait_for_event, within
 from allocator.core.client.client import KafkaClient
+from allocator.core.client.log_offsets import list_offsets
 from allocator.core.consumer.commits import Commits
 from allocator.core.consumer.measures import OwnLoad, lag
 from allocator.core.consumer.membership_config import (
@@ -27,17 +28,18 @@ from allocator.core.consumer.ownership import Ownership
 from allocator.core.consumer.record_processor import RecordProcessor
 from allocator.core.consumer.sink import OffsetSink, SinkClaim
 from allocator.core.consumer.topic_choice import TopicChoice
-from allocator.core.errors import AllocatorError, ConfigError, NotOwned
+from allocator.core.errors import AllocatorError, ConfigError, IllegalState, NotOwned
 from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.storage import StoredOffsets
-from allocator.core.offsets.tracker import OffsetTracker
 from allocator.core.settings.table import check_keywords
-from allocator.core.subscription.loss import Committed, RecordsLost, stamped
+from allocator.core.subscription.loss import RecordsLost, stamped
+from allocator.core.subscription.partition import TopicPartitionState
+from allocator.core.subscription.progress import Hold
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.subscription.tenures import Phase
-from allocator.core.types import Listener, OffsetAndMetadata, OffsetReset, Partitions, TopicPartition
+from allocator.core.types import NO_PARTITIONS, Listener, OffsetAndMetadata, OffsetReset, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +74,8 @@ class ConsumerCore:
         check_keywords({**own, "auto_offset_reset": auto_offset_reset, **fetch})
         joining.check()
         self.group = joining.group
-        self.progress = OffsetTracker(asking_is_done=auto_commit_interval_s is not None)
         self.state = SubscriptionState(auto_offset_reset)
+        self._auto_commit_interval_s = auto_commit_interval_s
         # a 0.9 broker builds a JMX name from the client id, and fails every fetch if it has a colon, as kiel's names
         # have
         name = re.sub(r"[^A-Za-z0-9._-]", "-", joining.client_id)
@@ -94,7 +96,6 @@ class ConsumerCore:
             offsets,
             self.client,
             self.state,
-            self.progress,
             self.fetcher,
             self.must_own,
             interval_s=auto_commit_interval_s,
@@ -105,13 +106,11 @@ class ConsumerCore:
         self._orders = OperatorOrders(self)
         self._ownership = Ownership(
             self.state,
-            self.progress,
             self.commits.committed,
             self.fetcher,
-            self._commit_last,
+            self.commit_last,
             self.commits.settled,
             self.client.measures,
-            auto_commit=auto_commit_interval_s is not None and self.group is not None,
             began=self._orders.apply,
             sink=self.sink,
             listener=listener,
@@ -130,14 +129,13 @@ class ConsumerCore:
                 self._ownership.expect,
             ),
         )
-        self.commits.membership = self.membership
+        self.commits.metadata.membership = self.membership
         self.choice = TopicChoice(joining, self.client, self.state, self.fetcher, self.membership, self._ownership)
         self.losses: deque[RecordsLost] = deque(maxlen=LOSSES)
         """The latest losses, for the page and for users."""
         self.processor: RecordProcessor | None = None
-        """The running processor of `Consumer.process` or the daemon. It tracks done records itself, so a request for
-        more records marks none as done."""
-        self.started = False
+        """The running processor of `Consumer.process` or the daemon, which holds the delivered records."""
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.closing = False
         """Whether `close` was called. If so, an offset that cannot be committed now will never be committed."""
         self._exits = contextlib.AsyncExitStack()
@@ -145,12 +143,14 @@ class ConsumerCore:
 
     async def start(self) -> None:
         """Connects to Kafka (and ZooKeeper) and joins the group. If a step fails, closes everything."""
-        self.started = True
+        self._loop = asyncio.get_running_loop()
         config = self.choice.config
         self.client.measures.trace(self.group, config.client_id)
         order_source = config.options.order_source(config, self.client.bootstrap, self.client.security)
         try:
             self._exits.push_async_callback(self.client.close)
+            # a topic that is missing may have been deleted, and other records have its offsets when it comes back
+            self.client.on_metadata(lambda: self.state.forget_logs(lambda topic: self.client.partitions(topic) is None))
             self.choice.follow()  # so that the first metadata request names the topics
             if order_source is not None:
                 order_source.watch(self.client)
@@ -201,7 +201,7 @@ class ConsumerCore:
         self.closing = True
         self.fetcher.wake()
         if not commit:
-            self._ownership.stop_committing()
+            self.commits.every(None)
         try:
             await self.commits.close()  # waits for the commits of `commit_async`
             if commit:  # not awaited: if the caller gives up meanwhile, the member must still leave
@@ -224,9 +224,35 @@ class ConsumerCore:
 
     # -- reading -------------------------------------------------------------------------------------------------
 
+    @property
+    def started(self) -> bool:
+        return self._loop is not None
+
     def may_act(self) -> bool:
-        """Returns whether the user may handle the delivered records and commit at this instant."""
-        return self.membership.may_act() and not self.progress.outlived
+        """Returns whether the user may handle the delivered records and commit at this instant.
+
+        In a call of a handler, these are the records of the call.
+        """
+        return self.membership.may_act() and not self.outlived
+
+    @property
+    def outlived(self) -> Partitions:
+        """The partitions that were lost while the user works on their records. In a call of a handler, these are the
+        records of the call."""
+        hold = Hold.of_this_context()
+        tenure = None if hold is None else hold.tenure
+        # the handler of another consumer may use this one
+        if not isinstance(tenure, TopicPartitionState) or tenure.record is not self.state:
+            return self.state.reader.outlived
+        return frozenset({tenure.partition}) if tenure.phase is Phase.ENDED else NO_PARTITIONS
+
+    def must_be_here(self) -> None:
+        """Raises IllegalState in another event loop than that of `start`, where nothing would wake a waiting call."""
+        if self._loop is not None and asyncio.get_running_loop() is not self._loop:
+            raise IllegalState(
+                "this consumer was started in another event loop; use it there, with "
+                "asyncio.run_coroutine_threadsafe from other threads"
+            )
 
     @property
     def may_deliver(self) -> bool:
@@ -269,39 +295,46 @@ class ConsumerCore:
     def deliver(self, batch: Batch, next_offset: int) -> None:
         """Notes that the user gets the records of `batch` up to `next_offset`."""
         partition = TopicPartition(batch.topic, batch.partition)
+        tenure, reads = self.state.assignment[partition], self.processor is None
         # the leader epoch lets a later check detect a truncation of the log (KIP-320)
+        epoch = self.fetcher.leader_epoch(partition, next_offset)
+        first = tenure.deliver(next_offset, epoch, confirms=self._auto_commit_interval_s is not None or not reads)
+        if reads:
+            self.state.reader.add(tenure, first)
+
+    def pass_by(self, batch: Batch, next_offset: int) -> None:
+        """Notes that `batch` has no more record before `next_offset`."""
+        partition = TopicPartition(batch.topic, batch.partition)
         self.state.update_position(partition, next_offset, self.fetcher.leader_epoch(partition, next_offset))
-        if self.processor is None:
-            self.progress.hand_out(partition, next_offset)
 
     def must_not_process(self) -> None:
         """Raises RuntimeError while `process` runs."""
         if self.processor is not None:
             raise RuntimeError("process() runs already; cancel that call first, or create a second Consumer")
 
-    async def process_with(self, processor: RecordProcessor) -> None:
-        """Makes `processor` track done records and receive changes of the assignment, until `process_no_more`.
+    def process_with(self, processor: RecordProcessor, commit_interval_s: float) -> None:
+        """Makes `processor` hold the records, and commits what is done at this interval, until `process_no_more`.
 
-        Waits for handler calls that outlasted a former processor, because two calls at once would break the order.
         Raises RuntimeError while another processor runs.
         """
         self.must_not_process()
-        if self._ownership.processor is not None:
-            await self._ownership.processor.until_ended()
-            self.must_not_process()
-        self.processor = self._ownership.processor = processor
+        self.processor = processor
+        self.commits.every(commit_interval_s)
         self._orders.apply()
 
     def process_no_more(self) -> None:
-        """Ends `process_with`. Handler calls that still run keep their partitions."""
+        """Ends `process_with`: reading continues at the first record of each partition that is not done. Handler calls
+        that still run keep their partitions."""
         self.processor = None
+        self.commits.every(self._auto_commit_interval_s)
+        for tenure in self.state.assignment.values():
+            tenure.hand_back()
         self._orders.apply()
+        self.fetcher.wake()
 
     def seek(self, partition: TopicPartition, position: OffsetAndMetadata | int) -> None:
         """Sets the position, whatever was delivered or done before."""
         self.state.seek(partition, position)
-        done = position.done if isinstance(position, Committed) else None
-        self.progress.rewind(partition, position if isinstance(position, int) else position.offset, done)
         self.fetcher.wake()
 
     def sought(self, partition: TopicPartition, offset: int) -> bool:
@@ -311,30 +344,37 @@ class ConsumerCore:
         """
         if partition not in self.state.held:
             return False
-        if self.processor is not None:
-            self.processor.restart(partition, offset)
         self.seek(partition, offset)
         return True
 
-    async def commit_sought(self, partition: TopicPartition, offset: int) -> None:
+    async def log_offset(self, partition: TopicPartition, at: int) -> int | None:
+        """Returns the offset of the first record at or after a time; None if there is none. Raises AllocatorError."""
+        there = (await list_offsets(self.client, {partition: at}))[partition]
+        return None if there is None else int(there.offset)
+
+    async def commit_sought(self, partition: TopicPartition) -> None:
         """Commits the offset of `sought`, or a later offset that is done since. With a sink, commits nothing, because
         the sink has the offset. Raises AllocatorError."""
-        if self.sink is not None:
-            return
-        if self.processor is not None:
-            await self.processor.commit_restart(partition, offset)
-        else:
+        if self.sink is None:
             await self.commits.commit_done({partition})
 
     def start_task(self, work: Coroutine[Any, Any, Any], name: str) -> None:
         """Runs a coroutine until it ends or the consumer is closed."""
         self._tasks.start(work, name)
 
-    async def _commit_last(self, partitions: Iterable[TopicPartition]) -> None:
-        """Commits the done offsets of partitions that drain."""
-        if self.progress.uncommitted(partitions):
+    async def commit_last(self, partitions: Iterable[TopicPartition]) -> None:
+        """Commits the done offsets of partitions that drain, if this consumer commits by itself."""
+        if not self.commits.are_automatic:
+            return
+        tenures = [self.state.assignment[p] for p in partitions if p in self.state.assignment]
+        if any(tenure.to_commit() is not None for tenure in tenures):
             await self.until_confirmed()
-        await self.commits.commit_done(partitions)
+            await self.commits.commit_done(tenure.partition for tenure in tenures)
+
+    async def until_free(self, holds: Iterable[Hold]) -> None:
+        """Waits until nobody works on the records of these holds."""
+        holds = list(holds)
+        await self._ownership.until(lambda: not any(hold.busy for hold in holds))
 
     # -- ownership -----------------------------------------------------------------------------------------------
 
@@ -387,11 +427,7 @@ class SinkMember:
         """
         core, tenure = self._core, self._core.state.assignment.get(partition)
         while tenure is not None and tenure.phase is not Phase.ENDED:
-            if core.processor is not None:
-                if tenure.phase is Phase.ACTIVE:
-                    core.processor.restart(partition, offset)
-                await core.processor.until_ended(partition)
-            await core.progress.finished(frozenset({partition}))
+            await core.until_free(tenure.holds)
             try:
                 await self._sink.rewind(partition, offset, core.client.topic_id(partition.topic))
                 return True

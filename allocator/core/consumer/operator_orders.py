@@ -10,8 +10,7 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any, Protocol
 
 from allocator.core.aio.clock import wall_ms
-from allocator.core.client.client import KafkaClient
-from allocator.core.client.log_offsets import EARLIEST, LATEST, list_offsets
+from allocator.core.client.log_offsets import EARLIEST, LATEST
 from allocator.core.commands.orders import KINDS, Order, OrderKeeper, OrderResult, Orders
 from allocator.core.commands.record_orders import RecordOrders
 from allocator.core.consumer.record_processor import RecordProcessor
@@ -35,7 +34,6 @@ class OrderedConsumer(Protocol):
     group: str | None
     state: SubscriptionState
     fetcher: Fetcher
-    client: KafkaClient
     membership: Membership
 
     @property
@@ -46,7 +44,9 @@ class OrderedConsumer(Protocol):
 
     def sought(self, partition: TopicPartition, offset: int) -> bool: ...
 
-    async def commit_sought(self, partition: TopicPartition, offset: int) -> None: ...
+    async def commit_sought(self, partition: TopicPartition) -> None: ...
+
+    async def log_offset(self, partition: TopicPartition, at: int) -> int | None: ...
 
     def start_task(self, work: Coroutine[Any, Any, Any], name: str) -> None: ...
 
@@ -161,7 +161,7 @@ class OperatorOrders:
                             found = await self._seek_once(order, partition)
                             sought = None if found is None else (tenure, *found)
                         if newest and sought is not None:
-                            await core.commit_sought(partition, sought[1])
+                            await core.commit_sought(partition)
                     if not newest or sought is not None:
                         replaced = "not carried out: a later seek replaces it, or it was withdrawn or has expired"
                         await self._report(order, frozenset({partition}), replaced if sought is None else sought[2])
@@ -177,12 +177,12 @@ class OperatorOrders:
         command was replaced."""
         core = self._core
         before = core.state.position(partition)
-        offset = await self._offset(partition, order.arguments["to"])
+        offset, clipped = await self._offset(partition, order.arguments["to"])
         if not self._is_newest(order, partition) or not core.sought(partition, offset):
             return None
         if core.sink is not None and not await core.sink.rewind(partition, offset):
             return None
-        what = f"sought to {offset}" + ("" if before is None else f" from {before.offset}")
+        what = f"sought to {offset}{clipped}" + ("" if before is None else f" from {before.offset}")
         log.warning("%s: %s:%d: %s by the command of %s", core.group, *partition, what, order.who)
         return offset, what
 
@@ -209,16 +209,22 @@ class OperatorOrders:
             self._held_back[partition] -= 1
             self.apply()
 
-    async def _offset(self, partition: TopicPartition, to: str) -> int:
+    async def _offset(self, partition: TopicPartition, to: str) -> tuple[int, str]:
+        """Returns the offset to seek, and a text if the log does not have the offset of the command."""
         if to.isdigit():
-            return int(to)
+            first = await self._core.log_offset(partition, EARLIEST)
+            end = await self._core.log_offset(partition, LATEST)
+            assert first is not None
+            assert end is not None
+            offset = min(max(int(to), first), end)
+            where = "first" if offset == first else "end"
+            return offset, "" if offset == int(to) else f" (the {where} of the log, which does not have {to})"
         at: Any = {"earliest": EARLIEST, "latest": LATEST}.get(to)
-        found = await list_offsets(self._core.client, {partition: int(to.partition(":")[2]) if at is None else at})
-        if found[partition] is None:  # no record at or after that time
-            found = await list_offsets(self._core.client, {partition: LATEST})
-        there = found[partition]
-        assert there is not None
-        return int(there.offset)
+        found = await self._core.log_offset(partition, int(to.partition(":")[2]) if at is None else at)
+        if found is None:  # no record at or after that time
+            found = await self._core.log_offset(partition, LATEST)
+        assert found is not None
+        return found, ""
 
     async def _report(self, order: Order, partitions: Partitions, what: str) -> None:
         results = self._results[order.id]

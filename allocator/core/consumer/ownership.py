@@ -3,50 +3,50 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from allocator.core.aio.tasks import BackgroundTasks, ClosesOnce, ends, within
-from allocator.core.consumer.record_processor import RecordProcessor
 from allocator.core.consumer.starting_positions import CommittedOffsets, SinkOffsets, StartingPositions
 from allocator.core.errors import AllocatorError
 from allocator.core.fetch.fetcher import Fetcher
-from allocator.core.offsets.tracker import OffsetTracker
 from allocator.core.subscription.listener import RebalanceEvent, callback_of, check_listener
-from allocator.core.subscription.loss import Committed, RecordsLost
+from allocator.core.subscription.loss import RecordsLost
 from allocator.core.subscription.partition import TopicPartitionState
+from allocator.core.subscription.progress import Progress
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.subscription.tenures import Phase
 from allocator.core.telemetry.measures import Measures
-from allocator.core.types import NO_PARTITIONS, Listener, Partitions, TopicPartition
+from allocator.core.types import Listener, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 
 
 PATIENCE_S = 10.0  # interval of the warnings that delivered records delay a rebalance
+# Seconds that revoked partitions wait for each other. Higher: fewer commits and claims; lower: partitions move sooner.
+TOGETHER_S = 0.5
 
 
 class Ownership:
     """The `AssignmentListener` of a membership, for one consumer.
 
-    `revoked` returns the partitions that a handler still works on. Guarantee, for all others, when it returns: the user
-    holds no record of them and gets no more. The offsets of done records are committed, or their commit has failed, and
-    another member reads these records again. No commit of these partitions is in flight.
+    `revoked` returns the partitions of which someone still holds records. Guarantee, for all others, when it returns:
+    nobody holds a record of them or gets more. The offsets of done records are committed, or their commit has failed,
+    and another member reads these records again. No commit of these partitions is in flight.
     """
 
     def __init__(
         self,
         state: SubscriptionState,
-        progress: OffsetTracker,
         committed: Callable[[Iterable[TopicPartition]], Awaitable[CommittedOffsets]],
         fetcher: Fetcher,
         commit: Callable[[Iterable[TopicPartition]], Awaitable[None]],
         commits_settled: Callable[[Partitions], Awaitable[None]],
         measures: Measures,
         *,
-        auto_commit: bool,
         retry_backoff_s: float = 0.1,
         began: Callable[[], None] | None = None,
         sink: SinkOffsets | None = None,
@@ -54,36 +54,28 @@ class Ownership:
     ) -> None:
         check_listener(listener)
         self.listener = listener
-        self.processor: RecordProcessor | None = None
-        """The latest processor. After its end, handler calls that still run keep their partitions."""
         self._error: BaseException | None = None
         self._received: asyncio.Event
         self.tenures = state
-        self._progress = progress
-        self._starts = StartingPositions(
-            state, progress, committed, fetcher, sink, self._reached, self._report, retry_backoff_s
-        )
+        self._starts = StartingPositions(state, committed, fetcher, sink, self._report, retry_backoff_s)
         self._fetcher = fetcher
         self._commit = commit
         self._commits_settled = commits_settled
         self._measures = measures
-        self._auto_commit = auto_commit
         self._began = began
         self._sink = sink
         self.suspended_at: float | None = None
         """The event loop's time at which commits were suspended; None while they are allowed."""
         self._opening = 0
         self._tasks: BackgroundTasks
+        self._freed: set[asyncio.Future[None]] = set()
         state.on_end = self._ended
+        state.on_freed = self._wake
 
     def start(self, tasks: BackgroundTasks) -> None:
         """Allows background tasks; `tasks` owns them."""
         self._received = asyncio.Event()
         self._tasks = tasks
-
-    def stop_committing(self) -> None:
-        """Makes later releases commit nothing."""
-        self._auto_commit = False
 
     @property
     def closed_gate(self) -> bool:
@@ -116,7 +108,7 @@ class Ownership:
             self._opening += 1
             self._fetcher.wake()
             try:
-                await self._notify_all(RebalanceEvent.ASSIGNED, partitions)
+                await notify(self.listener, RebalanceEvent.ASSIGNED, partitions)
             finally:
                 self._opened()
 
@@ -128,7 +120,9 @@ class Ownership:
         with self._measures.span("rebalance", step="lost", partitions=len(partitions)):
             self._starts.forget_expected()
             self._measures.partitions_lost += len(partitions)
-            await self._notify_all(RebalanceEvent.LOST, partitions)
+            former = [tenure for p in partitions if (tenure := self.tenures.former(p)) is not None]
+            await asyncio.gather(*(hold.abandon() for tenure in former for hold in tenure.holds if hold.busy))
+            await notify(self.listener, RebalanceEvent.LOST, partitions)
 
     def suspended(self, why: str) -> None:
         if self.suspended_at is None:
@@ -146,19 +140,13 @@ class Ownership:
         """Notes the loss and calls the listener. Delivers no record before the listener has returned."""
         self._measures.resets += 1
         self._measures.records_lost += loss.count
-        if loss.recreated or loss.resumed_at < loss.position:
-            # the new log repeats these offsets, so they must be committed again
-            self._progress.rewind(loss.partition, loss.resumed_at)
         self._opening += 1
         self._tasks.start(self._notify_loss(loss), "records lost")
 
     async def _notify_loss(self, loss: RecordsLost) -> None:
         try:
-            if loss.recreated or loss.resumed_at < loss.position:
-                if self._sink is not None:
-                    await self._sink.rewind(loss.partition, loss.resumed_at)
-                if self.processor is not None:
-                    self.processor.set_back(loss.partition, loss.resumed_at)
+            if self._sink is not None and (loss.recreated or loss.resumed_at < loss.position):
+                await self._sink.rewind(loss.partition, loss.resumed_at)
             callback = getattr(self.listener, "on_records_lost", None)  # listeners of other clients have none
             if callback is not None:
                 await _call(callback, loss, str(loss))
@@ -178,6 +166,25 @@ class Ownership:
 
     # ------------------------------------------------------------------------------------------------------------
 
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Waits until a condition is true that depends on which tenures last, and who works on their records."""
+        while not condition():
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._freed.add(future)
+            try:
+                await future
+            finally:
+                self._freed.discard(future)
+
+    def _wake(self) -> None:
+        for future in self._freed:
+            if not future.done():
+                future.set_result(None)
+
+    def _ended(self, tenures: list[TopicPartitionState]) -> None:
+        self._fetcher.wake()
+        self._wake()
+
     async def _revoked(self, partitions: Partitions) -> Partitions:
         self._fetcher.wake()
         tenures = self._tenures(partitions)
@@ -185,40 +192,27 @@ class Ownership:
         def draining() -> Partitions:  # leaves out partitions that the user has assigned again in the meantime
             return frozenset(tenure.partition for tenure in tenures if tenure.phase is Phase.DRAINING)
 
+        with contextlib.suppress(asyncio.TimeoutError):
+            await within(self.until(lambda: all(map(_is_free, tenures))), TOGETHER_S)
         while True:
             try:
-                await within(self._progress.finished(partitions), PATIENCE_S)
+                await within(self.until(lambda: any(map(_is_free, tenures))), PATIENCE_S)
                 break
             except asyncio.TimeoutError:
                 log.warning("%d revoked partitions wait until their delivered records are done", len(partitions))
-        partitions = draining()
-        if self._auto_commit:
-            try:
-                await self._commit(partitions)
-            except AllocatorError as error:
-                log.warning("the done records of %d revoked partitions are not committed: %s", len(partitions), error)
-        await notify(self.processor, RebalanceEvent.REVOKED, partitions)
-        working = NO_PARTITIONS if self.processor is None else self.processor.working(partitions)
-        # the listener is called for the partitions in `working` later, when their handler calls have ended
-        partitions = draining() - working
-        await notify(self.listener, RebalanceEvent.REVOKED, partitions)
+        # the listener is called for the others later, when the work on their records has ended
+        free = frozenset(tenure.partition for tenure in tenures if _is_free(tenure)) & draining()
+        try:
+            await self._commit(free)
+        except AllocatorError as error:
+            log.warning("the done records of %d revoked partitions are not committed: %s", len(free), error)
+        free &= draining()
+        await notify(self.listener, RebalanceEvent.REVOKED, free)
         # the next owner starts at the committed offset, so wait even for commits that the user does not await
-        await self._commits_settled(partitions)
-        self._measures.partitions_revoked += len(partitions & draining())
-        return working & draining()
-
-    async def _notify_all(self, event: RebalanceEvent, partitions: Partitions) -> None:
-        """Calls the processor first, so that all work is done when the user's listener runs and may seek."""
-        await notify(self.processor, event, partitions)
-        await notify(self.listener, event, partitions)
-
-    def _ended(self, tenures: list[TopicPartitionState]) -> None:
-        self._progress.forget({tenure.partition: tenure.topic_id for tenure in tenures})
-        self._fetcher.wake()
-
-    def _reached(self, partition: TopicPartition) -> Committed | None:
-        """Returns the processor's progress in a partition that comes back; None if it has none."""
-        return None if self.processor is None else self.processor.reached(partition)
+        await self._commits_settled(free)
+        free &= draining()
+        self._measures.partitions_revoked += len(free)
+        return draining() - free
 
     async def _report(self, error: AllocatorError) -> None:
         """Passes an error to the user. Returns when the user has received it."""
@@ -228,6 +222,10 @@ class Ownership:
 
     def _tenures(self, partitions: Partitions) -> list[TopicPartitionState]:
         return [self.tenures.assignment[partition] for partition in partitions]
+
+
+def _is_free(tenure: Progress) -> bool:
+    return tenure.phase is Phase.ENDED or not tenure.is_held
 
 
 async def notify(listener: Any, event: RebalanceEvent, partitions: Partitions) -> None:

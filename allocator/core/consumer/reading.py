@@ -41,6 +41,8 @@ class Reading:
         self._rest: Batch | None = None
         self._records: Iterator[Record] | None = None
         self._epoch: int | None = None
+        self._cut = False
+        """Whether the rest may have no record."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reader: asyncio.Task[Any] | None = None
         self._mark: object = None
@@ -54,10 +56,10 @@ class Reading:
         self._engine.fetcher.wake()
         if self._reader is None or self._reader.done() or self._called_by_reader():
             # the delivered records may not be handled: they are not committed, and the next owner reads them again
-            self._engine.progress.abandon()
+            self._engine.state.reader.abandon()
         else:
             # the reader finishes its records and requests more, or ends without another request
-            self._reader.add_done_callback(lambda _: self._engine.progress.abandon())
+            self._reader.add_done_callback(lambda _: self._engine.state.reader.abandon())
 
     def _called_by_reader(self) -> bool:
         """Returns whether the current task is the reader, or was started by it with gather, wait_for or create_task.
@@ -80,21 +82,20 @@ class Reading:
         known[self] = self._mark
         _read_here.set(known)
 
-    def put_back(self, partition: TopicPartition) -> None:
-        """Drops the rest of the current batch if it is of this partition, so that its records are fetched again."""
-        if self._rest is not None and (self._rest.topic, self._rest.partition) == partition:
-            # otherwise the fetcher would continue after the batch and skip the rest
-            self._keep(None)
-            self._engine.state.fetch_again(partition)
-
     async def batch(self, timeout_s: float | None) -> Batch | None:
         with self._reading_more():
             self._cut_rest()
-            batch = await self._take(timeout_s)
-            if batch is not None:
-                self._engine.deliver(batch, batch.next_offset)
+            while True:
+                batch = await self._take(timeout_s)
+                if batch is None:
+                    return None
+                is_empty = self._is_empty(batch)
                 self._keep(None)
-            return batch
+                if is_empty:  # `one` has returned all its records
+                    self._engine.pass_by(batch, batch.next_offset)
+                    continue
+                self._engine.deliver(batch, batch.next_offset)
+                return batch
 
     async def one(self, timeout_s: float | None) -> Record | None:
         with self._reading_more():
@@ -107,16 +108,13 @@ class Reading:
                 try:
                     record = next(self._records, None)
                 except DeserializationError as error:
-                    # the next call continues after this record
-                    self._engine.deliver(batch, error.offset + 1)
-                    self._keep(batch.from_offset(error.offset + 1))
+                    self._skip(batch, error)
                     raise
                 if record is not None:
                     self._engine.deliver(batch, record.offset + 1)
                     return record
                 # the batch may end after its last record (compaction, control records)
-                self._engine.deliver(batch, batch.next_offset)
-                self._engine.progress.finish()
+                self._engine.pass_by(batch, batch.next_offset)
                 self._keep(None)
 
     async def many(self, timeout_s: float | None, max_records: int | None) -> dict[TopicPartition, list[Record]]:
@@ -127,13 +125,24 @@ class Reading:
         with self._reading_more():
             batch = await self._take(timeout_s)
             while batch is not None:
-                records, end = self._some_of(batch, None if max_records is None else max_records - count)
-                self._engine.deliver(batch, end)
-                if end >= batch.next_offset:
-                    self._keep(None)
+                records, end, error = self._some_of(batch, None if max_records is None else max_records - count)
                 if records:
+                    self._engine.deliver(batch, end)
                     found.setdefault(TopicPartition(batch.topic, batch.partition), []).extend(records)
                     count += len(records)
+                elif error is None:
+                    self._engine.pass_by(batch, end)
+                if error is not None:
+                    if not found:
+                        if isinstance(error, DeserializationError):
+                            self._skip(batch, error)
+                        raise error
+                    # returns what was taken; the next call comes to this record again, and raises its error
+                    if isinstance(error, DeserializationError):
+                        self._keep(batch.from_offset(error.offset))
+                    break
+                if end >= batch.next_offset:
+                    self._keep(None)
                 if end < batch.next_offset or count == max_records:
                     break
                 batch = await self._take_also(found)
@@ -149,8 +158,10 @@ class Reading:
             self._next_error = error
             return None
 
-    def _some_of(self, batch: Batch, limit: int | None) -> tuple[list[Record], int]:
-        """Returns at most `limit` records of the batch, and the position after them."""
+    def _some_of(
+        self, batch: Batch, limit: int | None
+    ) -> tuple[list[Record], int, DeserializationError | CorruptRecordError | None]:
+        """Returns at most `limit` records of the batch, the position after them, and the error of the next record."""
         records: list[Record] = []
         # one iterator for all calls, because a new iterator decodes the complete record batch again
         if self._records is None:
@@ -158,22 +169,25 @@ class Reading:
         while limit is None or len(records) < limit:
             try:
                 record = next(self._records, None)
-            except DeserializationError as error:
-                if records:
-                    # deliver the records before this one first; the next call raises the error
-                    self._keep(batch.from_offset(error.offset))
-                    return records, error.offset
-                self._engine.deliver(batch, error.offset + 1)
-                self._keep(batch.from_offset(error.offset + 1))
-                raise
-            except CorruptRecordError:
-                if records:
-                    break  # deliver the records before it first; the iterator raises the error again
-                raise
+            except (DeserializationError, CorruptRecordError) as error:
+                return records, records[-1].offset + 1 if records else batch.base_offset, error
             if record is None:
-                return records, batch.next_offset
+                return records, batch.next_offset, None
             records.append(record)
-        return records, records[-1].offset + 1
+        return records, records[-1].offset + 1, None
+
+    def _skip(self, batch: Batch, error: DeserializationError) -> None:
+        """Continues after the record that the reader gets as an error."""
+        self._engine.deliver(batch, error.offset + 1)
+        self._keep(batch.from_offset(error.offset + 1))
+
+    def _is_empty(self, batch: Batch) -> bool:
+        if not self._cut:
+            return False
+        try:
+            return not len(batch)
+        except CorruptRecordError:
+            return False  # the reader gets the error when it comes to the record
 
     async def _take(self, timeout_s: float | None) -> Batch | None:
         """Returns the rest of the current batch or the next batch; None after the timeout."""
@@ -185,7 +199,7 @@ class Reading:
             if self._closed:
                 raise Closed(f"the consumer of group {self._engine.group!r} is closed")
             if self._rest is not None and not self._still_wanted(self._rest):
-                self._keep(None)
+                self._drop(self._rest)
             if self._rest is None:
                 batch = self._engine.fetcher.take()
                 if batch is not None:
@@ -245,8 +259,17 @@ class Reading:
     def _keep(self, batch: Batch | None) -> None:
         self._rest = batch
         self._records = None
+        self._cut = False
         if batch is not None:
             self._epoch = self._engine.state.epoch(TopicPartition(batch.topic, batch.partition))
+
+    def _drop(self, rest: Batch) -> None:
+        """Drops the rest of a batch, so that its records are fetched again when they may be delivered."""
+        self._keep(None)
+        partition = TopicPartition(rest.topic, rest.partition)
+        if self._engine.state.epoch(partition) == self._epoch:
+            # otherwise the fetcher would continue after the batch and skip the rest
+            self._engine.state.fetch_again(partition)
 
     def _cut_rest(self) -> None:
         """Removes the records that `getone` has delivered from the rest of the batch."""
@@ -254,6 +277,7 @@ class Reading:
             position = self._engine.state.position(TopicPartition(self._rest.topic, self._rest.partition))
             if position is not None:
                 self._keep(self._rest.from_offset(position.offset))
+                self._cut = True
 
     def _reading_more(self) -> Reading:
         """Marks the delivered records as done, because the user requests more.
@@ -263,7 +287,7 @@ class Reading:
         if self._busy:
             raise RuntimeError("two tasks read from one consumer; records would count as done before they are handled")
         self._is_read()
-        self._engine.progress.finish()
+        self._engine.state.reader.finish()
         self._engine.membership.polled()
         return self
 

@@ -11,8 +11,6 @@ from allocator.core.aio.reminder import Reminder
 from allocator.core.aio.tasks import BackgroundTasks
 from allocator.core.errors import AllocatorError, NoOffsetsError
 from allocator.core.fetch.fetcher import Fetcher
-from allocator.core.offsets.tracker import OffsetTracker
-from allocator.core.subscription.loss import Committed
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.subscription.tenures import Phase
@@ -37,27 +35,23 @@ class SinkOffsets(Protocol):
 class StartingPositions:
     """Sets the position of each new tenure.
 
-    `committed` reads the offsets of the group. `reached` returns a processor's progress in a partition, or None.
-    `report` passes an error to the user, and returns when the user has received it.
+    `committed` reads the offsets of the group. `report` passes an error to the user, and returns when the user has
+    received it.
     """
 
     def __init__(
         self,
         state: SubscriptionState,
-        progress: OffsetTracker,
         committed: Callable[[Iterable[TopicPartition]], Awaitable[CommittedOffsets]],
         fetcher: Fetcher,
         sink: SinkOffsets | None,
-        reached: Callable[[TopicPartition], Committed | None],
         report: Callable[[AllocatorError], Awaitable[None]],
         retry_backoff_s: float,
     ) -> None:
         self._state = state
-        self._progress = progress
         self._committed = committed
         self._fetcher = fetcher
         self._sink = sink
-        self._reached = reached
         self._report = report
         self._retry_backoff_s = retry_backoff_s
         # partitions that this member is about to claim, and the task that requests their committed offsets
@@ -141,7 +135,6 @@ class StartingPositions:
             for partition in self._missing(tenures):
                 if partition in stored:
                     # the sink's offset counts, because the database has exactly the effects of the records before it
-                    self._progress.rewind(partition, stored[partition].offset)
                     self._state.seek(partition, stored[partition])
                     continue
                 self._begin_at(partition, committed.get(partition))
@@ -149,10 +142,8 @@ class StartingPositions:
             return
 
     def _begin_at(self, partition: TopicPartition, committed: OffsetAndMetadata | None) -> None:
-        start = self._progress.begin(partition, committed, self._reached(partition))
-        if start is not None:
-            # keep the leader epoch and the topic id, if known, so that the position is validated
-            self._state.seek(partition, start)
+        if committed is not None:
+            self._state.begin(partition, committed)
             return
         try:
             self._state.request_offset_reset(partition)

@@ -88,6 +88,8 @@ class PositionRequests:
         self.leaderless: set[str] = set()
         """Topics with a partition that awaits a position and has no leader."""
         self._due_at = math.inf
+        self._cluster_id: str | None = None
+        """The id of the cluster that the positions belong to; None while unknown, and before Kafka 0.10.1."""
 
     # -- positions that are given up
 
@@ -97,6 +99,10 @@ class PositionRequests:
         Call it after each change of the state, with the partitions whose position or metadata is new.
         """
         self._due_at = 0.0
+        if self._is_another_cluster():
+            self._state.forget_logs()
+            for tp in self._state.assignment:
+                self._lost_log(tp, "another cluster answers at the address of the brokers")
         comparable = is_supported(self._client)
         for tp in partitions:
             partition, topic_id = self._state.assignment[tp], self._client.topic_id(tp.topic)
@@ -127,18 +133,29 @@ class PositionRequests:
 
     def recreated(self, tp: TopicPartition) -> None:
         """Resets a position in a topic that was created again, or reports `TopicRecreated`."""
+        self._lost_log(tp, "the topic was deleted and created again")
+
+    def _lost_log(self, tp: TopicPartition, why: str) -> None:
         partition = self._state.assignment[tp]
         if partition.position is None:
             return
         offset = partition.position.offset
         if self._state.has_default_offset_reset_policy():
             self._state.request_offset_reset(tp)
-            self._note_reset(tp, offset, "the topic was deleted and created again", recreated=True)
+            partition.lose_log()
+            self._note_reset(tp, offset, why, recreated=True)
         else:
             from allocator.core.subscription.kafka_errors import PositionOfOldTopic
 
             partition.recreated()
+            partition.lose_log()
             self._faults.fail(tp, PositionOfOldTopic(tp.topic, tp.partition, offset))
+
+    def _is_another_cluster(self) -> bool:
+        """Returns whether the id of the cluster has changed since the last call: other servers have the address."""
+        before, now = self._cluster_id, self._client.metadata.cluster_id
+        self._cluster_id = now or before
+        return None not in (before, now) and before != now
 
     def _note_reset(self, tp: TopicPartition, offset: int, why: str, *, recreated: bool = False) -> None:
         strategy = self._state.reset_strategy

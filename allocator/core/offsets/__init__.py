@@ -10,7 +10,6 @@ partition. The caller decides whether a commit is still allowed.
 - `pending_commit` selects the offsets of the next request.
 - `storage` chooses between Kafka and ZooKeeper.
 - `idle` commits the offsets of idle partitions again.
-- `tracker` tracks which records the user has processed.
 """
 
 from __future__ import annotations

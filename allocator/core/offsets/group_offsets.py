@@ -28,14 +28,16 @@ from allocator.core.offsets.messages import (
 )
 from allocator.core.offsets.pending_commit import (
     MOST_PARTITIONS,
+    Choice,
     Offsets,
     PendingCommit,
     Refusal,
+    Stored,
     names_of,
     take_some,
 )
 from allocator.core.subscription.loss import as_committed, as_read, topic_of
-from allocator.core.types import OffsetAndMetadata, TopicPartition
+from allocator.core.types import OffsetAndMetadata, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -116,8 +118,10 @@ class GroupOffsets:
         """Returns the seconds that Kafka keeps a committed offset (see `Coordinator.retention_s`)."""
         return await self.coordinator.retention_s() if self._retention is None else self._retention
 
-    async def settled(self) -> None:
-        """Waits until no request of a cancelled commit is in flight."""
+    async def settled(self, partitions: Partitions) -> None:
+        """Waits until no commit of these partitions waits or is in flight, including cancelled ones."""
+        while calls := {call.ended for call in self._waiting if not partitions.isdisjoint(call.left)}:
+            await asyncio.wait(calls)
         if self._abandoned:
             await self.coordinator.settled(OffsetCommit)
 
@@ -243,29 +247,37 @@ class GroupOffsets:
 
     # -- commit ---------------------------------------------------------------------------------------------------
 
-    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], refusal: Refusal | None = None) -> None:
+    async def commit(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata] | Choice,
+        refusal: Refusal | None = None,
+        stored: Stored | None = None,
+    ) -> None:
         """Commits the offset of the next record to read of each partition. Returns when Kafka has stored them.
 
-        Calls `refusal` before each request is written, because retries and connecting may outlast the ownership of a
-        partition.
+        Calls `offsets`, if it is a function, and `refusal` before each request is written, because retries and
+        connecting may outlast the ownership of a partition, or a newer offset may be known. Calls `stored` for each
+        offset when the response arrives.
 
         Retries partitions that may succeed later, but not partitions that the cluster does not have. Drops metadata
         that is too large, with a warning. Raises `CommitFailed` with the partitions that were not committed and the
         reasons; all others were committed. The error is `Fenced` if the member no longer holds one of them. Raises
         `ConfigError` for an offset below 0, before anything is sent. A cancelled call may have committed.
         """
-        if not offsets:
-            return
-        await self._finish(self._enter(offsets, refusal))
+        if offsets:
+            await self._finish(self._enter(offsets, refusal, stored))
 
     def commit_async(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], refusal: Refusal | None = None
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata] | Choice,
+        refusal: Refusal | None = None,
+        stored: Stored | None = None,
     ) -> asyncio.Task[None]:
         """Starts a commit and returns its task, whose error the caller handles. `close` waits for it.
 
         When this returns, the order of the commit is fixed.
         """
-        call = self._enter(offsets, refusal)
+        call = self._enter(offsets, refusal, stored)
         task = asyncio.get_running_loop().create_task(self._finish(call), name="commit")
         task.add_done_callback(lambda _: self._withdraw(call))  # the task may be cancelled before it starts
         return self._kept(task)
@@ -275,15 +287,23 @@ class GroupOffsets:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _enter(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], refusal: Refusal | None) -> PendingCommit:
+    def _enter(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata] | Choice,
+        refusal: Refusal | None,
+        stored: Stored | None,
+    ) -> PendingCommit:
         """Adds a commit to the queue, which fixes its order; the caller then awaits `_finish`."""
+        call = PendingCommit(offsets if callable(offsets) else self._texted(offsets), refusal, stored)
+        self._waiting.append(call)
+        return call
+
+    def _texted(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> Offsets:
+        """Returns the offsets with their metadata as it is sent."""
         cluster = self._client.metadata.cluster_id
         texts = {each.metadata for each in offsets.values()}  # usually one text for all partitions
         sent = {text: as_committed(text or "", cluster) for text in texts}
-        texted = {tp: OffsetAndMetadata(o, sent[text], epoch) for tp, (o, text, epoch) in offsets.items()}
-        call = PendingCommit(texted, refusal)
-        self._waiting.append(call)
-        return call
+        return {tp: OffsetAndMetadata(o, sent[text], epoch) for tp, (o, text, epoch) in offsets.items()}
 
     async def _finish(self, call: PendingCommit) -> None:
         """Returns when all offsets of `call` are committed. Raises `CommitFailed`."""
@@ -294,17 +314,26 @@ class GroupOffsets:
             with self._client.measures.span("commit", partitions=len(call.left)):
                 async with self._turn:  # first come, first served
                     # an earlier call's request may already have committed these offsets
-                    while call.left and time.monotonic() < deadline:
+                    while self._is_left(call) and time.monotonic() < deadline:
                         await self._send_some(deadline)
                 if call.failed or call.left:
                     raise self._failure(call)
         finally:
             self._withdraw(call)
 
+    def _is_left(self, call: PendingCommit) -> bool:
+        """Lets the waiting calls choose their offsets. Returns whether this call has some to commit."""
+        for each in self._waiting:
+            if each.choice is not None:
+                each.replace(self._texted(each.choice(each.over)))
+        return bool(call.left)
+
     def _withdraw(self, call: PendingCommit) -> None:
         """Removes this commit from the queue, so that later requests leave it out."""
         if call in self._waiting:
             self._waiting.remove(call)
+        if not call.ended.done():
+            call.ended.set_result(None)
 
     async def _send_some(self, deadline: float) -> None:
         """Sends one request with the offsets of all waiting calls, and notes its result in each call."""
@@ -312,19 +341,19 @@ class GroupOffsets:
             await self.coordinator.settled(OffsetCommit)
             self._abandoned = False
         callers = list(self._waiting)
-        if not all(call.may_be_sent() for call in callers):
+        if _refuse(callers)[1]:
             await self._pause(deadline)
             return
-        some = take_some(callers, self.group)
+        senders = take_some(callers, self.group)
+        some = {tp: call.left[tp] for tp, call in senders.items()}
         identity = self._identity(callers, some)
         if not some:
             return
         request = commit_request(self.group, some, identity, self._retention, in_zookeeper=self._in_zookeeper)
-        count = sum(len(call.left) for call in callers)
 
         def check() -> None:
             # the member may lose a partition while it looks for the coordinator or connects to it
-            if not all(call.may_be_sent() for call in callers) or sum(len(call.left) for call in callers) < count:
+            if any(_refuse(callers)):
                 raise RequestFailed("not sent: the lease is not valid, or partitions were lost")
 
         request.check = check
@@ -339,7 +368,7 @@ class GroupOffsets:
             if exc.retriable:
                 await self._pause(deadline)
             return
-        pause = self._read(response, callers, some, identity)
+        pause = self._read(response, senders, callers, some, identity)
         unknown = {tp for tp, code in response.results if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
         if unknown:
             await self._give_up_deleted(callers, unknown)
@@ -374,7 +403,12 @@ class GroupOffsets:
         await asyncio.sleep(max(0.0, min(self._backoff.next(), deadline - time.monotonic())))
 
     def _read(
-        self, response: OffsetCommitResponse, callers: Sequence[PendingCommit], sent: Offsets, identity: Identity
+        self,
+        response: OffsetCommitResponse,
+        senders: Mapping[TopicPartition, PendingCommit],
+        callers: Sequence[PendingCommit],
+        sent: Offsets,
+        identity: Identity,
     ) -> bool:
         """Notes the results of a response in the calls. Returns whether to pause before the next request."""
         pause = False
@@ -384,7 +418,7 @@ class GroupOffsets:
             omitted.discard(tp)
             if code == 0:
                 for call in callers:
-                    call.left.pop(tp, None)
+                    call.confirm(tp, sent[tp], own=call is senders[tp])
                 continue
             kept = None if self.committer is None else self.committer.refused(code, identity)
             # after a rebalance, partitions that the member still holds are committed in the next generation
@@ -399,8 +433,7 @@ class GroupOffsets:
                         len(sent[tp].metadata),
                     )
                     for call in callers:
-                        if tp in call.left:
-                            call.left[tp] = call.left[tp]._replace(metadata="")
+                        call.drop_metadata(tp)
                     continue
                 reaction = Reaction.FAIL
             if reaction is Reaction.REFIND:
@@ -447,3 +480,9 @@ class GroupOffsets:
         # retriable: a deleted topic may be created again
         error.retriable = all(exc.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for exc in call.failed.values())
         return error
+
+
+def _refuse(callers: Iterable[PendingCommit]) -> tuple[bool, bool]:
+    """Gives up the offsets that may never be sent. Returns whether there were some, and whether others have to wait."""
+    refused = [call.withdraw_refused() for call in callers]
+    return any(ever for ever, _ in refused), any(now for _, now in refused)

@@ -8,19 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
-from typing import Final
+from collections.abc import Awaitable, Callable, Collection, Mapping, Set
+from typing import Any, Final, Optional, Protocol
 
 from allocator.core.aio.clock import boot_clock
 from allocator.core.errors import AllocatorError
 from allocator.core.offsets.coordinator import SHORTEST_RETENTION_S
 from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.offsets.pending_commit import Choice
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 
 log = logging.getLogger(__name__)
 
-Known = Callable[[], Mapping[TopicPartition, int]]
-Commit = Callable[[Mapping[TopicPartition, OffsetAndMetadata]], Awaitable[None]]
+
+class Kept(Protocol):
+    """What is known of the committed offset of one partition."""
+
+    committed: Optional[tuple[int, Any]]
+    """The offset, and what was committed with it; None if nothing is committed."""
+    committed_at: Optional[float]
+    """When this member last committed it, on `clock`; None if another owner did."""
+
+
+Known = Callable[[], Mapping[TopicPartition, Kept]]
+Commit = Callable[[Choice], Awaitable[None]]
 
 # Fraction of the retention time. An offset is committed again after half of it at the latest. Higher: fewer requests;
 # lower: the coordinator may be unavailable for longer
@@ -33,11 +44,10 @@ IDLE_S: Final = 5.0  # seconds between turns while the member owns nothing
 
 
 class IdleOffsets:
-    """Remembers when each owned partition was committed, and commits old offsets again.
+    """Commits offsets again when they are old.
 
     About every quarter of the retention time, one request commits all partitions that are due soon. Partitions that are
-    committed anyway cause no request. `known` returns the committed offsets of the owned partitions that may be
-    committed now, because no newer commit of them is in flight.
+    committed anyway cause no request. `known` returns the owned partitions whose committed offset may be committed now.
     """
 
     def __init__(
@@ -46,27 +56,25 @@ class IdleOffsets:
         self._offsets = offsets
         self._known = known
         self._commit = commit
-        self._clock = clock
-        self._committed: dict[TopicPartition, float] = {}
+        self.clock = clock
         self._period_s: float | None = None  # computed from the retention time that was read at `_learnt`
         self._learnt = float("-inf")
 
-    def committed(self, partitions: Iterable[TopicPartition]) -> None:
-        """Called when these offsets have just been committed."""
-        self._committed.update(dict.fromkeys(partitions, self._clock()))
-
     def not_ours(self) -> set[TopicPartition]:
         """Returns the partitions that this member has not committed since it became their owner."""
-        return self._known().keys() - self._committed.keys()
+        return {p for p, kept in self._known().items() if kept.committed is not None and kept.committed_at is None}
 
     def due(self, period_s: float) -> set[TopicPartition]:
         """Returns the partitions to commit now.
 
         Once a commit is older than `period_s`, returns every partition whose commit is older than half of `period_s`.
         """
-        known, now = self._known(), self._clock()
-        self._committed = {p: at for p, at in self._committed.items() if p in known}
-        ages = {p: now - self._committed.get(p, float("-inf")) for p in known}
+        now = self.clock()
+        ages = {
+            p: float("inf") if kept.committed_at is None else now - kept.committed_at
+            for p, kept in self._known().items()
+            if kept.committed is not None
+        }
         if not any(age >= period_s for age in ages.values()):
             return set()
         return {p for p, age in ages.items() if age >= period_s / 2}
@@ -83,7 +91,10 @@ class IdleOffsets:
             except AllocatorError as error:
                 log.debug("cannot commit %d idle offsets yet: %s", len(due), error)
             else:
-                self.committed(due)  # includes partitions that were skipped because another member committed them
+                now = self.clock()
+                for partition, kept in self._known().items():
+                    if partition in due:
+                        kept.committed_at = now  # also if another member has committed it
         return min(period_s / 2, CHECK_S)
 
     async def commit_again(self, partitions: Set[TopicPartition]) -> None:
@@ -93,16 +104,25 @@ class IdleOffsets:
         not the known one: another process has committed it.
         """
         committed = await self._offsets.fetch(partitions)
-        known, again = self._known(), {}
-        for partition in known.keys() & partitions:
-            found = committed.get(partition)
-            if found is None:
-                offset = known[partition]
+        known = self._known()
+        for partition in partitions - committed.keys():
+            kept = known.get(partition)
+            if kept is not None and kept.committed is not None:
+                offset = kept.committed[0]
                 log.warning("%s:%d: the committed offset %d had expired; committed again", *partition, offset)
-                again[partition] = OffsetAndMetadata(offset, "", -1)
-            elif found.offset == known[partition]:
-                again[partition] = found
-        if again:
+                committed[partition] = OffsetAndMetadata(offset, "", -1)
+
+        def again(over: Collection[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+            now = self._known()
+            return {
+                partition: found
+                for partition, found in committed.items()
+                if partition not in over
+                and (kept := now.get(partition)) is not None
+                and (kept.committed or (-1,))[0] == found.offset
+            }
+
+        if again(()):
             await self._commit(again)
 
     async def run(self) -> None:
@@ -112,7 +132,7 @@ class IdleOffsets:
             await asyncio.sleep(pause_s)
 
     async def _period(self) -> float:
-        now = self._clock()
+        now = self.clock()
         if self._period_s is None or now - self._learnt >= MAX_PERIOD_S:
             retention_s = await self._offsets.retention_s()
             period_s = min(

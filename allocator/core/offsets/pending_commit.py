@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from heapq import nsmallest
 from typing import Any, Optional
 
@@ -21,31 +22,82 @@ RECORD_BYTES = 100  # approximate size of a record in the offsets topic, without
 NAMED = 10  # maximum number of partitions that an error lists
 
 
+Choice = Callable[[Collection[TopicPartition]], Mapping[TopicPartition, OffsetAndMetadata]]
+"""Returns what to commit now, without the given partitions, which are over. Called before each request is written, so a
+commit never has an old offset."""
+Stored = Callable[[TopicPartition, OffsetAndMetadata], None]
+"""Called with an offset of a commit that the coordinator has just confirmed."""
+
+
 class PendingCommit:
     """The state of one `commit` call: the offsets that are `left` to commit, and those that `failed`.
 
-    Raises ConfigError for an offset below 0, because brokers would store it.
+    `offsets` is a mapping, or a `Choice`. A choice gives way to the mappings that wait for the same request. Raises
+    ConfigError for an offset below 0, because brokers would store it.
     """
 
-    def __init__(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], refusal: Refusal | None = None) -> None:
-        for tp, value in offsets.items():
-            _check(tp, value.offset)
-        self.left: Offsets = dict(offsets)
+    def __init__(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata] | Choice,
+        refusal: Refusal | None = None,
+        stored: Stored | None = None,
+    ) -> None:
+        self.left: Offsets = {}
+        self.choice = offsets if callable(offsets) else None
+        if not callable(offsets):
+            for tp, value in offsets.items():
+                _check(tp, value.offset)
+            self.left.update(offsets)
         self._refusal = refusal
+        self._stored = stored
+        self._confirmed: set[TopicPartition] = set()
+        self._plain: set[TopicPartition] = set()
         self.unknown: dict[TopicPartition, int] = {}  # partition -> number of UNKNOWN_SERVER_ERRORs
         self.missing: dict[TopicPartition, int] = {}  # partition -> number of metadata responses without it
         self.failed: dict[TopicPartition, BrokerError] = {}
         self.fenced = False  # the member no longer holds some of the partitions
         self.last: dict[TopicPartition, AllocatorError] = {}  # partition that is left -> its last error
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done once the call has ended."""
 
-    def may_be_sent(self) -> bool:
-        """Gives up the offsets that may never be sent. Returns False if others may not be sent yet."""
+    @property
+    def over(self) -> Collection[TopicPartition]:
+        """The partitions that this call does not choose again, so that it ends."""
+        return self._confirmed | self.failed.keys()
+
+    def replace(self, chosen: Offsets) -> None:
+        """Replaces the offsets that are left by those to commit now."""
+        self.left = chosen
+        for tp in self._plain & chosen.keys():
+            chosen[tp] = chosen[tp]._replace(metadata="")
+
+    def drop_metadata(self, tp: TopicPartition) -> None:
+        """Commits this partition without metadata, because the broker does not take it."""
+        self._plain.add(tp)
+        if tp in self.left:
+            self.left[tp] = self.left[tp]._replace(metadata="")
+
+    def withdraw_refused(self) -> tuple[bool, bool]:
+        """Gives up the offsets that may never be sent. Returns whether there were some, and whether others have to
+        wait."""
         if self._refusal is None:
-            return True
+            return False, False
         refused = [(tp, error) for tp in self.left if (error := self._refusal(tp)) is not None]
         for tp, error in refused:
-            self.note([tp], error, final=not error.retriable, fenced=not error.retriable)
-        return not any(error.retriable for _, error in refused)
+            if self.choice is not None and not error.retriable:
+                del self.left[tp]  # the next choice leaves it out
+            else:
+                self.note([tp], error, final=not error.retriable, fenced=not error.retriable)
+        return any(not error.retriable for _, error in refused), any(error.retriable for _, error in refused)
+
+    def confirm(self, tp: TopicPartition, sent: OffsetAndMetadata, *, own: bool) -> None:
+        """Notes that the coordinator has stored an offset of this partition: of this call (`own`), or a later one."""
+        if own:
+            self._confirmed.add(tp)
+            if self._stored is not None:
+                self._stored(tp, sent)
+        if own or self.choice is None:
+            self.left.pop(tp, None)
 
     def note(
         self, partitions: Iterable[TopicPartition], exc: BrokerError, *, final: bool, fenced: bool = False
@@ -70,18 +122,19 @@ def _check(tp: TopicPartition, offset: Any) -> None:
         )
 
 
-def take_some(callers: Iterable[PendingCommit], group: str) -> Offsets:
-    """Returns the newest offset of each partition in `callers`, as many as fit into one request."""
-    some: Offsets = {}
+def take_some(callers: Sequence[PendingCommit], group: str) -> dict[TopicPartition, PendingCommit]:
+    """Returns the partitions of the next request, as many as fit, each with the call whose offset is sent.
+
+    That is the newest call, but a choice gives way to other calls.
+    """
+    some: dict[TopicPartition, PendingCommit] = {}
     bytes_left = MOST_BYTES
-    for call in callers:
-        for tp in some.keys() & call.left.keys():
-            some[tp] = call.left[tp]
+    for call in sorted(callers, key=lambda call: call.choice is None):  # stable: keeps the order of the calls otherwise
         for tp, value in call.left.items():
-            if len(some) >= MOST_PARTITIONS or bytes_left <= 0:
-                break
-            if tp not in some:
-                some[tp] = value
+            if tp in some:
+                some[tp] = call
+            elif len(some) < MOST_PARTITIONS and bytes_left > 0:
+                some[tp] = call
                 bytes_left -= RECORD_BYTES + len(group) + len(tp.topic) + len(value.metadata or "")
     return some
 

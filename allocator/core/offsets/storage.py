@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.offsets.messages import fetch_request
-from allocator.core.offsets.pending_commit import Offsets, Refusal
-from allocator.core.types import OffsetAndMetadata, OffsetStorage, TopicPartition
+from allocator.core.offsets.pending_commit import Choice, Offsets, Refusal, Stored
+from allocator.core.types import OffsetAndMetadata, OffsetStorage, Partitions, TopicPartition
 
 
 class StoredOffsets(GroupOffsets):
@@ -28,6 +27,7 @@ class StoredOffsets(GroupOffsets):
         super().__init__(client, group, coordinator=coordinator)
         self.storage = storage
         self._old = GroupOffsets(client, group, coordinator=coordinator, in_zookeeper=True)
+        self._both: asyncio.Lock | None = None
 
     async def fetch(self, partitions: Iterable[TopicPartition] | None, *, require_stable: bool = False) -> Offsets:
         if self.storage == "kafka":
@@ -39,28 +39,57 @@ class StoredOffsets(GroupOffsets):
         new = await super().fetch(wanted, require_stable=require_stable)
         return {p: max((o[p] for o in (new, old) if p in o), key=lambda o: o.offset) for p in {**old, **new}}
 
-    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], refusal: Refusal | None = None) -> None:
+    async def commit(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata] | Choice,
+        refusal: Refusal | None = None,
+        stored: Stored | None = None,
+    ) -> None:
         if self.storage == "kafka":
-            await super().commit(offsets, refusal)
+            await super().commit(offsets, refusal, stored)
         elif self.storage == "zookeeper":
-            await self._old.commit(offsets, refusal)
+            await self._old.commit(offsets, refusal, stored)
         else:
-            await self.commit_async(offsets, refusal)
+            await self.commit_async(offsets, refusal, stored)
 
     def commit_async(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], refusal: Refusal | None = None
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata] | Choice,
+        refusal: Refusal | None = None,
+        stored: Stored | None = None,
     ) -> asyncio.Task[None]:
         if self.storage == "kafka":
-            return super().commit_async(offsets, refusal)
+            return super().commit_async(offsets, refusal, stored)
         if self.storage == "zookeeper":
-            return self._old.commit_async(offsets, refusal)
-        # starts both commits before the first await, so that their order is fixed
-        each = super().commit_async(offsets, refusal), self._old.commit_async(offsets, refusal)
-        return self._kept(asyncio.get_running_loop().create_task(_both(*each), name="commit"))
+            return self._old.commit_async(offsets, refusal, stored)
+        return self._kept(asyncio.get_running_loop().create_task(self._commit_twice(offsets, refusal, stored)))
 
-    async def settled(self) -> None:
-        await self._old.settled()
-        await super().settled()
+    async def _commit_twice(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata] | Choice,
+        refusal: Refusal | None,
+        stored: Stored | None,
+    ) -> None:
+        """Commits the same offsets to both storages. Raises the first error; the other commit may have succeeded."""
+        if self._both is None:
+            self._both = asyncio.Lock()
+        async with self._both:
+            over: set[TopicPartition] = set()
+            while chosen := offsets(over) if callable(offsets) else offsets:
+                each = super().commit_async(chosen, refusal), self._old.commit_async(chosen, refusal)
+                for result in await asyncio.gather(*each, return_exceptions=True):
+                    if isinstance(result, BaseException):
+                        raise result
+                if stored is not None:
+                    for partition, offset in chosen.items():
+                        stored(partition, offset)
+                if not callable(offsets):
+                    break
+                over |= chosen.keys()
+
+    async def settled(self, partitions: Partitions) -> None:
+        await self._old.settled(partitions)
+        await super().settled(partitions)
 
     async def close(self) -> None:
         await self._old.close()
@@ -75,13 +104,6 @@ class StoredOffsets(GroupOffsets):
         copies = {p: OffsetAndMetadata(o.offset, "carried over from ZooKeeper") for p, o in found.items()}
         await super().commit(copies, refusal)
         return len(found)
-
-
-async def _both(*commits: Any) -> None:
-    """Waits for both commits and raises the first error. The other commit may have succeeded."""
-    for result in await asyncio.gather(*commits, return_exceptions=True):
-        if isinstance(result, BaseException):
-            raise result
 
 
 async def fetch_old_offsets(

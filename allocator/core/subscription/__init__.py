@@ -1,4 +1,4 @@
-"""The partitions that a member owns, and the position, pause and epoch of each.
+"""The partitions that a member owns, and how far each is: position, holds, done and committed offset.
 
 The membership changes the owned partitions, the consumer seeks and pauses, and `fetch` finds offsets and reads by this
 state. Nothing here has a lock, does I/O or starts a task.
@@ -20,6 +20,7 @@ from allocator.core.subscription.patterns import (
     check_pattern,
     topic_pattern,
 )
+from allocator.core.subscription.progress import Hold, Progress
 from allocator.core.subscription.state import LATEST, LogTruncation, SubscriptionState
 from allocator.core.subscription.tenures import Phase, Tenure, Tenures
 
@@ -31,10 +32,12 @@ __all__ = [
     "LATEST",
     "Committed",
     "DoneSet",
+    "Hold",
     "LogTruncation",
     "NoPosition",
     "PartitionCountSource",
     "Phase",
+    "Progress",
     "RebalanceListener",
     "RecordsLost",
     "SubscriptionState",

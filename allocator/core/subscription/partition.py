@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from allocator.core.subscription.loss import Listed, topic_of_offset
-from allocator.core.subscription.tenures import Phase, Tenure, Tenures
+from allocator.core.subscription.loss import Committed
+from allocator.core.subscription.progress import Progress
+from allocator.core.subscription.tenures import Phase, Tenures
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 
 
@@ -37,33 +38,31 @@ MOVES: Final[Mapping[FetchState, frozenset[FetchState]]] = {
 }
 
 
-class TopicPartitionState(Tenure):
-    """The tenure of one partition, with its position, pause, high watermark and preferred replica.
+class TopicPartitionState(Progress):
+    """The progress of one tenure, with what the fetch needs: pause, high watermark, validation and preferred replica.
 
     Guarantee: `fetch_state` changes only as `MOVES` allows, and the partition has a position only in the states that
     have one.
 
     `epoch` changes when records that were read ahead become invalid: at an assignment, a seek or a reset, when the
     tenure drains, or when a new leader may have truncated the log. A response counts only if the partition still has
-    the epoch of the request. `record` has all tenures of the member. `clock` returns seconds.
+    the epoch of the request. `clock` returns seconds.
     """
 
     __slots__ = (
         "_clock",
         "_current_leader_epoch",
         "_doubted_epoch",
-        "_epochs",
-        "_position",
         "_preferred_read_replica",
         "_preferred_read_replica_expiration",
-        "_record",
+        "_reset_from",
         "epoch",
         "fetch_state",
         "high_watermark",
         "paused",
+        "record",
         "reset_strategy",
         "retry_at",
-        "topic_id",
     )
 
     def __init__(
@@ -74,14 +73,13 @@ class TopicPartitionState(Tenure):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(partition, fence)
-        self._record = record
+        self.record = record
+        """All tenures of the member."""
         self._clock = clock
-        self.epoch = self._record.next_epoch()
+        self.epoch = self.record.next_epoch()
         self.fetch_state = FetchState.INITIALIZING
         self.paused = False
-        self._position: OffsetAndMetadata | None = None
-        # (first position, last position, leader epoch of the records before them) since the last seek
-        self._epochs: list[tuple[int, int, int]] = []
+        self._reset_from: int | None = None  # the position that the log did not have, while a reset is awaited
         self.reset_strategy: int | None = None
         """The timestamp that the awaited reset sends to ListOffsets; None if no reset is awaited."""
         self.retry_at = -math.inf
@@ -93,23 +91,10 @@ class TopicPartitionState(Tenure):
         self._current_leader_epoch = -1
         # a leader epoch that is older than the position's and has already caused a validation
         self._doubted_epoch: int | None = None
-        self.topic_id: Any = None
-        """The id of the position's topic; None if it is not known yet."""
         self._preferred_read_replica: int | None = None
         self._preferred_read_replica_expiration: float | None = None
 
     # -- position
-
-    @property
-    def position(self) -> OffsetAndMetadata | None:
-        """The offset of the next record to deliver. Setting it keeps records that were read ahead; `seek` drops
-        them."""
-        return self._position
-
-    @position.setter
-    def position(self, position: OffsetAndMetadata) -> None:
-        self._position = position
-        _note_epoch(self._epochs, position)
 
     @property
     def lag(self) -> int | None:
@@ -122,26 +107,43 @@ class TopicPartitionState(Tenure):
         """Returns whether the partition has neither a position nor a reset in progress."""
         return self.fetch_state is FetchState.INITIALIZING
 
+    def begin(self, committed: OffsetAndMetadata, former: Progress | None, *, own: bool) -> OffsetAndMetadata:
+        start = super().begin(committed, former, own=own)
+        self._set(start)
+        self._fetch_from_here()
+        return start
+
     def seek(self, position: OffsetAndMetadata) -> None:
         """Sets the position, drops records that were read ahead, and ends a reset or validation in progress."""
-        self._move(FetchState.FETCHING)
-        self._epochs.clear()
-        self.position = position
-        # these epochs were compared with the former position
-        self._current_leader_epoch = -1
-        self._doubted_epoch = None
-        self.topic_id = topic_of_offset(position)
-        self.clear_preferred_read_replica()
-        self.fetch_again()
+        super().seek(position)
+        self._fetch_from_here()
 
-    def leader_epoch(self, offset: int) -> int:
-        """Returns the leader epoch of the record before `offset`; -1 if it was not delivered since the last seek."""
-        return next((epoch for first, last, epoch in reversed(self._epochs) if first <= offset <= last), -1)
+    def complete_reset(self, position: OffsetAndMetadata, current_leader_epoch: int | None) -> None:
+        """Sets the position that the awaited reset has found in the log of the leader with this epoch."""
+        self.reset_to(position, before=self._reset_from)
+        self._fetch_from_here()
+        if current_leader_epoch is not None:
+            # the position comes from the log of this leader, so it needs no comparison with that log
+            self._current_leader_epoch = max(self._current_leader_epoch, current_leader_epoch)
+
+    def cut_to(self, position: OffsetAndMetadata) -> None:
+        super().cut_to(position)
+        self._fetch_from_here()
+
+    def hand_back(self) -> None:
+        before = self._position
+        super().hand_back()
+        if self._position is not before:
+            self.fetch_again()
+
+    def to_commit(self, *, delivered: bool = False) -> Committed | None:
+        # past the truncation, the position belongs to records that the log no longer has
+        return None if self.fetch_state is FetchState.TRUNCATED else super().to_commit(delivered=delivered)
 
     def fetch_again(self) -> None:
         """Drops the records that were read ahead. The position stays, with its leader epoch and topic id."""
-        self.epoch = self._record.next_epoch()
-        self._record.version += 1
+        self.epoch = self.record.next_epoch()
+        self.record.version += 1
 
     # -- gates
 
@@ -164,13 +166,17 @@ class TopicPartitionState(Tenure):
 
     def reset(self, timestamp: int) -> None:
         """Drops the position. The partition then awaits the offset that ListOffsets returns for `timestamp`."""
+        if self._position is not None:
+            self._reset_from = self._position.offset
         self._move(FetchState.AWAIT_RESET)
         self.reset_strategy = timestamp
-        self._position = None
-        self._epochs.clear()
-        self.topic_id = None
+        self._unset()
         self.clear_preferred_read_replica()
         self.fetch_again()
+
+    def lose_log(self) -> None:
+        super().lose_log()
+        self._reset_from = None
 
     # -- validation of the position (KIP-320)
 
@@ -195,11 +201,6 @@ class TopicPartitionState(Tenure):
         self.clear_preferred_read_replica()
         self._validate()
         return True
-
-    def note_leader(self, current_leader_epoch: int | None) -> None:
-        """Notes that the position comes from the log of this leader, so it needs no comparison with that log."""
-        if current_leader_epoch is not None:
-            self._current_leader_epoch = max(self._current_leader_epoch, current_leader_epoch)
 
     def doubt_position(self, current_leader_epoch: int | None) -> bool:
         """Starts a validation if the leader is older than the last record that was read.
@@ -227,12 +228,12 @@ class TopicPartitionState(Tenure):
     def complete_validation(self) -> None:
         """Ends the validation: the leader's log contains the records before the position."""
         self._move(FetchState.FETCHING)
-        self._record.version += 1
+        self.record.version += 1
 
     def truncated(self) -> None:
         """Stops delivery until a seek: the log ends before the position, and no reset strategy applies."""
         self._move(FetchState.TRUNCATED)
-        self._record.version += 1
+        self.record.version += 1
 
     def recreated(self) -> None:
         """Stops delivery until a seek: the topic was created again, and no reset strategy applies."""
@@ -257,7 +258,7 @@ class TopicPartitionState(Tenure):
             return False
         self._preferred_read_replica = node_id
         self._preferred_read_replica_expiration = expiration_time
-        self._record.version += 1
+        self.record.version += 1
         return True
 
     def clear_preferred_read_replica(self) -> int | None:
@@ -266,10 +267,19 @@ class TopicPartitionState(Tenure):
         self._preferred_read_replica = None
         self._preferred_read_replica_expiration = None
         if previous is not None:
-            self._record.version += 1
+            self.record.version += 1
         return previous
 
     # -- inside
+
+    def _fetch_from_here(self) -> None:
+        """Drops records that were read ahead, and ends a reset or validation in progress."""
+        self._move(FetchState.FETCHING)
+        # these epochs were compared with the former position
+        self._current_leader_epoch = -1
+        self._doubted_epoch = None
+        self.clear_preferred_read_replica()
+        self.fetch_again()
 
     def _move(self, to: FetchState) -> None:
         if to not in MOVES[self.fetch_state]:
@@ -284,12 +294,3 @@ class TopicPartitionState(Tenure):
         self._move(FetchState.AWAIT_VALIDATION)
         # the log of the records that were read ahead may have been truncated
         self.fetch_again()
-
-
-def _note_epoch(epochs: list[tuple[int, int, int]], position: OffsetAndMetadata) -> None:
-    # ListOffsets may return the leader's epoch, which can be newer than that of the record before the offset
-    epoch = -1 if isinstance(position, Listed) else position.leader_epoch
-    first = position.offset
-    if epochs and epochs[-1][2] == epoch:
-        first = epochs.pop()[0]  # epochs only grow, so all records between the two positions have this epoch
-    epochs.append((first, position.offset, epoch))

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple, Optional
 
 from allocator.core.errors import ConfigError, NotAssigned
+from allocator.core.subscription.loss import as_written
 from allocator.core.subscription.partition import TopicPartitionState
+from allocator.core.subscription.progress import ReaderHolds
 from allocator.core.subscription.tenures import Phase, Tenures
 from allocator.core.types import OffsetAndMetadata, OffsetReset, TopicPartition
 
@@ -62,6 +64,14 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         self.begin_at_start: frozenset[str] = frozenset()
         """Topics whose partitions are reset to their first record, whatever the strategy."""
         self._shuffle = shuffle
+        self._former: dict[TopicPartition, TopicPartitionState] = {}
+        """The last tenure of each partition that this member owned."""
+        self.members: set[str] = set()
+        """The member ids under which this process has committed."""
+        self.on_freed: Callable[[], None] = lambda: None
+        """Called when someone has ended the work on delivered records."""
+        self.reader = ReaderHolds(lambda: self.on_freed())
+        """What the reader works on. Empty while a processor handles the records."""
         self._held_back: frozenset[TopicPartition] = frozenset()
 
     # -- assignment
@@ -71,6 +81,11 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         if self._shuffle is not None:
             self._shuffle(order)
         super().claim({tp: fences[tp] for tp in order})
+        for tp in order:
+            former = self._former.get(tp)
+            if former is not None:
+                # the next release of the partition waits for the work that began in an earlier tenure, too
+                self.assignment[tp].holds = [hold for hold in former.holds if hold.busy]
 
     def assign_from_user(self, partitions: Iterable[TopicPartition]) -> None:
         """Replaces the assignment by these partitions, in their order. No group takes part."""
@@ -79,6 +94,23 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         new = dict.fromkeys(tp for tp in wanted if tp not in self.assignment)
         if new:
             super().claim(new)
+
+    def _end(self, tenures: list[TopicPartitionState]) -> None:
+        super()._end(tenures)
+        self._former.update((tenure.partition, tenure) for tenure in tenures)
+
+    def former(self, partition: TopicPartition) -> TopicPartitionState | None:
+        """Returns the last tenure of this partition that has ended; None if this member never owned it."""
+        return self._former.get(partition)
+
+    def forget_logs(self, are_gone: Callable[[str], bool] = lambda topic: True) -> None:
+        """Called when the logs of some topics are gone. Forgets what this process has handled of them."""
+        for tp, former in self._former.items():
+            if former.proof is not None and are_gone(tp.topic):
+                former.proof = None
+        for tp, tenure in self.assignment.items():
+            if tenure.handled_from is not None and are_gone(tp.topic):
+                tenure.handled_from = None
 
     # -- fetching
 
@@ -120,6 +152,11 @@ class SubscriptionState(Tenures[TopicPartitionState]):
 
     # -- positions
 
+    def begin(self, partition: TopicPartition, committed: OffsetAndMetadata) -> None:
+        """Sets the first position of a tenure: the committed offset, or beyond it what this process has handled."""
+        own = as_written(committed).member in self.members
+        self._of(partition).begin(committed, self._former.get(partition), own=own)
+
     def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
         """Sets the position. Drops records that were read ahead, and ends a reset or validation in progress.
 
@@ -142,8 +179,8 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         return self._of(partition).position
 
     def update_position(self, partition: TopicPartition, offset: int, leader_epoch: int = -1) -> None:
-        """Moves the position past delivered records. `leader_epoch` is that of the last record, -1 if its format has
-        none.
+        """Moves the position past records that were taken or that are not delivered. `leader_epoch` is that of the last
+        record, -1 if its format has none.
 
         Raises `OutOfTurn` if there is no position.
         """
@@ -152,7 +189,7 @@ class SubscriptionState(Tenures[TopicPartitionState]):
             from allocator.core.subscription.kafka_errors import OutOfTurn
 
             raise OutOfTurn(f"{partition.topic}:{partition.partition} has no position yet; seek it first")
-        state.position = OffsetAndMetadata(offset, "", leader_epoch)
+        state.pass_by(offset, leader_epoch)
 
     def leader_epoch(self, partition: TopicPartition, offset: int) -> int:
         """Returns the leader epoch of the record before `offset`; -1 if it was not delivered since the last seek."""
@@ -206,8 +243,7 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         state = self.assignment.get(partition)
         if state is None or not state.awaiting_reset or state.epoch != epoch:
             return False
-        state.seek(position)
-        state.note_leader(current_leader_epoch)
+        state.complete_reset(position, current_leader_epoch)
         return True
 
     def maybe_complete_validation(
@@ -237,7 +273,7 @@ class SubscriptionState(Tenures[TopicPartitionState]):
             self.request_offset_reset(partition)
         else:
             # only records after the divergence are read again
-            state.seek(divergent)
+            state.cut_to(divergent)
         return LogTruncation(partition, asked, divergent, resolved)
 
     def _of(self, partition: TopicPartition) -> TopicPartitionState:

@@ -39,6 +39,9 @@ class Tenure:
     def drain(self) -> None:
         self.phase = Phase.DRAINING
 
+    def end(self) -> None:
+        self.phase = Phase.ENDED
+
 
 T = TypeVar("T", bound=Tenure)
 
@@ -118,7 +121,7 @@ class Tenures(Generic[T]):
     def _end(self, tenures: list[T]) -> None:
         if tenures:
             for tenure in tenures:
-                tenure.phase = Phase.ENDED
+                tenure.end()
             self.assignment = {p: each for p, each in self.assignment.items() if each.phase is not Phase.ENDED}
             self.version += 1
             self.on_end(tenures)

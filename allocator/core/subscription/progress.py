@@ -1,0 +1,408 @@
+"""How far one tenure of a partition is: its position, what is held, what is done and what is committed. Pure.
+
+The rule from which the rest follows: if nothing is held, everything before the position is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from contextvars import ContextVar, Token
+from typing import Any, NamedTuple, Optional
+
+from allocator.core.subscription.done import DoneSet, done_of, joined
+from allocator.core.subscription.loss import Committed, Listed, topic_of, topic_of_offset
+from allocator.core.subscription.tenures import Phase, Tenure
+from allocator.core.types import OffsetAndMetadata, Partitions, TopicPartition
+
+Done = tuple[Optional[int], Optional[DoneSet]]
+"""The lowest offset that is not done (None: nothing is held), and the done records beyond it (None: none)."""
+
+
+class Hold:
+    """Delivered records of one partition that someone works on: the reader, or the calls of a handler.
+
+    A hold may outlive its tenure. A release of the partition waits until it is not busy, also in a later tenure.
+    """
+
+    busy: bool = True
+    """Whether someone works on the records."""
+    void = False
+    """True once a seek or another log has replaced the records: finishing them marks no offset as done."""
+
+    def __init__(self, tenure: Progress) -> None:
+        self.tenure = tenure
+
+    @property
+    def has_outlived(self) -> bool:
+        """Whether another member may own the partition by now: the tenure in which the records were delivered has
+        ended."""
+        return self.tenure.phase is Phase.ENDED
+
+    def done(self) -> Done:
+        """Returns which of the records are done."""
+        return None, None
+
+    def drain(self) -> None:
+        """Called when the partition is being released: what has begun may end, and nothing else begins."""
+
+    def stop(self) -> None:
+        """Called when a seek has replaced the records, or when the tenure has ended: nothing else begins."""
+
+    def conclude(self) -> None:
+        """Called when the log was truncated or replaced: the hold still handles its records, and gets no others."""
+
+    async def abandon(self) -> None:
+        """Called when the partition is lost: cuts off what has begun, and waits a limited time for it."""
+
+    def enter(self) -> Token[Optional[Hold]]:
+        """Makes this the hold of the code that runs in this context, until `leave`."""
+        return _held_here.set(self)
+
+    @staticmethod
+    def leave(entered: Token[Optional[Hold]]) -> None:
+        _held_here.reset(entered)
+
+    @staticmethod
+    def of_this_context() -> Hold | None:
+        """Returns the hold of the handler call in whose context the code runs; None outside of such calls."""
+        return _held_here.get()
+
+
+_held_here: ContextVar[Optional[Hold]] = ContextVar("allocator_held_here", default=None)
+
+
+class Proof(NamedTuple):
+    """What this process handled in a tenure that has ended: each record from `first` up to `end`, and `done` beyond."""
+
+    first: int
+    end: int
+    done: Optional[DoneSet]
+    topic_id: Any
+
+
+class Progress(Tenure):
+    """How far a tenure is.
+
+    `to_commit` goes back only after a seek, or when the log was replaced or truncated. A commit that was chosen before
+    such a move never hides it: the move stays to be committed until a commit that was chosen after it is confirmed.
+    """
+
+    __slots__ = (
+        "_goes_back",
+        "_leader_epochs",
+        "_position",
+        "_unconfirmed",
+        "beyond",
+        "committed",
+        "committed_at",
+        "handled_from",
+        "holds",
+        "moves",
+        "proof",
+        "topic_id",
+    )
+
+    def __init__(self, partition: TopicPartition, fence: int | None = None) -> None:
+        super().__init__(partition, fence)
+        self._position: OffsetAndMetadata | None = None
+        # (first position, last position, leader epoch of the records before them) since the last seek
+        self._leader_epochs: list[tuple[int, int, int]] = []
+        self.topic_id: Any = None
+        """The id of the position's topic; None if it is not known yet."""
+        self.holds: list[Hold] = []
+        self.beyond: DoneSet | None = None
+        """Records beyond the position that are done already; for the first hold of a handler."""
+        self.committed: tuple[int, DoneSet | None] | None = None
+        """What the coordinator has confirmed last, by a fetch or a commit; None if nothing is committed."""
+        self.committed_at: float | None = None
+        """When this tenure last committed, on the clock of the commits; None if it has not."""
+        self.moves = 0
+        """Number of moves of the position that a commit has to follow, even backwards."""
+        self._goes_back = False
+        self.handled_from: int | None = None
+        """Every record from this offset on that is done was handled by this process."""
+        self._unconfirmed = False
+        self.proof: Proof | None = None
+        """What this process has handled, once the tenure has ended; None if that proves nothing."""
+
+    # -- position
+
+    @property
+    def position(self) -> OffsetAndMetadata | None:
+        """The offset of the next record to deliver; None if it is not known yet."""
+        return self._position
+
+    def deliver(self, offset: int, leader_epoch: int, *, confirms: bool = True) -> int:
+        """Moves the position past delivered records, and returns the position before.
+
+        `leader_epoch` is that of the last record. `confirms`: whether a later request for records confirms that these
+        are handled. Otherwise only a commit does.
+        """
+        assert self._position is not None
+        before = self._position.offset
+        self._unconfirmed = self._unconfirmed or not confirms
+        self.pass_by(offset, leader_epoch)
+        return int(before)
+
+    def pass_by(self, offset: int, leader_epoch: int) -> None:
+        """Moves the position past offsets that have no record to deliver: markers, aborted or compacted records."""
+        self._place(OffsetAndMetadata(offset, "", leader_epoch))
+
+    def leader_epoch(self, offset: int) -> int:
+        """Returns the leader epoch of the record before `offset`; -1 if it was not delivered since the last seek."""
+        return next((epoch for first, last, epoch in reversed(self._leader_epochs) if first <= offset <= last), -1)
+
+    def begin(self, committed: OffsetAndMetadata, former: Progress | None, *, own: bool) -> OffsetAndMetadata:
+        """Returns the start of this tenure: the committed offset, or what this process has handled beyond it.
+
+        `own`: this process has committed the offset, so no other owner or operator has moved it since. Then a commit
+        of `former`, the last tenure of the partition here, has failed, or an older commit overtook it.
+        """
+        found = done_of(committed.metadata, committed.offset)
+        self.committed = committed.offset, found
+        self.handled_from = committed.offset
+        start, self.beyond = committed, found
+        proof = former.proof if former is not None and own else None
+        if proof is not None and proof.topic_id is not None:
+            topic = topic_of(committed.metadata)
+            proof = None if topic is not None and topic != proof.topic_id else proof
+        if proof is not None and proof.first <= committed.offset <= proof.end:
+            if proof.end > committed.offset:
+                start, self.beyond = _position(proof.end, proof.topic_id), proof.done
+            else:
+                # an earlier commit may name further done records beyond the same offset
+                self.beyond = joined(proof.done, found)
+        return start
+
+    def seek(self, position: OffsetAndMetadata) -> None:
+        """Sets the position, whatever was delivered or done before."""
+        for hold in self.holds:
+            hold.void = True
+            hold.stop()
+        self._move_to(position)
+        self.beyond = position.done if isinstance(position, Committed) else None
+
+    def reset_to(self, position: OffsetAndMetadata, *, before: int | None) -> None:
+        """Sets the position that a reset has found. `before`: the position that the log did not have.
+
+        Delivered records stay held, except those of another log (`lose_log`).
+        """
+        if before is not None and position.offset < before:
+            self.cut_to(position)
+        else:
+            self._set(position)
+            self.handled_from = position.offset
+
+    def cut_to(self, position: OffsetAndMetadata) -> None:
+        """Sets the position back to where the log was truncated. Delivered records stay held."""
+        for hold in self.holds:
+            hold.conclude()
+        self._move_to(position)
+
+    def lose_log(self) -> None:
+        """Called when the log is another one: the topic was created again. Nothing of the former log counts."""
+        for hold in self.holds:
+            hold.void = True
+            hold.conclude()
+        self.moves += 1
+        self._goes_back = True
+        self.committed = self.beyond = self.handled_from = None
+
+    def hand_back(self) -> None:
+        """Continues at the first record that is not done: nobody works on the delivered records any more."""
+        if self._position is None:
+            return
+        offset, self.beyond = self.done()
+        for hold in self.holds:
+            hold.void = True
+        if offset != self._position.offset:
+            self._set(OffsetAndMetadata(offset, "", self.leader_epoch(offset)), self.topic_id)
+
+    # -- what is done
+
+    def add(self, hold: Hold) -> None:
+        """Adds the hold of records that were just delivered."""
+        self.holds = [each for each in self.holds if each.busy or each.done()[0] is not None]
+        self.holds.append(hold)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether someone works on records of the partition, so that it must not be released."""
+        return any(hold.busy for hold in self.holds)
+
+    def done(self, *, delivered: bool = False) -> tuple[int, DoneSet | None]:
+        """Returns the lowest offset that is not done, and the done records beyond it.
+
+        With `delivered`, the records that the reader has count as done. The position must be known.
+        """
+        assert self._position is not None
+        offset, beyond = int(self._position.offset), self.beyond
+        for hold in self.holds:
+            if not (hold.void or hold.tenure is not self or (delivered and isinstance(hold, ReaderHold))):
+                first, more = hold.done()
+                if first is None or first <= offset:
+                    beyond = beyond if isinstance(hold, ReaderHold) else more
+                    offset = offset if first is None else first
+        if beyond is not None and beyond.base != offset:
+            runs = tuple(run for run in beyond.runs if run[0] > offset)
+            beyond = DoneSet(offset, runs, beyond.epoch) if runs else None
+        return offset, beyond
+
+    def to_commit(self, *, delivered: bool = False) -> Committed | None:
+        """Returns the offset to commit now; None if the committed offset is as far. `delivered`: see `done`."""
+        if self._position is None:
+            return None
+        offset, beyond = self.done(delivered=delivered)
+        if self.committed is not None and not self._goes_back:
+            known, known_beyond = self.committed
+            if offset < known or (offset == known and beyond == known_beyond):
+                return None
+        point = Committed(offset, "", self.leader_epoch(offset))
+        point.done, point.topic_id = beyond, self.topic_id
+        return point
+
+    def note_committed(self, offset: int, done: DoneSet | None, *, moves: int, at: float) -> None:
+        """Called when the coordinator has confirmed a commit. `moves`: the number of moves when it was chosen."""
+        self.committed, self.committed_at = (offset, done), at
+        if moves == self.moves:
+            self._goes_back = False
+
+    # -- the end
+
+    def drain(self) -> None:
+        super().drain()
+        for hold in self.holds:
+            hold.drain()
+
+    def end(self) -> None:
+        """Ends the tenure. Records that are finished later prove nothing: their user may have noticed the loss."""
+        if self._position is not None and self.handled_from is not None:
+            offset, beyond = self.done()
+            if self._unconfirmed:
+                offset, beyond = self.committed or (-1, None)
+            if offset >= self.handled_from:
+                self.proof = Proof(self.handled_from, offset, beyond, self.topic_id)
+        super().end()
+        for hold in self.holds:
+            hold.stop()
+
+    # -- inside
+
+    def _move_to(self, position: OffsetAndMetadata) -> None:
+        self._set(position)
+        self.moves += 1
+        self._goes_back = True
+        self.handled_from = position.offset
+        self.beyond = None
+
+    def _set(self, position: OffsetAndMetadata, topic_id: Any = None) -> None:
+        self._leader_epochs.clear()
+        self._place(position)
+        self.topic_id = topic_of_offset(position) if topic_id is None else topic_id
+
+    def _unset(self) -> None:
+        self._position = self.topic_id = None
+        self._leader_epochs.clear()
+
+    def _place(self, position: OffsetAndMetadata) -> None:
+        self._position = position
+        # ListOffsets may return the leader's epoch, which can be newer than that of the record before the offset
+        epoch = -1 if isinstance(position, Listed) else position.leader_epoch
+        first = position.offset
+        if self._leader_epochs and self._leader_epochs[-1][2] == epoch:
+            first = self._leader_epochs.pop()[0]  # epochs only grow, so all records between have this epoch
+        self._leader_epochs.append((first, position.offset, epoch))
+
+
+def _position(offset: int, topic_id: Any) -> Committed:
+    found = Committed(offset, "", -1)
+    found.topic_id = topic_id
+    return found
+
+
+class ReaderHold(Hold):
+    """The records of one partition that the reader got from a request. `first` is the offset of the first."""
+
+    def __init__(self, tenure: Progress, first: int, reader: ReaderHolds) -> None:
+        super().__init__(tenure)
+        self._first: int | None = first
+        self._reader = reader
+
+    def done(self) -> Done:
+        return self._first, None
+
+    def stop(self) -> None:
+        if self.has_outlived:
+            self._reader.note_outlived(self)
+
+    def finish(self) -> None:
+        self.busy = False
+        if not self.has_outlived:
+            self._first = None
+
+    def abandon_records(self) -> None:
+        """Ends the work without the records being done."""
+        self.busy = False
+
+
+class ReaderHolds:
+    """What the reader works on: the records that it got and not yet confirmed by a further request.
+
+    `freed` is called when partitions may have become free to be released.
+    """
+
+    def __init__(self, freed: Callable[[], None]) -> None:
+        self._freed = freed
+        self._holds: list[ReaderHold] = []
+        self._outlived: list[ReaderHold] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._holds)
+
+    @property
+    def outlived(self) -> Partitions:
+        """The partitions that were lost while the reader works on their records. Another member may handle these too,
+        even if the partition has come back: it may have had another owner in between."""
+        return frozenset(hold.tenure.partition for hold in self._outlived)
+
+    def note_outlived(self, hold: ReaderHold) -> None:
+        if hold.busy:
+            self._outlived.append(hold)
+
+    def add(self, tenure: Progress, first: int) -> None:
+        """Called when records from offset `first` on were delivered to the reader."""
+        for each in tenure.holds:
+            if isinstance(each, ReaderHold) and each.busy and not each.void and each.tenure is tenure:
+                return  # the same request has delivered earlier records of the partition
+        hold = ReaderHold(tenure, first, self)
+        tenure.add(hold)
+        self._holds.append(hold)
+
+    def finish(self, topic: str | None = None) -> None:
+        """Marks the delivered records (of one topic, or of all) as done: the reader requested more."""
+        if self._holds:
+            self._end(ReaderHold.finish, lambda hold: topic in (None, hold.tenure.partition.topic))
+
+    def finish_up_to(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Marks the records before these offsets as done, if no records were delivered after them."""
+        self._end(ReaderHold.finish, lambda hold: _is_at(hold.tenure, offsets.get(hold.tenure.partition)))
+
+    def abandon(self, partitions: Collection[TopicPartition] | None = None) -> None:
+        """Called when the reader will not request more, or did not get the records. They do not become done."""
+        self._end(ReaderHold.abandon_records, lambda hold: partitions is None or hold.tenure.partition in partitions)
+
+    def _end(self, end: Callable[[ReaderHold], None], ends: Callable[[ReaderHold], bool]) -> None:
+        left = []
+        for hold in self._holds:
+            if ends(hold):
+                end(hold)
+            else:
+                left.append(hold)
+        self._holds = left
+        if self._outlived:
+            self._outlived = [hold for hold in self._outlived if hold.busy]
+        self._freed()
+
+
+def _is_at(tenure: Progress, offset: int | None) -> bool:
+    return offset is not None and tenure.position is not None and tenure.position.offset == offset

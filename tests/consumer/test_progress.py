@@ -299,10 +299,12 @@ async def test_a_call_whose_partition_was_lost_may_not_act(service: Service, pla
         assert consumer.may_act()
         member = consumer.member_id
         await end_session(service, consumer)
-        await wait_until_async(
-            lambda: consumer.member_id != member and len(consumer.assignment()) == 2, 30, "the return"
-        )
-        may_end.set()
+        try:
+            await wait_until_async(lambda: consumer.member_id != member, 30, "the next session")
+            await owns(consumer, 2)
+        finally:
+            may_go.set()
+            may_end.set()
         await wait_until_async(lambda: results, 30, "the end of the call")
         assert results[0] == (False, False)
         work.cancel()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from functools import partial
 
 from allocator.core.aio.backoff import Backoff
@@ -164,11 +164,13 @@ class Commits:
         Raises CommitFailed before it sends anything if the lease is not valid, or the coordinator's error.
         """
         wanted, group = None if partitions is None else frozenset(partitions), self.offsets
-        tenures = self._uncommitted(wanted)
-        if tenures:
+        uncommitted = self._uncommitted(wanted)
+        first = next(uncommitted, None)
+        if first is not None:
+            tenures = [first, *uncommitted] if or_raise else []
             self._must_act()
             await self._commit_chosen(group, partial(self._done, wanted))
-            if or_raise and (error := self._lost(tenures)) is not None:
+            if (error := self._lost(tenures)) is not None:
                 raise error
 
     def commit_async(self, offsets: Offsets | None, callback: OnCommit | None = None) -> None:
@@ -178,7 +180,7 @@ class Commits:
         call = _Call(self._state, self.membership, self._now)
         tenures: list[Progress] = []
         if offsets is None:
-            tenures = self._uncommitted(None)
+            tenures = list(self._uncommitted(None))
             if tenures:
                 self._must_act()
             choose = partial(self._chosen, call, partial(self._done, None))
@@ -206,9 +208,10 @@ class Commits:
         except Exception:
             log.exception("%s: the callback of a commit failed", group)
 
-    def _uncommitted(self, partitions: Partitions | None) -> list[Progress]:
-        tenures = self._state.assignment.values()
-        return [t for t in tenures if (partitions is None or t.partition in partitions) and t.to_commit() is not None]
+    def _uncommitted(self, partitions: Partitions | None) -> Iterator[Progress]:
+        for partition, tenure in self._state.assignment.items():
+            if (partitions is None or partition in partitions) and tenure.to_commit() is not None:
+                yield tenure
 
     def _lost(self, tenures: list[Progress]) -> Fenced | None:
         """Returns the error if some of these tenures have ended before their commit."""

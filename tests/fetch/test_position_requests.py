@@ -205,3 +205,17 @@ async def test_a_position_that_no_longer_needs_validation_is_read_at_once() -> N
         state.update_position(A0, 4)
         cluster.go_on.set()
         assert await next_batch(fetcher, 5) is not None
+
+
+async def test_another_cluster_at_the_address_has_other_logs() -> None:
+    """Before Kafka 2.8, no topic id shows that the position belongs to another log."""
+    them = Requests([A0])
+    them.state.seek(A0, 5)
+    them.due()
+    assert them.state.position(A0) == OffsetAndMetadata(5, "", -1)
+    them.cluster.metadata.cluster_id = "another"
+    await asyncio.gather(*them.due())
+    (loss,) = them.lost
+    assert (loss.position, loss.resumed_at, loss.recreated) == (5, 0, True)
+    assert "another cluster" in loss.why
+    assert them.due() == []

@@ -40,7 +40,7 @@ from allocator.types import Record
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
 PACKAGE = str(Path(allocator.__file__).parent)
 MOST_STOPS = 15
-MOST_STOPS_WITH_HANDLER = 26
+MOST_STOPS_WITH_HANDLER = 25
 
 P = TopicPartition("orders", 0)
 MARK = b"a record on its way"
@@ -55,6 +55,7 @@ FORMS = (FetchResponse, FetchedPartition, RecordSet, Chunk, Batch, Record, Offse
 DECODER = ("columns.py", "decode.py", "decode_plain.py", "record.py")
 # these methods store nothing of the record
 QUERIES = {
+    "CommitMetadata.added",
     "ConsumerCore.must_own",
     "Fetcher.leader_epoch",
     "FetchSession.received",

@@ -106,7 +106,7 @@ class Commits:
             old = self._idle.not_ours()
             if self._interval_s is not None:
                 # the release commits the others
-                old = {p for p in old if self._state.assignment[p].to_commit() is None}
+                old = {p for p in old if not self._state.assignment[p].is_uncommitted}
             if old:
                 self._refreshing = tasks.start(self._refresh(self._idle, old), "idle offsets of the leaving member")
 
@@ -210,12 +210,12 @@ class Commits:
 
     def _uncommitted(self, partitions: Partitions | None) -> Iterator[Progress]:
         for partition, tenure in self._state.assignment.items():
-            if (partitions is None or partition in partitions) and tenure.to_commit() is not None:
+            if (partitions is None or partition in partitions) and tenure.is_uncommitted:
                 yield tenure
 
     def _lost(self, tenures: list[Progress]) -> Fenced | None:
         """Returns the error if some of these tenures have ended before their commit."""
-        lost = [t.partition for t in tenures if t.phase is Phase.ENDED and t.to_commit() is not None]
+        lost = [t.partition for t in tenures if t.phase is Phase.ENDED and t.is_uncommitted]
         if not lost:
             return None
         names = names_of(lost)

@@ -367,7 +367,7 @@ class ConsumerCore:
         if not self.commits.are_automatic:
             return
         tenures = [self.state.assignment[p] for p in partitions if p in self.state.assignment]
-        if any(tenure.to_commit() is not None for tenure in tenures):
+        if any(tenure.is_uncommitted for tenure in tenures):
             await self.until_confirmed()
             await self.commits.commit_done(tenure.partition for tenure in tenures)
 

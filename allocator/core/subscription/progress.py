@@ -261,6 +261,11 @@ class Progress(Tenure):
         point.done, point.topic_id = beyond, self.topic_id
         return point
 
+    @property
+    def is_uncommitted(self) -> bool:
+        """Whether there is something to commit."""
+        return self.to_commit() is not None
+
     def note_committed(self, offset: int, done: DoneSet | None, *, moves: int, at: float) -> None:
         """Called when the coordinator has confirmed a commit. `moves`: the number of moves when it was chosen."""
         self.committed, self.committed_at = (offset, done), at

@@ -89,7 +89,7 @@ async def test_a_copy_is_refused_while_the_group_has_a_member_of_any_kind(
     file = tmp_path / "before.json"
     for membership, name in (("zookeeper", group), ("kafka", other)):
         options = {"zookeeper": chroot} if membership == "zookeeper" else {}
-        options |= {"brokers": new.bootstrap, "group": name, "membership": membership}
+        options |= {"brokers": new.bootstrap, "group": name, "membership": membership, "auto_commit_interval_s": None}
         async with Consumer(topic, **joined(**options)) as member:
             while not member.assignment():
                 await member.getbatch(0.1)

@@ -106,9 +106,8 @@ class Admission:
         self._work = work
         self._hand_on = hand_on
         self._in_call = in_call
-        self._in_hand = 0
-        """Number of records that are admitted and not done."""
-        self._window = Window(start, known)
+        self.window = Window(start, known)
+        """The admitted records, and which of them are done."""
         self._verified = known is None
         self._queue: deque[Batch] = deque()
         self._paused = False
@@ -122,7 +121,9 @@ class Admission:
         self._final: tuple[int | None, DoneSet | None] | None = None
         """What is done, once the records are dropped."""
         self._unchecked = 0
-        """Number of records admitted since the last check or, while `_narrow` is set, finished since then."""
+        """Number of records admitted since the last check."""
+        self._narrow_at = 0
+        """Number of unfinished records at the last check while `_narrow` is set."""
         delay_s = None if work.retry_plan is None else work.retry_plan.delays_s.get(partition.topic)
         self._gate = None if delay_s is None else DueGate(partition, delay_s, self.fill, work.measures)
         """Holds back records of a retry topic until they are due; None for other topics."""
@@ -130,18 +131,18 @@ class Admission:
     @property
     def position(self) -> int:
         """All records before this offset are done."""
-        return self._window.base
+        return self.window.base
 
     @property
     def is_empty(self) -> bool:
         """Whether every record is done that was put here."""
-        return not (self._in_hand or self._queue or self._opened is not None)
+        return not (self.window.left or self._queue or self._opened is not None)
 
     def done(self) -> tuple[int | None, DoneSet | None]:
         """Returns the lowest offset that is not done (None: every record is done), and the done records beyond it."""
         if self._final is not None:
             return self._final
-        base, beyond = self._window.done_set()
+        base, beyond = self.window.done_set()
         return None if self.is_empty and not self.closed else base, beyond
 
     def put(self, batch: Batch) -> None:
@@ -163,6 +164,8 @@ class Admission:
 
     def fill(self) -> None:
         """Admits queued records until a limit is reached."""
+        if self.window.nbytes != self.window.counted:
+            self._count()
         try:
             while not self.closed:
                 opened = self._opened or self._open()
@@ -178,14 +181,6 @@ class Admission:
         if self._then is not None and self.is_empty:
             then, self._then = self._then, None
             then()
-
-    def finish(self, units: Sequence[Unit]) -> None:
-        """Marks records as done."""
-        self._in_hand -= len(units)
-        self._unchecked += self._narrow is not None
-        self._window.finish(units)
-        if self._window.nbytes != self._window.counted:
-            self._count()
 
     def close(self) -> None:
         """Admits no more records, and drops the queue. Admitted records may still be finished."""
@@ -205,8 +200,8 @@ class Admission:
         """
         if self._final is None:
             self._final = self.done()
-            self._work.budget.change(-self._window.counted)
-            self._window = Window(self._window.base)
+            self._work.budget.change(-self.window.counted)
+            self.window = Window(self.window.base)
 
     # ----------------------------------------------------------------------------------------------------------------
 
@@ -221,7 +216,7 @@ class Admission:
         """Opens the next batch. Returns None if the queue is empty, or if the batch must wait."""
         while self._queue:
             # with ordering "partition", the next batch cannot be handled before this one
-            if self._in_hand and (self._work.handling.ordering == "partition" or not self._affords()):
+            if self.window.left and (self._work.handling.ordering == "partition" or not self._affords()):
                 return None
             if self._gate is not None and self._gate.shut:
                 return None
@@ -234,7 +229,7 @@ class Admission:
                     return None
                 following = due
             self._pause(False)
-            span = self._window.open(following.base_offset, following.nbytes, following.leader_epoch)
+            span = self.window.open(following.base_offset, following.nbytes, following.leader_epoch)
             records: Iterator[Any] = iter((following,)) if self._work.by_batch else iter(following)
             self._opened = _Opened(following, span, records)
             self._count()
@@ -245,15 +240,15 @@ class Admission:
 
     def _count(self) -> None:
         """Reports a change of the window's bytes to the shared budget. Other partitions may then admit records."""
-        change = self._window.nbytes - self._window.counted
-        self._window.counted += change
+        change = self.window.nbytes - self.window.counted
+        self.window.counted += change
         self._work.budget.change(change)
 
     def _affords(self) -> bool:
         """Returns whether the limit on bytes allows another batch."""
         budget = self._work.budget
         if budget.used >= budget.limit:
-            self._window.relieve(self._in_call())
+            self.window.relieve(self._in_call())
             self._count()
         if budget.used >= budget.limit:
             if self not in budget.waiting:
@@ -267,7 +262,7 @@ class Admission:
         The topic may have been created again, truncated or compacted since.
         """
         self._verified = True
-        known = self._window.known
+        known = self.window.known
         first = next(iter(batch), None)
         if known is None:
             return
@@ -278,12 +273,12 @@ class Admission:
         else:
             return
         log.warning("%s:%d: records done beyond %d are handled again: %s", *self.partition, known.base, why)
-        self._window.known = None
+        self.window.known = None
 
     def _capacity(self) -> int:
         """Returns how many records may be admitted now."""
         handling = self._work.handling
-        capacity = handling.in_hand_records - self._in_hand
+        capacity = handling.in_hand_records - self.window.left
         if handling.ordering == "partition":
             return capacity
         if capacity <= handling.in_hand_records // 8:
@@ -292,13 +287,14 @@ class Admission:
             return 0
         limit = self._work.done_characters()
         # a narrower window always fits into the metadata, because it can be encoded as a bitmap in base64
-        if limit >= LEAST_CHARACTERS and self._window.width + capacity > limit * 3 // 4 * 8 - 512:
+        if limit >= LEAST_CHARACTERS and self.window.width + capacity > limit * 3 // 4 * 8 - 512:
             if self._unchecked >= CHECK_EVERY:
                 self._unchecked = 0
                 if self._share_used(limit) > 0.75:
                     self._work.measures.windows_narrowed += 1
                     text = "%s:%d: records from offset %d on wait until more records from %d on are done"
-                    log.info(text, *self.partition, self._window.end, self.position)
+                    log.info(text, *self.partition, self.window.end, self.position)
+                    self._narrow_at = self.window.left
                     self._narrow = asyncio.get_running_loop().call_later(NARROW_CHECK_S, self._widen)
                     return 0
             capacity = min(capacity, CHECK_EVERY - self._unchecked)
@@ -306,12 +302,12 @@ class Admission:
 
     def _share_used(self, limit: int) -> float:
         """Returns the fraction of `limit` characters that the encoded done records fill."""
-        done = self._window.done_set()[1]
+        done = self.window.done_set()[1]
         return 0.0 if done is None else len(done.encoded(2 * limit)[0]) / limit
 
     def _widen(self) -> None:
         """Admits records again once the encoded done records fill at most half of the limit."""
-        changed, self._unchecked = self._unchecked, 0
+        changed, self._narrow_at = self._narrow_at != self.window.left, self.window.left
         if changed and self._share_used(self._work.done_characters()) <= 0.5:
             self._narrow = None
             self.fill()
@@ -321,29 +317,27 @@ class Admission:
     def _admit(self, opened: _Opened, capacity: int) -> None:
         batch, span, following = opened
         records = list(islice(following, capacity))
-        if records:
-            window = self._window
-            units = [Unit(record, span) for record in records]
-            undone = units if window.known is None else self._without_known(units)
-            end = batch.next_offset if self._work.by_batch else records[-1].offset + 1
-            window.admit(span, units, end, len(undone))
-            self._unchecked += len(units)
-            self._in_hand += len(undone)
-            self._hand_on(undone)
-        if len(records) < capacity:
+        window, is_last = self.window, len(records) < capacity
+        units = [Unit(record, span) for record in records]
+        undone = units if window.known is None else self._without_known(units)
+        end = batch.next_offset if is_last or self._work.by_batch else records[-1].offset + 1
+        window.admit(span, units, end, len(undone), complete=is_last)
+        self._unchecked += len(units)
+        if is_last:
             self._opened = None
-            self._window.complete(span, batch.next_offset)
             self._count()
+        if undone:
+            self._hand_on(undone)
 
     def _without_known(self, units: Sequence[Unit]) -> list[Unit]:
         """Returns the units without those whose records an earlier process has handled."""
-        known = self._window.known
+        known = self.window.known
         undone = []
         assert known is not None
         for unit in units:
             record = unit.argument
             if record.offset >= known.end:
-                self._window.known = None
+                self.window.known = None
             if known.has(record.offset, record.leader_epoch):
                 unit.argument = None
                 self._work.measures.records_not_repeated += 1

@@ -35,6 +35,8 @@ class LaneOwner(Hold):
     stopping: bool
     stopped: asyncio.Event
     """Set together with `stopping`."""
+    calls: set[Lane]
+    """The lanes whose calls run. `Lanes` adds to it, and `end` removes."""
 
     @property
     def name(self) -> str:
@@ -42,9 +44,6 @@ class LaneOwner(Hold):
 
     def where(self, offset: int) -> dict[str, Any]:
         raise NotImplementedError
-
-    def begin(self, lane: Lane) -> None:
-        """Called before the calls of a lane begin."""
 
     def end(self, lane: Lane, finished: Sequence[Unit], error: BaseException | None, seconds: float) -> None:
         """Called after the calls of a lane, which took `seconds`.
@@ -100,8 +99,8 @@ class Lane:
 class Lanes:
     """Runs ready lanes in the order in which they became ready, at most `concurrency` at once.
 
-    Guarantee: each lane has one call at a time. A call begins only between `begin` and `end` of the lane's worker,
-    while `may_act` returns True and the worker is not stopping.
+    Guarantee: each lane has one call at a time. A call begins only while `may_act` returns True and the worker of the
+    lane is not stopping. While it runs, its lane is in the worker's `calls`.
     """
 
     def __init__(
@@ -195,7 +194,7 @@ class Lanes:
                 self._parked[lane] = None
             else:
                 lane.running = True
-                lane.worker.begin(lane)
+                lane.worker.calls.add(lane)
                 return lane
         return None
 

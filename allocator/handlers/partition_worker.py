@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from allocator.core.aio import wait_for_event
+from allocator.core.aio import within
 from allocator.core.subscription import DoneSet, Hold, Progress
 from allocator.handlers.admission import Admission, Work
 from allocator.handlers.guard import Quarantined
@@ -40,7 +40,7 @@ class PartitionWorker(LaneOwner):
         tenure.beyond = None
         self._work = work
         self._lanes: dict[Any, Lane] = {}
-        self._calls: set[Lane] = set()
+        self.calls: set[Lane] = set()
         self._waiting: set[Lane] = set()
         """Lanes whose first record has failed and waits for its next attempt."""
         self._letters: set[asyncio.Task[None]] = set()
@@ -50,8 +50,6 @@ class PartitionWorker(LaneOwner):
         self._concluding = False
         self._overdue: asyncio.TimerHandle | None = None
         """While the worker drains: the timer of the cut-off, and then of the next warning."""
-        self._quiet = asyncio.Event()
-        self._quiet.set()
         self._beginning: asyncio.Task[None] | None = None
         tenure.add(self)
         if before:
@@ -105,17 +103,13 @@ class PartitionWorker(LaneOwner):
             else:
                 lane.units.append(unit)  # the lane is queued, running or waits for a retry
 
-    def begin(self, lane: Lane) -> None:
-        self._calls.add(lane)
-        self._quiet.clear()
-
     def end(self, lane: Lane, finished: Sequence[Unit], error: BaseException | None, seconds: float = 0.0) -> None:
-        self._calls.discard(lane)
+        self.calls.discard(lane)
         handled = self._work.measures.handled
         if handled is not None:
             handled.add(self.partition, self._offsets(finished), seconds)
         if finished:
-            self.admission.finish(finished)
+            self.admission.window.finish(finished)
             lane.attempts = 0
         if self.stopping:
             self._settle()
@@ -146,7 +140,6 @@ class PartitionWorker(LaneOwner):
             return
         letter = loop.create_task(self._give_up(lane, error), name=f"give up {self.name}")
         self._letters.add(letter)
-        self._quiet.clear()
         letter.add_done_callback(self._letter_ended)
 
     def retry_now(self) -> None:
@@ -193,7 +186,7 @@ class PartitionWorker(LaneOwner):
         """Stops, and cuts off running calls of coroutines and processes after `drain_timeout_s`."""
         self.stop()
         timeout_s = self._work.handling.drain_timeout_s
-        if self._overdue is None and not self._quiet.is_set():
+        if self._overdue is None and not self._is_quiet:
             self._overdue = asyncio.get_running_loop().call_later(timeout_s, self._cut_off, timeout_s)
 
     def _cut_off(self, after_s: float) -> None:
@@ -210,19 +203,19 @@ class PartitionWorker(LaneOwner):
     def cut(self) -> None:
         """Stops, cancels calls of coroutines, and kills processes. A call in a thread continues."""
         self.stop()
-        if self._quiet.is_set() or self.cut_off:
+        if self._is_quiet or self.cut_off:
             return
         self.cut_off = True
         for letter in self._letters:
             letter.cancel()
-        self._given_up = bool(self._work.lanes.cut(list(self._calls)))
+        self._given_up = bool(self._work.lanes.cut(list(self.calls)))
 
     def _units_in_call(self) -> set[Unit]:
-        return {unit for lane in self._calls for unit in lane.in_call()}
+        return {unit for lane in self.calls for unit in lane.in_call()}
 
     def in_call(self) -> list[int]:
         """Returns the lowest offsets of the records whose calls run or which become dead letters."""
-        lanes = [lane for lane in self._calls or self._lanes.values() if lane.units]
+        lanes = [lane for lane in self.calls or self._lanes.values() if lane.units]
         arguments = [
             next((unit.argument for unit in lane.in_call() if unit.argument is not None), None) for lane in lanes
         ]
@@ -232,26 +225,27 @@ class PartitionWorker(LaneOwner):
     async def abandon(self) -> None:
         """Cuts off the calls, and waits for them at most `drain_timeout_s`. A call in a thread ends with its record."""
         self.cut()
-        if not self._given_up and not await wait_for_event(self._quiet, self._work.handling.drain_timeout_s):
-            log.error("%s: the handler ignores its cancellation", self.name)
+        if not self._given_up:
+            try:
+                await within(self._work.until_free([self]), self._work.handling.drain_timeout_s)
+            except asyncio.TimeoutError:
+                log.error("%s: the handler ignores its cancellation", self.name)
 
     @property
     def stuck(self) -> bool:
         """True if a call still runs although the worker no longer waits for it."""
         return self.cut_off and any(
-            lane.task is not None or (lane.call is not None and not lane.call.done()) for lane in self._calls
+            lane.task is not None or (lane.call is not None and not lane.call.done()) for lane in self.calls
         )
 
     @property
     def has_ended(self) -> bool:
         """True if no call of this worker runs."""
-        return self._quiet.is_set() and (self.stopping or not self._concluding)
+        return self._is_quiet and (self.stopping or not self._concluding)
 
-    async def ended(self) -> None:
-        """Waits until no call of this worker runs."""
-        if self._concluding:
-            await self.stopped.wait()
-        await self._quiet.wait()
+    @property
+    def _is_quiet(self) -> bool:
+        return not self.calls and not self._letters
 
     async def _begin(self, before: list[Hold]) -> None:
         await self._work.until_free(before)
@@ -259,9 +253,8 @@ class PartitionWorker(LaneOwner):
         self.admission.fill()
 
     def _settle(self) -> None:
-        if self._calls or self._letters:
+        if not self._is_quiet:
             return
-        self._quiet.set()
         if self._overdue is not None:
             self._overdue.cancel()
             self._overdue = None

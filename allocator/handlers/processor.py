@@ -19,13 +19,14 @@ Guarantees, if the handler raises an exception whenever it fails:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from allocator.core.aio import Reminder
+from allocator.core.aio import Reminder, within
 from allocator.core.commands import RecordOrders
 from allocator.core.consumer import ConsumerBase
 from allocator.errors import AllocatorError, Closed, CommitFailed, HandlerCutOff
@@ -291,19 +292,24 @@ class Processor:
         for worker in self._workers:
             worker.drain()
         workers = [worker for worker in self._workers if not worker.has_ended]
-        await _ended(workers, timeout_s)
+        await self._until_ended(workers, timeout_s)
         late = [worker for worker in workers if worker.cut_off or not worker.has_ended]
         if not late:
             return
         places = [f"{worker.name} offset {offset}" for worker in late for offset in worker.in_call()]
         for worker in late:
             worker.cut()
-        await _ended(late, HEED_S)
+        await self._until_ended(late, HEED_S)
         cut_off = HandlerCutOff(self._handler.name, places, timeout_s, self.stuck)
         if self._failed.done():
             log.error("%s", cut_off)
         else:
             self._failed.set_exception(cut_off)
+
+    async def _until_ended(self, workers: Sequence[PartitionWorker], timeout_s: float) -> None:
+        """Waits until the calls of these workers have ended, or `timeout_s` have passed."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await within(self._work.until_free(workers), timeout_s)
 
     async def _end(self, stuck: Partitions, leave: Callable[[], Awaitable[None]]) -> None:
         await leave()
@@ -311,18 +317,8 @@ class Processor:
             if topics is not None:
                 await topics.close()
         # before the lanes forget their calls
-        await _ended([worker for worker in self._workers if worker.partition in stuck], None)
+        await self._work.until_free([worker for worker in self._workers if worker.partition in stuck])
         await self._work.lanes.close()
-
-
-async def _ended(workers: Iterable[PartitionWorker], timeout_s: float | None, **options: Any) -> None:
-    """Waits until the calls of these workers have ended, or `timeout_s` have passed."""
-    waits = [asyncio.ensure_future(worker.ended()) for worker in workers if not worker.has_ended]
-    if waits:
-        try:
-            await asyncio.wait(waits, timeout=timeout_s, **options)
-        finally:
-            await _cancel(waits)
 
 
 async def _cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:

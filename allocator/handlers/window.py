@@ -70,6 +70,8 @@ class Window:
         self._spans: deque[Span] = deque()
         self.nbytes = self.counted = 0
         """Bytes of the batches with admitted records: the current value, and the value last reported to the budget."""
+        self.left = 0
+        """Number of units that are not done."""
 
     @property
     def width(self) -> int:
@@ -106,21 +108,22 @@ class Window:
             self._epoch = epoch
         return span
 
-    def admit(self, span: Span, units: list[Unit], end: int, undone: int) -> None:
-        """Adds units to `span`, up to the offset `end`. `undone` of them must still be handled."""
+    def admit(self, span: Span, units: list[Unit], end: int, undone: int, *, complete: bool) -> None:
+        """Adds units to `span`, up to the offset `end`. `undone` of them must still be handled.
+
+        `complete`: the batch has no more records.
+        """
         span.units += units
         span.left += undone
+        self.left += undone
         span.end = self.end = end
-
-    def complete(self, span: Span, end: int) -> None:
-        """Closes the span of a batch that has no more records; it ends at `end`."""
-        span.complete = True
-        span.end = self.end = end
-        if not span.left:
+        span.complete = complete
+        if complete and not span.left:
             self._empty(span)
 
     def finish(self, units: Collection[Unit]) -> None:
         """Marks units as done."""
+        self.left -= len(units)
         for unit in units:
             span = unit.span
             span.left -= 1

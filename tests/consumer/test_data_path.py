@@ -40,7 +40,7 @@ from allocator.types import Record
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
 PACKAGE = str(Path(allocator.__file__).parent)
 MOST_STOPS = 15
-MOST_STOPS_WITH_HANDLER = 25
+MOST_STOPS_WITH_HANDLER = 22
 
 P = TopicPartition("orders", 0)
 MARK = b"a record on its way"

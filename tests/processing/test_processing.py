@@ -496,7 +496,7 @@ class EndsMeanwhile:
 
 def test_a_call_that_ends_in_a_thread_while_the_position_is_computed_does_no_harm() -> None:
     record, window = Record("t", 0, 7, 0, 0, None, b"", []), Window(7)
-    window.admit(window.open(7, 1, None), [EndsMeanwhile(record)], 8, 1)  # type: ignore[list-item]
+    window.admit(window.open(7, 1, None), [EndsMeanwhile(record)], 8, 1, complete=False)  # type: ignore[list-item]
     assert window.base == 7
     assert window.base == 8
 

@@ -91,6 +91,8 @@ def test_avro_with_a_schema_of_a_file(tmp_path: Path, order: bytes) -> None:
     shown = Decoder(value=f"avro:{path}").decode("value", order)
     assert (shown.format, shown.value) == ("avro", DECODED)
     assert Decoder(value=f"confluent-avro:{path}").decode("value", framed(3, order)).value == DECODED
+    deep = Decoder(value=f"avro:{path}", masks=Masks(["value..email"]))
+    assert deep.decode("value", order).value == {**DECODED, "raw": "***"}, "bytes may contain a document"
     masked = Decoder(value=f"avro:{path}", masks=Masks(["value.card"]))
     assert masked.decode("value", order).value == {**DECODED, "card": "***"}
     for wrong in (order[:-1], order + b"x", b""):
@@ -147,6 +149,7 @@ def test_protobuf_with_a_descriptor_set_and_from_a_registry(tmp_path: Path) -> N
     order = file.message_type.add(name="Order")
     line = order.nested_type.add(name="Line")
     line.field.add(name="sku_name", number=1, type=field.TYPE_STRING, label=1)
+    line.field.add(name="raw", number=2, type=field.TYPE_BYTES, label=1)
     order.field.add(name="price", number=1, type=field.TYPE_MESSAGE, type_name=".shop.Money", label=1)
     order.field.add(name="at", number=2, type=field.TYPE_MESSAGE, type_name=".google.protobuf.Timestamp", label=1)
     order.field.add(name="lines", number=3, type=field.TYPE_MESSAGE, type_name=".shop.Order.Line", label=3)
@@ -159,6 +162,9 @@ def test_protobuf_with_a_descriptor_set_and_from_a_registry(tmp_path: Path) -> N
     assert Decoder(value=f"protobuf:{path}:shop.Order").decode("value", data).value == value
     masked = Decoder(value=f"protobuf:{path}:shop.Order", masks=Masks(["value.lines.sku_name"]))
     assert masked.decode("value", data).value["lines"] == [{"sku_name": "***"}]
+    deep = Decoder(value=f"protobuf:{path}:shop.Order", masks=Masks(["value..email"]))
+    with_bytes = data[: -len(sku) - 1] + varint(len(sku) + 3) + sku + b"\x12\x01\xff"
+    assert deep.decode("value", with_bytes).value == {**value, "lines": [{"sku_name": "a", "raw": "***"}]}
     indexed = framed(9, b"\x02\x02" + data)  # one index, the second message type; numbers are zigzag
     assert Decoder(value=f"confluent-protobuf:{path}:shop.Order").decode("value", indexed).value == value
     with pytest.raises(ConfigError, match=r"no message 'shop\.None'"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -62,11 +63,17 @@ def test_an_invalid_path_is_refused(mask: str) -> None:
         ("value..number", {"payload": '"{\\"number\\": \\"4111\\"}"'}),
         ("value..number", {"payload": '{"n\\u0075mber": "4111"}'}),
         ("value..*", {"payload": '["4111"]'}),
+        ("value..number", {"payload": 'the card has {"number": "4111"}'}),
+        ("value..number", {"payload": '<number kind="card">4111</number>'}),
+        ("value..number", {"payload": base64.b64encode(b'{"number": "4111"}').decode()}),
+        ("value..number", {"payload": base64.urlsafe_b64encode(b'???{"number": "4111"}').decode().rstrip("=")}),
         ("value..number", {"deep": json.loads("[" * 150 + '{"number": "4111"}' + "]" * 150)}),
     ],
 )
 def test_a_value_to_which_a_mask_cannot_be_applied_is_hidden(mask: str, document: Any) -> None:
-    assert "4111" not in json.dumps(Masks([mask]).apply("value", document))
+    shown = json.dumps(Masks([mask]).apply("value", document))
+    assert "4111" not in shown
+    assert base64.b64encode(b'{"number": "4111"}').decode() not in shown
 
 
 @pytest.mark.parametrize("depth", [499, 991])
@@ -109,7 +116,7 @@ def test_a_masked_field_is_never_shown(document: Any, mask: str) -> None:
     "data", [b"geheim", b"\x00\x00\x00\x00\x07geheim", b'"geheim"', b'{"secret": "geheim"', b"[" * 100_000 + b"geheim"]
 )
 def test_a_value_that_cannot_be_decoded_is_masked_as_a_whole(data: bytes) -> None:
-    decoder = Decoder(masks=Masks(["value.other", "headers.token"]))
+    decoder = Decoder(masks=Masks(["value.other", "headers.token", "!headers.trace"]))
     shown = decoder.decode("value", data)
     assert (shown.format, shown.value) == ("masked", "***")
     assert "geheim" not in shown.note
@@ -117,6 +124,29 @@ def test_a_value_that_cannot_be_decoded_is_masked_as_a_whole(data: bytes) -> Non
     assert decoder.decode("value", None).format == "null"
     assert decoder.decode_header("Token", b"geheim").value == "***"
     assert decoder.decode_header("trace", b"t1").value == "t1"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("kafka_dlt-exception-message", "kafka_dlt-exception-stacktrace", "kafka_dlt-exception-cause-message"),
+        *("allocator.error", "__connect.errors.exception.message", "springDeserializerExceptionValue"),
+        *("__streams.errors.exception", "__streams.errors.stacktrace", "__streams.errors.message", "anything", ""),
+    ],
+)
+def test_a_single_mask_hides_every_header_that_it_does_not_know(name: str) -> None:
+    for mask in ("value.card", "key", "headers.token"):
+        assert Decoder(masks=Masks([mask])).decode_header(name, b"geheim").value == "***"
+    assert Decoder(masks=Masks(["!headers.trace"])).decode_header(name, b"shown").value == "shown", "there is no mask"
+
+
+def test_headers_that_name_places_are_shown_and_others_on_request() -> None:
+    decoder = Decoder(masks=Masks(["value.card", "headers.token", "!headers.Trace", "!headers.token"]))
+    for name in ("allocator.topic", "kafka_dlt-original-offset", "kafka_dlt-exception-fqcn", "__connect.errors.topic"):
+        assert decoder.decode_header(name, b"x").value == "x"
+    assert decoder.decode_header("trace", b"t1").value == "t1"
+    assert decoder.decode_header("token", b"geheim").value == "***", "a mask counts more"
+    assert Masks(["value.card"]).parts == ["value", "headers"]
 
 
 def test_formats_that_show_the_bytes_are_refused_with_masks() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Optional, Union, get_args
 
+from allocator.core.settings import MASK
 from allocator.core.text import CONTROL
 from allocator.errors import ConfigError
 from allocator.handlers.schemas.masks import Masks
@@ -105,14 +106,14 @@ class Decoder:
         if not self.masks.cover(part) or data is None:
             return found
         if found.format in ("text", "hex") or not isinstance(found.value, (dict, list)):
-            return Decoded("masked", self.masks.apply(part, ""), found.note or "has no fields to mask", len(data))
+            return Decoded("masked", MASK, found.note or "has no fields to mask", len(data))
         value = self.masks.apply(part, found.value)
         return Decoded("masked" if isinstance(value, str) else found.format, value, found.note, len(data))
 
     def decode_header(self, name: str, data: Optional[bytes]) -> Decoded:
         """Decodes a header value as text, or as hex if it is not text."""
-        if data is not None and self.masks.hides_header(name):
-            return Decoded("masked", self.masks.apply("headers", ""), "", len(data))
+        if data is not None and self.masks.hides_header(name, bytes(data)):
+            return Decoded("masked", MASK, "", len(data))
         return Decoded("null", None) if data is None else _plain(bytes(data), formats=("text", "hex"))
 
     def _decoded(self, part: str, data: Optional[bytes], schemas: Schemas) -> Decoded:

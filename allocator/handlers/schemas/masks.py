@@ -1,13 +1,16 @@
 """Hides the values of fields by their paths. No I/O.
 
-If a mask cannot be applied, it hides more, not less: it masks a key, value or header that is not a JSON object or array
-(text, other bytes, an unknown schema) as a whole.
+If a mask cannot be applied, it hides more, not less: it masks a key or value that is not a JSON object or array (text,
+other bytes, an unknown schema) as a whole. Headers and the texts of errors may quote any part of a record, so a single
+mask hides them all, except the headers that name places.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -25,8 +28,23 @@ Steps = tuple[str, ...]
 _STEP = re.compile(r"""(\.\.?)([^.\[\]'"\s]+)|\[(?:'([^']+)'|"([^"]+)"|\*|[0-9]+)\]""")
 
 
-# headers of dead letters that contain an error's message or stack: of this library, Spring Kafka, Kafka Connect
-_QUOTES = re.compile(r"allocator\.error|.*exception[-.](?:message|stacktrace)", re.IGNORECASE | re.DOTALL)
+# headers in which this library, Spring Kafka, Kafka Connect and Kafka Streams (KIP-1034) name the place of a record and
+# the class of an error; every other header may have a copy of a key, a value or a message
+_PLACES = re.compile(
+    r"allocator\.(?:topic|partition|offset|timestamp|group|attempts|retries|due|redrives|first_timestamp|null_value)"
+    r"|kafka_dlt-(?:original-[a-z-]+|exception-(?:cause-)?fqcn)"
+    r"|__connect\.errors\.(?:topic|partition|offset|connector\.name|task\.id|stage|(?:exception\.)?class\.name)"
+    r"|__streams\.errors\.(?:topic|partition|offset)"
+)
+_PLACE = re.compile(rb"[\w$.<>:-]{0,250}|.{4}|.{8}", re.DOTALL)
+"""A name or a number, as text or in 4 or 8 bytes."""
+_SHOWN = "!headers."
+"""Start of a text that shows a header."""
+_BASE64 = re.compile(r"[A-Za-z0-9+/_-]{8,}={0,2}")
+
+
+class Base64(str):
+    """Bytes of a record as text. Their content is not known, so a mask at any depth hides them."""
 
 
 def _parsed(text: str) -> tuple[str, Steps]:
@@ -39,7 +57,8 @@ def _parsed(text: str) -> tuple[str, Steps]:
     part = "value" if part == "$" else part
     if part not in PARTS:
         raise ConfigError(
-            f"mask {text!r} must begin with key, value, headers or $; write value.card.number for a field"
+            f"mask {text!r} must begin with key, value, headers or $; write value.card.number for a field, "
+            "and !headers.NAME to show a header"
         )
     steps, at = [], 0
     while at < len(rest):
@@ -58,25 +77,38 @@ def _parsed(text: str) -> tuple[str, Steps]:
 
 
 class Masks:
-    """The masks of a server or a command. The case of field names does not matter."""
+    """The masks of a server or a command. The case of field names does not matter.
+
+    "!headers.NAME" is no mask: it shows a header that the masks would hide only because they do not know it.
+    """
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         """Parses the masks. Raises ConfigError for an invalid one."""
         self.texts = tuple(texts)
         self._paths: dict[str, list[Steps]] = {part: [] for part in PARTS}
-        for part, steps in map(_parsed, self.texts):
-            self._paths[part].append(steps)
+        self._known = set()
+        for text in self.texts:
+            if text.startswith(_SHOWN):
+                self._known.add(text[len(_SHOWN) :].casefold())
+            else:
+                part, steps = _parsed(text)
+                self._paths[part].append(steps)
+
+    @classmethod
+    def everything(cls) -> Masks:
+        """Returns masks that hide all keys, values, headers and errors."""
+        return cls(PARTS)
 
     def __bool__(self) -> bool:
-        return bool(self.texts)
+        return any(self._paths.values())
 
     def cover(self, part: str) -> bool:
-        """Returns whether a part has masks. Its undecoded bytes must not be shown then."""
-        return bool(self._paths[part])
+        """Returns whether masks hide anything in a part. Its undecoded bytes must not be shown then."""
+        return bool(self) if part == "headers" else bool(self._paths[part])
 
     @property
     def parts(self) -> list[str]:
-        """The parts ("key", "value", "headers") with masks."""
+        """The parts ("key", "value", "headers") in which masks hide something."""
         return list(filter(self.cover, PARTS))
 
     def apply(self, part: str, value: Any) -> Any:
@@ -95,16 +127,17 @@ class Masks:
         except _TooMuch:
             return MASK
 
-    def hides_header(self, name: str) -> bool:
+    def hides_header(self, name: str, data: bytes) -> bool:
         """Returns whether the value of a header is masked. A path into a header masks all of it.
 
-        With any mask, the error in a dead letter is hidden too, because its text may contain any part of the record.
+        With any mask, only headers that name places are shown, and those of "!headers.NAME".
         """
-        if self.texts and _QUOTES.fullmatch(name):
-            return True
-        return any(
+        if any(
             not steps or steps[0] in (_ANY, _DEEP) or steps[0] == name.casefold() for steps in self._paths["headers"]
-        )
+        ):
+            return True
+        known = name.casefold() in self._known or (_PLACES.fullmatch(name) and _PLACE.fullmatch(data))
+        return bool(self) and not known
 
 
 class _TooMuch(Exception):
@@ -146,13 +179,34 @@ def _after(steps: Steps, name: str) -> list[Steps]:
 
 
 def _may_hide(value: Any, paths: tuple[Steps, ...]) -> bool:
-    """Returns whether a value without fields may contain a masked field, such as JSON within text."""
+    """Returns whether a value without fields may contain a masked field, such as JSON within text or bytes."""
     if value is None:
         return False
     if any(steps[0] != _DEEP for steps in paths):
         return True  # hide the whole value if a mask names a field in it
-    if not isinstance(value, str) or not value.lstrip().startswith(("{", "[", '"')):
+    if isinstance(value, Base64):
+        return True
+    if not isinstance(value, str):
         return False
-    text = value.casefold()
     names = {step for steps in paths for step in steps if step != _DEEP}
-    return _ANY in names or "\\u" in text or any(name in text for name in names)
+    return any(_mentions(text, names) for text in (value, _from_base64(value)))
+
+
+def _mentions(text: str, names: Collection[str]) -> bool:
+    """Returns whether text may be a document with a field of these names."""
+    text = text.casefold()
+    if _ANY in names and text.lstrip().startswith(("{", "[", '"')):
+        return True
+    return "\\u" in text or any(name in text for name in names if name != _ANY)
+
+
+def _from_base64(text: str) -> str:
+    """Returns the text that this text encodes, as JSON writers encode bytes; "" if it encodes none."""
+    if not _BASE64.fullmatch(text):
+        return ""
+    try:
+        return base64.b64decode(text.rstrip("=") + "===", b"-_" if "-" in text or "_" in text else None).decode(
+            errors="replace"
+        )
+    except binascii.Error:
+        return ""

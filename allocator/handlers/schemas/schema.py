@@ -21,6 +21,7 @@ from typing import Any, NoReturn, Optional
 
 from allocator.core.fetch import varint
 from allocator.errors import ConfigError, MissingExtra
+from allocator.handlers.schemas.masks import Base64
 
 HEADER = 5  # bytes of Confluent's header
 MAX_INDEXES = 32  # levels of nested message types
@@ -190,7 +191,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(inner) for inner in value]
     if isinstance(value, (bytes, bytearray)):
-        return base64.b64encode(value).decode()
+        return Base64(base64.b64encode(value).decode())
     if isinstance(value, (datetime, date, time)):
         return value.isoformat()
     if isinstance(value, (decimal.Decimal, uuid.UUID)):
@@ -237,11 +238,56 @@ def _protobuf_schema(google: Any, parse: Callable[..., Any]) -> Schema:
     def read(data: bytes) -> Any:
         found = parse(data)
         try:
-            return google.json_format.MessageToDict(found, preserving_proto_field_name=True)
+            return _bytes_marked(found, google.json_format.MessageToDict(found, preserving_proto_field_name=True))
         except Exception as error:
             raise ValueError("not of this message type") from error
 
     return Schema("protobuf", read, lambda reader: lambda data: parse(data, reader))
+
+
+def _bytes_marked(message: Any, fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a message with `Base64` for bytes. MessageToDict returns these as ordinary text."""
+    for field, value in message.ListFields():
+        name = f"[{field.full_name}]" if field.is_extension else field.name
+        if name in fields:
+            fields[name] = _field_marked(field, value, fields[name])
+    return fields
+
+
+def _field_marked(field: Any, value: Any, shown: Any) -> Any:
+    kind = field.message_type
+    if kind is None:
+        return _all_marked(shown) if field.type == field.TYPE_BYTES else shown
+    if kind.GetOptions().map_entry:
+        of = kind.fields_by_name["value"]
+        if of.message_type is None:
+            return _field_marked(of, None, shown)
+        by_name = {_map_key(key): inner for key, inner in value.items()}
+        return {name: _message_marked(of.message_type, by_name.get(name), inner) for name, inner in shown.items()}
+    if isinstance(shown, list) and kind.full_name != "google.protobuf.ListValue":
+        return [_message_marked(kind, inner, each) for inner, each in zip(value, shown)]
+    return _message_marked(kind, value, shown)
+
+
+def _message_marked(kind: Any, message: Any, shown: Any) -> Any:
+    if kind.full_name in ("google.protobuf.BytesValue", "google.protobuf.Any"):
+        return _all_marked(shown)
+    if kind.file.package == "google.protobuf" or message is None or not isinstance(shown, dict):
+        return shown
+    return _bytes_marked(message, shown)
+
+
+def _map_key(key: Any) -> str:
+    return str(key).lower() if isinstance(key, bool) else str(key)
+
+
+def _all_marked(shown: Any) -> Any:
+    """Returns a value with `Base64` for all of its texts."""
+    if isinstance(shown, dict):
+        return {name: inner if name == "@type" else _all_marked(inner) for name, inner in shown.items()}
+    if isinstance(shown, list):
+        return [_all_marked(inner) for inner in shown]
+    return Base64(shown) if isinstance(shown, str) else shown
 
 
 def _protobuf() -> Any:

@@ -11,8 +11,17 @@ from typing import Any, Optional, TypeVar
 import click
 
 from allocator.cli.access import Access
-from allocator.cli.options import NOTHING_CHANGED, Command, decorated, execute_option, repeated, with_brokers
+from allocator.cli.options import (
+    NOTHING_CHANGED,
+    Command,
+    decorated,
+    execute_option,
+    mask_option,
+    repeated,
+    with_brokers,
+)
 from allocator.cli.output import Listing, console, print_json
+from allocator.cli.records import make_viewer, masks_of
 from allocator.core.text import plain
 from allocator.errors import ConfigError
 from allocator.operate.dead_letters import (
@@ -24,10 +33,11 @@ from allocator.operate.dead_letters import (
     parse_place,
     parse_time,
 )
+from allocator.viewer import Decoded, SeenRecord, Viewer
 
 T = TypeVar("T")
 
-SHOWN_BYTES = 4096
+SHOWN = 4096  # maximum characters of a key, a value or a header
 
 
 @click.group()
@@ -39,22 +49,29 @@ def deadletters() -> None:
     """
 
 
-def on_topic(command: Command) -> Command:
-    """Adds TOPIC and the connection options. The command gets `letters` and `as_json`."""
+def on_topic(command: Command, contents: bool = False) -> Command:
+    """Adds TOPIC, masks and the connection options. The command gets `letters` and `as_json`, with `contents` `viewer`
+    too."""
 
     @functools.wraps(command)
-    def with_topic(topic: Optional[str], access: Access, **arguments: Any) -> None:
+    def with_topic(topic: Optional[str], access: Access, masks: tuple[str, ...], **arguments: Any) -> None:
         if topic is None and access.settings is not None:
             topic = access.settings.handler.dead_letter_topic
         if topic is None:
             raise ConfigError("no topic was given: name one, or give --config with a handler.dead_letter_topic")
-        letters = DeadLetterQueue(topic, access.need_brokers(), security=access.security, timeout_s=access.timeout_s)
+        hidden, timeout_s = masks_of(access, masks), access.timeout_s
+        letters = DeadLetterQueue(
+            topic, access.need_brokers(), security=access.security, masks=hidden, timeout_s=timeout_s
+        )
+        if contents:
+            arguments["viewer"] = make_viewer(access, masks)
         command(letters=letters, **arguments)
 
     return decorated(
         with_topic,
         click.argument("topic", metavar="[TOPIC]", required=False),
-        with_brokers("gives the brokers and the dead-letter topic"),
+        mask_option,
+        with_brokers("gives the brokers, the dead-letter topic, and [records]"),
     )
 
 
@@ -98,25 +115,30 @@ def list_command(letters: DeadLetterQueue, as_json: bool, chosen: LetterFilter, 
 
 
 @deadletters.command("show")
-@on_topic
+@functools.partial(on_topic, contents=True)
 @click.option("--letter", "name", required=True, help="The letter, PARTITION:OFFSET.")
-def show_command(letters: DeadLetterQueue, as_json: bool, name: str) -> None:
+def show_command(letters: DeadLetterQueue, viewer: Viewer, as_json: bool, name: str) -> None:
     """Show a dead letter: the partition and offset that it came from, error with stack, headers, key and value."""
-    letter = _run(letters, letters.get(*parse_place(name)))
-    if letter is None:
-        raise ConfigError(f"{letters.topic} has no letter {name}; `allocator deadletters list` shows all letters")
-    record = letter.record
-    headers = [(key, _bytes(value)) for key, value in record.headers]
+
+    async def shown() -> tuple[Letter, SeenRecord]:
+        letter = await letters.get(*parse_place(name))
+        if letter is None:
+            raise ConfigError(f"{letters.topic} has no letter {name}; `allocator deadletters list` shows all letters")
+        of_topic = letters.topic if letter.original is None else letter.original.topic
+        return letter, await viewer.decode(of_topic, letter.record)
+
+    letter, record = _run(letters, shown())
+    headers = [(header, _text(value)) for header, value in record.headers]
     if as_json:
-        content = {"key": _bytes(record.key), "value": _bytes(record.value), "headers": headers, "stack": letter.stack}
+        content = {"key": _text(record.key), "value": _text(record.value), "headers": headers, "stack": letter.stack}
         print_json({**letter.to_json(), **content})
         return
     for key, value in letter.to_json().items():
         click.echo(f"{key:<13} {'-' if value in (None, '') else plain(str(value))}")
-    for key, text in headers:
-        click.echo(f"header        {plain(key)}: {text}")
-    click.echo(f"key           {_bytes(record.key)}")
-    click.echo(f"value         {_bytes(record.value)}")
+    for header, text in headers:
+        click.echo(f"header        {plain(header)}: {text}")
+    click.echo(f"key           {_text(record.key)}")
+    click.echo(f"value         {_text(record.value)}")
     if letter.stack:
         click.echo(f"\n{letter.stack}")
 
@@ -210,9 +232,10 @@ def _time(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1000, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _bytes(data: bytes | None) -> str | None:
-    """Returns the bytes as text, with bytes that are not UTF-8 escaped. Shortens a long value."""
-    if data is None:
+def _text(decoded: Decoded) -> str | None:
+    """Returns a decoded key, value or header as one line. Shortens a long one."""
+    if decoded.format == "null":
         return None
-    text = plain(data[:SHOWN_BYTES].decode("utf-8", "backslashreplace"))
-    return text if len(data) <= SHOWN_BYTES else f"{text} … ({len(data)} bytes)"
+    text = decoded.text
+    shown = plain(text[:SHOWN])
+    return shown if len(text) <= SHOWN else f"{shown} … ({decoded.size} bytes)"

@@ -90,6 +90,9 @@ def repeated(*names: str, text: str, **options: Any) -> Callable[[Command], Comm
     return click.option(*names, multiple=True, help=f"{text}; may be repeated.", **options)
 
 
+mask_option = repeated("--mask", "masks", text="Show this field as ***, such as value.card.number")
+
+
 def decorated(command: Command, *decorators: Command) -> Command:
     """Applies decorators to a command, as if they were written above it in this order."""
     for decorator in reversed(decorators):

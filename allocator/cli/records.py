@@ -12,7 +12,7 @@ import click
 from rich.text import Text
 
 from allocator.cli.access import Access
-from allocator.cli.options import repeated, with_brokers
+from allocator.cli.options import mask_option, with_brokers
 from allocator.cli.output import Indented, console, print_json
 from allocator.core.settings import DEFAULT
 from allocator.core.text import plain
@@ -70,7 +70,7 @@ WINDOWS = 12  # maximum number of partitions whose read offsets are shown
     "confluent-protobuf:FILE:MESSAGE.",
 )
 @click.option("--registry", envvar="ALLOCATOR_RECORDS_REGISTRY", help="URL of a schema registry, for the format auto.")
-@repeated("--mask", "masks", text="Show this field as ***, such as value.card.number")
+@mask_option
 @click.option("--lines", is_flag=True, help="Print one line of JSON for each record, with complete key and value.")
 def records(
     topic: str,
@@ -113,14 +113,25 @@ def make_viewer(
     """Returns a viewer for the [records] settings and the options of a command. Raises ConfigError, MissingExtra."""
     section = None if access.settings is None else access.settings.records
     if section is not None:
-        masks, formats = (*(section.masks or ()), *masks), (*(section.formats or ()), *formats)
+        formats = (*(section.formats or ()), *formats)
         registry = registry or section.registry
     return Viewer(
         Reader(access.need_brokers(), access.security, Bounds(scan), access.timeout_s),
-        masks=Masks(dict.fromkeys(masks)),
+        masks=masks_of(access, masks),
         formats=Formats(tuple(formats)),
         registry=None if registry is None else Registry(registry),
     )
+
+
+def masks_of(access: Access, masks: Collection[str] = ()) -> Masks:
+    """Returns the masks of the [records] settings and of the options of a command. Raises ConfigError."""
+    given = () if access.settings is None else access.settings.records.masks or ()
+    return Masks(dict.fromkeys((*given, *masks)))
+
+
+def error_viewer(access: Access, masks: Masks) -> Viewer:
+    """Returns the viewer of a server that shows no records, only the errors of dead letters. Needs no extra package."""
+    return Viewer(Reader(access.need_brokers(), access.security, timeout_s=access.timeout_s), masks)
 
 
 def _place(text: str) -> tuple[str, Optional[int]]:

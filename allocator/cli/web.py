@@ -74,8 +74,9 @@ def web(
 
     Exit codes: 0 stopped by a signal; 1 the address is in use; 2 wrong usage or settings.
     """
-    from allocator.cli.records import make_viewer
+    from allocator.cli.records import error_viewer, make_viewer
     from allocator.daemon import configure_logs
+    from allocator.viewer import Masks
     from allocator.web import PageOptions, run_page
 
     def show(url: str, changes: str) -> None:
@@ -83,8 +84,10 @@ def web(
 
     section = None if access.settings is None else access.settings.records
     readers: Any = records_access or ("operators" if section is None else section.access)
-    shows = access.brokers is not None and readers != "nobody"
-    viewer = make_viewer(access, masks, registry, formats) if shows else None
+    viewer = None
+    if access.brokers is not None:
+        hidden = readers == "nobody"
+        viewer = error_viewer(access, Masks.everything()) if hidden else make_viewer(access, masks, registry, formats)
     groups = _kafka_groups(access, kafka_groups)
     configure_logs("warning", "text")  # the text format has times, so the log shows when a user changed something
     logging.getLogger("kazoo").setLevel(logging.CRITICAL)  # the watcher reports an unreachable server
@@ -115,12 +118,16 @@ def beside(settings: Config) -> Beside:
 
     Raises ConfigError for invalid settings, and MissingExtra without `zk-partition-allocator[web]`.
     """
+    from allocator.cli.records import error_viewer
+    from allocator.viewer import Masks
     from allocator.web import beside as beside_daemon
 
-    web, zookeeper, group, access = settings.web, settings.zookeeper, settings.group, None
+    web, zookeeper, group, access, viewer = settings.web, settings.zookeeper, settings.group, None, None
     over_zookeeper = group.membership == "zookeeper"
     if group.membership == "kafka" or (over_zookeeper and zookeeper.hosts is not None):
         brokers, security = ",".join(settings.kafka.brokers), settings.kafka.security() or None
         hosts = zookeeper.hosts if over_zookeeper else None
         access = Access(hosts, zookeeper.root, zookeeper.options() or None, brokers, security)
-    return beside_daemon(web.allow_hosts or (), web.token, web.host, web.port or 0, group.name, access)
+        hidden = settings.records.access == "nobody"
+        viewer = error_viewer(access, Masks.everything() if hidden else Masks(settings.records.masks or ()))
+    return beside_daemon(web.allow_hosts or (), web.token, web.host, web.port or 0, group.name, access, viewer)

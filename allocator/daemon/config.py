@@ -272,19 +272,20 @@ def _check_format(text: str) -> None:
 
 @dataclass(frozen=True)
 class RecordsSection:
-    """[records]: which records `allocator records` and the page of `allocator web` show. The daemon ignores it."""
+    """[records]: which records commands and pages show. The page of a daemon shows only the errors of dead letters."""
 
     access: str = setting(
         Text(("operators", "viewers", "nobody")),
         "operators",
         "Which users of the page may see records. `viewers`: all users; without a login, everybody who can open the "
-        "page.",
+        "page. `nobody` also hides the errors of dead letters, which may quote records.",
     )
     masks: tuple[str, ...] | None = setting(
         Texts("a list of paths such as value.card.number", check=lambda text: Masks([text])),
         None,
         "Fields whose values are shown as `***`: `value.card.number`, `value..email` (at any depth), `headers.token`, "
-        "`key`.",
+        "`key`. Any mask also hides headers and the messages of errors, which may quote a record; `!headers.trace` "
+        "shows a header.",
     )
     formats: tuple[str, ...] | None = setting(
         Texts("a list of formats such as orders:value=avro:orders.avsc", check=_check_format),

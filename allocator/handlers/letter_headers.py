@@ -6,6 +6,7 @@ big-endian integers of 4 and 8 bytes) and Kafka Connect's `__connect.errors.*` (
 
 from __future__ import annotations
 
+import re
 import struct
 import traceback
 from collections.abc import Mapping
@@ -18,6 +19,8 @@ PREFIX = "allocator."
 # other tools read the prefixes of Spring Kafka's DeadLetterPublishingRecoverer and of Kafka Connect
 SPRING = "kafka_dlt-"
 CONNECT = "__connect.errors."
+CLASSES = (SPRING + "exception-fqcn", CONNECT + "exception.class.name")
+CLASS_NAME = re.compile(r"[\w$.<>]{1,250}")
 REDRIVES = "allocator.redrives"  # counts how often the record was written back to its topic
 FIRST_TIMESTAMP = "allocator.first_timestamp"  # timestamp of a redriven record before its first redrive, in ms
 ERROR_BYTES = 1000  # maximum bytes of the error's text; a longer text could make a large record too large for the topic
@@ -34,6 +37,8 @@ class Origin(NamedTuple):
     group: str
     error: str
     """The error's class and message."""
+    error_class: str
+    """The error's class, which quotes no record; "" if no header has it alone."""
     stack: str
     attempts: Optional[int]
     redrives: int
@@ -103,6 +108,7 @@ def origin_of(record: Record) -> Origin:
         _number(headers, "timestamp", ">q"),
         _text(headers, PREFIX + "group", SPRING + "original-consumer-group", CONNECT + "connector.name"),
         _error(headers),
+        _error_class(headers),
         _text(headers, SPRING + "exception-stacktrace", CONNECT + "exception.stacktrace", lines=True),
         _integer(headers.get(PREFIX + "attempts")),
         _integer(headers.get(REDRIVES)) or 0,
@@ -128,9 +134,15 @@ def _error(headers: Mapping[str, bytes]) -> str:
     own = _text(headers, PREFIX + "error")
     if own:
         return own
-    kind = _text(headers, SPRING + "exception-fqcn", CONNECT + "exception.class.name")
+    kind = _text(headers, *CLASSES)
     message = _text(headers, SPRING + "exception-message", CONNECT + "exception.message")
     return ": ".join(filter(None, (kind, message)))
+
+
+def _error_class(headers: Mapping[str, bytes]) -> str:
+    """Returns the class of the error. A foreign `allocator.error` may begin with anything, so it does not count."""
+    kind = _text(headers, *CLASSES)
+    return kind if CLASS_NAME.fullmatch(kind) else ""
 
 
 def _text(headers: Mapping[str, bytes], *names: str, lines: bool = False) -> str:

@@ -18,6 +18,7 @@ from allocator.daemon import Daemon
 from allocator.operate import Clusters
 from allocator.operate.doctor import Finding, Severity
 from allocator.types import TopicPartition
+from allocator.viewer import Viewer
 from allocator.web.actions import GroupWork, actions
 from allocator.web.dead_letters import LetterDesk
 from allocator.web.guard import Guard
@@ -165,11 +166,12 @@ def beside(
     port: int,
     group: str,
     access: Optional[Clusters] = None,
+    viewer: Optional[Viewer] = None,
 ) -> Callable[[Any, Sequence[Consumer], Daemon], contextlib.AbstractAsyncContextManager[None]]:
     """Returns the web server of a daemon: metrics, health, and the page of its group.
 
-    `access` has the group's clusters; without it the server has no page. Raises ConfigError. Entering the context
-    raises PortTaken.
+    `access` has the group's clusters; without it the server has no page. The page shows dead letters, but not their
+    records, by the masks of `viewer`; without it, none. Raises ConfigError. Entering the context raises PortTaken.
     """
     guard = Guard.make(hosts, token)
 
@@ -185,7 +187,8 @@ def beside(
         if access is not None:
             watcher = Watcher(access, only=group, kafka_groups=[group] if access.zookeeper is None else ())
             demand = Demand(watcher)
-            allowed, letters = actions(GroupWork(access)), LetterDesk.of(access)
+            allowed = actions(GroupWork(access))
+            letters = None if viewer is None else LetterDesk.of(access, viewer, contents=False)
             site = replace(site, watcher=watcher, viewing=demand.viewing, actions=allowed, letters=letters)
             tasks.start(demand.run(), "watching")
             tasks.start(_show_losses(consumers, watcher), "losses")

@@ -8,14 +8,14 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 from allocator.core.aio import within
-from allocator.core.settings import MASK, check_topic
+from allocator.core.settings import check_topic
 from allocator.core.text import plain
 from allocator.errors import AllocatorError, ConfigError
 from allocator.operate import Clusters
-from allocator.operate.dead_letters import DeadLetterQueue, Letter, LetterFilter, Outcome, parse_place, parse_time
+from allocator.operate.dead_letters import DeadLetterQueue, LetterFilter, Outcome, parse_place, parse_time
 from allocator.viewer import Viewer
 from allocator.web import responses
 from allocator.web.records import TEXT
@@ -52,30 +52,32 @@ def candidates(topics: set[str]) -> list[str]:
 class LetterDesk:
     """Lists, shows and settles the dead letters of a cluster.
 
-    `open(topic, user)` returns the queue of a topic; `topics()` returns the topics of the cluster. `viewer` decodes and
-    masks the contents of letters; without it they are not shown. If it has masks, a letter shows only the class of its
-    error, and a filter matches only that: the message and the stack may quote the record.
+    `open(topic, user)` returns the queue of a topic, with the masks of `viewer`; `topics()` returns the topics of the
+    cluster. `viewer` decodes and masks the record of a letter; without `contents` the record is not shown.
     """
 
     open: Callable[[str, str], AbstractAsyncContextManager[DeadLetterQueue]]
     topics: Callable[[], Awaitable[set[str]]]
-    viewer: Optional[Viewer] = None
+    viewer: Viewer
+    contents: bool = True
 
     @classmethod
-    def of(cls, access: Clusters, viewer: Optional[Viewer] = None) -> LetterDesk | None:
+    def of(cls, access: Clusters, viewer: Viewer, contents: bool = True) -> LetterDesk | None:
         """Returns the dead letters of the cluster; None without brokers."""
         brokers = access.brokers
         if brokers is None:
             return None
 
         def opened(topic: str, who: str) -> DeadLetterQueue:
-            return DeadLetterQueue(topic, brokers, security=access.security, by=who, timeout_s=access.timeout_s)
+            return DeadLetterQueue(
+                topic, brokers, security=access.security, by=who, masks=viewer.masks, timeout_s=access.timeout_s
+            )
 
         async def topics() -> set[str]:
             async with access.cluster() as client:
                 return set(client.metadata.topics)
 
-        return cls(opened, topics, viewer)
+        return cls(opened, topics, viewer, contents)
 
     async def candidates(self) -> list[str]:
         """Returns the topics that may contain dead letters."""
@@ -101,7 +103,7 @@ class LetterDesk:
             "topic": topic,
             "executed": False,
             "count": count,
-            "letters": [self._json(letter) for letter in found],
+            "letters": [letter.to_json() for letter in found],
         }
 
     async def show(self, topic: str, body: LetterRequest, user: str) -> dict[str, Any]:
@@ -110,11 +112,11 @@ class LetterDesk:
             letter = await queue.get(*parse_place(body.letter))
         if letter is None:
             raise ConfigError(f"{topic} has no letter {body.letter}; its retention may have removed it")
-        topic_of_record = topic if letter.original is None else letter.original.topic
-        seen = None if self.viewer is None else await self.viewer.decode(topic_of_record, letter.record)
-        stack = MASK if letter.stack and self._masked else letter.stack
-        record = None if seen is None else seen.shown(TEXT)
-        return {**self._json(letter), "executed": False, "stack": stack, "record": record}
+        record = None
+        if self.contents:
+            of_topic = topic if letter.original is None else letter.original.topic
+            record = (await self.viewer.decode(of_topic, letter.record)).shown(TEXT)
+        return {**letter.to_json(), "executed": False, "stack": letter.stack, "record": record}
 
     async def redrive(self, topic: str, body: SettleRequest, user: str) -> dict[str, Any]:
         """Writes letters back to their topics, each once. Without `confirm`, only returns which ones."""
@@ -127,14 +129,6 @@ class LetterDesk:
         chosen, execute = self._chosen(topic, body)
         async with self.open(topic, user) as queue:
             return self._settled(topic, await queue.discard(chosen, execute=execute, reason=body.reason), execute)
-
-    @property
-    def _masked(self) -> bool:
-        return self.viewer is not None and bool(self.viewer.masks)
-
-    def _json(self, letter: Letter) -> dict[str, Any]:
-        found = letter.to_json()
-        return {**found, "error": letter.error_class} if self._masked else found
 
     def _chosen(self, topic: str, body: SettleRequest) -> tuple[LetterFilter, bool]:
         """Returns the filter, and whether to execute the request. Only named letters are settled, because others may
@@ -151,7 +145,6 @@ class LetterDesk:
             parse_time('"since"', body.since),
             parse_time('"until"', body.until),
             frozenset(map(parse_place, letters)),
-            class_only=self._masked,
         )
 
     def _settled(self, topic: str, outcome: Outcome, executed: bool) -> dict[str, Any]:
@@ -159,7 +152,7 @@ class LetterDesk:
             "topic": topic,
             "executed": executed,
             "count": len(outcome.done),
-            "letters": [self._json(letter) for letter in outcome.done[:LETTERS]],
+            "letters": [letter.to_json() for letter in outcome.done[:LETTERS]],
             "refused": [{"letter": letter.name, "why": plain(why)} for letter, why in outcome.refused[:LISTED]],
         }
 

@@ -56,17 +56,20 @@ def run_page(
     options: PageOptions,
     kafka_groups: Collection[str],
     viewer: Optional[Viewer],
-    readers: Literal["operators", "viewers"],
+    readers: Literal["operators", "viewers", "nobody"],
     tell: Callable[[str, str], None],
 ) -> None:
     """Serves the page until SIGTERM or SIGINT.
 
     Calls `tell` with the URL and a text about the access for changes. `viewer` reads records for users with the role
-    `readers`; without a viewer the page shows no records. Raises ConfigError, PortTaken.
+    `readers`, and dead letters for operators; None: there are no brokers. Raises ConfigError, PortTaken.
     """
     guard = Guard.make(options.hosts, _token(options.token_file), _login(options))
     tls = _tls(options.tls_cert, options.tls_key)
-    records = None if viewer is None else RecordsPage(viewer, readers)
+    records = letters = None
+    if viewer is not None:
+        records = None if readers == "nobody" else RecordsPage(viewer, readers)
+        letters = LetterDesk.of(access, viewer, contents=readers != "nobody")
     archive = _archive(options.history, options.history_mb * 1_000_000, access)
 
     async def serving() -> None:
@@ -92,7 +95,7 @@ def run_page(
             Health(ready=not_ready),
             watcher,
             actions=actions(GroupWork(access)),
-            letters=LetterDesk.of(access, None if records is None else records.viewer),
+            letters=letters,
             archive=archive,
             tls=tls,
             records=records,

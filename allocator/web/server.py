@@ -518,7 +518,7 @@ class LettersOfTopic(Change):
             raise Refused(404, f"{shown(what)} is not a known change; known: {', '.join(LETTER_POSTS)}")
         name = self.user.name
         await self.do(f"deadletters/{what}", topic, "", lambda given: letters.act(what, topic, given, name))
-        if what == "show" and letters.viewer is not None and letters.viewer.masks:
+        if what == "show" and letters.viewer.masks:
             self.note("read", "dead letter", None, {"topic": topic}, "1 letter")
 
 

@@ -7,6 +7,7 @@ import struct
 import pytest
 
 from allocator.handlers.letter_headers import headers_of
+from allocator.handlers.schemas import Masks
 from allocator.operate.dead_letters import Letter, LetterFilter, Settled
 from allocator.operate.dead_letters.letter import Note, redriven
 from allocator.types import Record, TopicPartition
@@ -69,6 +70,26 @@ def test_missing_or_invalid_headers_are_none() -> None:
     letter = of([("kafka_dlt-original-partition", b"3"), ("allocator.attempts", b"many"), ("null", None)])
     assert (letter.original, letter.original_offset, letter.attempts, letter.error) == (None, None, None, "")
     assert letter.original_timestamp == 2000
+
+
+@pytest.mark.parametrize(
+    ("headers", "error"),
+    [
+        (SPRING, "ValueError"),
+        (CONNECT, "ValueError"),
+        ([("kafka_dlt-exception-message", b"bad")], "***"),
+        ([("allocator.error", b"bad")], "***"),
+        ([("allocator.error", b"bad: bad")], "***"),
+        ([("kafka_dlt-exception-fqcn", b"a bad one")], "***"),
+        ([], ""),
+    ],
+)
+def test_with_masks_a_letter_has_only_the_class_of_its_error(headers: list[tuple[str, bytes]], error: str) -> None:
+    letter = Letter.of(Record("dead", 0, 5, 2000, 0, b"k", b"v", [*headers]), masks=Masks(["key"]))
+    assert letter.error == error
+    assert letter.stack in ("", "***")
+    assert "bad" not in repr(letter)
+    assert not LetterFilter(error="bad").matches(letter)
 
 
 FITS = {"error": "valueerror", "topic": "orders", "since_ms": 2000, "until_ms": 2001, "places": frozenset({(0, 5)})}

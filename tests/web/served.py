@@ -15,6 +15,7 @@ from written_group import WrittenGroup, parts, written
 from allocator.cli.access import Access
 from allocator.core.aio.tasks import BackgroundTasks
 from allocator.testing.waiting import wait_until_async
+from allocator.viewer import Reader, Viewer
 from allocator.web.actions import GroupWork, actions
 from allocator.web.dead_letters import LetterDesk
 from allocator.web.guard import Guard
@@ -86,7 +87,7 @@ async def served(
         Health(ready=not_ready),
         watcher,
         actions=actions(GroupWork(access)),
-        letters=LetterDesk.of(access),
+        letters=None if brokers is None else LetterDesk.of(access, Viewer(Reader(brokers))),
     )
     failures: list[BaseException] = []
     tasks = BackgroundTasks(failures.append)

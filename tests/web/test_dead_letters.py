@@ -17,13 +17,19 @@ from allocator.web.dead_letters import LetterDesk, candidates
 
 SINCE_MS = 1_769_860_800_000  # 2026-01-31T12:00:00Z
 EVERY = LetterFilter()
+NO_MASKS = Masks()
+
+
+def desk_of(*headers: tuple[str, bytes], masks: Masks = NO_MASKS, contents: bool = True) -> LetterDesk:
+    viewer = Viewer(Reader("nowhere:1"), masks=masks)
+    return LetterDesk(lambda topic, user: Queue(*headers, masks=masks), _topics, viewer, contents)
 
 
 class Queue(DeadLetterQueue):
     """One letter in memory; `calls` has the arguments of each `redrive`."""
 
-    def __init__(self, *headers: tuple[str, bytes]) -> None:
-        super().__init__("dead", "nowhere:1")
+    def __init__(self, *headers: tuple[str, bytes], masks: Masks = NO_MASKS) -> None:
+        super().__init__("dead", "nowhere:1", masks=masks)
         self.headers = list(headers or (("h", b"4111"), ("allocator.error", b"TimeoutError: no")))
         self.calls: list[tuple[LetterFilter, bool]] = []
 
@@ -32,7 +38,9 @@ class Queue(DeadLetterQueue):
 
     async def get(self, partition: int, offset: int) -> Letter:
         value = b'{"card": "4111", "price": -1}'
-        return Letter.of(Record("dead", partition, offset, SINCE_MS + 1, 0, b"\xff\x1b", value, self.headers))
+        return Letter.of(
+            Record("dead", partition, offset, SINCE_MS + 1, 0, b"\xff\x1b", value, self.headers), masks=self.masks
+        )
 
     async def read(self, chosen: LetterFilter = EVERY, **_: Any) -> AsyncIterator[Letter]:
         letter = await self.get(0, 7)
@@ -51,7 +59,7 @@ async def _topics() -> set[str]:
 
 async def test_letters_are_settled_only_by_name_and_when_the_topic_is_confirmed() -> None:
     queue = Queue()
-    desk = LetterDesk(lambda topic, user: queue, _topics)
+    desk = LetterDesk(lambda topic, user: queue, _topics, Viewer(Reader("nowhere:1")))
     seen = await desk.act("redrive", "dead", {"error": "Timeout", "since": "2026-01-31T12:00:00Z"}, "alice")
     assert (seen["executed"], seen["count"], seen["refused"][0]["letter"]) == (False, 1, "0:7")
     assert queue.calls == [(LetterFilter(error="Timeout", since_ms=SINCE_MS), False)]
@@ -74,10 +82,8 @@ async def test_letters_are_settled_only_by_name_and_when_the_topic_is_confirmed(
 
 
 async def test_the_contents_of_a_letter_are_masked_as_those_of_records() -> None:
-    bare = LetterDesk(lambda topic, user: Queue(), _topics)
-    assert (await bare.act("show", "dead", {"letter": "0:7"}, "alice"))["record"] is None
-    viewer = Viewer(Reader("nowhere:1"), masks=Masks(["value.card", "headers.h"]))
-    desk = LetterDesk(lambda topic, user: Queue(), _topics, viewer)
+    assert (await desk_of(contents=False).act("show", "dead", {"letter": "0:7"}, "alice"))["record"] is None
+    desk = desk_of(masks=Masks(["value.card", "headers.h"]))
     record = (await desk.act("show", "dead", {"letter": "0:7"}, "alice"))["record"]
     assert "4111" not in json.dumps(record)
     assert json.loads(record["value"]["text"]) == {"card": "***", "price": -1}
@@ -89,21 +95,20 @@ async def test_masks_hide_the_text_of_errors_which_may_quote_the_record() -> Non
     secret = b"card 4111-SECRET declined"
     headers = [
         ("allocator.error", b"shop.Declined: " + secret),
+        ("kafka_dlt-exception-fqcn", b"shop.Declined"),
         ("kafka_dlt-exception-message", secret),
         ("kafka_dlt-exception-stacktrace", b"shop.Declined: " + secret),
         ("__connect.errors.exception.message", secret),
     ]
-    for masks in (["headers.token"], ["value.card"], ["key"]):
-        viewer = Viewer(Reader("nowhere:1"), masks=Masks(masks))
-        desk = LetterDesk(lambda topic, user: Queue(*headers), _topics, viewer)
+    for masks in (["value.card", "headers.token"], ["value.card"], ["value"]):
+        desk = desk_of(*headers, masks=Masks(masks))
         for what, given in (("show", {"letter": "0:7"}), ("list", {}), ("redrive", {})):
             found = json.dumps(await desk.act(what, "dead", given, "alice"))
             assert "SECRET" not in found
             assert "shop.Declined" in found
         assert (await desk.act("list", "dead", {"error": "declined"}, "alice"))["count"] == 1, "the class"
         assert (await desk.act("list", "dead", {"error": "4111"}, "alice"))["count"] == 0
-    bare = LetterDesk(lambda topic, user: Queue(*headers), _topics, Viewer(Reader("nowhere:1")))
-    assert "SECRET" in json.dumps(await bare.act("show", "dead", {"letter": "0:7"}, "alice"))
+    assert "SECRET" in json.dumps(await desk_of(*headers).act("show", "dead", {"letter": "0:7"}, "alice"))
 
 
 def test_topics_of_dead_letters_are_found_by_name_or_settled_letters() -> None:

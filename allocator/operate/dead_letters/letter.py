@@ -1,17 +1,21 @@
-"""One dead letter: the record, its original place and the error, from its headers. Pure."""
+"""One dead letter: the record, its original place and the error, from its headers and through masks. Pure."""
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Optional
 
 from allocator.core.aio import milliseconds
+from allocator.core.settings import MASK
 from allocator.errors import ConfigError
 from allocator.handlers import origin_of, restored
+from allocator.handlers.schemas import Masks
 from allocator.producer import NewRecord
 from allocator.types import Record, TopicPartition
+
+NO_MASKS = Masks()
 
 
 class Settled(NamedTuple):
@@ -62,13 +66,18 @@ class Note(NamedTuple):
 
 @dataclass(frozen=True)
 class Letter:
-    """A record of a dead-letter topic. Fields that its headers lack are None, or "" for texts."""
+    """A record of a dead-letter topic, as masks show it. Fields that its headers lack are None, or "" for texts.
+
+    With any mask, `error` is only the class of the error, or "***" if no header has it alone, and `stack` is "***":
+    messages and stacks may quote the record.
+    """
 
     place: TopicPartition
     """The partition of the letter."""
     offset: int
     """The offset of the letter."""
-    record: Record
+    record: Record = field(repr=False)
+    """The record without masks: to be written again, or decoded by a `Viewer`."""
     original: Optional[TopicPartition]
     original_offset: Optional[int]
     original_timestamp: int
@@ -83,7 +92,7 @@ class Letter:
     settled: Optional[Settled] = None
 
     @classmethod
-    def of(cls, record: Record, settled: Settled | None = None) -> Letter:
+    def of(cls, record: Record, settled: Settled | None = None, masks: Masks = NO_MASKS) -> Letter:
         """Returns the letter from a record. The last header of a name counts."""
         origin = origin_of(record)
         return cls(
@@ -94,8 +103,8 @@ class Letter:
             origin.offset,
             record.timestamp if origin.timestamp is None else origin.timestamp,
             origin.group,
-            origin.error,
-            origin.stack,
+            (origin.error_class or MASK) if masks and origin.error else origin.error,
+            MASK if masks and origin.stack else origin.stack,
             origin.attempts,
             origin.redrives,
             settled,
@@ -110,11 +119,6 @@ class Letter:
     def written_ms(self) -> Optional[int]:
         """Time of the letter in milliseconds since the epoch; None in a log without timestamps (0.9)."""
         return self.record.timestamp if self.record.timestamp >= 0 else None
-
-    @property
-    def error_class(self) -> str:
-        """The error without its message, because the message may quote the record."""
-        return self.error.partition(": ")[0] if ": " in self.error else self.error.partition("(")[0]
 
     def to_json(self) -> dict[str, Any]:
         """Returns the letter without key, value and headers."""
@@ -137,9 +141,9 @@ class Letter:
 class LetterFilter:
     """Selects letters. Without fields: all letters.
 
-    `error`: a part of the class or message of the error; with `class_only`, of the class. `topic`: the original topic.
-    `since_ms` and `until_ms` (exclusive): times of letters in milliseconds since the epoch; a letter without a time
-    matches neither. `places`: (partition, offset) of letters.
+    `error`: a part of the error as the letter shows it. `topic`: the original topic. `since_ms` and `until_ms`
+    (exclusive): times of letters in milliseconds since the epoch; a letter without a time matches neither. `places`:
+    (partition, offset) of letters.
     """
 
     error: str = ""
@@ -147,12 +151,11 @@ class LetterFilter:
     since_ms: Optional[int] = None
     until_ms: Optional[int] = None
     places: frozenset[tuple[int, int]] = frozenset()
-    class_only: bool = False
 
     def matches(self, letter: Letter) -> bool:
         written_ms = letter.written_ms
         return (
-            self.error.casefold() in (letter.error_class if self.class_only else letter.error).casefold()
+            self.error.casefold() in letter.error.casefold()
             and (not self.topic or (letter.original is not None and letter.original.topic == self.topic))
             and (self.since_ms is None or (written_ms is not None and written_ms >= self.since_ms))
             and (self.until_ms is None or (written_ms is not None and written_ms < self.until_ms))

@@ -21,7 +21,8 @@ from allocator.core.client import KafkaClient
 from allocator.core.fetch import RangeReader
 from allocator.core.settings import names_arguments
 from allocator.errors import ConfigError, TopicNotFound
-from allocator.operate.dead_letters.letter import Letter, LetterFilter, Note, Settled, redriven
+from allocator.handlers.schemas import Masks
+from allocator.operate.dead_letters.letter import NO_MASKS, Letter, LetterFilter, Note, Settled, redriven
 from allocator.operate.group_orders import default_operator
 from allocator.producer import NewRecord, TooLargeForTopic, TransactionalWriter, create_topic
 from allocator.types import Record, TopicPartition
@@ -52,8 +53,9 @@ class DeadLetterQueue:
                 print(letter.name, letter.error)
             await letters.redrive(LetterFilter(error="Timeout"), execute=True)
 
-    The note about a settled letter names `by`, by default user@host. `timeout_s`: seconds for the brokers to respond.
-    Reading raises a retriable BrokerError if no record arrives for that long.
+    The note about a settled letter names `by`, by default user@host. Letters show what `masks` allow, and filters
+    search only that; a redrive writes whole records. `timeout_s`: seconds for the brokers to respond. Reading
+    raises a retriable BrokerError if no record arrives for that long.
     """
 
     def __init__(
@@ -63,9 +65,11 @@ class DeadLetterQueue:
         *,
         security: Mapping[str, Any] | None = None,
         by: str | None = None,
+        masks: Masks = NO_MASKS,
         timeout_s: float = 30.0,
     ) -> None:
         self.topic = topic
+        self.masks = masks
         self._brokers = brokers
         self._security = security
         self._timeout_s = timeout_s
@@ -112,7 +116,7 @@ class DeadLetterQueue:
         async for record in self._records(self.topic, chosen.since_ms):
             note = notes.get((record.partition, record.offset))
             about = note is not None and note.concerns(record.timestamp, topic_id)
-            letter = Letter.of(record, note.settled if note is not None and about else None)
+            letter = Letter.of(record, note.settled if note is not None and about else None, self.masks)
             if chosen.matches(letter) and (settled or letter.settled is None):
                 yield letter
 

@@ -12,7 +12,7 @@ from allocator.operate import Clusters, check_members_known
 if TYPE_CHECKING:
     from allocator.daemon import Config
 
-NOWHERE = "none"  # value of --zookeeper: no ensemble has members of the group
+NOWHERE = "none"  # value of --zookeeper: no ensemble has members of any group
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,6 @@ class Access(Clusters):
 
     settings: Optional[Config] = field(default=None, repr=False)
     """The content of the settings file, if one was given."""
-    nowhere: bool = False
-    """True after `--zookeeper none`."""
 
     @classmethod
     def of(
@@ -53,8 +51,9 @@ class Access(Clusters):
             brokers or ",".join(settings.kafka.brokers),
             settings.kafka.security() or None,
             timeout_s,
-            settings,
             nowhere,
+            frozenset({settings.group.name} if settings.group.membership in ("kafka", "fixed") else ()),
+            settings,
         )
 
     def chosen_group(self, name: Optional[str]) -> str:
@@ -75,13 +74,6 @@ class Access(Clusters):
         )
 
     async def check_members_known(self, group: str) -> None:
-        """Raises if the group may have members that the command would not find.
-
-        `--zookeeper none` asserts that ZooKeeper has no members of the group. A settings file asserts the same if its
-        membership does not use ZooKeeper.
-        """
-        settings = self.settings
-        in_settings = settings is not None and settings.group.name == group
-        if self.nowhere or (settings is not None and in_settings and settings.group.membership in ("kafka", "fixed")):
-            return
-        await check_members_known(self, group)
+        """Raises if the group may have members that the command would not find."""
+        if not self.nowhere and group not in self.kafka_groups:
+            await check_members_known(self, group)

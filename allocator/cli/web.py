@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Optional
 
 import click
@@ -89,6 +90,7 @@ def web(
         hidden = readers == "nobody"
         viewer = error_viewer(access, Masks.everything()) if hidden else make_viewer(access, masks, registry, formats)
     groups = _kafka_groups(access, kafka_groups)
+    access = replace(access, kafka_groups=access.kafka_groups.union(groups))
     configure_logs("warning", "text")  # the text format has times, so the log shows when a user changed something
     logging.getLogger("kazoo").setLevel(logging.CRITICAL)  # the watcher reports an unreachable server
     run_page(access, PageOptions(**options), groups, viewer, readers, show)
@@ -127,7 +129,8 @@ def beside(settings: Config) -> Beside:
     if group.membership == "kafka" or (over_zookeeper and zookeeper.hosts is not None):
         brokers, security = ",".join(settings.kafka.brokers), settings.kafka.security() or None
         hosts = zookeeper.hosts if over_zookeeper else None
-        access = Access(hosts, zookeeper.root, zookeeper.options() or None, brokers, security)
+        elsewhere = frozenset() if over_zookeeper else frozenset({group.name})
+        access = Access(hosts, zookeeper.root, zookeeper.options() or None, brokers, security, kafka_groups=elsewhere)
         hidden = settings.records.access == "nobody"
         viewer = error_viewer(access, Masks.everything() if hidden else Masks(settings.records.masks or ()))
     return beside_daemon(web.allow_hosts or (), web.token, web.host, web.port or 0, group.name, access, viewer)

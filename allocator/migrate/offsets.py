@@ -11,8 +11,9 @@ from typing import Any, ClassVar, Optional
 from allocator._files import read_json, refuse_existing, write_json
 from allocator.errors import AllocatorError, ConfigError, TopicNotFound
 from allocator.migrate import translate
-from allocator.migrate.storage import GroupAlive, OffsetStore, OpenOffsetStore
+from allocator.migrate.storage import OffsetStore, OpenOffsetStore
 from allocator.migrate.topics import TopicIds, same_topic
+from allocator.operate import MembersAlive
 from allocator.types import TopicPartition
 
 FORMAT = "allocator offsets 1"
@@ -84,8 +85,8 @@ async def copy_offsets(
     `by` is one of `CopyPlan.METHODS`; `mirror` is the group of the mirror, for "map". Without `topics` it copies all
     topics with committed offsets. It calls `progress(done, total, unit)` while it reads logs.
 
-    Raises GroupAlive or CopyRefused before any change. After CommitFailed some offsets may have been copied;
-    `restore_offsets` undoes that. If a member joined during the copy, the GroupAlive says so.
+    Raises MembersAlive or CopyRefused before any change. After CommitFailed some offsets may have been copied;
+    `restore_offsets` undoes that. If a member joined during the copy, the MembersAlive says so.
     """
     if restore_file is not None:
         refuse_existing(restore_file)
@@ -105,7 +106,7 @@ async def copy_offsets(
         joined = [*await old.members(), *await new.members()]
         wrong = [f"{each.topic}:{each.partition}" for each, offset in chosen.items() if copied.get(each) != offset]
         if joined or wrong:
-            raise GroupAlive(
+            raise MembersAlive(
                 f"the offsets were copied, but {', '.join(joined) or 'a member'} joined meanwhile"
                 + (f" and the offsets of {', '.join(wrong[:5])} have changed since" if wrong else "")
                 + f"; stop them, undo it with `allocator offsets restore {restore_file}`, and copy again"
@@ -132,7 +133,7 @@ async def restore_offsets(
 ) -> Restored:
     """Restores the offsets from before the copy that wrote `path`. May be repeated.
 
-    Raises GroupAlive, and CopyRefused for topics that were deleted and created again since. The file has no
+    Raises MembersAlive, and CopyRefused for topics that were deleted and created again since. The file has no
     credentials: pass `security` for its brokers and `zookeeper_options` for its ensembles.
     """
     saved = read_json(path)

@@ -17,18 +17,12 @@ from allocator.core.offsets import Coordinator, GroupOffsets
 from allocator.core.settings import DEFAULT
 from allocator.core.subscription import stamped
 from allocator.core.zookeeper import ZooKeeperClient
-from allocator.errors import AllocatorError, BrokerError, ConfigError
-from allocator.operate import live_members
+from allocator.errors import BrokerError, ConfigError
+from allocator.operate import live_members, refuse_members
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 CONNECT_S = 10.0  # Higher: a mistyped address is reported later; lower: a slow server is given up.
 PATIENCE_S = 30.0  # limit of the wait for a coordinator that is still loading
-
-
-class GroupAlive(AllocatorError):
-    """The group has members, which would commit over the new offsets. Nothing was changed."""
-
-    retriable = True
 
 
 @dataclass(frozen=True)
@@ -100,13 +94,8 @@ class OpenOffsetStore:
         return await live_members(self.client, self.ensembles, self.store.group, self.store.root, PATIENCE_S)
 
     async def refuse_members(self) -> None:
-        """Raises GroupAlive if the group has members."""
-        found = await self.members()
-        if found:
-            some = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
-            raise GroupAlive(
-                f"{self} has members: {some}; stop them first, or they commit their own offsets over these"
-            )
+        """Raises MembersAlive if the group has members."""
+        refuse_members(await self.members(), self.store.group)
 
     async def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, int]:
         """Returns the committed offsets. A partition without one is absent."""

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from allocator.operate.group_reader import GroupReader, describe, list_groups, measure, read_group, read_groups
     from allocator.operate.group_report import Coordinated, GroupReport, GroupState, Lag, Logs, name_of
     from allocator.operate.kafka_describe import kafka_group
-    from allocator.operate.liveness import live_members
+    from allocator.operate.liveness import MembersAlive, live_members, refuse_members
     from allocator.operate.offset_changes import (
         check_members_known,
-        copy_offsets,
+        copy_within,
         execute_reset,
         plan_reset,
         read_partitions,
@@ -52,6 +52,7 @@ __all__ = [
     "GroupState",
     "Lag",
     "Logs",
+    "MembersAlive",
     "OrderReport",
     "OrdersFromOutside",
     "OrdersOfGroup",
@@ -64,7 +65,7 @@ __all__ = [
     "check_members_known",
     "choice_path",
     "choose_cluster",
-    "copy_offsets",
+    "copy_within",
     "delete",
     "describe",
     "execute_reset",
@@ -84,6 +85,7 @@ __all__ = [
     "read_groups",
     "read_partitions",
     "read_retries",
+    "refuse_members",
     "same_cluster",
     "steered",
 ]
@@ -101,8 +103,8 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "group_reader": "GroupReader describe list_groups measure read_group read_groups",
             "group_report": "Coordinated GroupReport GroupState Lag Logs name_of",
             "kafka_describe": "kafka_group",
-            "liveness": "live_members",
-            "offset_changes": "check_members_known copy_offsets execute_reset plan_reset read_partitions",
+            "liveness": "MembersAlive live_members refuse_members",
+            "offset_changes": "check_members_known copy_within execute_reset plan_reset read_partitions",
             "order_report": "ORDER_STATES OrderReport order_reports",
             "reset_plan": "TARGETS ResetPlan parse_target",
             "steering": "Act Steered changes_of give pair planned steered",

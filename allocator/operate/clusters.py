@@ -23,6 +23,10 @@ class Clusters:
     brokers: Optional[str] = None
     security: Optional[Mapping[str, Any]] = field(default=None, repr=False)
     timeout_s: float = 10.0
+    nowhere: bool = False
+    """True if the caller states that no ensemble has members of any group."""
+    kafka_groups: frozenset[str] = frozenset()
+    """Groups of which the caller states that no ensemble has members."""
 
     def __post_init__(self) -> None:
         check_path("ZooKeeper root", self.root)
@@ -31,6 +35,18 @@ class Clusters:
         if self.zookeeper is None:
             raise ConfigError("no ZooKeeper was given: give --zookeeper or --config, or set ALLOCATOR_ZOOKEEPER_HOSTS")
         return self.zookeeper
+
+    def sees_members_of(self, group: str) -> bool:
+        """Returns whether a missing ensemble hides no members of the group."""
+        return self.zookeeper is not None or self.nowhere or group in self.kafka_groups
+
+    def need_members_of(self, group: str) -> None:
+        """Raises ConfigError if the group may have members that nobody looks for."""
+        if not self.sees_members_of(group):
+            raise ConfigError(
+                f"group {group!r} may have members in ZooKeeper. Give --zookeeper or --config, or --zookeeper none if "
+                "it has no members in any ZooKeeper. Nothing was changed"
+            )
 
     def need_brokers(self) -> str:
         if self.brokers is None:

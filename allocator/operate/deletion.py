@@ -21,20 +21,12 @@ from allocator.core.znodes import Paths
 from allocator.core.zookeeper import ConnectionLost, NoZnode, Op, ZooKeeperClient, ZooKeeperError
 from allocator.errors import AllocatorError
 from allocator.operate.clusters import Clusters
-from allocator.operate.group_reader import describe
 from allocator.operate.group_report import listed
-from allocator.operate.kafka_describe import kafka_group
-from allocator.operate.layouts import old_layouts
+from allocator.operate.liveness import MembersAlive, live_members, refuse_members
 
 TRIES = 3  # attempts. Higher: tolerates more changes during the deletion; lower: fails sooner
 GROUP_NOT_FOUND, NON_EMPTY_GROUP = 69, 68
 OLD_BROKERS = "brokers before Kafka 1.1 cannot delete offsets; they expire after offsets.retention.minutes"
-
-
-class GroupHasMembers(AllocatorError):
-    """The group still has members. Nothing was deleted."""
-
-    retriable = True
 
 
 class NothingToDelete(AllocatorError):
@@ -70,21 +62,14 @@ async def remains(
     zk: Optional[ZooKeeperClient], client: Optional[KafkaClient], group: str, root: str, *, keep_offsets: bool = False
 ) -> GroupRemains:
     """Returns what `delete_group` would delete. Skips a cluster whose client is None. Raises NothingToDelete."""
-    members: list[str] = []
+    members = await live_members(client, [] if zk is None else [zk], group, root)
     znodes: list[str] = []
     if zk is not None:
-        state = await describe(zk, group, root)
         znodes, live = await _tree(zk, Paths(root, group).base)
-        # a claim counts too: if an operator deletes only the member's znode, the member continues to work
-        names = dict.fromkeys(path.rpartition("/")[2] for path in live)
-        members += [name if state is None else state.name_of(name) for name in names]
-        older = await old_layouts(zk, group)
-        members += [*older.kiel, *older.consumers]
+        if live and not members:
+            members = live  # another program's ephemeral znodes, which no transaction may delete
     committed, stay = None, "no brokers were given"
     if client is not None:
-        found = await kafka_group(client, group)
-        if found is not None:
-            members += map(found.name_of, found.members)
         committed = len(await GroupOffsets(client, group, timeout_s=client.request_timeout_s).fetch(None))
         stay = "" if client.api_version(DeleteGroupsRequest) is not None else OLD_BROKERS
     if keep_offsets:
@@ -97,8 +82,9 @@ async def remains(
 async def delete(clusters: Clusters, group: str, *, keep_offsets: bool = False, execute: bool = False) -> GroupRemains:
     """Deletes a group with `execute`, and otherwise returns what it would delete.
 
-    Raises GroupHasMembers (with `execute`) and NothingToDelete.
+    Raises MembersAlive (with `execute`), NothingToDelete, and ConfigError if the group may have unknown members.
     """
+    clusters.need_members_of(group)
     async with contextlib.AsyncExitStack() as stack:
         wanted = clusters.zookeeper is not None or clusters.brokers is None
         zk = await stack.enter_async_context(clusters.ensemble()) if wanted else None
@@ -112,13 +98,12 @@ async def delete_group(
 ) -> GroupRemains:
     """Deletes the znodes and the committed offsets of a group, and returns them.
 
-    Raises GroupHasMembers and deletes nothing if the group has members. The znodes go first: if a member joins at the
+    Raises MembersAlive and deletes nothing if the group has members. The znodes go first: if a member joins at the
     same time, then either the deletion fails, or the member still finds the committed offsets.
     """
     for attempt in range(TRIES):
         found = await remains(zk, client, group, root, keep_offsets=keep_offsets)
-        if found.members:
-            raise GroupHasMembers(f"group {group!r} has members: {found.some_members}. Stop them first")
+        refuse_members(found.members, group)
         try:
             if zk is not None and found.znodes:
                 await zk.multi([Op("delete", path) for path in found.znodes])
@@ -161,9 +146,7 @@ async def _delete_offsets(client: KafkaClient, found: GroupRemains) -> None:
         if code in (0, GROUP_NOT_FOUND):
             return
         if code == NON_EMPTY_GROUP:
-            raise GroupHasMembers(
-                f"a member joined group {found.group!r} in Kafka during the deletion; its offsets stay"
-            )
+            raise MembersAlive(f"a member joined group {found.group!r} in Kafka during the deletion; its offsets stay")
         error = for_code(code, f"group {found.group!r}")
         if not error.retriable or time.monotonic() > deadline:
             raise error

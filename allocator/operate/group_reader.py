@@ -91,7 +91,8 @@ class GroupReader:
         foreign = sorted({*names} - {*live})
         problems += [f"znode {self.store.paths.member(name)} is not a member of this library" for name in foreign]
         # a member without a member znode still owns the partitions in its claim
-        claiming = in_join_order({*live, *await self._claim_names()})
+        present = {*names, *await self._claim_names()}
+        claiming = in_join_order(present)
         await asyncio.gather(*(self._read_member(name, problems) for name in live if name not in self._members))
         await asyncio.gather(*(self._read_claim(name, problems) for name in claiming))
         for name in set(self._claims).difference(claiming):
@@ -108,7 +109,17 @@ class GroupReader:
         orders = await _valid(self._orders(), problems) or Orders()
         choice = await self._read_choice(problems)
         return GroupState(
-            self._group, members, claims, document, tuple(problems), orders, wall_ms(), loads, joined, choice
+            self._group,
+            members,
+            claims,
+            document,
+            tuple(problems),
+            orders,
+            wall_ms(),
+            loads,
+            joined,
+            choice,
+            present=(*claiming, *sorted(present.difference(claiming))),
         )
 
     async def read_without_members(self) -> GroupState:
@@ -273,8 +284,9 @@ async def read_groups(clusters: Clusters) -> list[GroupReport]:
 async def read_group(clusters: Clusters, group: str) -> GroupReport:
     """Returns one group, with offsets if brokers are given. Unreachable brokers appear as a problem of the group.
 
-    The members come from ZooKeeper, or from Kafka's coordinator if ZooKeeper has none. Members of kiel or of the
-    consumer of Kafka 0.8 appear as a problem. Raises NoSuchGroup if the group has no other members and no offsets.
+    The members come from ZooKeeper, or from Kafka's coordinator if ZooKeeper has none. Members that are not shown, such
+    as those of kiel or of the consumer of Kafka 0.8, appear in `unseen`. Raises NoSuchGroup if the group has no other
+    members and no offsets.
     """
     state, older, known = None, None, list[str]()
     known_state = GroupState(group, {}, {}, None)
@@ -285,7 +297,7 @@ async def read_group(clusters: Clusters, group: str) -> GroupReport:
             if not known_state.members:
                 older = await older_members(zk, group)
             known = await list_groups(zk, clusters.root)
-    found = GroupReport(known_state, brokers=clusters.brokers)
+    found, unseen = GroupReport(known_state, brokers=clusters.brokers), list(filter(None, [older]))
     if clusters.brokers is not None:
         try:
             async with clusters.cluster() as client:
@@ -297,6 +309,8 @@ async def read_group(clusters: Clusters, group: str) -> GroupReport:
             if state is None or isinstance(error, ConfigError):
                 raise
             found = replace(found, state=state, logs=Logs(problems=(f"offsets are not known: {error}",)))
+            if not state.members:
+                unseen.append(f"members in Kafka are not known: {error}")
     if state is None and not found.logs.committed:
         if clusters.zookeeper is None:
             raise NoSuchGroup(f"Kafka has neither members nor offsets of group {group!r}")
@@ -307,7 +321,12 @@ async def read_group(clusters: Clusters, group: str) -> GroupReport:
             + (", and Kafka has neither members nor offsets of it" if clusters.brokers is not None else "")
             + (f"; groups there: {', '.join(known) or 'none'}")
         )
-    return found if older is None else replace(found, logs=found.logs + Logs(problems=(older,)))
+    if not found.state.members and not clusters.sees_members_of(group):
+        unseen.append(
+            "members in ZooKeeper are not known, because none was named: give --zookeeper, or --zookeeper none if no "
+            "ensemble has members of the group"
+        )
+    return replace(found, unseen=tuple(unseen))
 
 
 async def older_members(zk: ZooKeeperClient, group: str) -> str | None:

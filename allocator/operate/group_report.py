@@ -48,6 +48,8 @@ class GroupState:
     """The cluster choice of the group; None if its znode is invalid."""
     coordinated: Coordinated | None = None
     """None for a group in ZooKeeper. A group in Kafka has no document and no known leader."""
+    present: tuple[str, ...] = ()
+    """Names of the znodes of members and claims, also of those that are invalid or belong to no member."""
 
     @property
     def leader(self) -> str | None:
@@ -196,11 +198,13 @@ class GroupReport:
     """All existing partitions of the members' subscriptions."""
     brokers: str | None = None
     """The addresses of the brokers that `logs` were read from."""
+    unseen: tuple[str, ...] = ()
+    """Why the group may have members that this report does not show."""
 
     @property
     def complete(self) -> bool:
-        """Whether all offsets are known, and come from the cluster that the members read."""
-        return not self.logs.problems and self.state.choice is not None and self.elsewhere is None
+        """Whether all members and offsets are known, and the offsets come from the cluster that the members read."""
+        return not self.unseen and not self.logs.problems and self.state.choice is not None and self.elsewhere is None
 
     @property
     def elsewhere(self) -> str | None:
@@ -268,7 +272,7 @@ class GroupReport:
     @cached_property
     def phase(self) -> str:
         if not self.state.members:
-            return "empty"
+            return "unknown" if self.unseen else "empty"
         if self.state.coordinated is not None:
             return "stable" if self.state.coordinated.state == "Stable" else "rebalancing"
         document = self.state.document
@@ -277,7 +281,7 @@ class GroupReport:
 
     @cached_property
     def problems(self) -> list[str]:
-        found = [*self.state.problems, *self.logs.problems, *filter(None, [self.elsewhere])]
+        found = [*self.unseen, *self.state.problems, *self.logs.problems, *filter(None, [self.elsewhere])]
         for partition in self.partitions:
             committed = self.logs.committed.get(partition)
             start, end = self.logs.start.get(partition), self.logs.end.get(partition)

@@ -1,24 +1,52 @@
-"""Lists the live members of a group in all protocols."""
+"""Answers who is alive in a group, in every layout and protocol that may commit for it."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Final, Optional
 
 from allocator.core.client import KafkaClient
 from allocator.core.zookeeper import ZooKeeperClient
-from allocator.errors import BrokerError
+from allocator.errors import AllocatorError, BrokerError
+from allocator.operate.clusters import Clusters
 from allocator.operate.group_reader import describe
+from allocator.operate.group_report import GroupState, listed
 from allocator.operate.kafka_describe import kafka_group
-from allocator.operate.layouts import old_layouts
+from allocator.operate.layouts import OldLayouts, old_layouts
 
 IDLE: Final = ("Empty", "Dead", "")
 
 
+class MembersAlive(AllocatorError):
+    """The group has members: they would commit their own offsets over new ones, or need what a deletion removes.
+
+    Stop them first. Nothing was changed, unless the message says that they joined during the change.
+    """
+
+    retriable = True
+
+
+def member_names(state: Optional[GroupState], older: OldLayouts, kafka: Optional[GroupState]) -> list[str]:
+    """Returns the names of all members in what was read of a group: from ZooKeeper, older layouts and Kafka.
+
+    A znode of a member counts even if it is invalid, and so does a claim without its member.
+    """
+    found = [] if state is None else [state.name_of(member) for member in (*state.members, *state.present)]
+    found += [f"{name} (kiel)" for name in older.kiel]
+    found += [f"{name} (high-level consumer)" for name in older.consumers]
+    if kafka is not None:
+        found += [f"{kafka.name_of(member)} (Kafka)" for member in kafka.members]
+        phase = "" if kafka.coordinated is None else kafka.coordinated.state
+        if not kafka.members and phase not in IDLE:
+            found.append(f"members that are not consumers, in state {phase} (Kafka)")
+    return list(dict.fromkeys(found))
+
+
 async def live_members(
-    client: KafkaClient, ensembles: Iterable[ZooKeeperClient], group: str, root: str, patience_s: float = 30.0
+    client: Optional[KafkaClient], ensembles: Iterable[ZooKeeperClient], group: str, root: str, patience_s: float = 30.0
 ) -> list[str]:
     """Returns the names of all members, in Kafka and in these ensembles, that may commit for the group.
 
@@ -26,24 +54,38 @@ async def live_members(
     """
     found: list[str] = []
     for ensemble in ensembles:
-        state = await describe(ensemble, group, root)
-        if state is not None:
-            found += map(state.name_of, state.members)
-        older = await old_layouts(ensemble, group)
-        found += [f"{name} (kiel)" for name in older.kiel]
-        found += [f"{name} (high-level consumer)" for name in older.consumers]
+        found += member_names(await describe(ensemble, group, root), await old_layouts(ensemble, group), None)
+    if client is not None:
+        found += member_names(None, OldLayouts(), await _in_kafka(client, group, patience_s))
+    return list(dict.fromkeys(found))
+
+
+async def members_of(clusters: Clusters, client: Optional[KafkaClient], group: str) -> list[str]:
+    """Returns `live_members` of the clusters that are given; `client` is open, or None to leave out Kafka.
+
+    Raises ConfigError if nobody looks for the members that the group may have in ZooKeeper.
+    """
+    clusters.need_members_of(group)
+    async with contextlib.AsyncExitStack() as stack:
+        ensembles = [] if clusters.zookeeper is None else [await stack.enter_async_context(clusters.ensemble())]
+        return await live_members(client, ensembles, group, clusters.root, clusters.timeout_s)
+
+
+def refuse_members(names: Sequence[str], group: str, done: str = "Nothing was changed") -> None:
+    """Raises MembersAlive if there are any. `done` ends the message: what has been changed."""
+    if names:
+        raise MembersAlive(
+            f"group {group!r} has members: {listed(names)}; stop them first, because they would commit their own "
+            f"offsets over the new ones. {done}"
+        )
+
+
+async def _in_kafka(client: KafkaClient, group: str, patience_s: float) -> GroupState | None:
     deadline = time.monotonic() + patience_s
     while True:
         try:
-            described = await kafka_group(client, group)
-            break
+            return await kafka_group(client, group)
         except BrokerError as error:
             if not error.retriable or time.monotonic() > deadline:
                 raise
         await asyncio.sleep(client.retry_backoff_s)
-    if described is not None:
-        found += [f"{described.name_of(member)} (Kafka)" for member in described.members]
-        phase = "" if described.coordinated is None else described.coordinated.state
-        if not described.members and phase not in IDLE:
-            found.append(f"members that are not consumers, in state {phase} (Kafka)")
-    return list(dict.fromkeys(found))

@@ -26,7 +26,7 @@ from allocator.operate import (
     changes_of,
     choice_path,
     choose_cluster,
-    copy_offsets,
+    copy_within,
     delete,
     execute_reset,
     give,
@@ -195,7 +195,7 @@ class GroupWork:
         if body.to == group:
             raise ConfigError(f'"to" must not be {group!r} itself')
         execute = confirmed(body.confirm, "other group", body.to)
-        return (await copy_offsets(self._clusters, group, body.to, execute=execute)).to_json(executed=execute)
+        return (await copy_within(self._clusters, group, body.to, execute=execute)).to_json(executed=execute)
 
     async def note(self, group: str, body: NoteRequest, user: str) -> dict[str, Any]:
         """Returns the note; the server adds it to the history, beside the rebalances."""

@@ -517,6 +517,7 @@ class Watcher:
                     zookeepers=zookeepers,
                     root=self._access.root,
                     report=group.report,
+                    unseen=("ZooKeeper",) if self.zk is None and self._access.zookeeper is not None else (),
                 )
                 group.judge(group.trends.judge(now, self._access.root), version)
                 self.changed()

@@ -291,10 +291,10 @@ async def test_a_group_of_kafkas_own_protocol_is_shown_as_its_coordinator_has_it
         )
         code, out, err = await run("offsets", "reset", "--to", "earliest", "--execute")
         assert code == 1
-        assert f"has members: {member['name']};" in err
+        assert f"has members: {member['name']} (Kafka);" in err
         code, out, err = await run("delete", shell.group, "--execute")
         assert code == 1
-        assert f"has members: {member['name']}." in err
+        assert f"has members: {member['name']} (Kafka);" in err
     code, out, err = await run("describe", "--json")
     assert (json.loads(out)["state"], json.loads(out)["members"]) == ("empty", [])
     code, out, err = await run("offsets", "reset", "--to", "earliest", "--execute")

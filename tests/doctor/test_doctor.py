@@ -427,7 +427,11 @@ async def test_the_command_reports_what_it_could_not_check(patient: Patient) -> 
     code, report = await patient.shell_json(patient.group, "--zookeeper", patient.zookeeper, *nowhere)
     assert code == 1
     assert report["findings"][0]["id"] == "could-not-look"
-    assert "127.0.0.1:1" in report["findings"][0]["what"]
+    unseen = [finding["what"] for finding in report["findings"] if finding["id"] == "could-not-look"]
+    assert any("127.0.0.1:1" in what for what in unseen)
+    assert "members of the group are not known: the doctor has not read Kafka" in unseen
+    assert not [finding for finding in report["findings"] if finding["id"] == "no-members"]
+    code, report = await patient.shell_json(patient.group, "--zookeeper", patient.zookeeper, "--interval", "0")
     (finding,) = [finding for finding in report["findings"] if finding["id"] == "no-members"]
     assert "0 records" not in finding["what"]  # the number is unknown
     assert "unknown without Kafka" in finding["what"]

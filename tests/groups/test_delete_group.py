@@ -10,7 +10,8 @@ import pytest
 from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, Paths
 from allocator.core.znodes.store import Store
 from allocator.core.zookeeper.client import Op, ZooKeeperClient
-from allocator.operate.deletion import GroupHasMembers, NothingToDelete, delete_group, remains
+from allocator.operate.deletion import NothingToDelete, delete_group, remains
+from allocator.operate.liveness import MembersAlive
 
 PATHS = Paths("/allocator", "g")
 MEMBER = f"m-{1:016x}-{1:010d}"
@@ -63,7 +64,7 @@ async def test_a_member_that_joins_meanwhile_keeps_every_znode(zk_chroot: str) -
     async with group(zk_chroot) as zk:
         before = await remains(zk, None, "g", "/allocator")
         zk.joins = True
-        with pytest.raises(GroupHasMembers, match="worker@node#1"):
+        with pytest.raises(MembersAlive, match="worker@node#1"):
             await delete_group(zk, None, "g", "/allocator")
         assert set((await remains(zk, None, "g", "/allocator")).znodes) == set(before.znodes)
         assert await zk.exists(PATHS.member(MEMBER)) is not None
@@ -73,5 +74,5 @@ async def test_a_claim_without_its_member_counts_as_a_member(zk_chroot: str) -> 
     async with group(zk_chroot) as zk:
         await join(zk)
         await zk.delete(PATHS.member(MEMBER))
-        with pytest.raises(GroupHasMembers):
+        with pytest.raises(MembersAlive):
             await delete_group(zk, None, "g", "/allocator")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import TypeVar
 
@@ -76,6 +76,7 @@ async def examine_clusters(
             root=clusters.root,
             interval_s=interval_s,
             patience_s=patience_s,
+            unseen=_unseen(clusters, group, failed),
         )
     return [*_not_reached(clusters.zookeeper, failed), *findings]
 
@@ -85,6 +86,14 @@ async def apply_fixes(clusters: Clusters, group: str | None, findings: Iterable[
     chosen = {finding.id: finding.fix for finding in findings if finding.fix is not None}
     async with clusters.ensemble(make_chroot=any(fix.kind == "chroot" for fix in chosen.values())) as zk:
         return {each: await apply(fix, zk, group, clusters.root) for each, fix in chosen.items()}
+
+
+def _unseen(clusters: Clusters, group: str | None, failed: list[tuple[str, AllocatorError]]) -> list[str]:
+    """Returns the places that may have members of the group, and that the doctor cannot read."""
+    unseen = [what for what, _ in failed]
+    if group is not None and not clusters.sees_members_of(group):
+        unseen.append("ZooKeeper, which was not named")
+    return unseen
 
 
 def _not_reached(zookeeper: str | None, failed: list[tuple[str, AllocatorError]]) -> list[Finding]:
@@ -105,6 +114,7 @@ async def examine(
     root: str = DEFAULT["root"],
     interval_s: float = 5.0,
     patience_s: float = 60.0,
+    unseen: Collection[str] = (),
     clock: Callable[[], float] = time.time,
 ) -> list[Finding]:
     """Polls twice, and returns all findings, the worst first.
@@ -112,7 +122,8 @@ async def examine(
     `group` None: examines the cluster alone. `client` must follow all topics. `zookeeper` has the group, and its
     `requested_timeout_s` counts as the session timeout of the members. `kafka_zookeeper` has Kafka's own znodes, if
     they are in another ensemble or chroot. `interval_s`: seconds between the polls; 0 polls once and cannot detect a
-    lack of progress. `patience_s`: how long a member may take to release partitions.
+    lack of progress. `patience_s`: how long a member may take to release partitions. `unseen`: places that may have
+    members of the group, and to which there is no connection.
 
     A check that fails with an AllocatorError becomes the finding `could-not-look`. For regular checks, call `observe`
     and `diagnose` instead, and keep the last observation.
@@ -120,7 +131,7 @@ async def examine(
     zookeepers = [each for each in (zookeeper, kafka_zookeeper) if each is not None]
 
     async def poll() -> Observation:
-        return await observe(group, client=client, zookeepers=zookeepers, root=root, clock=clock)
+        return await observe(group, client=client, zookeepers=zookeepers, root=root, unseen=unseen, clock=clock)
 
     before = after = await poll()
     if interval_s > 0 and group is not None:

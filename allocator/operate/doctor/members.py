@@ -9,10 +9,11 @@ from shlex import quote
 from allocator.core.settings import DEFAULT
 from allocator.core.text import plain, shown
 from allocator.core.znodes import Paths
-from allocator.operate.doctor.finding import Finding, Fix, Severity, names
+from allocator.operate.doctor.finding import COULD_NOT_LOOK, Finding, Fix, Severity, names
 from allocator.operate.doctor.observation import Observation
 from allocator.operate.group_report import GroupState, clock_time
 from allocator.operate.layouts import KIEL, OLD_CONSUMERS, OLD_OWNERS
+from allocator.operate.liveness import member_names
 from allocator.types import TopicPartition
 
 DEFAULT_SESSION_S: float = DEFAULT["session_timeout_s"]
@@ -52,8 +53,21 @@ def leftover_findings(seen: Observation, root: str) -> Iterator[Finding]:
 
 
 def _presence(seen: Observation, root: str) -> Iterator[Finding]:
+    alive = member_names(seen.state, seen.old, seen.kafka)
+    if alive or seen.group is None:
+        return
+    if seen.unseen:
+        yield Finding(
+            COULD_NOT_LOOK,
+            Severity.WARNING,
+            f"members of the group are not known: the doctor has not read {' and '.join(seen.unseen)}",
+            (seen.group,),
+            "The group may have members there, which read its records. The findings about owners are missing.",
+            "Name the ZooKeeper of the members, or `--zookeeper none` if no ensemble has members of the group.",
+        )
+        return
     if seen.report is None:
-        if seen.group is not None and not seen.old.kiel and not seen.old.consumers and not seen.failed_checks:
+        if not seen.failed_checks:
             known = f"; it knows {', '.join(seen.known_groups)}" if seen.known_groups else ""
             kafka = "; Kafka has no members or offsets of it" if seen.version else ""
             yield Finding(
@@ -65,9 +79,6 @@ def _presence(seen: Observation, root: str) -> Iterator[Finding]:
                 "Compare the name, the root and the chroot of ZooKeeper with the settings of a member.",
                 "allocator group list",
             )
-        return
-    members = seen.report.state.members
-    if members or (seen.kafka is not None and seen.kafka.members) or seen.old.kiel or seen.old.consumers:
         return
     logs = seen.report.logs
     lag = logs.lag_of(logs.committed)

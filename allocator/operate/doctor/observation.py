@@ -28,6 +28,13 @@ from allocator.operate.kafka_describe import BrokerSeen, Replicas, kafka_group
 from allocator.operate.layouts import OldLayouts, children, old_layouts
 from allocator.types import OffsetAndMetadata, TopicPartition
 
+IN_ZOOKEEPER, IN_KAFKA, OLD_LAYOUTS = (
+    "the group in ZooKeeper",
+    "the group in Kafka",
+    "old layouts and brokers in ZooKeeper",
+)
+MEMBERS = (IN_ZOOKEEPER, IN_KAFKA, OLD_LAYOUTS)
+"""The checks that find members."""
 AHEAD_S = 60.0  # a timestamp that is further ahead of this machine's clock is wrong, not just a difference of clocks
 
 
@@ -76,6 +83,8 @@ class Observation:
     """The groups under this root, if this group is not among them."""
     leftover_groups: tuple[str, ...] = ()
     """Groups under this root that consist of empty znodes. Read only if `group` is None."""
+    unseen: tuple[str, ...] = ()
+    """Places that may have members of the group, and were not read."""
 
     @property
     def state(self) -> Optional[GroupState]:
@@ -119,11 +128,12 @@ async def observe(
     zookeepers: Collection[ZooKeeperClient],
     root: str = DEFAULT["root"],
     report: GroupReport | None = None,
+    unseen: Collection[str] = (),
     clock: Callable[[], float] = time.time,
 ) -> Observation:
     """Polls once. `zookeepers`: the ensemble of the group, then ensembles that may have Kafka's own znodes.
 
-    `report`: the group, if the caller has just read it.
+    `report`: the group, if the caller has just read it. `unseen`: places with members to which it has no connection.
     """
     began = clock() * 1000
     collector = _Collector()
@@ -132,7 +142,7 @@ async def observe(
         collector.fields.update(requested_session_s=zk.requested_timeout_s, granted_session_s=zk.session_timeout_s)
     state = None if report is None or report.state.coordinated is not None else report.state
     if group is not None and zk is not None:
-        async with collector.check("the group in ZooKeeper"):
+        async with collector.check(IN_ZOOKEEPER):
             if report is None:
                 state = await describe(zk, group, root)
                 collector.fields["known_groups"] = tuple(await list_groups(zk, root)) if state is None else ()
@@ -143,7 +153,7 @@ async def observe(
             groups = await list_groups(zk, root)
             collector.fields["leftover_groups"] = await leftover_groups(zk, root, groups, int(clock() * 1000))
     for each in zookeepers:
-        async with collector.check("old layouts and brokers in ZooKeeper"):
+        async with collector.check(OLD_LAYOUTS):
             await _old_layouts(each, group, collector.fields)
     # if the group is not in ZooKeeper, `kafka` lists its members
     known = GroupReport(state or GroupState(group or "", {}, {}, None))
@@ -156,7 +166,11 @@ async def observe(
             known = await _kafka_group(client, known, collector, clock)
     if group is not None and (state or collector.fields.get("kafka") or known.logs.committed):
         collector.fields["report"] = known
-    return Observation(group, began, clock() * 1000, tuple(collector.failed_checks), **collector.fields)
+    failed = tuple(collector.failed_checks)
+    unread = [what for what, _ in failed if what in MEMBERS]
+    return Observation(
+        group, began, clock() * 1000, failed, unseen=tuple(dict.fromkeys([*unseen, *unread])), **collector.fields
+    )
 
 
 async def _modified(zk: ZooKeeperClient, paths: Paths, state: GroupState) -> dict[str, int]:
@@ -198,7 +212,7 @@ async def _kafka_group(
 ) -> GroupReport:
     """Adds the partitions that members of other protocols subscribe to, and the offsets in ZooKeeper."""
     group, logs = report.state.group, report.logs
-    async with collector.check("the group in Kafka"):
+    async with collector.check(IN_KAFKA):
         collector.fields["kafka"] = await kafka_group(client, group)
     old: OldLayouts = collector.fields.get("old", OldLayouts())
     replicas: Collection[TopicPartition] = collector.fields.get("replicas", ())

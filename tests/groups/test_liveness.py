@@ -1,0 +1,176 @@
+"""Every change of a group asks the same question, who is alive, and gets the same answer for each kind of member."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from joining import joined
+from kafka.protocol.consumer import JoinGroupRequest
+
+from allocator import Consumer
+from allocator.cli.access import Access
+from allocator.cli.commands import main
+from allocator.core.client import KafkaClient
+from allocator.core.offsets import Coordinator, GroupOffsets
+from allocator.core.znodes import Claim
+from allocator.core.zookeeper import ZooKeeperClient
+from allocator.errors import ConfigError
+from allocator.migrate import OffsetStore
+from allocator.operate import MembersAlive
+from allocator.operate.doctor import examine_clusters
+from allocator.testing import LocalCluster
+from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.web.actions import GroupWork, actions
+
+pytestmark = pytest.mark.deadline(180)
+KINDS = ("zookeeper", "kiel", "consumers", "pykafka", "kafka", "invalid znode", "claim alone", "not a consumer")
+JOINING_MEMBER = f"m-{1:016x}-{1:010d}"
+
+
+class Subject:
+    """A group with a member of one kind, and committed offsets."""
+
+    def __init__(self, cluster: LocalCluster, topic: str, group: str, directory: Path) -> None:
+        self.cluster, self.topic, self.group, self.directory = cluster, topic, group, directory
+        self.partition = TopicPartition(topic, 0)
+        self.clusters = Access(cluster.zookeeper, brokers=cluster.bootstrap, timeout_s=30)
+
+    @contextlib.asynccontextmanager
+    async def member(self, kind: str) -> AsyncIterator[None]:
+        """A live member of this kind."""
+        if kind == "not a consumer":
+            async with KafkaClient(self.cluster.bootstrap) as client:
+                await join_as_connect_worker(client, self.group)
+                yield
+        elif kind in ("invalid znode", "claim alone"):
+            zk = ZooKeeperClient(self.cluster.zookeeper)
+            await zk.connect(30)
+            try:
+                base = f"/allocator/{self.group}"
+                for name in ("members", "claims"):
+                    await zk.ensure_path(f"{base}/{name}")
+                where, data = ("members", b"{") if kind == "invalid znode" else ("claims", Claim(1).encode())
+                await zk.create(f"{base}/{where}/{JOINING_MEMBER}", data, ephemeral=True)
+                yield
+            finally:
+                await zk.close()
+        else:
+            options = {"offsets": "both"} if kind in ("kiel", "consumers", "pykafka") else {}
+            if kind != "kafka":
+                options["zookeeper"] = self.cluster.zookeeper
+            async with Consumer(
+                self.topic,
+                **joined(
+                    kind, group=self.group, brokers=self.cluster.bootstrap, auto_commit_interval_s=None, **options
+                ),
+            ) as consumer:
+                while not consumer.assignment():
+                    await consumer.getbatch(0.1)
+                yield
+
+    async def committed(self) -> int:
+        async with KafkaClient(self.cluster.bootstrap) as client:
+            return (await GroupOffsets(client, self.group).fetch([self.partition]))[self.partition].offset
+
+    async def commit(self, group: str, offset: int) -> None:
+        async with KafkaClient(self.cluster.bootstrap) as client:
+            await GroupOffsets(client, group).commit({self.partition: OffsetAndMetadata(offset, "", -1)})
+
+    async def shell(self, kind: str, *words: str) -> Result:
+        zookeeper = "none" if kind in ("kafka", "not a consumer") else self.cluster.zookeeper
+        where = ("--zookeeper", zookeeper, "--brokers", self.cluster.bootstrap)
+        return await asyncio.to_thread(CliRunner().invoke, main, [*words, *where])
+
+
+async def join_as_connect_worker(client: KafkaClient, group: str) -> None:
+    kind = JoinGroupRequest.JoinGroupRequestProtocol
+    request = JoinGroupRequest(
+        group_id=group,
+        session_timeout_ms=30_000,
+        rebalance_timeout_ms=30_000,
+        member_id="",
+        protocol_type="connect",
+        protocols=[kind(name="default", metadata=b"\0\0")],
+        max_version=3,
+    )
+    response = await Coordinator(client, group, 0.1).send(request, time.monotonic() + 30)
+    assert response.error_code == 0, response
+
+
+@pytest.fixture
+def subject(kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path) -> Subject:
+    topic = topic_factory(1)
+    kafka_cluster.produce(topic, [b"%d" % n for n in range(10)])
+    return Subject(kafka_cluster, topic, group, tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_no_change_is_made_under_a_member_of_any_kind(subject: Subject, kind: str) -> None:
+    group, heir = subject.group, f"{subject.group}-heir"
+    await subject.commit(group, 7)
+    await subject.commit(heir, 2)
+    page = actions(GroupWork(subject.clusters))
+    async with subject.member(kind):
+        for words in (
+            ("group", "offsets", "reset", group, "--to", "earliest", "--execute"),
+            ("group", "delete", group, "--execute"),
+            ("offsets", "copy", heir, group, "--execute", "--restore-file", str(subject.directory / "former.json")),
+        ):
+            done = await subject.shell(kind, *words)
+            assert done.exit_code == 1, done.output
+            assert f"group '{group}' has members: " in done.output
+        for name, of, body in (
+            ("offsets/reset", group, {"to": "earliest"}),
+            ("offsets/copy", heir, {"to": group}),
+            ("delete", group, {}),
+        ):
+            shown = await page[name](of, body, "alice")
+            assert len(shown["members_alive"]) == 1, "the preview names the member"
+            with pytest.raises(MembersAlive, match="has members: "):
+                await page[name](
+                    of, {**body, "confirm": body.get("to", group) if name == "offsets/copy" else group}, ""
+                )
+        store = OffsetStore(subject.cluster.bootstrap, group, "kafka", (subject.cluster.zookeeper,))
+        async with store.opened() as opened:
+            assert len(await opened.members()) == 1, "a cutover waits for it"
+        findings = await examine_clusters(subject.clusters, group, None, None, 0, 60)
+        assert not [each for each in findings if each.id in ("no-members", "unknown-group")]
+        assert await subject.committed() == 7
+
+
+async def test_members_that_could_not_be_looked_for_are_unknown_and_not_absent(subject: Subject) -> None:
+    group, brokers = subject.group, ("--brokers", subject.cluster.bootstrap)
+    run = CliRunner().invoke
+
+    async def shell(*words: str) -> Result:
+        return await asyncio.to_thread(run, main, [*words, *brokers])
+
+    async with subject.member("zookeeper"):
+        await subject.commit(group, 7)
+        for where in (("--zookeeper", "127.0.0.1:1", "--timeout", "1"), ()):
+            done = await shell("doctor", group, "--interval", "0", *where)
+            assert done.exit_code == 1
+            assert "no-members" not in done.output
+            assert "Nobody reads" not in done.output
+            assert "members of the group are not known" in done.output
+        done = await shell("group", "describe", group)
+        assert done.exit_code == 1
+        assert "empty" not in done.output
+        assert "members in ZooKeeper are not known, because none was named" in done.output
+        page = actions(GroupWork(Access(brokers=subject.cluster.bootstrap)))
+        for name, body in (
+            ("offsets/reset", {"to": "earliest"}),
+            ("offsets/copy", {"to": f"{group}-x"}),
+            ("delete", {}),
+        ):
+            with pytest.raises(ConfigError, match="may have members in ZooKeeper"):
+                await page[name](group, body, "alice")
+    done = await shell("group", "describe", group, "--zookeeper", "none")
+    assert done.exit_code == 0
+    assert "empty" in done.output

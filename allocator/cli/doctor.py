@@ -6,7 +6,6 @@ import asyncio
 import sys
 from collections.abc import Callable
 from functools import partial
-from shlex import quote
 from typing import TYPE_CHECKING, Optional
 
 import click
@@ -15,7 +14,7 @@ from rich.text import Text
 from allocator.cli.options import GROUP, Seconds, with_clusters
 from allocator.cli.output import console, print_json
 from allocator.core.settings import DEFAULT
-from allocator.core.text import plain
+from allocator.core.text import ShellCommand, plain
 from allocator.errors import ConfigError
 from allocator.operate.doctor import Finding, Severity, apply_fixes, examine_clusters
 
@@ -120,22 +119,21 @@ def _fix(access: Access, group: str | None, findings: list[Finding], yes: bool, 
     return done
 
 
-def _exact(command: str | None, access: Access) -> str | None:
+def _exact(command: ShellCommand | None, access: Access) -> str | None:
     """Returns `command` with the addresses and the settings file that this call was given."""
     if command is None:
         return None
-    words = command.split()
-    known = {"BROKERS": access.brokers, "ZOOKEEPER": access.zookeeper}
-    command = " ".join(known.get(word) or word for word in words)
-    if words[0] != "allocator" or words[1] not in ("doctor", "group", "top") or "ZOOKEEPER" in words:
-        return command
+    placeholders = "ZOOKEEPER" in dict(command.options).values()
+    command = command.naming({"BROKERS": access.brokers, "ZOOKEEPER": access.zookeeper})
+    if command.words[0] != "allocator" or command.words[1] not in ("doctor", "group", "top") or placeholders:
+        return str(command)
     config = click.get_current_context().params["config"]
     if config is not None:
-        return f"{command} -c {quote(config)}"
-    options = {"--zookeeper": access.zookeeper, "--brokers": access.brokers}
+        return str(command.adding(("--config", config)))
+    where = [("--zookeeper", access.zookeeper), ("--brokers", access.brokers)]
     if access.root != DEFAULT["root"]:
-        options["--root"] = access.root
-    return " ".join([command, *(f"{name} {quote(value)}" for name, value in options.items() if value is not None)])
+        where.append(("--root", access.root))
+    return str(command.adding(*(option for option in where if option[1] is not None)))
 
 
 def _exit_code(findings: list[Finding]) -> int:
@@ -144,7 +142,7 @@ def _exit_code(findings: list[Finding]) -> int:
     return PROBLEMS if any(finding.severity > Severity.INFO for finding in findings) else HEALTHY
 
 
-def _print(findings: list[Finding], group: str | None, exact: Callable[[str | None], str | None]) -> None:
+def _print(findings: list[Finding], group: str | None, exact: Callable[[ShellCommand | None], str | None]) -> None:
     out = console()
     what = "the cluster" if group is None else f"group {group}"
     if not findings:

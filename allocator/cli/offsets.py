@@ -14,7 +14,7 @@ from allocator.cli.options import GROUP, NOTHING_CHANGED, config_option, execute
 from allocator.cli.output import Listing, console, print_json
 from allocator.cli.progress import Step, progress, quiet_option
 from allocator.errors import ConfigError
-from allocator.migrate import CopyPlan, OffsetStore, copy_offsets, restore_offsets
+from allocator.migrate import CopyPlan, OffsetStore, copy_offsets, restore_offsets, restoring
 
 STORAGE = click.Choice(["kafka", "zookeeper"])
 
@@ -102,7 +102,7 @@ def copy_command(
     out.print(f"{places}, by {chosen['by']}", markup=False)
     out.print(copy_table(plan))
     if execute:
-        out.print(f"\ncopied; undo it with: allocator offsets restore {file}", markup=False)
+        out.print(f"\ncopied; undo it with: {restoring(file)}", markup=False)
         return
     out.print(f"\n{NOTHING_CHANGED}", markup=False)
     if plan.problems:

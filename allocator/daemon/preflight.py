@@ -22,7 +22,7 @@ from allocator.core.consumer import EnsembleOptions
 from allocator.core.offsets import GroupOffsets
 from allocator.core.settings import parse_address
 from allocator.core.subscription import topic_pattern
-from allocator.core.text import plain
+from allocator.core.text import ShellCommand, plain
 from allocator.core.zookeeper import NoChroot, ZooKeeperClient
 from allocator.daemon.config import Config
 from allocator.errors import AllocatorError, ConfigError
@@ -143,7 +143,9 @@ def _members(config: Config, state: GroupState | None) -> Check:
         remedy = f"set group.assignor to an assignor that all members have: they offer {others}"
         return Check(what, False, f"{found}; none of {sorted(offered)} is offered by all of them", remedy)
     if state.problems:
-        return Check(what, None, f"{found}; {state.problems[0]}", f"allocator doctor {config.group.name}")
+        return Check(
+            what, None, f"{found}; {state.problems[0]}", str(ShellCommand.of("allocator doctor", config.group.name))
+        )
     return Check(what, True, found)
 
 

@@ -11,7 +11,16 @@ from __future__ import annotations
 from allocator.migrate.cutover import Cutover
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.mirror_settings import MirrorSettings
-from allocator.migrate.offsets import CopyPlan, copy_offsets, restore_offsets
+from allocator.migrate.offsets import CopyPlan, copy_offsets, restore_offsets, restoring
 from allocator.migrate.storage import OffsetStore
 
-__all__ = ["CopyPlan", "Cutover", "Mirror", "MirrorSettings", "OffsetStore", "copy_offsets", "restore_offsets"]
+__all__ = [
+    "CopyPlan",
+    "Cutover",
+    "Mirror",
+    "MirrorSettings",
+    "OffsetStore",
+    "copy_offsets",
+    "restore_offsets",
+    "restoring",
+]

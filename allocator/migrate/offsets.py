@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Optional
 
 from allocator._files import read_json, refuse_existing, write_json
+from allocator.core.text import ShellCommand
 from allocator.errors import AllocatorError, ConfigError, TopicNotFound
 from allocator.migrate import translate
 from allocator.migrate.storage import OffsetStore, OpenOffsetStore
@@ -109,9 +110,14 @@ async def copy_offsets(
             raise MembersAlive(
                 f"the offsets were copied, but {', '.join(joined) or 'a member'} joined meanwhile"
                 + (f" and the offsets of {', '.join(wrong[:5])} have changed since" if wrong else "")
-                + f"; stop them, undo it with `allocator offsets restore {restore_file}`, and copy again"
+                + f"; stop them, undo it with `{restoring(restore_file)}`, and copy again"
             )
         return plan
+
+
+def restoring(file: Path) -> ShellCommand:
+    """Returns the command that restores the offsets which a copy saved in `file`."""
+    return ShellCommand.of("allocator offsets restore", str(file))
 
 
 @dataclass(frozen=True)

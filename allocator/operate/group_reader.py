@@ -14,6 +14,7 @@ from allocator.core.commands import Orders, OrderStore
 from allocator.core.offsets import GroupOffsets
 from allocator.core.settings import DEFAULT, check_group
 from allocator.core.subscription import topic_pattern
+from allocator.core.text import ShellCommand
 from allocator.core.znodes import (
     Claim,
     InflateBudget,
@@ -336,9 +337,8 @@ async def older_members(zk: ZooKeeperClient, group: str) -> str | None:
     counts = [f"{len(members)} members under {path.format(group)}" for path, members in kinds.items() if members]
     if not counts:
         return None
-    return (
-        f"group {group!r} has {' and '.join(counts)}, which this command does not show; run `allocator doctor {group}`"
-    )
+    doctor = ShellCommand.of("allocator doctor", group)
+    return f"group {group!r} has {' and '.join(counts)}, which this command does not show; run `{doctor}`"
 
 
 async def _with_kafkas(state: GroupState | None, client: KafkaClient, group: str) -> GroupState | None:

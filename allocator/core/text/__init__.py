@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from allocator.core.text.commands import ShellCommand
 from allocator.core.text.html import table
 from allocator.core.text.limits import limit_reached
 from allocator.core.text.quoting import CONTROL, plain, shown, text_of, utf8
 
 __all__ = [
     "CONTROL",
+    "ShellCommand",
     "limit_reached",
     "plain",
     "shown",

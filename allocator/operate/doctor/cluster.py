@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from allocator.core.text import ShellCommand
 from allocator.operate.doctor.finding import Finding, Severity, names
 from allocator.operate.doctor.observation import Observation
 
@@ -34,7 +35,7 @@ def _brokers(seen: Observation) -> Iterator[Finding]:
                 (f"broker {broker.id}",),
                 "Its partitions cannot be read. The groups that it coordinates cannot commit or rebalance.",
                 f"Check the process, and that clients can connect to {broker.address} (advertised.listeners).",
-                "nc -vz {} {}".format(*broker.address.rpartition(":")[::2]),
+                ShellCommand(("nc", "-vz", "--", *broker.address.rpartition(":")[::2])),
             )
     versions = Counter(broker.version for broker in seen.brokers.values() if broker.version)
     if len(versions) > 1:
@@ -46,7 +47,7 @@ def _brokers(seen: Observation) -> Iterator[Finding]:
             tuple(f"broker {b.id}: {version_text(b.version)}" for b in seen.brokers.values() if b.version),
             "Some clients use the request versions of the first broker they connect to, and fail on older brokers.",
             "Finish the upgrade (inter.broker.protocol.version last), or roll the newer brokers back.",
-            "kafka-broker-api-versions.sh --bootstrap-server BROKERS",
+            ShellCommand.of("kafka-broker-api-versions.sh", bootstrap_server="BROKERS"),
         )
     if seen.version and seen.version < OLD:
         missing = "records have no timestamps, so offsets cannot be reset to a time"
@@ -61,7 +62,7 @@ def _brokers(seen: Observation) -> Iterator[Finding]:
             tuple(f"broker {node}" for node in sorted(seen.brokers)),
             f"This version gets no more fixes; {missing}.",
             "Plan a migration: mirror the topics, map the offsets, then cut over.",
-            "allocator mirror BROKERS NEW-BROKERS --topic TOPIC --zookeeper ZOOKEEPER",
+            ShellCommand.of("allocator mirror", "BROKERS", "NEW-BROKERS", topic="TOPIC", zookeeper="ZOOKEEPER"),
         )
 
 
@@ -77,7 +78,7 @@ def _replicas(seen: Observation) -> Iterator[Finding]:
             "Start the brokers with their replicas: "
             + _numbers({node for p in leaderless for node in seen.replicas[p].all} - set(seen.brokers))
             + ". If these brokers are lost, an unclean election restores the partitions without their last records.",
-            "kafka-topics.sh --bootstrap-server BROKERS --describe --unavailable-partitions",
+            ShellCommand.of("kafka-topics.sh", bootstrap_server="BROKERS", describe=True, unavailable_partitions=True),
         )
     out_of_sync = {p: set(replicas.all) - set(replicas.in_sync) for p, replicas in seen.replicas.items()}
     lacking = {p for p, nodes in out_of_sync.items() if nodes} - set(leaderless)
@@ -92,7 +93,9 @@ def _replicas(seen: Observation) -> Iterator[Finding]:
             names(lacking),
             "If another broker fails, acknowledged records may be lost, or partitions may lose their leader.",
             "Start unavailable brokers. If a broker is behind, check its disk, its network and num.replica.fetchers.",
-            "kafka-topics.sh --bootstrap-server BROKERS --describe --under-replicated-partitions",
+            ShellCommand.of(
+                "kafka-topics.sh", bootstrap_server="BROKERS", describe=True, under_replicated_partitions=True
+            ),
         )
 
 
@@ -107,7 +110,7 @@ def _clocks(before: Observation, after: Observation) -> Iterator[Finding]:
             "Ownership does not depend on clocks. But an offset reset to a time may find a wrong offset, and times in "
             "logs cannot be compared.",
             "Compare both clocks with NTP, and correct the wrong one.",
-            "chronyc tracking",
+            ShellCommand.of("chronyc tracking"),
         )
     for each in after.registrations:
         skew_s = (each.broker_ms - each.zookeeper_ms) / 1000
@@ -119,7 +122,7 @@ def _clocks(before: Observation, after: Observation) -> Iterator[Finding]:
                 (f"broker {each.broker}", "ZooKeeper"),
                 "The broker uses its clock for LogAppendTime and to expire records and offsets.",
                 "Compare both clocks with NTP. This finding stays until the broker restarts.",
-                "chronyc tracking",
+                ShellCommand.of("chronyc tracking"),
             )
     if after.future_timestamps:
         furthest = max(after.future_timestamps.values())
@@ -131,8 +134,14 @@ def _clocks(before: Observation, after: Observation) -> Iterator[Finding]:
             names(after.future_timestamps),
             "Their log segments outlive the retention time, and an offset reset to a time may find a wrong offset.",
             "Correct the clock or the unit (milliseconds) of the producer, or set LogAppendTime.",
-            "kafka-configs.sh --bootstrap-server BROKERS --alter --entity-type topics "
-            f"--entity-name {min(after.future_timestamps).topic} --add-config message.timestamp.type=LogAppendTime",
+            ShellCommand.of(
+                "kafka-configs.sh",
+                bootstrap_server="BROKERS",
+                alter=True,
+                entity_type="topics",
+                entity_name=min(after.future_timestamps).topic,
+                add_config="message.timestamp.type=LogAppendTime",
+            ),
         )
 
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from allocator.core.client import KafkaClient
 from allocator.core.settings import DEFAULT
+from allocator.core.text import ShellCommand
 from allocator.core.zookeeper import NoChroot, ZooKeeperClient
 from allocator.errors import AllocatorError, ConfigError
 from allocator.operate.clusters import Clusters
@@ -164,7 +165,7 @@ def chroot_missing(zookeeper: str, why: str) -> Finding:
         (zookeeper,),
         "Members do not start without it: in a mistyped chroot they would be a second group that reads everything.",
         "Compare the chroot with the settings of the members. In a new installation, create it.",
-        f"zkCli.sh -server {hosts} create /{chroot}",
+        ShellCommand(("zkCli.sh", "-server", hosts, "create", f"/{chroot}")),
         Fix("chroot", f"create the chroot /{chroot}", (zookeeper,)),
     )
 

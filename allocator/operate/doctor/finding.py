@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple, Optional
 
+from allocator.core.text import ShellCommand
 from allocator.operate.group_report import listed, name_of
 from allocator.types import TopicPartition
 
@@ -47,7 +48,7 @@ class Finding:
     why: str
     """The consequence."""
     do: str
-    command: Optional[str] = None
+    command: Optional[ShellCommand] = None
     """The command that is the remedy, or its first step. The user replaces words in capitals."""
     fix: Optional[Fix] = None
     """The automatic remedy; None if an automatic remedy would not be safe."""
@@ -57,6 +58,7 @@ class Finding:
             **vars(self),
             "severity": str(self.severity),
             "where": list(self.where),
+            "command": self.command and str(self.command),
             "fix": self.fix and self.fix.text,
         }
 

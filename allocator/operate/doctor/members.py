@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from shlex import quote
 
 from allocator.core.settings import DEFAULT
-from allocator.core.text import plain, shown
+from allocator.core.text import ShellCommand, plain, shown
 from allocator.core.znodes import Paths
 from allocator.operate.doctor.finding import COULD_NOT_LOOK, Finding, Fix, Severity, names
 from allocator.operate.doctor.observation import Observation
@@ -47,7 +46,7 @@ def leftover_findings(seen: Observation, root: str) -> Iterator[Finding]:
             groups,
             "They only clutter lists. A process with a mistyped group name, or a crash at the start, left them.",
             "Delete them.",
-            f"allocator doctor --zookeeper ZOOKEEPER --root {root} --fix",
+            ShellCommand.of("allocator doctor", zookeeper="ZOOKEEPER", root=root, fix=True),
             Fix("groups", f"delete the empty znodes of {len(groups)} groups", groups),
         )
 
@@ -77,7 +76,7 @@ def _presence(seen: Observation, root: str) -> Iterator[Finding]:
                 (seen.group,),
                 "No process reads for this group here, or its members use another ensemble, root or chroot.",
                 "Compare the name, the root and the chroot of ZooKeeper with the settings of a member.",
-                "allocator group list",
+                ShellCommand.of("allocator group list"),
             )
         return
     logs = seen.report.logs
@@ -93,7 +92,7 @@ def _presence(seen: Observation, root: str) -> Iterator[Finding]:
         (seen.report.state.group,),
         "Nobody reads its records. Kafka deletes the offsets of an empty group after offsets.retention.minutes.",
         "Start its members. If nobody needs the group any more, do nothing.",
-        "allocator run CONFIG",
+        ShellCommand.of("allocator run", "CONFIG"),
     )
 
 
@@ -112,7 +111,7 @@ def _layouts(seen: Observation, root: str) -> Iterator[Finding]:
             together,
             "Each protocol assigns all partitions: records are processed repeatedly, and commits overwrite each other.",
             "Keep the members of one protocol. Stop the others, or change their group name.",
-            f"allocator group describe {group}",
+            ShellCommand.of("allocator group describe", group),
         )
     if kiel:
         yield Finding(
@@ -122,7 +121,7 @@ def _layouts(seen: Observation, root: str) -> Iterator[Finding]:
             tuple(f"{kiel[0]}/{member}" for member in seen.old.kiel),
             "Members of kiel do not wait until the former owner has released a partition: rebalances repeat records.",
             'Upgrade them one by one with membership = "kiel". When no member runs kiel any more, move the group.',
-            f"allocator group adopt {group}",
+            ShellCommand.of("allocator group adopt", group),
         )
     if old:
         yield Finding(
@@ -170,7 +169,7 @@ def _ownership(before: Observation, after: Observation) -> Iterator[Finding]:
             names(without),
             "Nobody processes their records, and their lag grows.",
             "Change the function. If it omits them on purpose, check that another group reads them.",
-            f"allocator group describe {group}",
+            ShellCommand.of("allocator group describe", group),
         )
     for each in after.report.reserved:
         yield Finding(
@@ -181,7 +180,7 @@ def _ownership(before: Observation, after: Observation) -> Iterator[Finding]:
             names(each.partitions),
             f"Nobody processes their records until then (restart_grace_s). The instance ran on {plain(each.host)}.",
             "Start the process again. If it does not come back, wait, or end the reservation.",
-            f"allocator group release {group} {each.instance_id}",
+            ShellCommand.of("allocator group release", group, each.instance_id),
         )
         without |= each.partitions
     unowned = set(after.report.unowned) - without
@@ -194,7 +193,7 @@ def _ownership(before: Observation, after: Observation) -> Iterator[Finding]:
             names(unowned),
             "Nobody processes their records, and their lag grows.",
             f"Check the other findings about this group, and the log of leader {state.name_of(state.leader or '')}.",
-            f"allocator group describe {group}",
+            ShellCommand.of("allocator group describe", group),
         )
     earlier = {} if before.state is None else _claimed_twice(before.state)
     doubly = {p: m for p, m in _claimed_twice(state).items() if earlier.get(p) == m}
@@ -208,7 +207,7 @@ def _ownership(before: Observation, after: Observation) -> Iterator[Finding]:
             "All of these members process their records. Another program wrote a claim, or ZooKeeper was restored "
             "from a backup while members were alive. This library writes no such claims.",
             "Restart all of these members except one. If nothing else writes these znodes, report a bug.",
-            f"allocator group describe {group}",
+            ShellCommand.of("allocator group describe", group),
         )
 
 
@@ -228,7 +227,7 @@ def _stuck(before: Observation, after: Observation, paths: Paths, patience_s: fl
 
     def finding(kind: str, member: str, what: str, partitions: Iterable[TopicPartition], why: str, do: str) -> Finding:
         name, info = state.name_of(member), state.members[member]
-        restart = None if info.pid is None else f"ssh {quote(plain(info.host))} kill {info.pid}"
+        restart = None if info.pid is None else ShellCommand(("ssh", "--", info.host, "kill", str(info.pid)))
         return Finding(kind, Severity.CRITICAL, f"member {name} {what}", (name, *names(partitions)), why, do, restart)
 
     for member, entry in state.document.waiting.items():
@@ -281,7 +280,7 @@ def _znodes(state: GroupState, root: str) -> Iterator[Finding]:
             tuple(problem.split()[1] for problem in unreadable),
             "The group ignores it, so a member may get no partitions. Another program or a newer version wrote it.",
             "Find the program that wrote the znode. Delete the znode if it does not belong to a member.",
-            f"zkCli.sh -server ZOOKEEPER get {quote(plain(unreadable[0].split()[1]))}",
+            ShellCommand(("zkCli.sh", "-server", "ZOOKEEPER", "get", unreadable[0].split()[1])),
         )
     document = state.document
     if document is None:
@@ -294,7 +293,7 @@ def _znodes(state: GroupState, root: str) -> Iterator[Finding]:
             (f"{root}/{state.group}/assignment", state.name_of(document.leader)),
             "New members get no partitions, and the partitions of members that left have no owner.",
             "Correct the allocator function, or configure another one. The leader calls it again at the next change.",
-            "allocator run CONFIG --check",
+            ShellCommand.of("allocator run", "CONFIG", check=True),
         )
     for member, why in document.refused.items():
         yield Finding(
@@ -304,7 +303,7 @@ def _znodes(state: GroupState, root: str) -> Iterator[Finding]:
             (state.name_of(member),),
             "It has no allocator function in common with the rest of its group.",
             "Configure the same functions in all members, in the same order. During a change, offer both.",
-            "allocator run CONFIG --check",
+            ShellCommand.of("allocator run", "CONFIG", check=True),
         )
 
 
@@ -320,7 +319,7 @@ def _differences(seen: Observation) -> Iterator[Finding]:
             tuple(map(seen.state.name_of, members)),
             "The oldest member decides. When it leaves, the group may switch the function and move most partitions.",
             "Finish the deployment, or configure the same functions in the same order in all members.",
-            f"allocator group describe {seen.state.group}",
+            ShellCommand.of("allocator group describe", seen.state.group),
         )
     yield from _load_not_followed(seen.state)
     missing = {t for info in members.values() for t in info.topics} - {p.topic for p in seen.replicas}
@@ -332,7 +331,9 @@ def _differences(seen: Observation) -> Iterator[Finding]:
             tuple(sorted(missing)),
             "Members wait for such topics without an error, so a mistyped name looks like an idle topic.",
             "Correct the name, or create the topic.",
-            f"kafka-topics.sh --bootstrap-server BROKERS --create --topic {min(missing)} --partitions COUNT",
+            ShellCommand.of(
+                "kafka-topics.sh", bootstrap_server="BROKERS", create=True, topic=min(missing), partitions="COUNT"
+            ),
         )
 
 
@@ -359,7 +360,7 @@ def _different_subscriptions(state: GroupState) -> Iterator[Finding]:
             tuple(map(state.name_of, state.members)),
             "If this is not intended, some topics have fewer members than the group.",
             "Compare the members' topics.",
-            f"allocator group describe {state.group}",
+            ShellCommand.of("allocator group describe", state.group),
         )
 
 
@@ -378,7 +379,7 @@ def _load_not_followed(state: GroupState) -> Iterator[Finding]:
             tuple(map(state.name_of, without)),
             "All members need the setting, which older versions do not have. Until then `assignor` decides.",
             "Upgrade these members, and configure the same follow_load in all members.",
-            f"allocator group describe {state.group}",
+            ShellCommand.of("allocator group describe", state.group),
         )
 
 
@@ -422,7 +423,7 @@ def _shares(seen: Observation) -> Iterator[Finding]:
             "The group is as slow as its busiest member. `range` causes this with many topics, because it starts each "
             "topic at the first member.",
             'Choose a function that balances all topics together ("naive", "sticky", "cooperative-sticky").',
-            None if seen.state is None else f"allocator group plan {seen.state.group} --function sticky",
+            None if seen.state is None else ShellCommand.of("allocator group plan", state.group, function="sticky"),
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from allocator.core.text import ShellCommand
 from allocator.operate.doctor.finding import Finding, Severity, names
 from allocator.operate.doctor.observation import Observation
 from allocator.operate.group_report import GroupReport
@@ -29,11 +30,14 @@ def offset_findings(before: Observation, after: Observation) -> Iterator[Finding
 def _outside(seen: Observation, report: GroupReport) -> Iterator[Finding]:
     group, logs = report.state.group, report.logs
 
-    def reset(to: str, partitions: Iterable[TopicPartition]) -> str | None:
+    def reset(to: str, partitions: Iterable[TopicPartition]) -> ShellCommand | None:
         """Returns the command; None if no offset is in Kafka."""
         chosen = sorted({p.topic for p in partitions if p not in seen.old_offsets})
-        topics = " ".join(f"--topic {topic}" for topic in chosen)
-        return f"allocator group offsets reset {group} --to {to} {topics} --execute" if topics else None
+        return (
+            ShellCommand.of("allocator group offsets reset", group, to=to, topic=chosen, execute=True)
+            if chosen
+            else None
+        )
 
     below, above = {}, {}
     for partition, committed in logs.committed.items():
@@ -78,8 +82,13 @@ def _gone(seen: Observation, report: GroupReport) -> Iterator[Finding]:
             names(gone),
             "The topic was deleted. If a topic of this name is created again, members start at the old offsets.",
             "If it stays deleted, do nothing: Kafka deletes the offsets later.",
-            f"kafka-consumer-groups.sh --bootstrap-server BROKERS --group {report.state.group} "
-            f"--delete-offsets --topic {min(gone).topic}",
+            ShellCommand.of(
+                "kafka-consumer-groups.sh",
+                bootstrap_server="BROKERS",
+                group=report.state.group,
+                delete_offsets=True,
+                topic=min(gone).topic,
+            ),
         )
 
 
@@ -94,8 +103,15 @@ def _missing(before: Observation, after: Observation, report: GroupReport) -> It
             "kiel and consumers of 0.8 store them there. Most newer clients read offsets only from Kafka, and would "
             "start at the earliest or latest record.",
             "Use GroupedConsumer, which reads both, or copy the offsets while the group has no members.",
-            f"allocator offsets copy {report.state.group} {report.state.group} --storage zookeeper --brokers BROKERS "
-            "--zookeeper ZOOKEEPER --execute",
+            ShellCommand.of(
+                "allocator offsets copy",
+                report.state.group,
+                report.state.group,
+                storage="zookeeper",
+                brokers="BROKERS",
+                zookeeper="ZOOKEEPER",
+                execute=True,
+            ),
         )
     active = _owned(before) & _owned(after)
     logs = report.logs
@@ -112,7 +128,7 @@ def _missing(before: Observation, after: Observation, report: GroupReport) -> It
             f"never committed.{kept}",
             "Check that the handler finishes records and commits. If offsets expired, raise offsets.retention.minutes "
             "above the longest idle time of a partition.",
-            f"allocator group offsets show {report.state.group}",
+            ShellCommand.of("allocator group offsets show", report.state.group),
         )
 
 
@@ -168,7 +184,7 @@ def _lag(before: Observation, after: Observation, earlier: GroupReport, report: 
             "A handler hangs, or fails repeatedly at one record. (If the members commit less often than this, run the "
             "doctor again with a longer --interval.)",
             "Check the log of the owner. With a dead-letter topic, the group continues after a bad record.",
-            f"allocator group describe {report.state.group}",
+            ShellCommand.of("allocator group describe", report.state.group),
         )
     if growing:
         behind = sum(growing.values())
@@ -180,7 +196,7 @@ def _lag(before: Observation, after: Observation, earlier: GroupReport, report: 
             "The members are slower than the producers. Retention may delete records before the group reads them.",
             "Add members (up to the number of partitions), or make the handler faster. A longer --interval shows "
             "whether this is a burst or a trend.",
-            f"allocator doctor {report.state.group} --interval 60",
+            ShellCommand.of("allocator doctor", report.state.group, interval="60"),
         )
 
 

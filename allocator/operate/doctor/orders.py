@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from allocator.core.text import plain
+from allocator.core.text import ShellCommand, plain
 from allocator.operate.doctor.finding import Finding, Fix, Severity
 from allocator.operate.doctor.fixes import is_long_expired
 from allocator.operate.group_report import GroupReport
@@ -27,7 +27,7 @@ def order_findings(report: GroupReport) -> Iterator[Finding]:
                 (each.order.id,),
                 "The group continues without the command, so partitions are not where the operator wanted them.",
                 "Start the member or correct the name in the command, or withdraw it.",
-                f"allocator group orders {group} --remove {each.order.id}",
+                ShellCommand.of("allocator group orders", group, remove=each.order.id),
             )
         elif each.state == "pending":
             yield Finding(
@@ -37,7 +37,7 @@ def order_findings(report: GroupReport) -> Iterator[Finding]:
                 (each.order.id,),
                 "A leader of an older version would assign partitions without regard to the command.",
                 "Upgrade the named members.",
-                f"allocator group orders {group}",
+                ShellCommand.of("allocator group orders", group),
             )
     for each in in_force:
         limit_ms = OLD_FREEZE_MS if each.order.kind == "freeze" else OLD_MS
@@ -50,7 +50,7 @@ def order_findings(report: GroupReport) -> Iterator[Finding]:
                 (each.order.id,),
                 "A forgotten command makes the assignment hard to explain.",
                 "Withdraw the command, or write it again with --expires and --why.",
-                f"allocator group orders {group} --remove {each.order.id}",
+                ShellCommand.of("allocator group orders", group, remove=each.order.id),
             )
     over = [each for each in report.orders if each.state in ("done", "expired")]
     expired = tuple(each.order.id for each in over if is_long_expired(each.order, now_ms))
@@ -62,7 +62,7 @@ def order_findings(report: GroupReport) -> Iterator[Finding]:
             tuple(each.order.id for each in over),
             "Expired commands have no effect. An evacuated member gets partitions again once its command is withdrawn.",
             "Withdraw them. Stop an evacuated member first, unless it should get partitions again.",
-            f"allocator group orders {group} {' '.join(f'--remove {each.order.id}' for each in over)}",
+            ShellCommand.of("allocator group orders", group, remove=[each.order.id for each in over]),
             Fix("orders", f"withdraw {len(expired)} expired commands of {plain(group)}", expired) if expired else None,
         )
 

@@ -14,8 +14,9 @@ from rich.text import Text
 from allocator.cli.options import GROUP, Seconds, with_clusters
 from allocator.cli.output import console, print_json
 from allocator.core.settings import DEFAULT
-from allocator.core.text import ShellCommand, plain
+from allocator.core.text import plain
 from allocator.errors import ConfigError
+from allocator.operate import ShellCommand
 from allocator.operate.doctor import Finding, Severity, apply_fixes, examine_clusters
 
 if TYPE_CHECKING:

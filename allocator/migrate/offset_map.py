@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, Optional
 from allocator.core.aio import wall_ms
 from allocator.core.client import KafkaClient
 from allocator.core.fetch import RangeReader
-from allocator.core.text import shown
+from allocator.core.text import parse_json, shown
 from allocator.errors import AllocatorError
 from allocator.migrate.topics import same_topic
 from allocator.producer import BatchSender, Encoded, create_topic, written
@@ -174,7 +174,7 @@ def pack(entry: Entry) -> tuple[bytes, bytes]:
 def unpack(key: bytes | None, value: bytes | None) -> Entry:
     """Decodes an entry. Raises BadOffsetMap if `pack` did not write it."""
     try:
-        where, rows = json.loads(key or b""), json.loads(value or b"")
+        where, rows = parse_json(key or b""), parse_json(value or b"")
         runs = [Run(int(each[0]), int(each[1]), len(each) == 2) for each in rows]
         topic_id = where.get("id")
         incarnation = Incarnation(int(where.get("incarnation", 0)), None if topic_id is None else str(topic_id))

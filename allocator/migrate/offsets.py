@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Optional
 
 from allocator._files import read_json, refuse_existing, write_json
-from allocator.core.text import ShellCommand
 from allocator.errors import AllocatorError, ConfigError, TopicNotFound
 from allocator.migrate import translate
 from allocator.migrate.storage import OffsetStore, OpenOffsetStore
 from allocator.migrate.topics import TopicIds, same_topic
-from allocator.operate import MembersAlive
+from allocator.operate import MembersAlive, ShellCommand
 from allocator.types import TopicPartition
 
 FORMAT = "allocator offsets 1"

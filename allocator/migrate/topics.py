@@ -5,7 +5,6 @@ Protocol: DescribeConfigs. Before 0.11, topic settings can be read only in ZooKe
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
@@ -13,7 +12,7 @@ from typing import Final
 from kafka.protocol.admin import DescribeConfigsRequest
 
 from allocator.core.client import KafkaClient, describe_configs
-from allocator.core.text import shown
+from allocator.core.text import parse_json, shown
 from allocator.core.zookeeper import NoZnode, ZooKeeperClient
 from allocator.errors import AllocatorError, ConfigError
 from allocator.producer import add_partitions, create_topic
@@ -70,7 +69,7 @@ async def _from_zookeeper(ensemble: ZooKeeperClient, topic: str) -> dict[str, st
     except NoZnode:
         return {}
     try:
-        return {str(name): str(value) for name, value in json.loads(data)["config"].items()}
+        return {str(name): str(value) for name, value in parse_json(data)["config"].items()}
     except (ValueError, LookupError, AttributeError, TypeError) as error:
         raise ConfigError(f"/config/topics/{topic} of the old ZooKeeper cannot be read: {shown(data)}") from error
 

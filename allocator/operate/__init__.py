@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from allocator.operate.order_report import ORDER_STATES, OrderReport, order_reports
     from allocator.operate.reset_plan import TARGETS, ResetPlan, parse_target
+    from allocator.operate.shell_command import ShellCommand
     from allocator.operate.steering import Act, Steered, changes_of, give, pair, planned, steered
     from allocator.operate.switching import ChoiceWatcher
     from allocator.operate.what_if import GroupPlan
@@ -57,6 +58,7 @@ __all__ = [
     "OrdersFromOutside",
     "OrdersOfGroup",
     "ResetPlan",
+    "ShellCommand",
     "Steered",
     "WaitingRecords",
     "adopt",
@@ -107,6 +109,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "offset_changes": "check_members_known copy_within execute_reset plan_reset read_partitions",
             "order_report": "ORDER_STATES OrderReport order_reports",
             "reset_plan": "TARGETS ResetPlan parse_target",
+            "shell_command": "ShellCommand",
             "steering": "Act Steered changes_of give pair planned steered",
             "switching": "ChoiceWatcher",
             "what_if": "GroupPlan",

@@ -10,7 +10,7 @@ import contextlib
 import json
 from typing import Any, NamedTuple, Optional
 
-from allocator.core.text import shown
+from allocator.core.text import parse_json, shown
 from allocator.core.znodes import Paths
 from allocator.core.zookeeper import NoZnode, ZnodeExists, ZooKeeperClient
 from allocator.errors import ConfigError
@@ -56,7 +56,7 @@ async def read_choice(zk: ZooKeeperClient, path: str, watch: Any = None) -> Clus
                 return ClusterChoice()
             continue
         try:
-            choice = json.loads(data)
+            choice = parse_json(data)
             brokers, frozen = choice["brokers"], choice["frozen"]
             if choice["format"] != FORMAT or not isinstance(frozen, bool) or not isinstance(brokers, (str, type(None))):
                 raise ValueError("a field has an unexpected value")

@@ -14,7 +14,6 @@ from allocator.core.commands import Orders, OrderStore
 from allocator.core.offsets import GroupOffsets
 from allocator.core.settings import DEFAULT, check_group
 from allocator.core.subscription import topic_pattern
-from allocator.core.text import ShellCommand
 from allocator.core.znodes import (
     Claim,
     InflateBudget,
@@ -32,6 +31,7 @@ from allocator.operate.cluster_choice import ClusterChoice, choice_path, read_ch
 from allocator.operate.clusters import Clusters
 from allocator.operate.group_report import GroupReport, GroupState, Logs, reported_problems
 from allocator.operate.layouts import KIEL, OLD_CONSUMERS, old_layouts
+from allocator.operate.shell_command import ShellCommand
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 T = TypeVar("T")

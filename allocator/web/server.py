@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import re
 import socket
@@ -22,7 +21,7 @@ from tornado import iostream, netutil, web
 
 from allocator.assignors import known_names
 from allocator.core.aio import wait_for_event, within
-from allocator.core.text import shown
+from allocator.core.text import parse_json, shown
 from allocator.errors import AllocatorError, ConfigError, TopicNotFound
 from allocator.web import responses, snapshot
 from allocator.web.actions import POSTS as GROUP_POSTS
@@ -490,8 +489,8 @@ class Change(PageHandler):
         if kind != "application/json" and (self.request.body or self.site.guard.login is not None):
             raise Refused(415, "the body must be application/json")
         try:
-            given = json.loads(self.request.body or b"{}")
-        except (ValueError, RecursionError) as error:
+            given = parse_json(self.request.body or b"{}")
+        except ValueError as error:
             raise Refused(400, f"the body is not JSON: {error}") from error
         if not isinstance(given, dict):
             raise Refused(400, "the body must be an object")

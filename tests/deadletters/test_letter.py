@@ -92,6 +92,9 @@ def test_with_masks_a_letter_has_only_the_class_of_its_error(headers: list[tuple
     assert not LetterFilter(error="bad").matches(letter)
 
 
+NESTED = (b"[" * 50_000, b'{"a":' * 50_000, b'{"action":"redriven","at_ms":1e999,"by":"x"}', b"9" * 100_000)
+
+
 FITS = {"error": "valueerror", "topic": "orders", "since_ms": 2000, "until_ms": 2001, "places": frozenset({(0, 5)})}
 FAILS = {"error": "timeout", "topic": "order", "since_ms": 2001, "until_ms": 2000, "places": frozenset({(1, 5)})}
 
@@ -106,7 +109,9 @@ def test_a_filter_matches_letters_that_fit_all_its_conditions(name: str) -> None
     assert not LetterFilter(since_ms=0).matches(no_time)
 
 
-@pytest.mark.parametrize("data", [None, b"", b"[]", b"{}", b'{"action": "redriven", "at_ms": "x", "by": "me"}'])
+@pytest.mark.parametrize(
+    "data", [None, b"", b"[]", b"{}", b'{"action": "redriven", "at_ms": "x", "by": "me"}', *NESTED]
+)
 def test_an_invalid_note_is_none(data: bytes | None) -> None:
     assert Note.decode(data) is None
     note = Note(Settled("discarded", 1, "me@host", "old"), "id-1", 2000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,6 +63,19 @@ def decide(
 
 def assigned(decision: Decision) -> dict[str, Partitions]:
     return {name: MemberAssignment.decode(data).partitions for name, data in decision.assignments.items()}
+
+
+@pytest.mark.parametrize(
+    "data", [b"[" * 50_000, b'{"weight":' + b"9" * 400 + b"}", b'{"weight":1e999}', b'{"weight":NaN}', b"\xff", b"[1]"]
+)
+def test_user_data_that_strangers_write_counts_as_none(data: bytes) -> None:
+    assignor = resolve("naive")
+    about, _, _ = me("t")
+    stranger = JoinedMember("b", None, replace(about, user_data=data).encode())
+    members = GroupMembers(assignor.name, [member("a", assignor.name, me("t", weight=1.0)), stranger])
+    assert [each.weight for each in members.members] == [1.0, 1.0]
+    given = assigned(decide(assignor, [member("a", assignor.name, me("t")), stranger]))
+    assert {name: len(parts) for name, parts in given.items()} == {"a": 2, "b": 2}
 
 
 class Seen:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +12,7 @@ from allocator.core.client.client import KafkaClient
 from allocator.migrate.offset_map import (
     MOST_RUNS,
     SPAN,
+    BadOffsetMap,
     Entry,
     Incarnation,
     OffsetMap,
@@ -86,6 +88,14 @@ def test_an_entry_is_read_as_it_was_written() -> None:
     ):
         assert unpack(*pack(entry)) == entry
         assert pack(entry)[0] != pack(plain)[0]  # compaction keeps both
+
+
+@pytest.mark.parametrize("data", [b"", b"[" * 50_000, b"[[1e999,1]]", b"[[" + b"9" * 5000 + b",1]]", b"[[NaN,1]]"])
+def test_an_entry_that_no_mirror_wrote_is_refused(data: bytes) -> None:
+    key, value = pack(Entry(PARTITION, Incarnation(), [Run(5, 0)]))
+    for pair in ((data, value), (key, data)):
+        with pytest.raises(BadOffsetMap, match="invalid entry of an offset map"):
+            unpack(*pair)
 
 
 def test_the_map_of_a_recreated_topic_has_no_entry_of_the_former_topic() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import ipaddress
-import json
 import logging
 import re
 import ssl
@@ -24,7 +23,7 @@ from kafka.net.sasl.oauth import AbstractTokenProvider
 from allocator.core.errors import ConfigError, MissingExtra
 from allocator.core.settings.table import MASK
 from allocator.core.settings.targets import find
-from allocator.core.text.quoting import plain, shown
+from allocator.core.text import parse_json, plain, shown
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +175,7 @@ class ClientCredentials:
         except Exception as error:  # noqa: BLE001 - OSError, and tornado's errors without a response
             raise TokenError(self._masked(f"no response: {shown(error)}")) from None
         try:
-            body = json.loads(response.body or b"null")
+            body = parse_json(response.body or b"null")
         except ValueError:
             body = None
         fields = body if isinstance(body, dict) else {}

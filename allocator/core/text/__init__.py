@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from allocator.core.text.commands import ShellCommand
+from allocator.core.text.bounded_json import parse_json
 from allocator.core.text.html import table
 from allocator.core.text.limits import limit_reached
 from allocator.core.text.quoting import CONTROL, plain, shown, text_of, utf8
 
 __all__ = [
     "CONTROL",
-    "ShellCommand",
     "limit_reached",
+    "parse_json",
     "plain",
     "shown",
     "table",

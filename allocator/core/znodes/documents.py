@@ -27,10 +27,10 @@ from typing import Any, NamedTuple
 from allocator.core.errors import ConfigError, MissingExtra
 from allocator.core.settings.names import check_group, check_path
 from allocator.core.subscription.patterns import topic_pattern
+from allocator.core.text.bounded_json import LONGEST_NUMBER
 from allocator.core.text.quoting import shown
 from allocator.core.types import NO_PARTITIONS, PartitionLike, Partitions, TopicPartition
 from allocator.core.znodes.checked import (
-    LONGEST_NUMBER,
     InvalidZnode,
     check_list,
     check_mapping,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import logging
 from collections.abc import Collection
 from typing import Any, Optional, Union
@@ -16,7 +15,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
 
-from allocator.core.text import shown
+from allocator.core.text import parse_json, shown
 from allocator.errors import AllocatorError, ConfigError
 from allocator.handlers.schemas.schema import Schema, avro_schema, json_schema, parsed_avro, protobuf_schema
 
@@ -165,7 +164,7 @@ class Registry:
         )
         client = AsyncHTTPClient(force_instance=True, max_body_size=MAX_BYTES)
         try:
-            response = json.loads((await client.fetch(request)).body)
+            response = parse_json((await client.fetch(request)).body)
         except HTTPClientError as error:
             if error.code in (404, 422):
                 raise ConfigError(f"the registry {self.url} does not have it") from None
@@ -181,6 +180,6 @@ class Registry:
 
 def _json_of(response: dict[str, Any]) -> Optional[Any]:
     try:
-        return json.loads(response["schema"])
+        return parse_json(response["schema"])
     except (KeyError, TypeError, ValueError) as error:
         raise RegistryFailed(f"the response has no schema: {shown(error)}") from error

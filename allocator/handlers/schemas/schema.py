@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import decimal
 import io
-import json
 import math
 import struct
 import uuid
@@ -17,9 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from pathlib import Path
-from typing import Any, NoReturn, Optional
+from typing import Any, Optional
 
 from allocator.core.fetch import varint
+from allocator.core.text import parse_json
 from allocator.errors import ConfigError, MissingExtra
 from allocator.handlers.schemas.masks import Base64
 
@@ -66,7 +66,7 @@ def file_schema(kind: str, where: str, *, framed: bool) -> Optional[Schema]:
     """
     if kind == "avro":
         try:
-            schema = json.loads(Path(where).read_text())
+            schema = parse_json(Path(where).read_text())
         except (OSError, ValueError) as error:
             raise ConfigError(f"{where} is not an Avro schema in JSON: {error}") from error
         return avro_schema(schema, {}, where)
@@ -99,21 +99,7 @@ def read_json(data: bytes) -> Any:
     Raises ValueError, even for JSON that could not be shown unchanged: NaN, infinities, numbers too large for a float,
     and objects that repeat a field name.
     """
-    return json.loads(data.decode(), parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_unique)
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    return number if math.isfinite(number) else _refuse(text)
-
-
-def _unique(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(fields)
-    return found if len(found) == len(fields) else _refuse("an object has two fields of the same name")
+    return parse_json(data.decode(), limited=False, exact=True)
 
 
 # -- Avro --------------------------------------------------------------------------------------------------------------
@@ -173,7 +159,7 @@ def as_reader_schema(given: Any) -> Any:
         return given
     if isinstance(given, str):
         try:
-            given = json.loads(given)
+            given = parse_json(given)
         except ValueError as error:
             raise ConfigError(f"the reader schema is not an Avro schema in JSON: {error}") from error
     if not isinstance(given, (dict, list, str)):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Optional
 
 from allocator.core.aio import milliseconds
 from allocator.core.settings import MASK
+from allocator.core.text import parse_json
 from allocator.errors import ConfigError
 from allocator.handlers import origin_of, restored
 from allocator.handlers.schemas import Masks
@@ -53,7 +54,7 @@ class Note(NamedTuple):
     def decode(cls, data: bytes | None) -> Note | None:
         """Returns None for content that no version of this library writes."""
         try:
-            found = json.loads(data or b"")
+            found = parse_json(data or b"")
             topic_id, written_ms = found.get("topic_id"), found.get("written_ms")
             return cls(
                 Settled(str(found["action"]), int(found["at_ms"]), str(found["by"]), str(found.get("reason", ""))),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from allocator.core.text import ShellCommand
 from allocator.operate.doctor.finding import Finding, Severity, names
 from allocator.operate.doctor.observation import Observation
+from allocator.operate.shell_command import ShellCommand
 
 OLD = (0, 10)
 SKEW_S = 2.0  # NTP keeps clocks within milliseconds, but requests take time

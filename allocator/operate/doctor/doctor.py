@@ -15,7 +15,6 @@ from typing import TypeVar
 
 from allocator.core.client import KafkaClient
 from allocator.core.settings import DEFAULT
-from allocator.core.text import ShellCommand
 from allocator.core.zookeeper import NoChroot, ZooKeeperClient
 from allocator.errors import AllocatorError, ConfigError
 from allocator.operate.clusters import Clusters
@@ -26,6 +25,7 @@ from allocator.operate.doctor.members import DEFAULT_SESSION_S, leftover_finding
 from allocator.operate.doctor.observation import Observation, observe
 from allocator.operate.doctor.offsets import offset_findings
 from allocator.operate.doctor.orders import order_findings
+from allocator.operate.shell_command import ShellCommand
 
 T = TypeVar("T")
 

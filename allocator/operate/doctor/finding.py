@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple, Optional
 
-from allocator.core.text import ShellCommand
 from allocator.operate.group_report import listed, name_of
+from allocator.operate.shell_command import ShellCommand
 from allocator.types import TopicPartition
 
 COULD_NOT_LOOK = "could-not-look"

@@ -6,13 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from allocator.core.settings import DEFAULT
-from allocator.core.text import ShellCommand, plain, shown
+from allocator.core.text import plain, shown
 from allocator.core.znodes import Paths
 from allocator.operate.doctor.finding import COULD_NOT_LOOK, Finding, Fix, Severity, names
 from allocator.operate.doctor.observation import Observation
 from allocator.operate.group_report import GroupState, clock_time
 from allocator.operate.layouts import KIEL, OLD_CONSUMERS, OLD_OWNERS
 from allocator.operate.liveness import member_names
+from allocator.operate.shell_command import ShellCommand
 from allocator.types import TopicPartition
 
 DEFAULT_SESSION_S: float = DEFAULT["session_timeout_s"]

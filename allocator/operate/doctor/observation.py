@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from typing import Any, Optional
 from allocator.core.client import KafkaClient, list_offsets
 from allocator.core.offsets import fetch_old_offsets
 from allocator.core.settings import DEFAULT
+from allocator.core.text import parse_json
 from allocator.core.znodes import Paths
 from allocator.core.zookeeper import NoZnode, ZooKeeperClient
 from allocator.errors import AllocatorError
@@ -190,7 +190,7 @@ async def _old_layouts(zk: ZooKeeperClient, group: str | None, fields: dict[str,
 async def _registration(zk: ZooKeeperClient, name: str) -> Registration | None:
     try:
         data, stat = await zk.get(f"/brokers/ids/{name}")
-        return Registration(int(name), int(json.loads(data)["timestamp"]), stat.created_ms)
+        return Registration(int(name), int(parse_json(data)["timestamp"]), stat.created_ms)
     except (NoZnode, ValueError, KeyError, TypeError):
         return None  # the broker has stopped, or its znode has no timestamp
 

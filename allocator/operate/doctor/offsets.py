@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from allocator.core.text import ShellCommand
 from allocator.operate.doctor.finding import Finding, Severity, names
 from allocator.operate.doctor.observation import Observation
 from allocator.operate.group_report import GroupReport
+from allocator.operate.shell_command import ShellCommand
 from allocator.types import TopicPartition
 
 MARKERS = 10  # transactions leave offsets at the end of a log that no consumer sees

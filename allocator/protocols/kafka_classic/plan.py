@@ -19,6 +19,7 @@ from operator import attrgetter
 from typing import Any
 
 from allocator.assignors import Assignor, GroupView, Member, compute, first_step
+from allocator.core.text import parse_json
 from allocator.errors import AllocatorError
 from allocator.protocols.kafka_classic.consumer_protocol import (
     NEWEST,
@@ -173,7 +174,7 @@ def _member(protocol: str, member: JoinedMember, subscription: Subscription) -> 
     about: dict[str, Any] = {}
     if protocol not in COMMON and subscription.user_data:
         try:
-            loaded = json.loads(subscription.user_data)
+            loaded = parse_json(subscription.user_data)
         except ValueError:
             loaded = None
         about = loaded if isinstance(loaded, dict) else {}

@@ -33,7 +33,7 @@ from allocator.core.membership import AssignmentListener, Membership
 from allocator.core.settings import DEFAULT
 from allocator.core.subscription import PartitionCountSource
 from allocator.core.telemetry import Measures
-from allocator.core.text import shown
+from allocator.core.text import parse_json, shown
 from allocator.core.znodes import InvalidZnode, Paths
 from allocator.core.zookeeper import (
     BadVersion,
@@ -438,10 +438,10 @@ def read_shared(path: str, data: bytes) -> tuple[Partitions, Seal | None]:
     try:
         text = data.decode()
         if not text.startswith(SEALED):
-            return _parsed(json.loads(text or "[]")), None
-        content = json.loads(text[len(SEALED) :])
+            return _parsed(parse_json(text or "[]")), None
+        content = parse_json(text[len(SEALED) :])
         found = Seal(HandoverPhase(content["phase"]), str(content["root"]), _parsed(content["partitions"]))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidZnode(path, f"neither a list of 'topic:partition' nor a seal ({shown(error)})") from None
     return found.partitions, found
 

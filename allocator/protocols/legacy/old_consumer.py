@@ -31,7 +31,7 @@ from typing import Any
 from allocator.core.aio import wall_ms
 from allocator.core.assignors import range_share
 from allocator.core.client import KafkaClient
-from allocator.core.text import shown
+from allocator.core.text import parse_json, shown
 from allocator.core.znodes import InvalidZnode, Paths
 from allocator.core.zookeeper import ConnectionLost, NoZnode, Op, Watched
 from allocator.errors import AllocatorError
@@ -77,7 +77,7 @@ class OldSubscription:
     def decode(cls, path: str, data: bytes) -> OldSubscription:
         """Decodes a registration. Raises InvalidZnode."""
         try:
-            content = json.loads(data.decode())
+            content = parse_json(data)
             pattern = content["pattern"]
             streams = {str(topic): int(count) for topic, count in content["subscription"].items()}
             if pattern not in ("static", "white_list", "black_list"):
@@ -85,7 +85,7 @@ class OldSubscription:
             if pattern != "static":
                 for expression in streams:
                     re.compile(expression)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, re.error) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, re.error) as error:
             why = f"not a subscription of Kafka's own client ({shown(error)})"
             if re.fullmatch(rb"[a-zA-Z0-9._-]{1,249}", data):
                 why += "; it looks like a member of pykafka, and a group cannot have members of both clients"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Optional, Union
 
-from allocator.core.text.quoting import plain
+from allocator.core.text import plain
 
 Option = tuple[str, Optional[str]]
 """("--topic", "orders"); a flag has None."""

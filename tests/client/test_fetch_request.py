@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kafka.protocol.broker_version_data import BrokerVersionData
 from kafka.protocol.consumer import FetchRequest as Reference
 
-from allocator.core.client.errors import Undecodable
+from allocator.core.client.errors import Unencodable
 from allocator.core.client.fetch_messages import BY_NAME, NEWEST, FetchRequest, Wanted
 from allocator.core.client.request_writer import negotiated
 from allocator.types import TopicPartition
@@ -90,7 +90,7 @@ def test_the_bytes_are_those_of_kafka_python(
 
 def test_a_topic_name_that_the_protocol_cannot_carry_is_refused() -> None:
     wanted = {TopicPartition("x" * 40_000, 0): Wanted(0, 1, -1, None)}
-    with pytest.raises(Undecodable, match="a text of 40000 bytes"):
+    with pytest.raises(Unencodable, match="a text of 40000 bytes"):
         written(wanted, {}, 4, (0, -1), "")
 
 

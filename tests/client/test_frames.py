@@ -6,16 +6,25 @@ import struct
 from typing import Any
 
 import pytest
+from fake_broker import MODERN, FakeBroker
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kafka.protocol.consumer import FetchRequest
+from kafka.protocol.consumer import (
+    FetchRequest,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+)
 from kafka.protocol.consumer import FetchResponse as EncodedFetchResponse
-from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
+from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
 from kafka.protocol.sasl import SaslBytesRequest
 
-from allocator.core.client.errors import Undecodable, WrongResponse
+from allocator.core.client import KafkaClient, list_offsets
+from allocator.core.client.errors import NotKafka, Undecodable, WrongResponse
 from allocator.core.client.fetch_messages import FetchResponse
 from allocator.core.client.frames import FrameProtocol, read_response
+from allocator.types import TopicPartition
 
 MOST = 1 << 24
 
@@ -76,7 +85,7 @@ def test_a_large_buffer_is_reused_and_then_freed() -> None:
 @pytest.mark.parametrize("length", [-1, 101])
 def test_a_length_that_is_not_allowed_takes_no_memory(length: int) -> None:
     frames = Frames(100)
-    with pytest.raises(Undecodable, match=str(length)):
+    with pytest.raises(NotKafka, match=str(length)):
         feed(frames, struct.pack(">i", length))
     assert len(frames.get_buffer(-1).obj) < 100_000
 
@@ -115,3 +124,47 @@ def test_the_tokens_of_old_brokers_come_without_a_header() -> None:
 def test_a_response_to_another_request_is_refused(request_: Any, response: Any) -> None:
     with pytest.raises(WrongResponse, match="response to request 9 where 1"):
         read_response(header_of(request_, 1), framed(response, 9))
+
+
+NULL = [
+    (ListOffsetsRequest(version=5), ListOffsetsResponse(version=5, topics=None)),
+    (JoinGroupRequest(version=6), JoinGroupResponse(version=6, members=None)),
+    (MetadataRequest(version=9), MetadataResponse(version=9, topics=None, brokers=[])),
+    (ApiVersionsRequest(version=0), ApiVersionsResponse(version=0, api_keys=None)),
+    (
+        ListOffsetsRequest(version=5),
+        ListOffsetsResponse(
+            version=5, topics=[ListOffsetsResponse.ListOffsetsTopicResponse(name="t", partitions=None, version=5)]
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("request_", "response"), NULL)
+def test_a_null_where_a_list_must_be_does_not_decode(request_: Any, response: Any) -> None:
+    with pytest.raises(Undecodable, match="is null"):
+        read_response(header_of(request_, 1), framed(response, 1))
+
+
+async def test_a_null_list_costs_one_connection() -> None:
+    partition = TopicPartition("t", 0)
+    answers = [None, [ListOffsetsResponse.ListOffsetsTopicResponse(name="t", partitions=[_found(7)], version=5)]]
+
+    def respond(request: Any) -> Any:
+        topics = answers.pop(0) if len(answers) > 1 else answers[0]
+        return ListOffsetsResponse(version=request.API_VERSION, topics=topics)
+
+    async with FakeBroker({2: respond}, versions={**MODERN, 2: (5, 5)}) as broker:
+        broker.topics = {"t": [1]}
+        async with KafkaClient(broker.address) as client:
+            await client.refresh(["t"])
+            connections = broker.connections
+            found = await list_offsets(client, {partition: "latest"}, timeout_s=30)
+            assert found[partition] is not None
+            assert found[partition].offset == 7
+            assert broker.connections == connections + 1
+
+
+def _found(offset: int) -> Any:
+    kind = ListOffsetsResponse.ListOffsetsTopicResponse.ListOffsetsPartitionResponse
+    return kind(partition_index=0, error_code=0, timestamp=-1, offset=offset, leader_epoch=1, version=5)

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kafka.protocol.consumer import OffsetCommitRequest, OffsetCommitResponse
 
-from allocator.core.client.errors import Undecodable
+from allocator.core.client.errors import Undecodable, Unencodable
 from allocator.core.client.offset_commit import NEWEST, OffsetCommit, read_response
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -77,7 +77,7 @@ def test_a_commit_has_the_bytes_that_kafka_python_writes(
 
 def test_metadata_that_a_version_cannot_carry_is_refused() -> None:
     offsets = {TopicPartition("t", 0): OffsetAndMetadata(1, "x" * 40_000, None)}
-    with pytest.raises(Undecodable, match="40000 bytes"):
+    with pytest.raises(Unencodable, match="40000 bytes"):
         written(offsets, 7)
     assert len(written(offsets, 8)) > 40_000
 

@@ -216,7 +216,17 @@ class WrongResponse(RequestFailed):
 
 
 class Undecodable(RequestFailed):
-    """A response cannot be decoded, or a request cannot be encoded."""
+    """A response cannot be decoded. It costs its connection; a new one may be sound."""
+
+
+class NotKafka(RequestFailed):
+    """The first bytes from the address are not of Kafka's protocol."""
+
+    retriable = False
+
+
+class Unencodable(RequestFailed):
+    """A request cannot be encoded."""
 
     retriable = False
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import io
 import struct
+from functools import cache
 from typing import Any, Final
 
 from allocator.core.client import fetch_messages, offset_commit
-from allocator.core.client.errors import Undecodable, WrongResponse
+from allocator.core.client.errors import NotKafka, Undecodable, WrongResponse
 
 # API key -> decoder of its responses; kafka-python decodes all others
 READERS: Final = {1: fetch_messages.read_response, offset_commit.API_KEY: offset_commit.read_response}
@@ -24,7 +25,8 @@ class FrameProtocol(asyncio.BufferedProtocol):
     buffer, which shrinks again when frames are small. Each wake-up of the loop reads once, so that a busy broker does
     not block the others.
 
-    Calls `stream_failed` with `Undecodable` for a wrong length, and with any error that `frame_received` raises.
+    Calls `stream_failed` with `NotKafka` or, after a frame, `Undecodable` for a wrong length, and with any error that
+    `frame_received` raises.
     """
 
     def __init__(self, receive_max_bytes: int) -> None:
@@ -32,6 +34,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self._receive_max_bytes = receive_max_bytes
         self._buffer = memoryview(bytearray(_SMALL))
         self._filled = 0
+        self._spoke_kafka = False
 
     def frame_received(self, frame: memoryview) -> bool:
         """Handles `frame`, which is valid during this call only. Returns whether to continue with the next one."""
@@ -61,12 +64,14 @@ class FrameProtocol(asyncio.BufferedProtocol):
             (length,) = _LENGTH.unpack_from(buffer, pos)
             if not 0 <= length <= self._receive_max_bytes:
                 start = bytes(buffer[pos : pos + _LENGTH.size])
-                raise Undecodable(_not_kafka(start, length, self._receive_max_bytes))
+                kind = Undecodable if self._spoke_kafka else NotKafka
+                raise kind(_not_kafka(start, length, self._receive_max_bytes))
             size = _LENGTH.size + length
             if self._filled - pos < size:
                 break
             if not self.frame_received(buffer[pos + _LENGTH.size : pos + size]):
                 return
+            self._spoke_kafka = True
             pos += size
         self._keep(pos, size)
 
@@ -108,9 +113,41 @@ def read_response(header: Any, frame: memoryview) -> Any:
 
 def _decoded(response_class: Any, data: io.BytesIO) -> Any:
     try:
-        return response_class.decode(data)
+        response = response_class.decode(data)
     except (ValueError, struct.error) as error:
         raise Undecodable(f"cannot decode a {response_class.__name__}: {error}") from error
+    if hasattr(response_class, "fields"):  # not the bare tokens of SASL v0
+        _check_arrays(response, _arrays_of(response_class, response.API_VERSION))
+    return response
+
+
+Arrays = tuple[tuple[str, bool, "Arrays"], ...]
+"""(name, whether it may be null, the arrays in its elements) of each array of a message."""
+
+
+@cache
+def _arrays_of(response_class: Any, version: int) -> Arrays:
+    return _arrays(response_class, version)
+
+
+def _arrays(described: Any, version: int) -> Arrays:
+    """Returns the arrays of a message or of a field of it."""
+    return tuple(
+        (name, field.nullable_for_version_q(version), _arrays(field, version) if field.is_struct_array() else ())
+        for name, field in described.fields.items()
+        if field.is_array() and field.for_version_q(version)
+    )
+
+
+def _check_arrays(message: Any, arrays: Arrays) -> None:
+    """Raises `Undecodable` for a null array that must not be null. kafka-python decodes it as None."""
+    for name, nullable, inner in arrays:
+        elements = getattr(message, name)
+        if elements is None and not nullable:
+            raise Undecodable(f"{name} in a {type(message).__name__} is null")
+        if inner:
+            for element in elements or ():
+                _check_arrays(element, inner)
 
 
 def _not_kafka(start: bytes, length: int, most: int) -> str:

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
 
-from allocator.core.client.errors import Undecodable, Unsupported
+from allocator.core.client.errors import Unencodable, Unsupported
 from allocator.core.client.response_reader import INT32
 from allocator.core.types import TopicPartition
 from allocator.core.varint import uvarint
@@ -76,7 +76,7 @@ class RequestWriter:
     """Appends to `data`, which begins with the header.
 
     In a flexible version lengths and counts are compact, and tagged fields may follow each structure (KIP-482); this
-    writer writes no tags. Raises `Undecodable` for a text that is too long.
+    writer writes no tags. Raises `Unencodable` for a text that is too long.
     """
 
     def __init__(self, header: RequestHeader, *, flexible: bool) -> None:
@@ -103,7 +103,7 @@ class RequestWriter:
         if self.flexible:
             return uvarint(len(data) + 1) + data
         if len(data) > _LONGEST:
-            raise Undecodable(
+            raise Unencodable(
                 f"a text of {len(data)} bytes ({value[:20]!r}...); this broker's protocol allows {_LONGEST}"
             )
         return _INT16.pack(len(data)) + data

@@ -14,6 +14,7 @@ from allocator.handlers.guard import Quarantined
 from allocator.handlers.handlers import HandlerMisuse
 from allocator.handlers.handling import Handling
 from allocator.handlers.lanes import Lane, LaneOwner
+from allocator.handlers.letter_headers import shortened
 from allocator.handlers.policy import Action
 from allocator.handlers.retry_topics import RetryTopics
 from allocator.handlers.window import offset_of
@@ -79,7 +80,7 @@ class Failures:
         failed = HandlerFailed(self._handler, topic, partition, offset, lane.attempts, error)
         where = worker.where(offset)
         if action is Action.SKIP:
-            log.error("%s; skipping it", failed.what, extra=where, exc_info=error)
+            log.error("%s; skipping it", failed.what, extra=where, exc_info=shortened(error))
             self._measures.records_skipped += 1
             return True
         # Fenced: another member owns the partition and will handle the record, so it is no dead letter
@@ -108,7 +109,7 @@ class Failures:
             # at level debug, because the partition may have millions of records
             log.debug("%s: offset %d goes to the dead-letter topic: %s", worker.name, offset, error, extra=where)
         else:
-            log.error("%s; writing it to the dead-letter topic", failed.what, extra=where, exc_info=error)
+            log.error("%s; writing it to the dead-letter topic", failed.what, extra=where, exc_info=shortened(error))
         records = [argument] if isinstance(argument, Record) else list(argument)
         attempts = lane.attempts
         if retries is not None:
@@ -150,5 +151,5 @@ class Failures:
             delay_s,
             shown(error),
             extra={**worker.where(offset), "attempt": failures},
-            exc_info=error if failures == 1 else None,
+            exc_info=shortened(error) if failures == 1 else None,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import struct
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Optional
 
 from allocator.core.text import plain, text_of, utf8
@@ -25,6 +25,7 @@ REDRIVES = "allocator.redrives"  # counts how often the record was written back 
 FIRST_TIMESTAMP = "allocator.first_timestamp"  # timestamp of a redriven record before its first redrive, in ms
 ERROR_BYTES = 1000  # maximum bytes of the error's text; a longer text could make a large record too large for the topic
 STACK_BYTES = 4000
+LONGEST_TEXT = 10_000  # characters of an error in logs
 
 
 class Origin(NamedTuple):
@@ -52,6 +53,7 @@ def headers_of(record: Record, group: str, error: BaseException, attempts: int) 
     and `.attempts` as text, and then the same values and the stack under Spring Kafka's names, with binary numbers. The
     headers of an earlier dead letter are left out, except those of redrives.
     """
+    error = shortened(error)
     kind = f"{type(error).__module__}.{type(error).__qualname__}"
     text = text_of(error)
     own = {
@@ -86,6 +88,30 @@ def headers_of(record: Record, group: str, error: BaseException, attempts: int) 
         *((PREFIX + name, utf8(each)[:ERROR_BYTES]) for name, each in own.items()),
         *((SPRING + name, data) for name, data in spring.items()),
     ]
+
+
+def shortened(error: BaseException) -> BaseException:
+    """Returns the error, or one of the same name with the begin of its text if that text, or its cause's, is long.
+
+    A handler may quote a record of 50 MB in an error. To log that would take longer than the lease.
+    """
+    if not any(len(text_of(each)) > LONGEST_TEXT for each in _chain(error)):
+        return error
+    text = text_of(error)
+    kind = type(type(error).__name__, (Exception,), {"__module__": type(error).__module__})
+    kind.__qualname__ = type(error).__qualname__
+    left_out = f"... ({len(text)} characters)" if len(text) > LONGEST_TEXT else ""
+    found: BaseException = kind(text[:LONGEST_TEXT] + left_out)
+    return found.with_traceback(error.__traceback__)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yields an error and those that a traceback shows before it."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def own_headers(record: Record) -> list[tuple[str, Optional[bytes]]]:

@@ -27,6 +27,7 @@ from allocator.errors import (
 from allocator.handlers import lanes, processor
 from allocator.handlers.handlers import Handler
 from allocator.handlers.handling import Handling
+from allocator.handlers.letter_headers import headers_of
 from allocator.handlers.policy import ErrorPolicy, Retries
 from allocator.handlers.processor import Processor
 from allocator.operate import ClusterChoice
@@ -209,6 +210,26 @@ async def test_a_batch_that_fails_for_good_becomes_dead_letters_as_a_whole() -> 
     async with running(cluster, handle, letters, by_batch=True):
         await until(lambda: sizes == [4])
     assert letters.offsets == [0, 1, 2, 3]
+
+
+async def test_a_long_error_is_cut_before_it_is_logged_and_written(caplog: pytest.LogCaptureFixture) -> None:
+    cluster, letters = Cluster(records=1), Letters()
+
+    def handle(record: Record) -> None:
+        try:
+            raise ValueError("inner" * 1_000_000)
+        except ValueError as cause:
+            raise RuntimeError("x" * 5_000_000) from cause
+
+    async with running(cluster, handle, letters, retries=Retries(1, 0.0)):
+        await until(lambda: letters.offsets == [0])
+    shown = caplog.text
+    assert "RuntimeError" in shown
+    assert len(shown) < 100_000
+    error = ValueError("y" * 5_000_000)
+    headers = headers_of(Record("t", 0, 0, 0, 0, None, b"", []), "g", error, 1)
+    assert sum(len(data or b"") for _, data in headers) < 10_000
+    assert dict(headers)["kafka_dlt-exception-fqcn"] == b"builtins.ValueError"
 
 
 async def test_a_plain_handler_that_returns_an_awaitable_is_rejected_at_once() -> None:

@@ -48,7 +48,7 @@ def text_of(error: BaseException) -> str:
 
 def _repr_of(value: object) -> str:
     try:
-        return repr(value)
+        return repr(value)[: 2 * SHOWN_ERROR]  # cut first: a quoted value of 60 MB takes seconds
     except Exception as raised:  # noqa: BLE001 - whatever the user's class raises
         return f"<{type(value).__name__}, whose __repr__ raised {type(raised).__name__}>"
 

@@ -12,6 +12,7 @@ from fake_proxy import FakeProxy
 from kafka.protocol.metadata import FindCoordinatorRequest
 
 from allocator.core.client.client import KafkaClient
+from allocator.core.client.proxy import Proxy
 from allocator.core.client.security import check_security
 from allocator.errors import BrokersUnavailable, ConfigError
 from allocator.testing import wait_until_async
@@ -104,3 +105,11 @@ def test_a_wrong_url_is_refused_before_the_first_connection(given: Any) -> None:
     with pytest.raises(ConfigError, match=r"proxy_url is not a proxy's URL.*socks5h://") as caught:
         check_security({"proxy_url": given})
     assert "s3cret" not in str(caught.value)
+
+
+def test_no_text_of_a_proxy_has_its_password() -> None:
+    proxy = Proxy.of("http://user:geheim@h:8080")
+    assert proxy.password == "geheim"
+    for text in (repr(proxy), str(proxy), repr([proxy])):
+        assert "geheim" not in text
+        assert "8080" in text

@@ -7,7 +7,8 @@ import base64
 import ipaddress
 import socket
 import struct
-from typing import Final, NamedTuple, Optional
+from dataclasses import dataclass, field
+from typing import Final, Optional
 from urllib.parse import unquote, urlsplit
 
 from allocator.core.client.errors import ConnectionFailed
@@ -31,7 +32,8 @@ REFUSALS: Final = {
 Reader = asyncio.StreamReader
 
 
-class Proxy(NamedTuple):
+@dataclass(frozen=True)
+class Proxy:
     """A proxy for the connections to all brokers.
 
     With "http" and "socks5h" the proxy resolves host names, with "socks5" this process does.
@@ -41,7 +43,7 @@ class Proxy(NamedTuple):
     host: str
     port: int
     user: Optional[str] = None
-    password: str = ""
+    password: str = field(default="", repr=False)
 
     def __str__(self) -> str:  # leaves out the password, because errors contain this text
         return f"proxy {self.scheme}://{self.host}:{self.port}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import json
 import logging
 import os
@@ -207,6 +208,9 @@ def main(ctx: click.Context) -> None:
     Assigns the partitions of topics to the members of a group, which consume them, on Kafka 0.8 to 4.x. Every command
     has --help. With --json, commands print results and errors as JSON.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name may have characters that the terminal's encoding lacks
+            stream.reconfigure(errors="backslashreplace")
     # only `run` shows logs; other commands report an unreachable server in their error
     if ctx.invoked_subcommand != "run":
         logging.getLogger("kazoo").setLevel(logging.CRITICAL)

@@ -178,3 +178,15 @@ def test_too_few_open_files_are_reported_with_the_limit(config: str) -> None:
             assert "Traceback" not in err, (most, err)
             named.append("oo many open files" in err and "ulimit -n" in err)
     assert any(named)
+
+
+# -- names that the terminal cannot show -------------------------------------------------------------------------------
+
+
+def test_a_group_name_outside_the_encoding_of_the_terminal_is_escaped(zk_chroot: str) -> None:
+    with zookeeper_client(zk_chroot) as zk:
+        for name in ("members", "claims"):
+            zk.ensure_path(f"/allocator/群-grüppe/{name}")
+    code, out, err = ended(["group", "list", "--zookeeper", zk_chroot], PYTHONIOENCODING="ascii")
+    assert (code, err) == (0, "")
+    assert "\\u7fa4-gr\\xfcppe" in out

@@ -111,7 +111,8 @@ def test_all_faults_are_reported_at_once(files: Files) -> None:
         "write a colon between the module and the function",
         'FILE: handler.concurrency = "8": must be a whole number from 1 to 1024',
         'FILE: group.name = "a/b" with group.membership = "zookeeper": group name \'a/b\' cannot be a znode: it must '
-        "have 1 to 249 characters, no '/', no control character, and be neither '.' nor '..'",
+        "have 1 to 249 characters, no '/', no control character, no character above U+FFFF such as an emoji, and be "
+        "neither '.' nor '..'",
     ]
 
 
@@ -174,6 +175,7 @@ def test_a_mistyped_name_gets_a_suggestion(files: Files, section: str) -> None:
         ('[group]\nmembership = "kiel"\noffsets = "kafka"', "this membership stores them in one of: zookeeper, both"),
         ('[group]\nfollow_load = "reported"', "only a program of your own can call report_load"),
         ("[group]\nrestart_grace_s = 60", "group.instance_id not set"),
+        ("[commit]\ninterval_s = 1" + "0" * 400, "commit.interval_s = "),
         ("[comit]\ninterval_s = 1", "[comit] is not a section; did you mean [commit]?"),
     ],
 )

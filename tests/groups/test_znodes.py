@@ -96,13 +96,13 @@ def test_members_stand_in_join_order_beyond_the_greatest_number_of_32_bits() -> 
     assert sequence(names[2]) == 2**31
 
 
-@pytest.mark.parametrize("name", ["", "a/b", ".", "..", "x" * 250, "tab\there", "\ud800"])
+@pytest.mark.parametrize("name", ["", "a/b", ".", "..", "x" * 250, "tab\there", "\ud800", "\U0001f600", "\uffff"])
 def test_a_group_name_that_cannot_be_a_znode_is_refused(name: str) -> None:
     with pytest.raises(GroupNameError, match="cannot be a znode"):
         Paths("/allocator", name)
 
 
-@pytest.mark.parametrize("root", ["allocator", "/a/", "/a//b", "", "/a/../b", "/."])
+@pytest.mark.parametrize("root", ["allocator", "/a/", "/a//b", "", "/a/../b", "/.", "/\U0001f600", "/a\n"])
 def test_a_root_must_be_an_absolute_path(root: str) -> None:
     with pytest.raises(ConfigError, match="absolute path"):
         Paths(root, "g")

@@ -9,8 +9,11 @@ from allocator.core.errors import ConfigError, GroupNameError
 
 KAFKA_PORT: Final = 9092
 ZOOKEEPER_PORT: Final = 2181
-_GROUP_NAME: Final = re.compile(r"[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]{1,249}\Z")
-"""Valid znode names, and "." and "..", which `check_group` refuses."""
+# ZooKeeper checks UTF-16, where characters above U+FFFF are surrogates
+_ZNODE_NAME: Final = r"[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]"
+"""One character of a znode name. "." and ".." are no names."""
+_GROUP_NAME: Final = re.compile(_ZNODE_NAME + r"{1,249}\Z")
+_PART: Final = re.compile(_ZNODE_NAME + r"+\Z")
 
 _TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _SCHEMES: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")  # as in the addresses that brokers advertise
@@ -39,7 +42,7 @@ def check_group(name: Any) -> None:
     if not isinstance(name, str) or not _GROUP_NAME.match(name) or name in (".", ".."):
         raise GroupNameError(
             f"group name {name!r} cannot be a znode: it must have 1 to 249 characters, no '/', no control character, "
-            "and be neither '.' nor '..'"
+            "no character above U+FFFF such as an emoji, and be neither '.' nor '..'"
         )
 
 
@@ -79,6 +82,8 @@ def parse_ensemble(text: Any) -> tuple[str, str]:
 def check_path(what: str, path: str) -> str:
     """Checks the path of a znode, and returns it."""
     first, *parts = path.split("/")
-    if first or not parts or any(part in ("", ".", "..") for part in parts):
-        raise ConfigError(f"{what} {path!r} must be an absolute path such as '/allocator'")
+    if first or not parts or any(part in (".", "..") or not _PART.match(part) for part in parts):
+        raise ConfigError(
+            f"{what} {path!r} must be an absolute path such as '/allocator', without control characters and emoji"
+        )
     return path

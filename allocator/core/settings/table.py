@@ -131,13 +131,19 @@ class Number(SettingKind):
         return f"a number ({self.unit}), {edge}" + (f", at most {self.high:g}" if self.high < math.inf else "")
 
     def read(self, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ValueError
-        if value < self.low or value > self.high or (self.above and value == self.low):
-            if self.unit == "seconds" and self.low < value / 1000 <= self.high:
-                raise ValueError(f"{value:g} milliseconds are {value / 1000:g} seconds")
+        try:
+            number = float(value)
+        except OverflowError:  # an integer of more than 308 digits
+            raise ValueError from None
+        if not math.isfinite(number):
             raise ValueError
-        return float(value)
+        if number < self.low or number > self.high or (self.above and number == self.low):
+            if self.unit == "seconds" and self.low < number / 1000 <= self.high:
+                raise ValueError(f"{number:g} milliseconds are {number / 1000:g} seconds")
+            raise ValueError
+        return number
 
     def parse(self, text: str) -> float:
         return float(text)

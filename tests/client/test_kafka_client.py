@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import socket
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from fake_broker import HANG_UP, SILENT, FakeBroker, find
+from fake_proxy import FakeProxy
 from kafka.protocol.admin import ListGroupsResponse
 from kafka.protocol.consumer import FetchRequest, OffsetFetchResponse
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
@@ -51,6 +55,44 @@ async def test_a_silent_address_leaves_time_for_the_others() -> None:
         await client.connect(4)
         assert [b.port for b in client.brokers] == [broker.port]
         await client.close()
+
+
+@contextlib.contextmanager
+def dropping(port: int) -> Iterator[str]:
+    """An address on which the system answers no more connections, because the queue of the listener is full."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.2", port))
+        listener.listen(0)
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(("127.0.0.2", port))
+        yield "127.0.0.2"
+
+
+@pytest.mark.parametrize("proxied", [False, True])
+async def test_a_name_whose_first_address_drops_packets_is_connected(
+    monkeypatch: pytest.MonkeyPatch, proxied: bool
+) -> None:
+    if not isinstance(asyncio.get_running_loop(), asyncio.BaseEventLoop):
+        pytest.skip("uvloop tries one address after the other")
+    found = socket.getaddrinfo
+
+    def resolved(host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
+        if host != "two.test":
+            return found(host, port, *args, **kwargs)
+        return [each for address in ("127.0.0.2", "127.0.0.1") for each in found(address, port, *args, **kwargs)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    async with FakeBroker() as broker, FakeProxy() as proxy:
+        security = {"proxy_url": f"http://two.test:{proxy.port}"} if proxied else {}
+        broker.host = "127.0.0.1" if proxied else "two.test"
+        with dropping(proxy.port if proxied else broker.port):
+            client = KafkaClient(f"{broker.host}:{broker.port}", security=security)
+            await client.connect(20)
+            await client.send_any(find())
+            await client.close()
 
 
 async def test_a_cancelled_connect_leaves_nothing_behind() -> None:

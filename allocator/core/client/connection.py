@@ -23,7 +23,7 @@ from allocator.core.client import protocol
 from allocator.core.client.errors import ConnectionFailed, ErrorCode, RequestFailed, refused
 from allocator.core.client.metadata import Broker
 from allocator.core.client.old_brokers import AnyVersionRequest, is_old, known_to_0_9
-from allocator.core.client.proxy import Proxy
+from allocator.core.client.proxy import Proxy, racing
 from allocator.core.client.requests import RequestStream, SkippedRequest
 from allocator.core.text.quoting import os_cause, shown
 
@@ -153,7 +153,9 @@ class BrokerConnection(RequestStream):
         loop = asyncio.get_running_loop()
         transport: asyncio.BaseTransport | None
         if proxy_url is None:
-            transport, _ = await loop.create_connection(lambda: self, host, port, ssl=tls, server_hostname=name)
+            transport, _ = await loop.create_connection(
+                lambda: self, host, port, ssl=tls, server_hostname=name, **racing(loop)
+            )
         else:
             transport = await Proxy.of(proxy_url).connect(host, port)
             if tls is not None:

@@ -6,7 +6,7 @@ The text of an error names the cause, the place and the remedy. If `retriable` i
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from allocator.core.text.quoting import shown
 
@@ -56,6 +56,14 @@ class AllocatorError(Exception):
     """Base class of all errors of this library."""
 
     retriable: bool = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles text and attributes. An exception would call its class with its text, which is one argument."""
+        return _unpickled, (type(self), self.args), self.__dict__
+
+
+def _unpickled(kind: type[AllocatorError], args: tuple[Any, ...]) -> AllocatorError:
+    return kind.__new__(kind, *args)
 
 
 class ConfigError(AllocatorError, ValueError):

@@ -14,7 +14,7 @@ from allocator.errors import ConfigError
 
 
 class HandlerMisuse(ConfigError):
-    """The handler returned an awaitable from a plain function, so nothing was done. A retry does not help."""
+    """A call of the handler only makes a generator or an awaitable, so nothing is done. A retry does not help."""
 
 
 @dataclass(frozen=True)
@@ -30,20 +30,37 @@ class Handler:
     by_batch: bool = False
     """True: called with whole batches instead of records."""
 
+    def __post_init__(self) -> None:
+        """Raises HandlerMisuse for a generator function: its body would never run."""
+        for each in (self.function, getattr(self.function, "__call__", None)):  # noqa: B004
+            if inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each):
+                raise HandlerMisuse(
+                    f"handler {self.name!r} is a generator function, because it contains `yield`: a call would run "
+                    "nothing; remove the `yield`"
+                )
+
     @property
     def on_loop(self) -> bool:
         return is_coroutine(self.function)
 
     def call_plain(self, argument: Any) -> None:
-        """Calls a plain handler. Raises HandlerMisuse if it returns an awaitable."""
-        result = self.function(argument)
-        if inspect.isawaitable(result):
-            if inspect.iscoroutine(result):
-                result.close()
-            raise HandlerMisuse(
-                f"handler {self.name!r} is a plain function that returned an awaitable, so nothing was done; "
-                "write it with `async def`, or return nothing"
-            )
+        """Calls a plain handler. Raises HandlerMisuse if it returns an awaitable or a generator."""
+        check_done(self.function(argument), self.name)
+
+
+def check_done(result: Any, name: str) -> None:
+    """Raises HandlerMisuse for the result of a plain handler that has done nothing yet."""
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise HandlerMisuse(
+            f"handler {name!r} is a plain function that returned an awaitable, so nothing was done; "
+            "write it with `async def`, or return nothing"
+        )
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise HandlerMisuse(
+            f"handler {name!r} returned a generator, so nothing was done; do the work in the function itself"
+        )
 
 
 def is_coroutine(function: Any) -> bool:

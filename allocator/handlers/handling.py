@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
 from allocator.core.consumer import ConsumerCore
@@ -108,10 +108,12 @@ def given_in_python(
     if faults:
         raise ConfigError("; ".join(faults))
     name = getattr(function, "__qualname__", type(function).__qualname__)
+    handler = Handler(name, function)
     if deserialize is not None:
         # deserialize a copy, because retries and dead letters need the original record
-        function = preparing(function, lambda record: deserialize(copy.copy(record)))
+        prepared = preparing(function, lambda record: deserialize(copy.copy(record)))
+        handler = replace(handler, function=prepared)
     if delays is not None:
         delays = HANDLING["retry_topics"].kind.read(delays)
     handling = Handling.of({**values, "retry_topics": delays})
-    return handling.prepared(Handler(name, function), core.group), handling
+    return handling.prepared(handler, core.group), handling

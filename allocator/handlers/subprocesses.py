@@ -14,6 +14,7 @@ from typing import Any
 
 from allocator.core.text import text_of
 from allocator.errors import ConfigError
+from allocator.handlers.handlers import check_done
 
 _SPAWN = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
 
@@ -26,7 +27,7 @@ class Children:
     """
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
-        self._function = function
+        self._call = _Checked(function)
         self._here = threading.local()
         self._lock = threading.Lock()
         self._at_work: dict[Any, _Child] = {}
@@ -64,7 +65,7 @@ class Children:
     def _child(self) -> _Child:
         child: _Child | None = getattr(self._here, "child", None)
         if child is None:
-            child = _Child(self._function)
+            child = _Child(self._call)
             with self._lock:
                 self._all.add(child)
                 if self._closed:
@@ -103,11 +104,12 @@ class _Child:
 def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
     """Main function of the process: runs the handler for each argument until the pipe closes.
 
-    It ignores signals, because a terminal sends them to both processes and the parent decides.
+    It does nothing at signals, because a terminal sends them to both processes and the parent decides. They are not
+    ignored: a command that the handler starts would ignore them too, for it does not inherit functions.
     """
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, _do_nothing)
     with contextlib.suppress(EOFError, OSError):
         while True:
             argument = pipe.recv()
@@ -117,6 +119,20 @@ def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
             except BaseException as raised:  # noqa: BLE001 - the user's; the parent decides what follows
                 error = _portable(raised)
             pipe.send(error)
+
+
+def _do_nothing(number: int, frame: Any) -> None:
+    """Handles a signal."""
+
+
+class _Checked:
+    """The handler, with the check of its result, which does not cross the pipe."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+
+    def __call__(self, argument: Any) -> None:
+        check_done(self._function(argument), getattr(self._function, "__qualname__", type(self._function).__name__))
 
 
 def _end_with_parent() -> None:

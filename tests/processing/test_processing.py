@@ -8,6 +8,7 @@ import gc
 import os
 import random
 import signal
+import subprocess
 import sys
 import uuid
 from collections import Counter
@@ -22,7 +23,7 @@ from allocator.core.commands.record_orders import RecordOrders
 from allocator.core.consumer.commit_metadata import IDS_CHARACTERS, STAMP_CHARACTERS
 from allocator.core.subscription.done import DoneSet
 from allocator.core.subscription.loss import topic_of_offset
-from allocator.errors import ConfigError, HandlerCutOff, HandlerFailed
+from allocator.errors import ConfigError, DeserializationError, HandlerCutOff, HandlerFailed
 from allocator.handlers.policy import ErrorPolicy, Retries
 from allocator.handlers.window import Window, fingerprint
 from allocator.types import Record
@@ -513,6 +514,52 @@ def work_in_process(record: Record) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     with open(os.environ["DONE_FILE"], "a") as file:
         file.write(f"{record.offset} {os.getpid()}\n")
+
+
+def promise_in_process(record: Record) -> Any:
+    """Forgets `await`."""
+
+    async def work() -> None: ...
+
+    return work()
+
+
+def refuse_in_process(record: Record) -> None:
+    raise DeserializationError("t", 0, record.offset, "value", ValueError("not a number"))
+
+
+def terminate_in_process(record: Record) -> None:
+    command = subprocess.Popen(["sleep", "100"])
+    command.terminate()
+    with open(os.environ["DONE_FILE"], "a") as file:
+        file.write(f"{command.wait(60)}\n")
+
+
+async def test_a_handler_in_a_process_that_only_makes_an_awaitable_is_rejected_at_once() -> None:
+    cluster = Cluster(records=3)
+    async with running(cluster, promise_in_process, Letters(), workers="processes") as it:
+        error = await it.failed()
+    assert "returned an awaitable, so nothing was done" in str(error)
+    assert cluster.committed == {}
+
+
+async def test_an_error_of_the_library_has_its_class_after_its_way_from_a_process() -> None:
+    cluster, letters = Cluster(records=3), Letters()
+    policy = ErrorPolicy.of(skip_on=[DeserializationError])
+    async with running(cluster, refuse_in_process, letters, workers="processes", policy=policy) as it:
+        await until(lambda: positions(it.processor).get(PARTITION) == 3)
+        await it.stop()
+    assert letters.offsets == []
+
+
+async def test_a_command_that_a_handler_starts_in_a_process_ends_at_sigterm(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DONE_FILE", str(tmp_path / "done"))
+    async with running(Cluster(records=1), terminate_in_process, Letters(), workers="processes") as it:
+        await until(lambda: positions(it.processor).get(PARTITION) == 1)
+        await it.stop()
+    assert (tmp_path / "done").read_text() == f"{-signal.SIGTERM}\n"
 
 
 async def test_plain_handlers_may_run_in_processes_and_one_that_dies_costs_an_attempt(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import threading
 import time
@@ -19,6 +20,7 @@ from allocator.daemon.daemon import Daemon
 from allocator.errors import (
     AllocatorError,
     BrokerError,
+    ConfigError,
     Fenced,
     HandlerCutOff,
     HandlerFailed,
@@ -238,6 +240,33 @@ async def test_a_plain_handler_that_returns_an_awaitable_is_rejected_at_once() -
     async with running(Cluster(), lambda record: work(), Letters()) as it:
         error = await it.failed()
     assert "returned an awaitable, so nothing was done" in str(error)
+
+
+def generate(record: Any) -> Any:
+    yield record
+
+
+async def generate_async(record: Any) -> Any:
+    yield record
+
+
+class Generates:
+    def __call__(self, record: Any) -> Any:
+        yield record
+
+
+@pytest.mark.parametrize("function", [generate, generate_async, Generates(), functools.partial(generate)])
+def test_a_generator_function_is_refused_as_a_handler_before_the_start(function: Any) -> None:
+    with pytest.raises(ConfigError, match="is a generator function"):
+        Handler("test", function)
+
+
+async def test_a_plain_handler_that_returns_a_generator_is_rejected_at_once() -> None:
+    cluster = Cluster()
+    async with running(cluster, lambda record: generate(record), Letters()) as it:
+        error = await it.failed()
+    assert "returned a generator, so nothing was done" in str(error)
+    assert cluster.committed == {}
 
 
 class Unreadable(Exception):

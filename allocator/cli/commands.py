@@ -245,14 +245,12 @@ def run(ctx: click.Context, config: str, check: bool, connect: bool, create: boo
     if connect and not check:
         raise click.UsageError("--connect needs --check")
     try:
-        settings = daemon.load(config)
+        settings = daemon.load_with_code(config) if check else daemon.load(config)
         beside = None
         if settings.web.port is not None:  # only this setting needs the package
             from allocator.cli.web import beside as serving
 
             beside = serving(settings)
-        if check:
-            daemon.check(settings)
     except AllocatorError as error:
         _fail(ctx, error, USAGE)
     if not check:

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from allocator.daemon.config import Config, load
     from allocator.daemon.daemon import Daemon
     from allocator.daemon.preflight import try_servers
-    from allocator.daemon.process import Beside, check, configure_logs, run
+    from allocator.daemon.process import Beside, configure_logs, load_with_code, run
 
-__all__ = ["Beside", "Config", "Daemon", "check", "configure_logs", "load", "run", "try_servers"]
+__all__ = ["Beside", "Config", "Daemon", "configure_logs", "load", "load_with_code", "run", "try_servers"]
 
 if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every name
     __getattr__ = lazy_names(
@@ -24,6 +24,6 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "config": "Config load",
             "daemon": "Daemon",
             "preflight": "try_servers",
-            "process": "Beside check configure_logs run",
+            "process": "Beside configure_logs load_with_code run",
         },
     )

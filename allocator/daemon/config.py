@@ -11,7 +11,7 @@ import dataclasses
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_type_hints
@@ -376,11 +376,18 @@ class Config:
 SECTIONS: Mapping[str, type[Any]] = get_type_hints(Config)
 
 
-def load(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None, *, target: bool = False) -> Config:
+def load(
+    path: str | os.PathLike[str],
+    environ: Mapping[str, str] | None = None,
+    *,
+    target: bool = False,
+    also: Callable[[Config, SettingsReader], None] = lambda config, reader: None,
+) -> Config:
     """Loads a settings file, applies the environment variables, and checks the result.
 
     With `target`, the file is for the target cluster of a command with two clusters, whose variables start with
-    ALLOCATOR_TO. Raises ConfigError that lists every fault: its place, the value, and the allowed values.
+    ALLOCATOR_TO. `also` adds the faults of further checks. Raises ConfigError that lists every fault: its place, the
+    value, and the allowed values.
     """
     source = os.fspath(path)
     if not source:
@@ -396,6 +403,7 @@ def load(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None,
     others = () if target else (f"{TARGET_PREFIX}_",)
     config = Config(**reader.read(document, {name: found[name] for name in found if not name.startswith(others)}))
     check_together(config, reader)
+    also(config, reader)
     reader.faults.raise_if_any()
     return config
 

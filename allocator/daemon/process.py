@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from typing import Any, TextIO
@@ -21,13 +21,14 @@ from allocator.core.consumer import EnsembleOptions, join_again_if
 from allocator.core.settings import find
 from allocator.core.text import CONTROL, limit_reached, plain, shown
 from allocator.core.zookeeper import check_options
-from allocator.daemon.config import Config
+from allocator.daemon.config import Config, load
 from allocator.daemon.daemon import Daemon
 from allocator.daemon.notify import Notifier
 from allocator.daemon.preflight import refuse_new_chroot
+from allocator.daemon.settings_reader import SettingsReader
 from allocator.daemon.stacks import dump_when_stuck
 from allocator.errors import AllocatorError, AssignorError, ConfigError, HandlerFailed, MissingExtra
-from allocator.handlers import Handler, load_handler
+from allocator.handlers import Handler, Handling, load_handler
 from allocator.operate import ChoiceWatcher, ClusterChoice, choice_path
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,48 @@ CLEAN = 0  # a signal stopped the daemon; it drained, committed and left the gro
 ERROR = 1
 SETTINGS = 2  # the settings, the handler or an assignor are invalid; nothing was changed
 HANDLER_FAILED = 3  # a record cannot be handled and there is no dead-letter topic; it is not skipped
+
+
+ERRORS = ("retry_on", "dead_letter_on", "skip_on", "stop_on")
+"""The settings of `[handler]` that name error classes."""
+
+
+def load_with_code(path: str) -> Config:
+    """Loads a settings file like `load`, and the code and files that it names: all faults are in one ConfigError."""
+    return load(path, also=_check_code)
+
+
+def _check_code(config: Config, reader: SettingsReader) -> None:
+    """Adds the faults of what the settings name. Settings that are wrong themselves are not looked up."""
+    for key, look_up in _named(config):
+        if key in reader.faults.keys:
+            continue
+        try:
+            look_up()
+        except (AssignorError, ConfigError, MissingExtra) as error:
+            reader.fault([key], str(error))
+    if not reader.faults.lines:
+        try:
+            config.handling.prepared(load_handler(config.handler.target, config.handler.mode), config.group.name)
+        except ConfigError as error:
+            reader.faults.add("handler", str(error))
+
+
+def _named(config: Config) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yields each setting that names code or files, with a function that raises if it cannot be found."""
+    handler, group = config.handler, config.group
+    yield "handler.target", partial(load_handler, handler.target, handler.mode)
+    if handler.sink is not None:
+        yield "handler.sink", partial(find, handler.sink, f"sink {handler.sink!r}", here=True)
+    for name in ERRORS:
+        for each in getattr(handler, name) or ():
+            alone = {**config.handling_values, **dict.fromkeys(ERRORS, ()), name: (each,)}
+            yield f"handler.{name}", partial(Handling.of, alone, "handler.")
+    if group.group_protocol == "classic":  # with the protocol `consumer`, the assignors are on the broker
+        for assignor in group.assignor or ():
+            yield "group.assignor", partial(resolve, assignor)
+    yield "kafka.security_protocol", lambda: check_security(config.kafka.security(), load=True)
+    yield "zookeeper.hosts", lambda: check_options(config.zookeeper.options(), load=True)
 
 
 def check(config: Config) -> Handler:

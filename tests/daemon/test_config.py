@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from allocator import Consumer, Kafka, ZooKeeper
+from allocator.daemon import load_with_code
 from allocator.daemon.config import SECTIONS, Config, load
 from allocator.errors import ConfigError
 
@@ -114,6 +115,43 @@ def test_all_faults_are_reported_at_once(files: Files) -> None:
         "have 1 to 249 characters, no '/', no control character, no character above U+FFFF such as an emoji, and be "
         "neither '.' nor '..'",
     ]
+
+
+def test_wrong_names_of_code_are_reported_at_once_with_the_other_faults(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("allocator.daemon.process.load", lambda path, also: load(path, {}, also=also))
+    files.path.write_text(
+        """
+        [kafka]
+        brokers = "x:1"
+        [group]
+        name = "a"
+        topics = ["t"]
+        membership = "kafka"
+        assignor = ["no_such_module:function", "naive"]
+        [handler]
+        target = "no_such_module:handle"
+        sink = "json:nothing"
+        skip_on = ["ValueError", "NoSuchError"]
+        dead_letter_on = ["json.NoSuchError"]
+        dead_letter_topic = "t.dead"
+        concurrency = "8"
+        """
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_with_code(str(files.path))
+    first, *lines = str(caught.value).replace(str(files.path), "FILE").split("\n  ")
+    assert first == f"the settings have {len(lines)} faults:"
+    for start in (
+        'FILE: handler.concurrency = "8": must be',
+        "FILE: handler.target = \"no_such_module:handle\": handler 'no_such_module:handle': module 'no_such_module'",
+        "FILE: handler.sink = \"json:nothing\": sink 'json:nothing': 'json' has no 'nothing'",
+        'FILE: handler.skip_on = ["ValueError", "NoSuchError"]: handler.skip_on: \'NoSuchError\' is not',
+        "FILE: handler.dead_letter_on = [\"json.NoSuchError\"]: handler.dead_letter_on: 'json.NoSuchError'",
+        'FILE: group.assignor = ["no_such_module:function", "naive"]: ',
+    ):
+        assert [line for line in lines if line.startswith(start)], (start, lines)
 
 
 def with_section(addition: str) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from allocator.core.commands.orders import KINDS, Order, Orders
-from allocator.core.znodes.documents import AssignmentDocument, MemberInfo, OrderState
+from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, OrderState
 from allocator.operate.doctor import Observation, Severity, diagnose
 from allocator.operate.doctor.orders import OLD_FREEZE_MS, OLD_MS
 from allocator.operate.group_report import GroupReport, GroupState
+from allocator.types import TopicPartition
 
 NOW = 1_767_225_600_000
 KEPT = OrderState("kept")
@@ -59,7 +61,19 @@ def test_old_orders_without_expiry_are_reported_and_a_freeze_sooner() -> None:
 def test_orders_that_are_over_can_be_removed() -> None:
     expired = order("freeze", now_ms=NOW - 10, expires=NOW - 1)
     assert "freeze" in found(expired)["orders-over"].what
-    assert found(order("evacuate", member="a"), state=OrderState("done"))["orders-over"].severity is Severity.INFO
+    assert found(order("evacuate", member="gone"), state=OrderState("done"))["orders-over"].severity is Severity.INFO
+
+
+def test_a_finished_evacuation_of_a_live_member_is_neither_over_nor_a_skewed_assignment() -> None:
+    evacuation = order("evacuate", member="a")
+    assert found(evacuation, state=OrderState("done")) == {}
+    other = f"m-{'b' * 16}-0000000002"
+    members = {name: MemberInfo(text, "h", frozenset({"t"})) for name, text in ((MEMBER, "a"), (other, "b"))}
+    claims = {MEMBER: Claim(1), other: Claim(1, frozenset(TopicPartition("t", n) for n in range(8)))}
+    document = AssignmentDocument(generation=1, orders={evacuation.id: OrderState("done")})
+    state = GroupState("g", members, claims, document, (), Orders((evacuation,)), NOW)
+    assert not {"skewed-assignment", "orders-over"} & diagnosed(state).keys()
+    assert "skewed-assignment" in diagnosed(replace(state, orders=Orders(), document=None))
 
 
 # -- load ----------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from allocator.core.text import plain, shown
 from allocator.core.znodes import Paths
 from allocator.operate.doctor.finding import COULD_NOT_LOOK, Finding, Fix, Severity, names
 from allocator.operate.doctor.observation import Observation
+from allocator.operate.doctor.orders import keeps_empty
 from allocator.operate.group_report import GroupState, clock_time
 from allocator.operate.layouts import KIEL, OLD_CONSUMERS, OLD_OWNERS
 from allocator.operate.liveness import member_names
@@ -430,8 +431,12 @@ def _shares(seen: Observation) -> Iterator[Finding]:
 
 def _is_steered(seen: Observation) -> bool:
     """Returns whether commands influence how many partitions a member owns."""
-    orders = () if seen.report is None else seen.report.orders
-    return any(each.order.kind != "budget" and each.state in ("kept", "waiting") for each in orders)
+    if seen.report is None:
+        return False
+    return any(
+        (each.order.kind != "budget" and each.state in ("kept", "waiting")) or keeps_empty(each, seen.report.state)
+        for each in seen.report.orders
+    )
 
 
 def _revision(state: GroupState, member: str) -> str:

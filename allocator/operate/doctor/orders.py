@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from allocator.core.commands import members_named
 from allocator.core.text import plain
 from allocator.operate.doctor.finding import Finding, Fix, Severity
 from allocator.operate.doctor.fixes import is_long_expired
-from allocator.operate.group_report import GroupReport
+from allocator.operate.group_report import GroupReport, GroupState
 from allocator.operate.order_report import OrderReport
 from allocator.operate.shell_command import ShellCommand
 
@@ -53,7 +54,7 @@ def order_findings(report: GroupReport) -> Iterator[Finding]:
                 "Withdraw the command, or write it again with --expires and --why.",
                 ShellCommand.of("allocator group orders", group, remove=each.order.id),
             )
-    over = [each for each in report.orders if each.state in ("done", "expired")]
+    over = [each for each in report.orders if each.state in ("done", "expired") and not keeps_empty(each, report.state)]
     expired = tuple(each.order.id for each in over if is_long_expired(each.order, now_ms))
     if over:
         yield Finding(
@@ -61,11 +62,17 @@ def order_findings(report: GroupReport) -> Iterator[Finding]:
             Severity.INFO,
             f"{len(over)} operator commands are done or expired: {', '.join(map(_called, over[:3]))}",
             tuple(each.order.id for each in over),
-            "Expired commands have no effect. An evacuated member gets partitions again once its command is withdrawn.",
-            "Withdraw them. Stop an evacuated member first, unless it should get partitions again.",
+            "They have no effect any more, and make the list of commands long.",
+            "Withdraw them.",
             ShellCommand.of("allocator group orders", group, remove=[each.order.id for each in over]),
             Fix("orders", f"withdraw {len(expired)} expired commands of {plain(group)}", expired) if expired else None,
         )
+
+
+def keeps_empty(each: OrderReport, state: GroupState) -> bool:
+    """Returns whether an evacuation that is done still keeps partitions from a live member."""
+    done = each.order.kind == "evacuate" and each.state == "done"
+    return done and bool(members_named(each.order.arguments["member"], state.members))
 
 
 def _called(each: OrderReport) -> str:

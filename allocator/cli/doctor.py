@@ -134,7 +134,8 @@ def _exact(command: ShellCommand | None, access: Access) -> str | None:
     where = [("--zookeeper", access.zookeeper), ("--brokers", access.brokers)]
     if access.root != DEFAULT["root"]:
         where.append(("--root", access.root))
-    return str(command.adding(*(option for option in where if option[1] is not None)))
+    given = dict(command.options)
+    return str(command.adding(*(option for option in where if option[1] is not None and option[0] not in given)))
 
 
 def _exit_code(findings: list[Finding]) -> int:

@@ -200,7 +200,11 @@ def show_command(name: str | None, access: Access, as_json: bool) -> None:
 @offsets.command("reset")
 @click.argument("name", metavar="[GROUP]", type=GROUP, required=False)
 @click.option("--to", "to", required=True, help=f"New offset: {TARGETS}.")
-@repeated("--topic", "topics", text="Reset only this topic (default: all topics of the group)")
+@repeated(
+    "--topic",
+    "topics",
+    text="Reset only this topic, or partitions of it: orders:0,2-5 (default: all topics of the group)",
+)
 @execute_option
 @with_clusters
 def reset_command(

@@ -16,10 +16,9 @@ from allocator.cli.options import GROUP, Command, decorated, repeated, with_clus
 from allocator.cli.output import console, print_json
 from allocator.cli.report import orders_table
 from allocator.core.aio import milliseconds, wall_ms
-from allocator.core.settings import check_topic
 from allocator.core.text import plain
 from allocator.errors import ConfigError
-from allocator.operate import TARGETS, parse_target
+from allocator.operate import TARGETS, parse_partitions, parse_target
 from allocator.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -28,26 +27,6 @@ if TYPE_CHECKING:
     from allocator.operate import Act, OrderReport
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-def parse_partitions(text: str) -> frozenset[TopicPartition]:
-    """Parses "orders:0-3,7", or several topics separated by spaces. Raises ConfigError."""
-    found: set[TopicPartition] = set()
-    for part in text.split():
-        topic, colon, ranges = part.rpartition(":")
-        runs = [re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", run) for run in ranges.split(",")]
-        if not colon or not all(runs):
-            raise ConfigError(f"{part!r} does not name partitions; write topic:0 or topic:0-3,7")
-        check_topic(topic)
-        for run in runs:
-            assert run is not None
-            first, last = int(run[1]), int(run[2] or run[1])
-            if last < first:
-                raise ConfigError(f"{part!r} has the range {run[0]}, which ends before it starts")
-            found.update(TopicPartition(topic, number) for number in range(first, last + 1))
-    if not found:
-        raise ConfigError("name at least one partition, such as topic:0")
-    return frozenset(found)
 
 
 def parse_expiry(text: str, now_ms: int) -> float:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         read_partitions,
     )
     from allocator.operate.order_report import ORDER_STATES, OrderReport, order_reports
-    from allocator.operate.reset_plan import TARGETS, ResetPlan, parse_target
+    from allocator.operate.reset_plan import TARGETS, ResetPlan, parse_partitions, parse_target
     from allocator.operate.shell_command import ShellCommand
     from allocator.operate.steering import Act, Steered, changes_of, give, pair, planned, steered
     from allocator.operate.switching import ChoiceWatcher
@@ -79,6 +79,7 @@ __all__ = [
     "name_of",
     "order_reports",
     "pair",
+    "parse_partitions",
     "parse_target",
     "plan_reset",
     "planned",
@@ -108,7 +109,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "liveness": "MembersAlive live_members refuse_members",
             "offset_changes": "check_members_known copy_within execute_reset plan_reset read_partitions",
             "order_report": "ORDER_STATES OrderReport order_reports",
-            "reset_plan": "TARGETS ResetPlan parse_target",
+            "reset_plan": "TARGETS ResetPlan parse_partitions parse_target",
             "shell_command": "ShellCommand",
             "steering": "Act Steered changes_of give pair planned steered",
             "switching": "ChoiceWatcher",

@@ -16,10 +16,10 @@ from allocator.operate.group_reader import (
     read_logs,
     subscribed,
 )
-from allocator.operate.group_report import Logs
+from allocator.operate.group_report import Logs, name_of
 from allocator.operate.layouts import old_layouts
 from allocator.operate.liveness import members_of, refuse_members
-from allocator.operate.reset_plan import ResetPlan, Target
+from allocator.operate.reset_plan import ResetPlan, Target, parse_partitions
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 
@@ -40,7 +40,11 @@ async def check_members_known(clusters: Clusters, group: str) -> None:
 
 
 async def plan_reset(clusters: Clusters, group: str, target: Target, topics: Collection[str] = ()) -> ResetPlan:
-    """Returns the planned offsets. Without `topics`: of all topics that the group has committed or owns."""
+    """Returns the planned offsets.
+
+    `topics`: topics, or partitions of them such as "orders:0,2-5". Without any: all topics that the group has committed
+    or owns.
+    """
     async with clusters.cluster() as client:
         return await _plan(clusters, client, group, target, topics)
 
@@ -74,12 +78,18 @@ async def _plan(
 ) -> ResetPlan:
     state = await describe_anywhere(clusters, client, group)
     committed = await GroupOffsets(client, group, timeout_s=client.request_timeout_s).fetch(None)
-    unknown = [topic for topic in topics if client.partitions(topic) is None]
+    single = {each for text in topics if ":" in text for each in parse_partitions(text)}
+    chosen = {topic for topic in topics if ":" not in topic}
+    unknown = sorted({topic for topic in (*chosen, *(p.topic for p in single)) if client.partitions(topic) is None})
     if unknown:
         raise TopicNotFound(unknown)
-    assigned = state.assigned if state is not None else ()
-    chosen = set(topics) or {p.topic for p in (*committed, *assigned, *subscribed(state, client))}
-    wanted = {TopicPartition(topic, p) for topic in chosen for p in client.partitions(topic) or ()}
+    missing = sorted(p for p in single if p.partition not in (client.partitions(p.topic) or ()))
+    if missing:
+        raise ConfigError(f"{', '.join(map(name_of, missing))} do not exist")
+    if not topics:
+        assigned = state.assigned if state is not None else ()
+        chosen = {p.topic for p in (*committed, *assigned, *subscribed(state, client))}
+    wanted = single.union(TopicPartition(topic, p) for topic in chosen for p in client.partitions(topic) or ())
     if not wanted:
         raise NoSuchGroup(f"group {group!r} has neither offsets nor an assignment: correct its name, or give --topic")
     logs = await _all_logs(client, wanted, committed)

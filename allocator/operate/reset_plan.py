@@ -1,4 +1,4 @@
-"""Computes the offsets of a reset. Pure."""
+"""Parses and computes the offsets of a reset. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Optional, Union
 
 from allocator.core.aio import milliseconds
+from allocator.core.settings import check_topic
 from allocator.errors import ConfigError
 from allocator.operate.group_report import Logs, listed, name_of
 from allocator.types import TopicPartition
@@ -31,6 +32,26 @@ def parse_target(text: str) -> Target:
         return f"timestamp:{milliseconds(text[len('timestamp:') :] if text.startswith('timestamp:') else text)}"
     except ValueError as error:
         raise ConfigError(f"{text!r} is not {TARGETS} ({error})") from None
+
+
+def parse_partitions(text: str) -> frozenset[TopicPartition]:
+    """Parses "orders:0-3,7", or several topics separated by spaces. Raises ConfigError."""
+    found: set[TopicPartition] = set()
+    for part in text.split():
+        topic, colon, ranges = part.rpartition(":")
+        runs = [re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", run) for run in ranges.split(",")]
+        if not colon or not all(runs):
+            raise ConfigError(f"{part!r} does not name partitions; write topic:0 or topic:0-3,7")
+        check_topic(topic)
+        for run in runs:
+            assert run is not None
+            first, last = int(run[1]), int(run[2] or run[1])
+            if last < first:
+                raise ConfigError(f"{part!r} has the range {run[0]}, which ends before it starts")
+            found.update(TopicPartition(topic, number) for number in range(first, last + 1))
+    if not found:
+        raise ConfigError("name at least one partition, such as topic:0")
+    return frozenset(found)
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,7 @@ class ResetRequest(Body):
         Union[str, int],
         described("earliest, latest, an offset, shift:N, timestamp:MILLISECONDS, or an ISO 8601 time"),
     ]
-    topics: Annotated[list[str], described("Empty: all topics of the group.")] = []
+    topics: Annotated[list[str], described("Topics, or partitions such as orders:0,2-5. Empty: all of the group.")] = []
     confirm: Confirm = None
 
 

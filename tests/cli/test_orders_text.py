@@ -6,8 +6,9 @@ import pytest
 from click.testing import CliRunner
 
 from allocator.cli.commands import main
-from allocator.cli.orders import parse_expiry, parse_partitions
+from allocator.cli.orders import parse_expiry
 from allocator.errors import ConfigError
+from allocator.operate import parse_partitions
 from allocator.types import TopicPartition
 
 NOW = 1_767_225_600_000  # 2026-01-01T00:00:00Z

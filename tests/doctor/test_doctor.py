@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shlex
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from doctor_patient import Patient, commit_to_zookeeper
 from kafka.admin import KafkaAdminClient
 
 from allocator.assignors import GroupView
+from allocator.cli.commands import main
 from allocator.core.assignors.kiel import naive_allocator
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
@@ -283,6 +286,34 @@ async def test_two_protocols_under_one_name_and_a_rebalance_that_waits(patient: 
 # -- offsets -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("in_zookeeper", [True, False])
+async def test_the_printed_resets_change_only_the_partitions_that_need_it(patient: Patient, in_zookeeper: bool) -> None:
+    if in_zookeeper:
+        async with patient.consumer() as consumer:
+            await patient.consume(consumer, 40)
+    first, second, third, fourth = patient.partitions
+    async with KafkaClient(patient.cluster.bootstrap) as client:
+        await client.refresh([patient.topic])
+        offsets = {first: 3, second: 1000, third: 10, fourth: 9}
+        await GroupOffsets(client, patient.group).commit(
+            {p: OffsetAndMetadata(offset, "", -1) for p, offset in offsets.items()}
+        )
+    await asyncio.to_thread(delete_records, patient, {first: 8})
+    ensemble = patient.zookeeper if in_zookeeper else patient.cluster.zookeeper
+    where = ["--zookeeper", ensemble, "--brokers", patient.cluster.bootstrap, "--interval", "0"]
+    code, report = await patient.shell_json(patient.group, *where)
+    assert code == 3, report
+    commands = [each["command"] for each in report["findings"] if each["id"].startswith("offset-")]
+    assert len(commands) == 2
+    for command in commands:
+        done = await asyncio.to_thread(CliRunner().invoke, main, shlex.split(command)[1:])
+        assert done.exit_code == 0, (command, done.output)
+    async with KafkaClient(patient.cluster.bootstrap) as client:
+        found = await GroupOffsets(client, patient.group).fetch(patient.partitions)
+    assert {p: at.offset for p, at in found.items()} == {first: 8, second: 0, third: 10, fourth: 9}
+    assert not [each for each in (await patient.examined(interval_s=0)) if each.startswith("offset-")]
+
+
 async def test_offsets_outside_of_the_log(patient: Patient) -> None:
     first, second = patient.partitions[:2]
     async with KafkaClient(patient.cluster.bootstrap) as client:
@@ -295,8 +326,9 @@ async def test_offsets_outside_of_the_log(patient: Patient) -> None:
     (below,), (above,) = found["offset-below-log-start"], found["offset-above-log-end"]
     assert below.where == (f"{patient.topic}:0",)
     assert below.what.startswith("5 records were deleted before")
-    command = f"allocator group offsets reset {patient.group} --to earliest --topic {patient.topic} --execute"
-    assert str(below.command) == command
+    reset = ["allocator", "group", "offsets", "reset", patient.group, "--to", "earliest", "--topic"]
+    assert str(below.command).split() == [*reset, f"{patient.topic}:0", "--execute", "--zookeeper", "none"]
+    assert str(above.command).split() == [*reset, f"{patient.topic}:1", "--execute", "--zookeeper", "none"]
     assert above.where == (f"{patient.topic}:1",)
     assert "990 records beyond the end" in above.what
     assert found["no-members"][0].severity.name == "WARNING"
@@ -304,8 +336,7 @@ async def test_offsets_outside_of_the_log(patient: Patient) -> None:
         patient.group, "--zookeeper", patient.zookeeper, "--brokers", patient.cluster.bootstrap, "--interval", "0"
     )
     assert code == 3
-    where = f"--zookeeper {patient.zookeeper} --brokers {patient.cluster.bootstrap}"
-    assert f"  run:   {command} {where}\n" in out
+    assert f"  run:   {below.command} --brokers {patient.cluster.bootstrap}\n" in out
 
 
 async def test_offsets_that_are_not_in_kafka(patient: Patient) -> None:

@@ -83,12 +83,19 @@ class Observation:
     """The groups under this root, if this group is not among them."""
     leftover_groups: tuple[str, ...] = ()
     """Groups under this root that consist of empty znodes. Read only if `group` is None."""
+    in_zookeeper: bool = False
+    """Whether the group is under the root of this library."""
     unseen: tuple[str, ...] = ()
     """Places that may have members of the group, and were not read."""
 
     @property
     def state(self) -> Optional[GroupState]:
         return None if self.report is None else self.report.state
+
+    @property
+    def only_in_kafka(self) -> bool:
+        """Whether the group is known to have nothing in ZooKeeper."""
+        return not self.in_zookeeper and not self.unseen and self.old == OldLayouts()
 
     @property
     def kafka_state(self) -> str:
@@ -147,6 +154,7 @@ async def observe(
                 state = await describe(zk, group, root)
                 collector.fields["known_groups"] = tuple(await list_groups(zk, root)) if state is None else ()
             if state is not None:
+                collector.fields["in_zookeeper"] = True
                 collector.fields["modified"] = await _modified(zk, Paths(root, group), state)
     if group is None and zk is not None:
         async with collector.check("the groups in ZooKeeper"):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from allocator.core.znodes import to_ranges
 from allocator.operate.doctor.finding import Finding, Severity, names
 from allocator.operate.doctor.observation import Observation
-from allocator.operate.group_report import GroupReport
+from allocator.operate.group_report import GroupReport, GroupState
 from allocator.operate.shell_command import ShellCommand
 from allocator.types import TopicPartition
 
 MARKERS = 10  # transactions leave offsets at the end of a log that no consumer sees
 NOISE = 0.1  # fraction of the written records by which the lag varies between commits
+FEW = 3  # members that a finding about slow partitions names. Higher: it also names healthy members
 A_WEEK_MINUTES = 7 * 24 * 60
 
 
@@ -31,13 +33,19 @@ def _outside(seen: Observation, report: GroupReport) -> Iterator[Finding]:
     group, logs = report.state.group, report.logs
 
     def reset(to: str, partitions: Iterable[TopicPartition]) -> ShellCommand | None:
-        """Returns the command; None if no offset is in Kafka."""
-        chosen = sorted({p.topic for p in partitions if p not in seen.old_offsets})
-        return (
-            ShellCommand.of("allocator group offsets reset", group, to=to, topic=chosen, execute=True)
-            if chosen
-            else None
+        """Returns the command for these partitions alone; None if no offset is in Kafka."""
+        chosen = to_ranges(p for p in partitions if p not in seen.old_offsets)
+        if not chosen:
+            return None
+        command = ShellCommand.of(
+            "allocator group offsets reset",
+            group,
+            to=to,
+            topic=[f"{topic}:{ranges}" for topic, ranges in sorted(chosen.items())],
+            execute=True,
         )
+        # the command refuses a group that it does not find in ZooKeeper
+        return command.adding(("--zookeeper", "none")) if seen.only_in_kafka else command
 
     below, above = {}, {}
     for partition, committed in logs.committed.items():
@@ -66,8 +74,9 @@ def _outside(seen: Observation, report: GroupReport) -> Iterator[Finding]:
             names(above),
             "Members follow auto_offset_reset, and repeat or skip records. The topic was deleted and created again, an "
             "unclean election truncated the log, or offsets were copied from another cluster without a map.",
-            "Find the cause, then stop the members and reset the offsets.",
-            reset("OFFSET", above),
+            "Find the cause, then stop the members and reset these partitions: to `earliest` to miss no record, or to "
+            "`latest` if none was written since.",
+            reset("earliest", above),
         )
 
 
@@ -126,8 +135,8 @@ def _missing(before: Observation, after: Observation, report: GroupReport) -> It
             names(bare),
             "The next owner follows auto_offset_reset, and repeats or skips records. The offsets expired, or were "
             f"never committed.{kept}",
-            "Check that the handler finishes records and commits. If offsets expired, raise offsets.retention.minutes "
-            "above the longest idle time of a partition.",
+            "Check the log of the owner: a handler that hangs at its first record commits nothing. If offsets expired, "
+            "raise offsets.retention.minutes above the longest idle time of a partition.",
             ShellCommand.of("allocator group offsets show", report.state.group),
         )
 
@@ -188,16 +197,25 @@ def _lag(before: Observation, after: Observation, earlier: GroupReport, report: 
         )
     if growing:
         behind = sum(growing.values())
+        slow = sorted({state.name_of(owner) for p in growing for state, owner in _owners(after, p)})
+        of_whom = f"; they belong to {' and '.join(slow)}" if 0 < len(slow) <= FEW else ""
         yield Finding(
             "lag-grows",
             Severity.WARNING,
-            f"the lag of {len(growing)} partitions grew by {behind} records in {seconds:.0f} s",
+            f"the lag of {len(growing)} partitions grew by {behind} records in {seconds:.0f} s{of_whom}",
             names(growing),
             "The members are slower than the producers. Retention may delete records before the group reads them.",
             "Add members (up to the number of partitions), or make the handler faster. A longer --interval shows "
             "whether this is a burst or a trend.",
             ShellCommand.of("allocator doctor", report.state.group, interval="60"),
         )
+
+
+def _owners(seen: Observation, partition: TopicPartition) -> Iterator[tuple[GroupState, str]]:
+    """Yields the members that own a partition, in ZooKeeper or in Kafka."""
+    for state in filter(None, (seen.state, seen.kafka)):
+        if partition in state.owners:
+            yield state, state.owners[partition]
 
 
 def _owned(seen: Observation) -> set[TopicPartition]:

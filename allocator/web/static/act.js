@@ -46,7 +46,7 @@ export const openActions = (group) => {
   const more = element("div");
   const body = () => {
     const target = { earliest: "earliest", latest: "latest", offset: amount.value, shift: `shift:${amount.value}`, get time() { return `timestamp:${milliseconds(when.value, zone.value)}`; } }[kind.value];
-    return { to: target, topics: topics.value.split(",").map((topic) => topic.trim()).filter(Boolean) };
+    return { to: target, topics: topics.value.split(/[\s]+|,(?!\s*[0-9]+(?:-[0-9]+)?\s*(?:[,\s]|$))/).map((topic) => topic.trim()).filter(Boolean) };
   };
   const show = (rows, place) => {
     table?.close();
@@ -60,7 +60,7 @@ export const openActions = (group) => {
   for (const input of [when, zone, amount, topics]) input.addEventListener("input", forget);
   const reset = part("Reset offsets",
     element("p", { class: "muted" }, "Only while the group has no members: members would overwrite these offsets."),
-    field("To", kind), more, field("Topics, with commas", topics),
+    field("To", kind), more, field("Topics, or orders:0,2-5", topics),
     button("Show the plan", "", async () => {
       const requested = body(), found = await change(name, "offsets/reset", requested);
       show(found.partitions, plan); planned = JSON.stringify(requested);

@@ -90,6 +90,8 @@ class WatchedGroup:
         """Whether `report` has the offsets of the last poll of Kafka."""
         self.seen = False
         """Whether the group has been read."""
+        self.absent = False
+        """Whether its znodes were missing at the first read, as below a leftover znode."""
         self.examined = -1
         """Version of the state that the doctor last examined."""
         self.trends = DoctorTrends()
@@ -193,7 +195,7 @@ class GroupWatch:
         self._changed.set()
 
     async def run(self) -> None:
-        """Runs until it is cancelled or the group is deleted."""
+        """Runs until it is cancelled."""
         try:
             await self._run()
         finally:
@@ -209,9 +211,12 @@ class GroupWatch:
             try:
                 state = await self._reader.read()
             except NoZnode:
+                self._group.absent = True
+                self._on_change()
                 await asyncio.sleep(RETRY_S)
-                if await store.zk.exists(store.paths.members) is None:
-                    return
+                # the group was deleted, and this task is cancelled soon; or a member may create it in a leftover znode
+                if await store.zk.exists(store.paths.members, self._poke) is None:
+                    await self._changed.wait()
                 continue
             # changes before the first read are unknown
             news = News(None if first else changed_at, frozenset(crashed))
@@ -336,8 +341,9 @@ class Watcher:
         self.ready = False
 
     async def until_ready(self, timeout_s: float) -> None:
-        """Returns when all groups have been read, or after the timeout."""
-        await self.until(lambda: self.ready and all(group.seen for group in self.groups.values()), timeout_s)
+        """Returns when all groups have been read or are absent, or after the timeout."""
+        groups = self.groups
+        await self.until(lambda: self.ready and all(each.seen or each.absent for each in groups.values()), timeout_s)
 
     async def until(self, condition: Callable[[], bool], timeout_s: float) -> None:
         """Returns when the condition holds, or after the timeout. Evaluates it after each change."""

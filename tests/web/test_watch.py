@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,9 @@ from written_group import parts, written
 
 from allocator.cli.access import Access
 from allocator.core.aio.tasks import BackgroundTasks
+from allocator.core.znodes import Paths, Store
 from allocator.core.znodes.load_report import LoadReport
+from allocator.core.zookeeper import ZooKeeperClient
 from allocator.operate.doctor import observe
 from allocator.testing import FaultProxy
 from allocator.testing.waiting import wait_until_async
@@ -57,6 +60,25 @@ async def test_the_load_that_members_report_is_shown_as_it_changes(
                 await wait_until_async(seen, PATIENCE_S, f"max/mean of {shown}")
                 metrics = (await it.request("/metrics")).body.decode()
                 assert f'allocator_group_load_max_over_mean{{group="g"}} {shown}\n' in metrics
+
+
+async def test_an_empty_znode_delays_no_request_and_its_group_is_shown_once_it_has_members(zk_chroot: str) -> None:
+    zk = ZooKeeperClient(zk_chroot)
+    await zk.connect()
+    try:
+        await zk.ensure_path("/allocator/leftover")
+        async with served(zk_chroot) as it:
+            await asyncio.wait_for(it.watcher.until_ready(10 * PATIENCE_S), PATIENCE_S)
+            assert not it.watcher.groups["leftover"].seen
+            store = Store(zk, Paths("/allocator", "leftover"))
+            await store.prepare()
+
+            async def shown() -> bool:
+                return (await it.request("/api/groups/leftover")).code == 200
+
+            await wait_until_async(shown, PATIENCE_S, "the group in the leftover znode")
+    finally:
+        await zk.close()
 
 
 async def test_the_time_until_a_crash_was_noticed_is_not_part_of_the_rebalance(zk_chroot: str) -> None:

@@ -30,7 +30,7 @@ class KafkaLease(MemberLease):
         """Extends the lease after the acknowledgement of a request that began at `started`."""
         self._session.renew(started, session_timeout_s)
         if not rebalancing:
-            margin = min(rebalance_timeout_s * Lease.MARGIN, MAX_MARGIN_S)
+            margin = min(rebalance_timeout_s * Lease.CLOCK_MARGIN, MAX_MARGIN_S)
             self._rebalance.ends = max(self._rebalance.ends, started + rebalance_timeout_s - margin)
         self._proved(started)
 

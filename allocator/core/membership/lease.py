@@ -25,7 +25,8 @@ class Lease:
     The remaining quarter of the session timeout is the margin for clocks that run at different speeds.
     """
 
-    MARGIN = 0.25
+    CLOCK_MARGIN = 0.25
+    """Share of the timeout that a lease leaves out. Higher: clocks may differ more; lower: it lasts longer."""
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
         self.clock = clock or boot_clock
@@ -33,7 +34,7 @@ class Lease:
 
     def renew(self, started: float, session_timeout_s: float) -> None:
         """Extends the lease after an acknowledged exchange that started at `started`, by `clock`."""
-        self.ends = max(self.ends, started + session_timeout_s * (1 - self.MARGIN))
+        self.ends = max(self.ends, started + session_timeout_s * (1 - self.CLOCK_MARGIN))
 
     def end(self) -> None:
         """Ends the lease at once, because the session is lost."""

@@ -21,10 +21,12 @@ class EnsembleLease(Lease):
     learns that a session lives when the session is created or moves to another server. Apart from that, each server
     reports its live sessions to the leader every half tick. If the server dies first, its next report is lost. So an
     acknowledgement does not prove that the leader knows of this exchange. It proves that the leader knows of an
-    exchange that was acknowledged a quarter of the session timeout earlier. The lease counts from the start of that
-    earlier exchange. (A quarter is at least half a tick, because a timeout is at least two ticks, unless
-    minSessionTimeout is set lower.)
+    exchange that was acknowledged half a tick earlier. The lease counts from the start of that earlier exchange.
     """
+
+    HALF_TICK = 0.25
+    """The most that half a tick can be of a session timeout: a timeout is at least two ticks, unless minSessionTimeout
+    is set lower."""
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
         super().__init__(clock)
@@ -36,17 +38,24 @@ class EnsembleLease(Lease):
 
         `connected`: when this process requested its connection; the server reports that to the leader at once.
         """
-        margin, now = session_timeout_s * self.MARGIN, self.clock()
+        half_tick_s, now = session_timeout_s * self.HALF_TICK, self.clock()
         self._proofs.append((started, now))
-        while self._proofs[1][1] <= now - margin:
+        while self._proofs[1][1] <= now - half_tick_s:
             self._proofs.popleft()
         reported = max(self._proofs[0][0], connected)
-        self.renew(min(started, reported + margin), session_timeout_s)
+        self.renew(min(started, reported + half_tick_s), session_timeout_s)
 
 
-# Time between two proofs, as a share of the session timeout. It is slightly more than the margin, so that the proof
-# before the last one is old enough to count in full
-PACE = EnsembleLease.MARGIN + 0.01
+# Time between two proofs, as a share of the session timeout. Higher: a late response ends the lease; lower: more writes
+PACE = 0.26
+
+# if the server dies before its report, the lease ends half a tick later: within the margin, or the session could end
+# first
+assert EnsembleLease.HALF_TICK <= Lease.CLOCK_MARGIN
+# the proof before the last one is old enough to count in full
+assert EnsembleLease.HALF_TICK < PACE
+# one proof may fail before the lease ends
+assert 2 * PACE < 1 - Lease.CLOCK_MARGIN
 
 
 class MembershipLost(Exception):

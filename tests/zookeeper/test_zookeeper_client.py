@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from zookeeper_proxy import proxied
@@ -50,6 +51,19 @@ async def test_a_missing_chroot_is_created_only_on_request(zk_chroot: str) -> No
             assert await above.exists(deeper) is not None
     await zk.connect(make_chroot=False)
     await zk.close()
+
+
+async def test_the_end_of_a_session_does_not_wait_for_jobs_in_the_executor_of_the_loop(zk_chroot: str) -> None:
+    loop, release = asyncio.get_running_loop(), threading.Event()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    zk = ZooKeeperClient(zk_chroot)
+    await zk.connect()
+    job = loop.run_in_executor(None, release.wait)
+    try:
+        await asyncio.wait_for(zk.close(), 60)
+    finally:
+        release.set()
+        await job
 
 
 async def test_errors_name_the_znode(zk_chroot: str) -> None:

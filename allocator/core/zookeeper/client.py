@@ -13,6 +13,7 @@ import enum
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import WeakSet
@@ -233,8 +234,7 @@ class ZooKeeperClient:
         assert self._connected is not None
         self._connected.set()  # wakes `connect`, which may be waiting
         self.state = SessionState.LOST
-        # kazoo's stop joins its threads, which takes seconds if the ensemble does not respond
-        self._dead.append(self._loop.run_in_executor(None, _stop, client))
+        self._dead.append(_stop_in_thread(self._loop, client))
         await asyncio.shield(asyncio.gather(*self._dead))
 
     def abort(self, why: str) -> None:
@@ -318,7 +318,7 @@ class ZooKeeperClient:
         """Opens another kazoo client. After `abort`, or an error in its thread, the old client never reconnects."""
         if client is self._client and self._loop is not None and not self._auth_failed:
             log.error("ZooKeeper %s: kazoo's connection has ended; opening another", self.hosts)
-            self._dead.append(self._loop.run_in_executor(None, _stop, client))
+            self._dead.append(_stop_in_thread(self._loop, client))
             self._reopening = self._loop.call_later(REOPEN_S, self._open)
 
     def _post(self, function: Callable[..., None], *args: Any) -> None:
@@ -470,6 +470,15 @@ async def retrying(call: Callable[[], Awaitable[T]], deadline: float) -> T:
             if asyncio.get_running_loop().time() + pause_s > deadline:
                 raise
             await asyncio.sleep(pause_s)
+
+
+def _stop_in_thread(loop: asyncio.AbstractEventLoop, client: KazooClient) -> asyncio.Future[None]:
+    """Stops a client in a thread of its own. kazoo's stop joins its threads, which takes seconds if the ensemble does
+    not respond. The loop's own executor may be full of the user's jobs, for which a session must not wait."""
+    executor = ThreadPoolExecutor(1, "zookeeper-stop")
+    stopped = loop.run_in_executor(executor, _stop, client)
+    executor.shutdown(wait=False)
+    return stopped
 
 
 def _stop(client: KazooClient) -> None:

@@ -138,6 +138,24 @@ class LateOpening(ZooKeeperClient):
         return await super().multi(ops)
 
 
+async def test_a_member_copies_again_if_somebody_deletes_the_mark_of_its_copy(bench: Bench) -> None:
+    async with bench.zookeeper() as zk, bench.members("a") as (a,):
+        await bench.settled(a)
+        copies = 0
+
+        async def disturb() -> None:
+            nonlocal copies
+            copies += 1
+            if copies == 1:
+                await zk.delete(bench.kiel.opening)
+                await asyncio.Event().wait()  # until the member notices, and cancels this copy
+
+        a.while_copying = disturb
+        await adopt(zk, bench.group, "/allocator", 60.0, lambda line: None)
+        assert copies == 2
+        await bench.settled(a)
+
+
 async def test_a_member_that_is_late_does_not_copy_again(bench: Bench) -> None:
     """Its copy would replace the offsets that the group has committed in the new layout."""
     late = LateOpening(bench.hosts, session_timeout_s=6.0)

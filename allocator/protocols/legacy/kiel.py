@@ -321,6 +321,9 @@ class _KielMember(OwnersMembership):
 
         `changed`: set by a watch on the seal. After ConnectionLost, `_move` runs again.
         """
+        if self._opening.paths and await self._zk.exists(self._paths.opening) is None:
+            # an operator deleted it: forget it, or this member would never create it again, and try without a pause
+            self._opening = EphemeralZnodes(self._zk)
         try:
             await self._opening.create({self._paths.opening: b""})
         except ZnodeExists:

@@ -55,8 +55,9 @@ async def candidate(zk: ZooKeeperClient, group: str) -> Candidate:
 async def adopt(zk: ZooKeeperClient, group: str, root: str, wait_s: float, say: Callable[[str], None]) -> None:
     """Seals the group, and returns when its members own all partitions under `root`.
 
-    Calls `say` with a line for each step. Raises AdoptionRefused before it changes anything, and AdoptionUnfinished
-    after `wait_s` seconds; call it again to continue. Retries a lost connection to ZooKeeper until then.
+    Calls `say` with a line for each step. Waits for all members at most `wait_s` seconds: some may have stopped. Raises
+    AdoptionRefused before it changes anything, and AdoptionUnfinished if partitions have no owner then; call it again
+    to continue. Retries a lost connection to ZooKeeper until then.
     """
     ends = asyncio.get_running_loop().time() + wait_s
     found = await candidate(zk, group)
@@ -73,6 +74,12 @@ async def adopt(zk: ZooKeeperClient, group: str, root: str, wait_s: float, say: 
             say(f"{len(state.members)} members own {len(state.owners)} partitions under {root}")
             return
         if asyncio.get_running_loop().time() >= ends:
+            if state is not None and done:
+                say(
+                    f"{len(state.members)} members own {len(state.owners)} partitions under {root}; of "
+                    f"{len(found.members)} members that moved, the others have stopped or not joined yet"
+                )
+                return
             where = (
                 f"{len(now.members)} members have not released their partitions yet"
                 if now.members

@@ -138,6 +138,19 @@ class LateOpening(ZooKeeperClient):
         return await super().multi(ops)
 
 
+async def test_a_group_has_moved_if_one_of_its_members_stops_meanwhile(bench: Bench) -> None:
+    async with bench.zookeeper() as zk, bench.members("a", "b") as (a, b):
+        await bench.settled(a, b)
+        b.may_join.clear()
+        lines: list[str] = []
+        try:
+            await adopt(zk, bench.group, "/allocator", 10.0, lines.append)
+        finally:
+            b.may_join.set()
+        assert lines[-1].startswith("1 members own 24 partitions under /allocator; of 2 members")
+        await bench.settled(a, b)
+
+
 async def test_a_member_copies_again_if_somebody_deletes_the_mark_of_its_copy(bench: Bench) -> None:
     async with bench.zookeeper() as zk, bench.members("a") as (a,):
         await bench.settled(a)

@@ -1,8 +1,9 @@
 """Parses and computes offsets: ranges of tasks, starts and ends in options, positions in a checkpoint. No I/O.
 
 A stream's checkpoint has the format of Spark's own connector, {"orders": {"0": 23}}: the next offset of each
-partition. For a partition that is new to the stream, the key "@begin" has its first offset, so that a batch that is
-repeated after a crash reads exactly the same records. No topic can have this name. "@ids" has the id of each topic if
+partition. The key "@begin" has the first offset of partitions that do not start where the batch before ended, in the
+first batch of all partitions, so that a batch that is repeated after a crash reads exactly the same records. No topic
+can have this name. "@ids" has the id of each topic if
 the brokers report it (Kafka 2.8 and newer): {"orders": "fc5b..."}.
 """
 
@@ -236,13 +237,22 @@ def _number(topic: str, value: Any) -> int:
 class StreamOffsets(NamedTuple):
     """The positions of a stream.
 
-    `next` has the next offset to read. `begin` has the first offset of partitions that are new to the stream, or whose
-    topic was recreated. `ids`: topic -> its id, if known.
+    `next` has the next offset to read. `begin` has the start of partitions that do not start at the position before:
+    they are new to the stream, another member read them, or their log was lost. `ids`: topic -> its id, if known.
     """
 
     next: Mapping[TopicPartition, int]
     begin: Mapping[TopicPartition, int]
     ids: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def is_start(self) -> bool:
+        """Returns whether no batch has read records before these positions."""
+        return self.begin == self.next
+
+    def recreated(self, ids: Mapping[str, str]) -> list[str]:
+        """Returns the topics that have another id in `ids`, sorted."""
+        return sorted(topic for topic, known in self.ids.items() if ids.get(topic, known) != known)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON form. Its order never changes, because Spark compares the text to detect new data."""

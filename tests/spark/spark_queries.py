@@ -10,11 +10,14 @@ from typing import Any
 import mirroring
 import pyarrow as pa
 
+from allocator.core.client import KafkaClient
+from allocator.core.offsets import GroupOffsets
 from allocator.spark.options import STREAM, read_options
 from allocator.spark.source.stream import StreamReader
 from allocator.testing import LocalCluster
+from allocator.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["Place", "Query", "committed", "run_query"]
+__all__ = ["Place", "Query", "commit", "committed", "run_query"]
 
 COLUMNS = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
 Place = tuple[str, int, int]
@@ -79,3 +82,14 @@ class Query:
 def committed(cluster: LocalCluster, group: str, topic: str) -> dict[int, int]:
     """Partition -> committed offset, from the group's coordinator."""
     return asyncio.run(mirroring.committed(cluster, group, topic))
+
+
+def commit(cluster: LocalCluster, group: str, topic: str, offsets: dict[int, int]) -> None:
+    """Commits `offsets` (partition -> offset) to the group."""
+
+    async def work() -> None:
+        async with KafkaClient(cluster.bootstrap) as client:
+            wanted = {TopicPartition(topic, number): OffsetAndMetadata(at, "", -1) for number, at in offsets.items()}
+            await GroupOffsets(client, group).commit(wanted)
+
+    asyncio.run(work())

@@ -11,12 +11,12 @@ import pytest
 
 pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4.2 needs Python 3.10 or newer")
 
-from spark_queries import Query
+from spark_queries import Query, committed
 
 from allocator import Consumer, ZooKeeper
 from allocator.spark.options import read_options
 from allocator.spark.source.member import StreamMember
-from allocator.testing import LocalCluster, produce, wait_until_async
+from allocator.testing import LocalCluster, produce, wait_until, wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 PARTITIONS = 6
@@ -132,3 +132,40 @@ async def test_a_query_and_a_consumer_share_a_topic_and_no_record_is_read_twice(
         await query_reads(consumed, "the query to continue alone")
     finally:
         await asyncio.to_thread(query.stop)
+
+
+@pytest.mark.deadline(240)
+def test_a_repeated_batch_does_not_lower_what_another_member_committed(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    """The query dies within a batch, another member reads on, and the query comes back."""
+    topic = topic_factory()
+    produce(kafka_cluster.bootstrap, topic, [b"x"] * 100)
+    place = {"brokers": kafka_cluster.bootstrap, "group": group, "zookeeper": f"{kafka_cluster.zookeeper}/{group}"}
+    options = {**place, "topics": topic, "membership": "zookeeper", "session_timeout_s": 8}
+    query, other = (Query(**options, starting_offsets="earliest", max_offsets_per_trigger=most) for most in (25, 1000))
+
+    def batch(query: Query, first: int, end: int) -> None:
+        found = wait_until(query.batch, PATIENCE_S, "a batch")
+        assert found == [(topic, 0, offset) for offset in range(first, end)]
+
+    try:
+        batch(query, 0, 25)
+        start, end = query.plan()
+        assert query.read(start, end) == [(topic, 0, offset) for offset in range(25, 50)]
+        query.reader.stop()
+        batch(other, 25, 100)
+        assert other.batch() == []  # and commits
+        assert committed(kafka_cluster, group, topic) == {0: 100}
+        other.stop()
+        query.restart()
+        assert query.read(start, end) == []
+        query.at = end
+        produce(kafka_cluster.bootstrap, topic, [b"x"] * 5)
+        batch(query, 100, 105)
+        assert committed(kafka_cluster, group, topic) == {0: 100}
+        assert query.batch() == []
+        assert committed(kafka_cluster, group, topic) == {0: 105}
+    finally:
+        query.stop()
+        other.stop()

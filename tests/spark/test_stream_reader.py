@@ -12,7 +12,8 @@ import pytest
 pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4.2 needs Python 3.10 or newer")
 
 from joining import joined
-from spark_queries import Place, Query, committed
+from mirroring import delete_records
+from spark_queries import Place, Query, commit, committed
 
 from allocator import Consumer
 from allocator.core.zookeeper.client import NoChroot
@@ -92,6 +93,42 @@ def test_a_batch_that_is_repeated_by_another_driver_is_the_same_whatever_came_me
     rest += query.batch()
     assert sorted(first + rest) == records(topic, dict.fromkeys(range(24), range(6)))
     assert query.batch() == []
+
+
+@pytest.mark.parametrize("start", ["latest", "latest while records arrive", "committed"])
+def test_a_first_batch_that_is_repeated_by_another_driver_is_the_same(start: str, streams: Streams, group: str) -> None:
+    """Spark keeps the ends of the batch only, and asks the new reader for the start again."""
+    topic = streams.topic()
+    streams.fill(topic, {0: 20})
+    commit(streams.cluster, group, topic, {0: 15})
+    query = streams.query(topics=topic, group=group, starting_offsets=start.split()[0])
+    query.at = json.dumps(query.reader.initialOffset())
+    if start == "latest while records arrive":
+        streams.fill(topic, {0: 5})
+    first = query.plan()
+    read = query.read(*first)
+    streams.fill(topic, {0: 10})
+    commit(streams.cluster, group, topic, {0: 30})
+    query.restart()
+    again = json.dumps(query.reader.initialOffset())
+    wanted = {"latest": range(0), "latest while records arrive": range(20, 25), "committed": range(15, 20)}[start]
+    assert read == query.read(again, first[1]) == records(topic, {0: wanted})
+    query.at = first[1]
+    assert query.batch() == records(topic, {0: range(25 if "while" in start else 20, 35 if "while" in start else 30)})
+
+
+def test_a_first_batch_whose_records_retention_deleted_is_data_loss(streams: Streams) -> None:
+    topic = streams.topic()
+    streams.fill(topic, {0: 20})
+    query = streams.query(topics=topic)
+    _, end = query.plan()
+    delete_records(streams.cluster.bootstrap, topic, 12)
+    query.restart()
+    start = json.dumps(query.reader.initialOffset())
+    with pytest.raises(DataLoss, match=f"{topic}:0 has offsets 12 to 19, not 0"):
+        query.read(start, end)
+    query.restart(fail_on_data_loss="false")
+    assert query.read(start, end) == records(topic, {0: range(12, 20)})
 
 
 def test_a_batch_waits_for_as_many_records_as_are_wanted_or_for_its_delay(streams: Streams) -> None:
@@ -294,6 +331,40 @@ def test_a_transaction_that_is_open_at_the_checkpoint_holds_the_stream_back_and_
     # before or after the transaction's marker
     (found,) = wait_until(after.batch, METADATA_S + 120, "the end of the transaction")
     assert found in records(topic, {0: range(11, 13)})
+
+
+def test_a_log_that_ends_before_the_checkpoint_is_data_loss_or_the_query_goes_on_at_its_end(
+    streams: Streams, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A leader that was elected without the last records: the topic is the same, and so are its other records."""
+    topic = streams.topic()
+    streams.fill(topic, {0: 10})
+    query = streams.query(topics=topic, fail_on_data_loss="false")
+    query.batch()
+    checkpoint = json.loads(str(query.at))
+    checkpoint[topic]["0"] = 13
+    query.at = json.dumps(checkpoint)
+    query.restart(fail_on_data_loss="true")
+    with pytest.raises(DataLoss, match=f"{topic}:0 was read up to offset 13 and now ends at 10"):
+        query.plan()
+    query.restart(fail_on_data_loss="false")
+    assert query.batch() == []
+    assert f"{topic}:0 was read up to offset 13 and now ends at 10" in caplog.text
+    streams.fill(topic, {0: 2})
+    assert query.batch() == records(topic, {0: range(10, 12)})
+
+
+def test_available_now_ends_before_records_that_arrive_while_the_query_starts(streams: Streams) -> None:
+    """Spark asks for the ends before it asks for the start."""
+    topic = streams.topic()
+    streams.fill(topic, {0: 10})
+    for loss in ("true", "false"):
+        query = streams.query(topics=topic, starting_offsets="latest", fail_on_data_loss=loss)
+        query.reader.prepareForTriggerAvailableNow()
+        streams.fill(topic, {0: 5})
+        assert query.batch() == []
+        streams.fill(topic, {0: 5})
+        assert query.batch() == []
 
 
 def test_available_now_ends_where_topics_ended_when_it_began(streams: Streams) -> None:

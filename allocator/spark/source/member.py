@@ -58,13 +58,15 @@ class StreamMember:
         """
         return self._call(self._runner.border(done, ids))
 
-    def claim(self, wanted: Partitions) -> Begin:
-        """Returns the owned partitions of `wanted` -> committed offset, to repeat a batch after a crash.
+    def claim(self, planned: Mapping[TopicPartition, int]) -> Begin:
+        """Returns the owned partitions of `planned` -> committed offset, to repeat a batch after a crash.
 
-        Waits until the session of the crashed process has ended. Other members own the remaining partitions then. They
-        start at the committed offset, which the unfinished batch has not changed.
+        `planned` has the end of each partition of the batch. If another member has committed that end meanwhile, the
+        next `border` treats the partition like a new one, and does not commit the end again. Waits until the session of
+        the crashed process has ended. Other members own the remaining partitions then. They start at the committed
+        offset, which the unfinished batch has not changed.
         """
-        return self._call(self._runner.claim(wanted))
+        return self._call(self._runner.claim(planned))
 
     def close(self) -> None:
         """Leaves the group. The next owner reads uncommitted records again. May be called twice."""
@@ -142,8 +144,9 @@ class _MemberRunner(AssignmentListener):
             held[tp].running = True
         return begin
 
-    async def claim(self, wanted: Partitions) -> Begin:
+    async def claim(self, planned: Mapping[TopicPartition, int]) -> Begin:
         membership = await self._joined()
+        wanted = frozenset(planned)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + 2 * self._options.session_timeout_s
         while not wanted <= self._held.keys() and loop.time() < deadline:
@@ -152,10 +155,9 @@ class _MemberRunner(AssignmentListener):
             self._raise_if_ended(membership)
         await self._may_act(membership)
         held = {tp: self._held[tp] for tp in wanted & self._held.keys()}
-        repeated = frozenset(tp for tp, tenure in held.items() if not tenure.running)
-        for tp in repeated:
-            held[tp].running = True
-        found = await self._found(repeated)
+        found = await self._found(frozenset(tp for tp, tenure in held.items() if not tenure.running))
+        for tp, at in found.items():
+            held[tp].running = at is None or at < planned[tp]
         return {tp: found.get(tp) for tp, tenure in held.items() if self._held.get(tp) is tenure}
 
     async def leave(self) -> None:

@@ -39,17 +39,16 @@ Offsets = dict[TopicPartition, int]
 class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # not followed
     """The reader of a stream. Its methods run on the driver, except `read`, which runs in tasks.
 
-    Guarantees: the checkpoint has the offsets of a batch before the batch is read, so a repeated batch has the same
-    records. No batch is larger than `max_offsets_per_trigger`. The stream reads a partition that is created while the
-    query runs from its first record. A commit covers only records of finished batches.
+    Guarantees: the checkpoint has the ends of a batch, and the starts that no earlier batch has, before the batch is
+    read, so a repeated batch has the same records. No batch is larger than `max_offsets_per_trigger`. The stream reads
+    a partition that is created while the query runs from its first record. A commit covers only records of finished
+    batches.
     """
 
     def __init__(self, options: Options, columns: pa.Schema) -> None:
         self.options = options
         self.columns = columns
         self._link: ClusterLink | None = None
-        # the offsets at which the stream starts; no batch has read records before them
-        self._initial_positions: StreamOffsets | None = None
         self._committed: Offsets = {}
         self._latest: Offsets = {}
         # with Trigger.AvailableNow, the ends when the query started
@@ -69,9 +68,8 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
     # -- called by Spark on the driver ---------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
-        first: StreamOffsets = self._run(self._initial())
-        self._initial_positions = first
-        return first.to_json()
+        first: dict[str, Any] = self._run(self._initial()).to_json()
+        return first
 
     def getDefaultReadLimit(self) -> Any:
         most = self.options.max_offsets_per_trigger
@@ -147,8 +145,8 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         # the committed offset of a group that reads uncommitted records may be inside an open transaction
         upto = await self._held_back(client, offsets, {tp: end for tp, (_, end) in known.items()})
         known = {tp: (first, upto[tp]) for tp, (first, _) in known.items()}
-        ids = topic_ids(client, {tp.topic for tp in known})
-        return StreamOffsets(clip(options, offsets, known, "starting_offsets"), {}, ids)
+        start = clip(options, offsets, known, "starting_offsets")
+        return StreamOffsets(start, start, topic_ids(client, {tp.topic for tp in known}))
 
     async def _ends_now(self) -> Offsets:
         client = await self._client()
@@ -159,7 +157,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         client, options = await self._client(), self.options
         if self._member is not None:
             return await self._next_as_member(client, self._member, before, most)
-        if options.commit == "after_batch" and before != self._initial_positions:
+        if options.commit == "after_batch" and not before.is_start:
             # commits the previous batch, which is processed: Spark calls `commit` only when there is another batch
             await self._commit(before)
         try:
@@ -169,28 +167,13 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
             return await self._after(client, before, most)
 
     async def _after(self, client: KafkaClient, before: StreamOffsets, most: int | None) -> StreamOffsets:
-        options = self.options
-        start = dict(before.next)
-        tps = await self._partitions(client, start)
+        tps = await self._partitions(client, before.next)
         upto = await self._ends(client, before, tps)
         ids = {**before.ids, **topic_ids(client, {tp.topic for tp in tps})}
         again = self._created_again(before, ids)
-        start = {tp: at for tp, at in start.items() if tp.topic not in again}
-        new = [tp for tp in tps if tp not in start]
-        begin = {tp: first for tp, (first, _) in (await bounds(client, options, new)).items()}
-        if self._target is not None:
-            upto = {tp: min(end, self._target[tp]) for tp, end in upto.items() if tp in self._target}
-            begin = {tp: min(first, upto[tp]) for tp, first in begin.items() if tp in upto}
-        start.update(begin)
-        upto = await self._held_back(client, start, upto)
-        self._check_reached(start, upto)
-        if most is not None:
-            # reads recreated partitions to their end: with a limit, busy partitions would get most of the batch
-            recreated = {tp: end for tp, end in upto.items() if end < start[tp]}
-            upto = {**limit_ends(start, upto, most), **recreated}
-        # keep the offsets of a deleted topic: if it is created again with fewer records, that is data loss
-        after = {**{tp: at for tp, at in before.next.items() if tp.topic not in again}, **upto}
-        return before if after == before.next and not again else StreamOffsets(after, begin, ids)
+        known = {tp: at for tp, at in before.next.items() if tp.topic not in again}
+        first = await self._first(client, [tp for tp in tps if tp not in known])
+        return await self._batch(client, before, {**known, **first}, upto, ids, most)
 
     async def _next_as_member(
         self, client: KafkaClient, member: StreamMember, before: StreamOffsets, most: int | None
@@ -208,16 +191,38 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         new = [tp for tp, at in owned.items() if at is None]
         known = await bounds(client, options, new)
         first = await resolve(client, options, options.start or StartOrEnd(EARLIEST), known, "starting_offsets")
-        earliest = {tp: at for tp, (at, _) in (await bounds(client, options, former)).items()}
-        start = {**{tp: first[tp] if at is None else at for tp, at in owned.items()}, **earliest}
+        start = {tp: first[tp] if at is None else at for tp, at in owned.items()}
+        return await self._batch(client, before, {**start, **await self._first(client, former)}, upto, ids, most)
+
+    async def _batch(
+        self,
+        client: KafkaClient,
+        before: StreamOffsets,
+        start: Offsets,
+        upto: Offsets,
+        ids: Mapping[str, str],
+        most: int | None,
+    ) -> StreamOffsets:
+        """Returns the end of a batch that reads from `start`, and at most to `upto`.
+
+        `start` may have deleted partitions, whose offsets stay: if the topic is created again with fewer records, that
+        is data loss. Returns `before` itself if there is nothing new.
+        """
+        upto = await self._held_back(client, start, upto)
+        start = {**start, **await self._after_loss(client, before, start, upto, ids)}
         if self._target is not None:
             upto = {tp: max(start[tp], min(end, self._target.get(tp, start[tp]))) for tp, end in upto.items()}
-        upto = await self._held_back(client, start, upto)
-        self._check_reached(start, upto)
         if most is not None:
             upto = limit_ends(start, upto, most)
-        begin = {tp: at for tp, at in start.items() if before.next.get(tp) != at}
-        return before if upto == dict(before.next) and not begin else StreamOffsets(upto, begin, ids)
+        moved = {tp: at for tp, at in start.items() if before.next.get(tp) != at}
+        end = {**start, **upto}
+        if end == before.next and not moved and not before.recreated(ids):
+            return before
+        # Spark stores no start of a batch. For the first one it calls `initialOffset` again after a crash
+        return StreamOffsets(end, start if before.is_start else moved, ids)
+
+    async def _first(self, client: KafkaClient, tps: Collection[TopicPartition]) -> Offsets:
+        return {tp: first for tp, (first, _) in (await bounds(client, self.options, tps)).items()}
 
     async def _partitions(self, client: KafkaClient, start: Mapping[TopicPartition, int]) -> list[TopicPartition]:
         """Returns the partitions to read now. Raises CheckpointMismatch, and DataLoss for a deleted partition."""
@@ -253,7 +258,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _created_again(self, before: StreamOffsets, ids: Mapping[str, str]) -> set[str]:
         """Returns the topics that were recreated since `before`. Raises DataLoss."""
-        again = sorted(topic for topic, known in before.ids.items() if ids.get(topic, known) != known)
+        again = before.recreated(ids)
         if again and self.options.fail_on_data_loss:
             raise DataLoss(
                 f"topic {', '.join(map(repr, again))} was deleted and created again while the query read it (its id "
@@ -282,37 +287,50 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         whole = await ends(client, replace(self.options, isolation_level="read_uncommitted"), short)
         return {**upto, **{tp: start[tp] for tp in short if whole[tp] >= start[tp]}}
 
-    def _check_reached(self, start: Mapping[TopicPartition, int], upto: Mapping[TopicPartition, int]) -> None:
+    async def _after_loss(
+        self,
+        client: KafkaClient,
+        before: StreamOffsets,
+        start: Mapping[TopicPartition, int],
+        upto: Mapping[TopicPartition, int],
+        ids: Mapping[str, str],
+    ) -> Offsets:
+        """Returns where the stream goes on in partitions that end before `start`. Raises DataLoss.
+
+        It goes on at the end of the log. Without topic ids, the topic may be a new one: the stream reads it from its
+        first record.
+        """
         short = sorted(tp for tp, end in upto.items() if end < start[tp])
         if not short:
-            return
+            return {}
         tp = short[0]
         what = f"{tp.topic}:{tp.partition} was read up to offset {start[tp]} and now ends at {upto[tp]}"
         if self.options.fail_on_data_loss:
             raise DataLoss(
                 f"{what}: the topic was created again, or its log was truncated; start with another "
-                "checkpointLocation, or set fail_on_data_loss to false to read the records that it has now"
+                "checkpointLocation, or set fail_on_data_loss to false to continue with the records that it has now"
             )
-        log.warning("%s (%d partitions in all); reading them from their first record", what, len(short))
+        log.warning("%s (%d partitions in all): their last records are lost; continuing at the end", what, len(short))
+        perhaps_new = [tp for tp in short if before.ids.get(tp.topic) is None or ids.get(tp.topic) is None]
+        if perhaps_new:
+            log.warning("%s may have been created again; reading from the first record", some(perhaps_new))
+        return {**{tp: upto[tp] for tp in short}, **await self._first(client, perhaps_new)}
 
     async def _ranges(self, start: StreamOffsets, end: StreamOffsets) -> list[Range]:
         begin = {**start.next, **end.begin}
         if self._member is not None:
-            planned = [tp for tp, last in end.next.items() if tp in begin and last > begin[tp]]
-            owned = self._member.claim(frozenset(planned))
-            left_out = set(planned) - owned.keys()
+            planned = {tp: last for tp, last in end.next.items() if tp in begin and last > begin[tp]}
+            owned = self._member.claim(planned)
+            left_out = planned.keys() - owned.keys()
             if left_out:
                 log.warning("other members own %s now, and continue at the committed offset", some(left_out))
             done = {tp: max(begin[tp], owned[tp] or 0) for tp in planned if tp in owned}
             return [_range(tp, at, end) for tp, at in done.items() if end.next[tp] > at]
+        # a checkpoint of Spark's own connector has no start of new partitions
         missing = [tp for tp in end.next if tp not in begin]
-        # with fail_on_data_loss false, recreated topics start at their first record
-        recreated = [tp for tp, last in end.next.items() if tp in begin and last < begin[tp]]
-        if missing or recreated:
-            client = await self._client()
-            first = await bounds(client, self.options, [*missing, *recreated])
-            begin.update({tp: at for tp, (at, _) in first.items()})
-            log.info("%s start at their first record", some(first))
+        if missing:
+            begin.update(await self._first(await self._client(), missing))
+            log.info("%s start at their first record", some(missing))
         return [_range(tp, begin[tp], end) for tp, last in end.next.items() if last > begin[tp]]
 
     async def _commit(self, done: StreamOffsets) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Optional
 
 from allocator.spark.link import ClusterLink
@@ -64,14 +65,18 @@ class Topic:
     def isolation_level(self) -> str:
         return self._read()[0].isolation_level
 
-    def extent(self) -> Extent:
-        """Reads the extent. Raises BrokersUnavailable, TopicNotFound, DataLoss, and the errors of `plan.resolve`."""
+    def extent(self, reached: Mapping[int, int] = MappingProxyType({})) -> Extent:
+        """Reads the extent. `reached`: partition -> offset up to which it was read, as in `list_offsets`.
+
+        Raises BrokersUnavailable, TopicNotFound, DataLoss, and the errors of `plan.resolve`.
+        """
         options, to_committed = self._read()
 
         async def read() -> Extent:
             client = await link.client()
             partitions = await find_partitions(client, options)
-            known = await bounds(client, options, partitions)
+            read_to = {tp: reached[tp.partition] for tp in partitions if tp.partition in reached}
+            known = await bounds(client, options, partitions, read_to)
             places = (
                 options.start or StartOrEnd(EARLIEST),
                 options.end or StartOrEnd(COMMITTED if to_committed else LATEST),

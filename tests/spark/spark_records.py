@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from allocator.spark.ranges import Range
@@ -60,7 +61,7 @@ class FakeTopic:
         self.log = {partition: (0, size) for partition, size in enumerate(sizes)}
         self._extent = {"cluster": "here", "topic_id": None, **extent}
 
-    def extent(self) -> Extent:
+    def extent(self, reached: Mapping[int, int] = MappingProxyType({})) -> Extent:
         return Extent(**{"log": dict(self.log), "chosen": dict(self.log), **self._extent})
 
     def topic_id(self) -> Any:

@@ -84,8 +84,8 @@ def test_a_run_that_another_run_overtook_does_not_mistake_the_topic_for_a_recrea
     class Overtaken(FakeTopic):
         """Another run archives more of the topic right after this one has read its ends."""
 
-        def extent(self) -> Any:
-            found = super().extent()
+        def extent(self, *reached: Any) -> Any:
+            found = super().extent(*reached)
             if self.log[0][1] == 10:
                 self.log[0] = (0, 20)
                 assert archive(FakeTopic([20]), tmp_path, spark=spark).records == 20

@@ -79,8 +79,8 @@ def test_records_that_arrive_during_an_audit_of_two_topics_are_not_reported(
     class Busy(Topic):
         """Records arrive each time that the ends of the topic have been read; a mirror copies half of them at once."""
 
-        def extent(self) -> Extent:
-            found = super().extent()
+        def extent(self, *reached: Any) -> Extent:
+            found = super().extent(*reached)
             reads.append(self.name)
             for name in (source, source, copy):
                 produce(brokers, name, [(None, b"late", 0)])
@@ -98,8 +98,8 @@ class Expiring(Topic):
 
     reads = 0
 
-    def extent(self) -> Extent:
-        found = super().extent()
+    def extent(self, *reached: Any) -> Extent:
+        found = super().extent(*reached)
         type(self).reads += 1
         if type(self).reads == 2:
             delete_records(self.brokers, self.name, 6)

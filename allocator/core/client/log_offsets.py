@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, Optional, Union
 
 from allocator.core.client import protocol
@@ -27,6 +28,11 @@ LATEST = -1
 MAX_VERSION = 9  # newer versions add queries that this module does not use
 # Higher: finds a topic that was created a moment ago; lower: reports a mistyped name sooner
 MISSING_PATIENCE_S = 5.0
+# ListOffsets v5 (Kafka 2.2): a new leader refuses the request until it knows the end of the log (KIP-207)
+TRUE_ENDS: Final = 5
+# Longest wait for a leader that reports an end below `reached`. Higher: a leader whose replicas return slowly has more
+# time; lower: a truncated log is detected sooner
+LOWER_END_PATIENCE_S = 5.0
 
 Found = dict[TopicPartition, Optional[OffsetAndTimestamp]]
 LogTime = Union[int, Literal["earliest", "latest"]]
@@ -39,6 +45,7 @@ async def list_offsets(
     *,
     isolation_level: str = DEFAULT["isolation_level"],
     timeout_s: float = 30.0,
+    reached: Mapping[TopicPartition, int] = MappingProxyType({}),
 ) -> Found:
     """Returns the offset of each partition at "earliest", "latest" (the next to be written) or a time in epoch ms.
 
@@ -46,13 +53,19 @@ async def list_offsets(
     only the times of log segments: the offset is then the start of a segment at or before that record, with timestamp
     -1. With "read_committed", "latest" is the last stable offset (from 0.11 on).
 
+    `reached` has offsets up to which the logs were read. Before Kafka 2.2 a new leader reports a lower end for a
+    moment, so an offset below it is requested again for up to 5 s.
+
     Retries for `timeout_s` while leaders move, and for 5 s if the brokers lack a topic or partition, which may be new.
     Raises `TopicNotFound`, or `BrokerError` with a partition and the cause.
     """
     started = time.monotonic()
     found: Found = {}
+    version = client.api_version(protocol.ListOffsetsRequest)
+    lower_s = min(timeout_s, LOWER_END_PATIENCE_S) if version is None or version < TRUE_ENDS else 0.0
     while True:
         causes: dict[TopicPartition, BrokerError] = {}
+        lower: Found = {}
         by_leader: dict[int, dict[TopicPartition, int]] = defaultdict(dict)
         for tp, when in at.items():
             if tp in found:
@@ -71,9 +84,14 @@ async def list_offsets(
             for tp, result in results.items():
                 if isinstance(result, BrokerError):
                     causes[tp] = result
+                elif result is not None and result.offset < reached.get(tp, 0):
+                    lower[tp] = result
                 else:
                     found[tp] = result
-        if not causes:
+        if lower and time.monotonic() - started >= lower_s:
+            found.update(lower)
+            lower = {}
+        if not causes and not lower:
             return found
         for error in causes.values():
             if not error.retriable:
@@ -86,11 +104,11 @@ async def list_offsets(
             for tp, error in causes.items():
                 if tp.partition not in (client.partitions(tp.topic) or ()):
                     raise error
-        if elapsed >= timeout_s:
+        if causes and elapsed >= timeout_s:
             raise next(iter(causes.values()))
         await asyncio.sleep(client.retry_backoff_s)
         with contextlib.suppress(BrokersUnavailable):  # the leaders may return within the timeout
-            await client.refresh({tp.topic for tp in causes})
+            await client.refresh({tp.topic for tp in (*causes, *lower)})
 
 
 def _why_leaderless(client: KafkaClient, tp: TopicPartition) -> BrokerError:

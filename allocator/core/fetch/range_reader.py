@@ -73,15 +73,18 @@ class RangeReader:
         self._fetching = {"max_wait_s": MAX_WAIT_S, **fetching}
 
     async def bounds(
-        self, partitions: Iterable[TopicPartition], since_ms: int | None = None
+        self,
+        partitions: Iterable[TopicPartition],
+        since_ms: int | None = None,
+        reached: Mapping[TopicPartition, int] = MappingProxyType({}),
     ) -> dict[TopicPartition, tuple[int, int]]:
         """Returns the ranges that these partitions have now. `since_ms`: from the first record at or after this time.
 
-        With "read_committed", they end at the last stable offset. Raises `TopicNotFound`, and a retriable `BrokerError`
-        after `patience_s` without a response.
+        With "read_committed", they end at the last stable offset. `reached`: as in `list_offsets`. Raises
+        `TopicNotFound`, and a retriable `BrokerError` after `patience_s` without a response.
         """
         wanted = list(partitions)
-        ends = await self._offsets(wanted, LATEST)
+        ends = await self._offsets(wanted, LATEST, reached)
         starts = await self._offsets(wanted, EARLIEST if since_ms is None else since_ms)
         found = {}
         for partition in wanted:
@@ -91,12 +94,15 @@ class RangeReader:
             found[partition] = (stop if start is None else min(start.offset, stop), stop)
         return found
 
-    async def _offsets(self, partitions: list[TopicPartition], when: int) -> Found:
+    async def _offsets(
+        self, partitions: list[TopicPartition], when: int, reached: Mapping[TopicPartition, int] = MappingProxyType({})
+    ) -> Found:
         request = list_offsets(
             self.client,
             dict.fromkeys(partitions, when),
             isolation_level=self.isolation_level,
             timeout_s=self.patience_s,
+            reached=reached,
         )
         try:
             return await within(request, self.patience_s)
@@ -218,7 +224,7 @@ class _Reading:
             log.warning("%s", error)
             resume_at = max(first, error.divergent_offset)
         else:
-            start, end = (await self.reader.bounds([partition]))[partition]
+            start, end = (await self.reader.bounds([partition], reached={partition: error.offset}))[partition]
             if start <= error.offset <= end:  # the log has the offset: a new leader did not know its end yet
                 resume_at = self.refused[partition] = error.offset
                 await asyncio.sleep(self.reader.client.retry_backoff_s)

@@ -128,7 +128,8 @@ def archive(
         """Sets the report's ranges and gaps. Returns the extent, the commits, and an empty range for each new
         partition."""
         alive = store.live()
-        extent = topic.extent()  # read after the commits, so that it cannot be older than they are
+        # read after the commits, so that it cannot be older than they are
+        extent = topic.extent({p: end for p, (_, end) in reach_of(alive).items()})
         start, report.gaps = _start(alive, topic.name, extent, allow_gaps)
         report.ranges = {p: (at, extent.chosen[p][1]) for p, at in start.items() if at < extent.chosen[p][1]}
         return extent, alive, {p: (at, at) for p, at in start.items() if p not in reach_of(alive)}

@@ -85,7 +85,7 @@ class _PinnedTopic:
 
         Raises DataLoss if the topic was created again, or lost records at its end.
         """
-        now = self.topic.extent()
+        now = self.topic.extent({p: high for p, (_, high) in self.reach.items()})
         short = [p for p, (_, high) in self.reach.items() if now.log.get(p, (0, 0))[1] < high]
         if now.topic_id != self.topic_id or short:
             raise DataLoss(
@@ -261,7 +261,7 @@ def _pin(
     if isinstance(left, Topic) and isinstance(right, Topic):
         first, second = ({p: end for p, (_, end) in each.chosen.items()} for each in extents if each is not None)
         ends = first, second
-        extents = [left.extent(), right.extent()]
+        extents = [left.extent(first), right.extent(second)]
     states: list[SideState | None] = [None, None]
     if path is not None:
         for number, source in enumerate((left, right)):

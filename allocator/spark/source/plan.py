@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
+from types import MappingProxyType
 from typing import Any, Optional
 
 from allocator.core.client import KafkaClient, list_offsets
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 Offsets = dict[TopicPartition, int]
 Bounds = dict[TopicPartition, tuple[int, int]]
 """Partition -> (first offset, end offset)."""
+Reached = Mapping[TopicPartition, int]
+NOTHING: Reached = MappingProxyType({})
 END_NAME = "ending_offsets"
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -96,19 +99,27 @@ async def find_partitions(client: KafkaClient, options: Options, max_age_s: floa
     return list(options.assign)
 
 
-async def bounds(client: KafkaClient, options: Options, tps: Collection[TopicPartition]) -> Bounds:
-    """Returns the start and end of each partition (read_committed: the last stable offset). Raises BrokerError."""
+async def bounds(
+    client: KafkaClient, options: Options, tps: Collection[TopicPartition], reached: Reached = NOTHING
+) -> Bounds:
+    """Returns the start and end of each partition (read_committed: the last stable offset). Raises BrokerError.
+
+    `reached`: as in `list_offsets`.
+    """
     reader = RangeReader(client, isolation_level=options.isolation_level, patience_s=options.timeout_s)
-    return await reader.bounds(tps)
+    return await reader.bounds(tps, reached=reached)
 
 
-async def ends(client: KafkaClient, options: Options, tps: Collection[TopicPartition]) -> Offsets:
-    """Returns the current end of each partition. Raises BrokerError."""
+async def ends(
+    client: KafkaClient, options: Options, tps: Collection[TopicPartition], reached: Reached = NOTHING
+) -> Offsets:
+    """Returns the current end of each partition. Raises BrokerError. `reached`: as in `list_offsets`."""
     found = await list_offsets(
         client,
         dict.fromkeys(tps, "latest"),
         isolation_level=options.isolation_level,
         timeout_s=options.timeout_s,
+        reached=reached,
     )
     return {tp: there.offset if there is not None else 0 for tp, there in found.items()}
 

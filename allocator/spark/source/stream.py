@@ -251,7 +251,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
     async def _ends(self, client: KafkaClient, before: StreamOffsets, tps: Collection[TopicPartition]) -> Offsets:
         """Returns the current ends. If there are new records, refreshes the topic ids afterwards, so that they are
         newer."""
-        self._latest = upto = await ends(client, self.options, tps)
+        self._latest = upto = await ends(client, self.options, tps, before.next)
         if any(before.next.get(tp) != end for tp, end in upto.items()):
             await client.refresh({tp.topic for tp in tps})
         return upto

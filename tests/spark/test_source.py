@@ -149,34 +149,27 @@ def test_a_batch_starts_at_the_groups_offsets(
 
 
 @pytest.mark.parametrize(
-    ("where", "zero", "one", "tasks"),
+    ("where", "zero", "one"),
     [
-        ("partition = 1 and offset >= 95", None, range(95, 100), 1),
-        ("offset between 10 and 12", range(10, 13), range(10, 13), 2),
-        ("timestamp >= timestamp_millis(1700000098000)", range(98, 100), range(98, 100), 2),
-        ("cast(value as string) = '42' and partition = 0", [21], None, 1),
+        ("partition = 1 and offset >= 95", None, range(95, 100)),
+        ("offset between 10 and 12", range(10, 13), range(10, 13)),
+        ("timestamp >= timestamp_millis(1700000098000)", range(98, 100), range(98, 100)),
+        ("cast(value as string) = '42' and partition = 0", [21], None),
     ],
 )
-def test_filters_select_the_offsets_that_are_read(
-    where: str, zero: Any, one: Any, tasks: int, spark: SparkSession, kafka_cluster: LocalCluster, numbers: str
+def test_a_filter_applies_to_its_own_use_of_a_frame(
+    where: str, zero: Any, one: Any, spark: SparkSession, kafka_cluster: LocalCluster, numbers: str
 ) -> None:
-    from pyspark.sql.datasource import DataSourceReader
-
-    frame = read(spark, kafka_cluster, topics=numbers, max_partitions=2).where(where)
-    assert offsets(frame) == {number: list(there) for number, there in ((0, zero), (1, one)) if there is not None}
-    if hasattr(DataSourceReader, "pushFilters"):
-        assert frame.rdd.getNumPartitions() == tasks
-
-
-def test_a_filter_by_a_time_before_1970_leaves_no_record_out(
-    spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: TopicFactory
-) -> None:
-    topic, times = topic_factory(), (-20_000_000_000, -5000, 5000)
-    produce(kafka_cluster.bootstrap, topic, [ProducedRecord(None, b"x", 0, ms) for ms in times])
-    frame = read(spark, kafka_cluster, topics=topic)
-    assert offsets(frame.where("timestamp >= timestamp_millis(-20000000000)")) == {0: [0, 1, 2]}
-    assert offsets(frame.where("timestamp > timestamp_millis(-6000)")) == {0: [1, 2]}
-    assert offsets(frame.where("timestamp > timestamp_millis(-6000) and timestamp >= timestamp_millis(1)")) == {0: [2]}
+    """Spark keeps one plan for all uses of a `load()`."""
+    frame = read(spark, kafka_cluster, topics=numbers)
+    wanted = {number: list(there) for number, there in ((0, zero), (1, one)) if there is not None}
+    assert offsets(frame.where(where)) == wanted
+    assert offsets(frame) == {0: list(range(100)), 1: list(range(100))}
+    other = frame.where("offset = 50")
+    assert offsets(frame.where(where).union(other)) == {n: sorted([*wanted.get(n, []), 50]) for n in (0, 1)}
+    frame.createOrReplaceTempView("numbers")
+    counts = f"select (select count(*) from numbers where {where}), (select count(*) from numbers where offset < 3)"
+    assert tuple(spark.sql(counts).collect()[0]) == (sum(map(len, wanted.values())), 6)
 
 
 @pytest.mark.parametrize(

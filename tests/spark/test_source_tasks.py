@@ -21,7 +21,7 @@ from allocator.errors import ConfigError
 from allocator.spark.errors import DataLoss, NothingRead
 from allocator.spark.options import Options, read_options
 from allocator.spark.ranges import COMMITTED, Range, StartOrEnd
-from allocator.spark.source.plan import PushedFilters, bounds, clip, find_partitions, plan_batch, resolve
+from allocator.spark.source.plan import bounds, clip, find_partitions, plan_batch, resolve
 from allocator.spark.source.reading import read_ranges
 from allocator.testing import LocalCluster, ProducedRecord, produce
 from allocator.types import OffsetAndMetadata, TopicPartition
@@ -44,7 +44,7 @@ def planned(cluster: LocalCluster, topic: str, **more: Any) -> list[Range]:
 
     async def plan() -> list[Range]:
         async with KafkaClient(cluster.bootstrap) as client:
-            found = await plan_batch(client, reading, PushedFilters())
+            found = await plan_batch(client, reading)
             return [Range(*each[:4]) for each in found]
 
     return asyncio.run(plan())

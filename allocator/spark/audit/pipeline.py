@@ -22,9 +22,10 @@ The audit is exact for every size: Spark bounds the memory, and sorts on disk if
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
@@ -55,6 +56,8 @@ Reach = Mapping[int, tuple[int, int]]
 
 Source = Union["Topic", "Archive", "DataFrame"]
 Ends = tuple[Mapping[int, int], Mapping[int, int]]
+# (partition, offset) of some records -> a frame that has them
+FrameAround = Callable[[Collection[tuple[int, int]]], "DataFrame"]
 
 
 @dataclass
@@ -70,6 +73,17 @@ class _Pinned:
     read: Optional[_PinnedTopic] = None
     state: Optional[SideState] = None
     """With the first offsets of all partitions; None for a DataFrame."""
+
+    def frame_around(self, spark: SparkSession, offsets: Collection[tuple[int, int]]) -> DataFrame:
+        """Returns the frame, of a topic only from the first to the last of `offsets` in each partition."""
+        if self.read is None:
+            return self.frame
+        ends: dict[int, tuple[int, int]] = {}
+        for partition, offset in offsets:
+            low, high = ends.get(partition, (offset, offset + 1))
+            ends[partition] = min(low, offset), max(high, offset + 1)
+        topic = self.read.topic
+        return topic.frame(spark, topic.ranges(ends), millis=dict(self.frame.dtypes)["timestamp"] == "bigint")
 
 
 @dataclass
@@ -140,9 +154,11 @@ def audit(
     # imported here, so that wrong arguments are reported without pyspark
     from allocator.spark.audit.compare import Comparison, prepare
 
-    frames = [_checked(side.frame, side.name) for side in (one, other)]
-    frames[1] = _renamed(frames[1], one, other, rename or {})
-    rows = [prepare(frame, left, chosen, ignore) for frame, left in zip(frames, (True, False))]
+    def frame_of(side: _Pinned, offsets: Collection[tuple[int, int]] | None = None) -> DataFrame:
+        frame = _checked(side.frame if offsets is None else side.frame_around(spark, offsets), side.name)
+        return frame if side is one else _renamed(frame, one, other, rename or {})
+
+    rows = [prepare(frame_of(side), side is one, chosen, ignore) for side in (one, other)]
     with Comparison(rows[0], rows[1], chosen) as comparison:
         lost = _unread(comparison, one, True), _unread(comparison, other, False)
         known = ({}, {}) if before is None else (before.left.copies, before.right.copies)
@@ -165,7 +181,7 @@ def audit(
             f"the order of {comparison.undecided} records was not decided: identical records of their key are in "
             "several partitions"
         )
-    shown = _looked_up(found, *frames)
+    shown = _looked_up(found, partial(frame_of, one), partial(frame_of, other))
     if not sides[0].records and not sides[1].records:
         notes.append("both sides are empty: nothing was compared")
     if path is not None and after is not None:
@@ -393,7 +409,7 @@ def _counted(differences: DataFrame | None, samples: int) -> tuple[dict[tuple[st
     return counts, sorted(rows, key=lambda row: (list(KINDS).index(row.kind), row.t, row.n))
 
 
-def _looked_up(found: list[Any], left: DataFrame, right: DataFrame) -> list[Difference]:
+def _looked_up(found: list[Any], left: FrameAround, right: FrameAround) -> list[Difference]:
     """Returns the samples with the content of their records."""
     some = found[:LOOKED_UP]
     lefts = _contents(left, {(row.t, row.lp, row.lo) for row in some if row.lo is not None})
@@ -415,16 +431,14 @@ def _looked_up(found: list[Any], left: DataFrame, right: DataFrame) -> list[Diff
     ]
 
 
-def _contents(frame: DataFrame, wanted: set[tuple[str, int, int]]) -> dict[tuple[str, int, int], dict[str, Any]]:
+def _contents(frame_of: FrameAround, wanted: set[tuple[str, int, int]]) -> dict[tuple[str, int, int], dict[str, Any]]:
     if not wanted:
         return {}
     from pyspark.sql import functions as F
 
-    # the source uses the range of offsets as a filter, but not the list
-    low, high = min(o for *_, o in wanted), max(o for *_, o in wanted)
+    frame = frame_of({(p, o) for _, p, o in wanted})
     chosen = frame.where(
         F.col("partition").isin(sorted({p for _, p, _ in wanted}))
-        & F.col("offset").between(low, high)
         & F.col("offset").isin(sorted({o for *_, o in wanted}))
     )
     columns = ["topic", "partition", "offset", "key", "value", "timestamp"]

@@ -1,19 +1,11 @@
-"""Plans a read: computes ranges of offsets from options, filters, the cluster and the group.
-
-Filters on topic, partition and offset select ranges exactly, so Spark need not evaluate them. A lower bound on the
-timestamp moves the start to the first record that is new enough; Spark evaluates it too, because later records may be
-older. Only Spark evaluates an upper bound on the timestamp, because it does not limit the offsets.
-"""
+"""Plans a read: computes ranges of offsets from options, the cluster and the group."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta, timezone
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Optional
 
 from allocator.core.client import KafkaClient, list_offsets
 from allocator.core.fetch import RangeReader
@@ -32,36 +24,6 @@ Bounds = dict[TopicPartition, tuple[int, int]]
 Reached = Mapping[TopicPartition, int]
 NOTHING: Reached = MappingProxyType({})
 END_NAME = "ending_offsets"
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-
-
-@dataclass(frozen=True)
-class PushedFilters:
-    """Conditions that select offsets. All of them must hold. None: no condition."""
-
-    topics: Optional[frozenset[str]] = None
-    partitions: Optional[frozenset[int]] = None
-    low: int = 0
-    high: int = 2**63
-    """The offsets from `low` up to, not including, `high` are selected."""
-    since_ms: Optional[int] = None
-
-    def wants(self, tp: TopicPartition) -> bool:
-        return (self.topics is None or tp.topic in self.topics) and (
-            self.partitions is None or tp.partition in self.partitions
-        )
-
-    async def ranges(self, client: KafkaClient, options: Options, ranges: Sequence[Range]) -> list[Range]:
-        """Returns the parts of `ranges` that may hold wanted records. Raises BrokerError."""
-        cut = [r._replace(start=max(r.start, self.low), end=min(r.end, self.high)) for r in ranges]
-        cut = [r for r in cut if r.size > 0]
-        if self.since_ms is not None and cut:
-            found = await list_offsets(client, {r.tp: self.since_ms for r in cut}, timeout_s=options.timeout_s)
-            # leaves out a partition whose records are all older. Brokers before 0.10.1 use the time of the segment
-            # file, which does not bound the times of its records
-            first = {tp: 0 if there.timestamp < 0 else there.offset for tp, there in found.items() if there is not None}
-            cut = [r._replace(start=max(r.start, first[r.tp])) for r in cut if r.tp in first]
-        return [r for r in cut if r.size > 0]
 
 
 async def find_partitions(client: KafkaClient, options: Options, max_age_s: float = 0.0) -> list[TopicPartition]:
@@ -218,7 +180,7 @@ def clip(options: Options, offsets: Mapping[TopicPartition, int], known: Bounds,
     return {tp: min(max(at, known[tp][0]), known[tp][1]) for tp, at in offsets.items()}
 
 
-async def plan_batch(client: KafkaClient, options: Options, pushed: PushedFilters) -> list[Range]:
+async def plan_batch(client: KafkaClient, options: Options) -> list[Range]:
     """Returns the ranges that a batch reads, at most one for each partition."""
     tps = await find_partitions(client, options)
     start_place, end_place = options.start or StartOrEnd(EARLIEST), options.end or StartOrEnd(LATEST)
@@ -226,7 +188,7 @@ async def plan_batch(client: KafkaClient, options: Options, pushed: PushedFilter
         unknown = place.each.keys() - set(tps)
         if unknown:
             raise ConfigError(f"{name} names {some(unknown)}, which does not exist; remove it")
-    known = await bounds(client, options, [tp for tp in tps if pushed.wants(tp)])
+    known = await bounds(client, options, tps)
     start = await resolve(client, options, start_place, known, "starting_offsets")
     end = await resolve(client, options, end_place, known, END_NAME)
     backwards = sorted(tp for tp in known if tp in end_place.each and end[tp] < start[tp])
@@ -236,7 +198,7 @@ async def plan_batch(client: KafkaClient, options: Options, pushed: PushedFilter
     start, end = (clip(options, offsets, known, "offsets") for offsets in (start, end))
     ids = topic_ids(client, {tp.topic for tp in known})
     ranges = [Range(tp.topic, tp.partition, start[tp], end[tp], ids.get(tp.topic)) for tp in known]
-    return await pushed.ranges(client, options, ranges)
+    return [each for each in ranges if each.size > 0]
 
 
 def topic_ids(client: KafkaClient, topics: Iterable[str]) -> dict[str, str]:
@@ -248,58 +210,3 @@ def some(tps: Collection[TopicPartition]) -> str:
     """Returns the names of the first partitions, for messages."""
     names = ", ".join(f"{tp.topic}:{tp.partition}" for tp in sorted(tps)[:5])
     return names + (f" and {len(tps) - 5} more" if len(tps) > 5 else "")
-
-
-def push_filters(filters: Iterable[Any]) -> tuple[PushedFilters, list[Any]]:
-    """Translates pyspark's filters. Returns conditions on offsets, and the filters that Spark must evaluate."""
-    pushed, rest = PushedFilters(), []
-    for given in filters:
-        attribute = given.__dict__.get("attribute", ())
-        column = attribute[0] if len(attribute) == 1 else ""
-        after = _after(pushed, column, type(given).__name__, given)
-        if after is None or column == "timestamp":
-            rest.append(given)
-        pushed = after or pushed
-    return pushed, rest
-
-
-def _after(pushed: PushedFilters, column: str, kind: str, given: Any) -> PushedFilters | None:
-    """Returns `pushed` with this filter, or None if it cannot be translated to offsets."""
-    if kind == "IsNotNull":
-        return pushed if column in ("topic", "partition", "offset") else None
-    value = given.__dict__.get("value")
-    if column == "topic":
-        return _among(pushed, "topics", kind, value, str)
-    if column == "partition":
-        return _among(pushed, "partitions", kind, value, int)
-    if column == "offset" and type(value) is int:
-        if kind in ("EqualTo", "EqualNullSafe"):
-            return _between(pushed, value, value + 1)
-        if kind in ("GreaterThan", "GreaterThanOrEqual"):
-            return _between(pushed, value + (kind == "GreaterThan"), pushed.high)
-        if kind in ("LessThan", "LessThanOrEqual"):
-            return _between(pushed, pushed.low, value + (kind == "LessThanOrEqual"))
-    if (
-        column == "timestamp"
-        and kind in ("GreaterThan", "GreaterThanOrEqual", "EqualTo")
-        and isinstance(value, datetime)
-        and value.tzinfo is not None
-    ):
-        # round down: Spark's times are finer than Kafka's
-        since = (value - _EPOCH) // timedelta(milliseconds=1)
-        # in ListOffsets negative times have other meanings, and 0 would skip the records before 1970
-        return pushed if since < 0 else replace(pushed, since_ms=max(since, pushed.since_ms or 0))
-    return None
-
-
-def _among(pushed: PushedFilters, name: str, kind: str, value: Any, of: type) -> PushedFilters | None:
-    values = value if kind == "In" else (value,) if kind in ("EqualTo", "EqualNullSafe") else None
-    if values is None or not all(type(one) is of for one in values):
-        return None
-    before = getattr(pushed, name)
-    wanted: Any = frozenset(values) if before is None else before & frozenset(values)
-    return replace(pushed, **{name: wanted})
-
-
-def _between(pushed: PushedFilters, low: int, high: int) -> PushedFilters:
-    return replace(pushed, low=max(pushed.low, low), high=min(pushed.high, high))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Optional
 from weakref import WeakSet
@@ -18,7 +18,7 @@ from allocator.spark.options import READ, STREAM, WRITE, Options, read_options
 from allocator.spark.ranges import Range
 from allocator.spark.rows import check_schema, schema_text
 from allocator.spark.shipping import Shipped, shipped
-from allocator.spark.source.plan import PushedFilters, plan_batch, push_filters
+from allocator.spark.source.plan import plan_batch
 from allocator.spark.source.reading import Piece, pieces, read_ranges
 
 try:
@@ -37,9 +37,6 @@ __all__ = ["NAME", "AllocatorDataSource", "Piece", "register", "registered"]
 
 NAME = "allocator"
 _SESSIONS: WeakSet[SparkSession] = WeakSet()
-
-# the setting is off by default, and without it Spark refuses a source that pushes filters
-PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
 class AllocatorDataSource(DataSource):  # type: ignore[misc]  # pyspark is not followed
@@ -81,6 +78,10 @@ class AllocatorDataSource(DataSource):  # type: ignore[misc]  # pyspark is not f
         options = self._reading(STREAM)
         return StreamReader(options, columns_of(schema, options))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # tasks get the source too, and cannot import the class that `register` creates
+        return shipped(AllocatorDataSource, {**self.__dict__, "_cores": self._cores})
+
     @in_one_line()
     def writer(self, schema: Any, overwrite: bool) -> Any:
         from allocator.spark.sink.sink import BatchWriter
@@ -97,19 +98,6 @@ class AllocatorDataSource(DataSource):  # type: ignore[misc]  # pyspark is not f
         return StreamWriter(read_options(self.options, WRITE), schema)
 
 
-class _PushingDataSource(AllocatorDataSource):
-    """An `AllocatorDataSource` with filter pushdown, for sessions that support it."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # tasks get the source too, and cannot import the class that `register` creates
-        return shipped(_PushingDataSource, {**self.__dict__, "_cores": self._cores})
-
-    @in_one_line()
-    def reader(self, schema: Any) -> DataSourceReader:
-        options = self._reading(READ)
-        return _PushingReader(options, columns_of(schema, options))
-
-
 def columns_of(schema: Any, options: Options) -> pa.Schema:
     """Returns the Arrow schema of a Spark schema. Raises SchemaMismatch."""
     check_schema({field.name: field.dataType.simpleString() for field in schema.fields}, options.include_headers)
@@ -117,17 +105,19 @@ def columns_of(schema: Any, options: Options) -> pa.Schema:
 
 
 class BatchReader(Shipped, DataSourceReader):  # type: ignore[misc]  # pyspark is not followed
-    """Plans a batch on the driver, and reads it in tasks."""
+    """Plans a batch on the driver, and reads it in tasks.
+
+    It pushes no filters: Spark keeps one plan for all uses of a `load()`, so a filter of one use would hold for all.
+    """
 
     def __init__(self, options: Options, columns: pa.Schema) -> None:
         self.options = options
         self.columns = columns
-        self.pushed = PushedFilters()
 
     @in_one_line()
     def partitions(self) -> list[InputPartition]:
         async def plan() -> list[Range]:
-            return await plan_batch(await link.client(), self.options, self.pushed)
+            return await plan_batch(await link.client(), self.options)
 
         with ClusterLink(self.options) as link:
             return pieces(self.options, link.run(plan()))
@@ -138,18 +128,11 @@ class BatchReader(Shipped, DataSourceReader):  # type: ignore[misc]  # pyspark i
             yield from read_ranges(self.options, partition.ranges, self.columns)
 
 
-class _PushingReader(BatchReader):
-    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
-        self.pushed, rest = push_filters(filters)
-        return rest
-
-
 def register(spark: SparkSession) -> None:
-    """Registers `format("allocator")` in a session, with filter pushdown."""
-    spark.conf.set(PUSHDOWN, "true")
+    """Registers `format("allocator")` in a session, with the session's number of cores."""
 
     # Spark plans in another process, which cannot see the session, so the class has the number of cores
-    class RegisteredDataSource(_PushingDataSource):
+    class RegisteredDataSource(AllocatorDataSource):
         _cores = cores_of(spark)
 
     spark.dataSource.register(RegisteredDataSource)

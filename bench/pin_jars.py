@@ -20,7 +20,7 @@ from xml.sax.saxutils import quoteattr
 from allocator.testing import JarsUnavailable
 from allocator.testing.java import Java, find_java
 from allocator.testing.pins import DIRECTORY, Jar, sha256
-from allocator.testing.versions import KAFKA, KAFKA_TOOLS, ZOOKEEPER, JarSet
+from allocator.testing.versions import KAFKA, KAFKA_TOOLS, SPARK_CONNECTOR, ZOOKEEPER, JarSet
 
 _SYSTEM_TRUST_STORE = Path("/etc/ssl/certs/java/cacerts")
 
@@ -105,9 +105,8 @@ def _pin(jars: JarSet) -> None:
 
 
 if __name__ == "__main__":
-    known = {
-        jars.name: jars for jars in (*ZOOKEEPER.values(), *(one.jars for one in KAFKA.values()), *KAFKA_TOOLS.values())
-    }
+    of_kafka = (one.jars for one in KAFKA.values())
+    known = {jars.name: jars for jars in (*ZOOKEEPER.values(), *of_kafka, *KAFKA_TOOLS.values(), SPARK_CONNECTOR)}
     for name in sys.argv[1:] or known:
         if name not in known:
             raise SystemExit(f"{name!r} is not a set of jars in versions.py; known: {', '.join(known)}")

@@ -121,6 +121,26 @@ KAFKA_TOOLS: Mapping[str, JarSet] = MappingProxyType(
 )
 
 
+# works with newer versions of Spark, for which Maven Central has no connector
+SPARK_CONNECTOR = JarSet(
+    "spark-connector-4.2.0",
+    "Spark's Kafka connector 4.2.0",
+    ("org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",),
+    # Spark has these jars
+    (
+        "at.yawk.lz4:lz4-java",
+        "com.google.code.findbugs:jsr305",
+        "org.apache.hadoop:*",
+        "org.apache.spark:spark-sql_2.13",
+        "org.apache.spark:spark-tags_2.13",
+        "org.scala-lang:scala-library",
+        "org.scala-lang.modules:scala-parallel-collections_2.13",
+        "org.slf4j:slf4j-api",
+        "org.xerial.snappy:snappy-java",
+    ),
+)
+
+
 # "provided" in the poms of 3.6 and newer, which do not start without them
 _METRICS = ("io.dropwizard.metrics:metrics-core:4.1.12.1", "org.xerial.snappy:snappy-java:1.1.10.5")
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from allocator.spark import session
 from allocator.testing import JarsUnavailable, LocalCluster
-from allocator.testing.versions import JarSet
+from allocator.testing.jars import class_path
+from allocator.testing.versions import SPARK_CONNECTOR
 from bench.consume.fill import fill
-from bench.pin_jars import by_ivy
 
 from .ceiling import Ceiling
 from .processes import Usage
@@ -54,18 +54,13 @@ def best(name: str, records: int, partitions: int, rounds: int, frame: Callable[
     return min(runs, key=lambda run: run.seconds)
 
 
-def connector(spark_version: str, into: Path) -> str | None:
-    """Returns the jars of Spark's own connector, separated by commas, or None if they cannot be downloaded."""
-    root = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark_version}"
-    # Spark already has these jars
-    without = ("org.apache.spark:spark-sql_2.13", "org.scala-lang:scala-library", "org.apache.hadoop:*")
-    into.mkdir(parents=True, exist_ok=True)
+def connector() -> str | None:
+    """Returns the class path of Spark's own connector, or None if its jars cannot be downloaded."""
     try:
-        by_ivy(JarSet("connector", "Spark's Kafka connector", (root,), without), into)
+        return class_path(SPARK_CONNECTOR)
     except JarsUnavailable as error:
         print(f"the JVM connector is not measured: {error}")
         return None
-    return ",".join(str(jar) for jar in sorted(into.glob("*.jar")))
 
 
 def measure(spark: Any, cluster: Any, records: int, partitions: int, rounds: int, with_connector: bool) -> list[Result]:
@@ -112,12 +107,12 @@ def main() -> None:
         sizes += [(given.records, partitions) for partitions in (4, 64, 256)]
     import pyspark
 
-    with tempfile.TemporaryDirectory() as directory, LocalCluster(given.kafka) as cluster:
-        jars = None if given.no_connector else connector(pyspark.__version__, Path(directory) / "jars")
+    with LocalCluster(given.kafka) as cluster:
+        jars = None if given.no_connector else connector()
         conf = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false"}
         conf.update({"spark.driver.memory": "2g", "spark.ui.showConsoleProgress": "false"})
         if jars:
-            conf["spark.jars"] = jars
+            conf["spark.driver.extraClassPath"] = conf["spark.executor.extraClassPath"] = jars
         began = time.monotonic()
         spark = session("bench", "local[2]", conf)
         started = time.monotonic() - began

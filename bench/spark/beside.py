@@ -3,10 +3,10 @@
     python -m bench.spark.beside --partitions 1 16 256
     python -m bench.spark.beside --partitions 16 256 --master "local-cluster[2,1,2048]"
 
-The second form starts a standalone cluster of two workers, each with one core and one executor. The bench needs a
-pyspark whose connector is on Maven Central, such as 4.2.0. Both formats run alternately on the same topics, in one
-session, and the fastest run of each counts. The figures are thousands of records per second. For micro-batches of a few
-records, they are the median duration that Spark reports (`durationMs.triggerExecution`).
+The second form starts a standalone cluster of two workers, each with one core and one executor. Both formats run
+alternately on the same topics, in one session, and the fastest run of each counts. The figures are thousands of records
+per second. For micro-batches of a few records, they are the median duration that Spark reports
+(`durationMs.triggerExecution`).
 """
 
 from __future__ import annotations
@@ -150,16 +150,17 @@ def main() -> None:
     given = parser.parse_args()
     import pyspark
 
-    with tempfile.TemporaryDirectory() as directory, LocalCluster(given.kafka) as cluster:
-        jars = connector(pyspark.__version__, Path(directory) / "jars")
+    with LocalCluster(given.kafka) as cluster:
+        jars = connector()
         if jars is None:
-            parser.exit(1, f"Maven Central has no connector for pyspark {pyspark.__version__}\n")
+            parser.exit(1)
         conf = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false"}
         conf |= {
             "spark.driver.memory": "2g",
             "spark.executor.memory": "2g",
             "spark.ui.showConsoleProgress": "false",
-            "spark.jars": jars,
+            "spark.driver.extraClassPath": jars,
+            "spark.executor.extraClassPath": jars,
         }
         spark = session("bench", given.master, conf)
         spark.range(10).write.format("noop").mode("overwrite").save()

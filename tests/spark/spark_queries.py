@@ -10,12 +10,10 @@ from typing import Any
 import mirroring
 import pyarrow as pa
 
-from allocator.core.client import KafkaClient
-from allocator.core.offsets import GroupOffsets
 from allocator.spark.options import STREAM, read_options
 from allocator.spark.source.stream import StreamReader
 from allocator.testing import LocalCluster
-from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.types import TopicPartition
 
 __all__ = ["Place", "Query", "commit", "committed", "run_query"]
 
@@ -86,10 +84,4 @@ def committed(cluster: LocalCluster, group: str, topic: str) -> dict[int, int]:
 
 def commit(cluster: LocalCluster, group: str, topic: str, offsets: dict[int, int]) -> None:
     """Commits `offsets` (partition -> offset) to the group."""
-
-    async def work() -> None:
-        async with KafkaClient(cluster.bootstrap) as client:
-            wanted = {TopicPartition(topic, number): OffsetAndMetadata(at, "", -1) for number, at in offsets.items()}
-            await GroupOffsets(client, group).commit(wanted)
-
-    asyncio.run(work())
+    asyncio.run(mirroring.commit(cluster, group, {TopicPartition(topic, n): at for n, at in offsets.items()}))

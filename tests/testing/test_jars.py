@@ -21,12 +21,13 @@ from allocator.testing.download import CENTRAL, find_registry
 from allocator.testing.jars import jar_directory
 from allocator.testing.java import find_java
 from allocator.testing.pins import Jar, pinned
-from allocator.testing.versions import KAFKA, KAFKA_TOOLS, ZOOKEEPER, JarSet
+from allocator.testing.versions import KAFKA, KAFKA_TOOLS, SPARK_CONNECTOR, ZOOKEEPER, JarSet
 
 SMALL = JarSet("small", "a small thing", ("org.one:one:1",), ())
 ONE, TWO = bytes(range(256)) * 4096, b"two\n" * 1000
 CHUNK = 1 << 16
-ALL = [*ZOOKEEPER.values(), *(release.jars for release in KAFKA.values()), *dict.fromkeys(KAFKA_TOOLS.values())]
+OF_KAFKA = [release.jars for release in KAFKA.values()]
+ALL = [*ZOOKEEPER.values(), *OF_KAFKA, *dict.fromkeys(KAFKA_TOOLS.values()), SPARK_CONNECTOR]
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -11,7 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 from spark_settings import CHEAP, LOCAL
 
+from allocator.testing import JarsUnavailable
+from allocator.testing.jars import class_path
 from allocator.testing.java import find_java
+from allocator.testing.versions import SPARK_CONNECTOR
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,6 +56,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
         "spark.ui.showConsoleProgress": "false",
     }
+    with contextlib.suppress(JarsUnavailable):  # the tests that need the connector say so
+        conf["spark.driver.extraClassPath"] = class_path(SPARK_CONNECTOR)
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("JAVA_HOME", find_java(oldest=17).home)
         spark = session("tests", "local[2]", conf)

@@ -15,17 +15,18 @@ from allocator.spark.source.stream import StreamReader
 from allocator.testing import LocalCluster
 from allocator.types import TopicPartition
 
-__all__ = ["Place", "Query", "commit", "committed", "run_query"]
+__all__ = ["FAILED_TO_START", "Place", "Query", "commit", "committed", "run_query"]
 
 COLUMNS = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
 Place = tuple[str, int, int]
+# on a busy machine, a new Python process may import longer than the 10 s that Spark waits
+FAILED_TO_START = "failed to connect back"
 
 
 def run_query(start: Callable[[], Any]) -> Any:
     """Starts a query, and reads all available records with it. Returns the query.
 
-    On a busy machine, a new Python process may import longer than the 10 s that Spark waits. The query then ends before
-    it has read anything, and is started again.
+    A query whose Python process started too late has read nothing, and is started again.
     """
     while True:
         query = start()
@@ -33,7 +34,7 @@ def run_query(start: Callable[[], Any]) -> Any:
             query.processAllAvailable()
             return query
         except Exception:
-            if "failed to connect back" not in str(query.exception()):
+            if FAILED_TO_START not in str(query.exception()):
                 raise
         finally:
             query.stop()

@@ -178,6 +178,10 @@ def test_a_filter_applies_to_its_own_use_of_a_frame(
         ({"topics": "T", "starting_offsets": '{"T": {"0": 1000, "1": 0}}'}, "T:0 is to be read from or to offset 1000"),
         ({"topics": "T", "starting_offsets": '{"T": {"0": 0}}'}, "has no entry for T:1"),
         ({"topics": "T", "startingTimestamp": "1800000000000"}, "is as new as 1800000000000 ms"),
+        (
+            {"topics": "T", "startingTimestamp": "1700000050000", "endingTimestamp": "1700000020000"},
+            "T:0 is to be read from offset 50 to 20, backwards",
+        ),
         ({"topics": "no-such-topic"}, "the cluster has no topic 'no-such-topic'"),
     ],
 )

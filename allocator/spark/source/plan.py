@@ -191,7 +191,9 @@ async def plan_batch(client: KafkaClient, options: Options) -> list[Range]:
     known = await bounds(client, options, tps)
     start = await resolve(client, options, start_place, known, "starting_offsets")
     end = await resolve(client, options, end_place, known, END_NAME)
-    backwards = sorted(tp for tp in known if tp in end_place.each and end[tp] < start[tp])
+    # a group may have committed more than the end of the batch: then there is nothing to read
+    inside = [tp for tp, (_, last) in known.items() if start[tp] <= last and start_place.of(tp) != COMMITTED]
+    backwards = sorted(tp for tp in inside if end[tp] < start[tp])
     if backwards:
         tp = backwards[0]
         raise ConfigError(f"{tp.topic}:{tp.partition} is to be read from offset {start[tp]} to {end[tp]}, backwards")

@@ -1,0 +1,45 @@
+"""This library's source does what Spark's own connector does, or docs/spark.md says why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from twin_language import Program
+from twin_programs import PROGRAMS
+from twin_runs import play
+
+from allocator.testing import JarsUnavailable, LocalCluster
+from allocator.testing.jars import class_path
+from allocator.testing.versions import SPARK_CONNECTOR
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PAGE = Path(__file__).parents[3] / "docs" / "spark.md"
+
+
+@pytest.fixture
+def with_connector(spark: SparkSession) -> SparkSession:
+    """The shared session, which has the connector's classes."""
+    try:
+        class_path(SPARK_CONNECTOR)
+    except JarsUnavailable as error:
+        pytest.skip(str(error))
+    return spark
+
+
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(program, id=program.name, marks=[pytest.mark.long] if program.long else []) for program in PROGRAMS],
+)
+def test_a_program_does_the_same_as_with_sparks_own_connector(
+    program: Program, with_connector: SparkSession, kafka_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    played = play(program, with_connector, kafka_cluster, tmp_path)
+    if program.differs is None:
+        assert played.ours == played.theirs, str(played)
+    else:
+        assert played.ours != played.theirs, "the outcomes are equal: the row in docs/spark.md is no longer true"
+        assert f"| {program.differs}" in PAGE.read_text()

@@ -62,6 +62,17 @@ def test_a_relative_path_is_local_even_if_the_default_file_system_is_not(
     assert whole(spark, FakeTopic([9]), tmp_path / "there")
 
 
+@pytest.mark.parametrize("name", ["a[1]", "a{b,c}", "a*", "a?\\b c%20d"])
+def test_a_directory_may_be_named_like_a_pattern(name: str, spark: SparkSession, tmp_path: Path) -> None:
+    directory = tmp_path / name
+    for size in (5, 9):
+        archive(FakeTopic([size]), directory, spark=spark)
+    (tmp_path / "a1").mkdir()  # matches the pattern
+    assert sorted(row.offset for row in Archive(directory).frame(spark).collect()) == list(range(9))
+    assert compact(directory, spark=spark).records == 9
+    assert Archive(directory).frame(spark).count() == 9
+
+
 def test_the_start_of_the_first_run_is_kept_for_empty_partitions(spark: SparkSession, tmp_path: Path) -> None:
     """A later run that started at the group's newer offsets would omit the records in between."""
     report = archive(FakeTopic([10, 5], chosen={0: (3, 10), 1: (5, 5)}), tmp_path, spark=spark)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 import shutil
 import tempfile
 import uuid
@@ -36,6 +37,11 @@ def local_url(path: Path) -> str:
     """Returns the path as a file: URL, because Spark's default file system may be another one. Hadoop does not decode
     characters such as %."""
     return f"file://{path}"
+
+
+def read_url(path: Path) -> str:
+    """Returns the `local_url` of a path to read. Spark expands such paths, so it escapes the characters of patterns."""
+    return re.sub(r"[\\{}\[\]*?]", r"\\\g<0>", local_url(path))
 
 
 def _not_shared(directory: Path, what: str) -> ConfigError:

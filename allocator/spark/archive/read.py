@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from allocator.errors import ConfigError
 from allocator.spark.archive.commits import CommitLog, Manifest
-from allocator.spark.archive.files import local_url
+from allocator.spark.archive.files import local_url, read_url
 from allocator.spark.rows import COLUMNS, HEADERS, schema_text
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Archive:
         frames = [
             spark.read.option("basePath", local_url(base))
             .option("mergeSchema", "true")
-            .parquet(*map(local_url, there))
+            .parquet(*map(read_url, there))
             .drop("commit")
             for base, there in paths.items()
         ]

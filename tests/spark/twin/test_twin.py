@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from twin_language import Program
 from twin_programs import PROGRAMS
+from twin_random import random_program
 from twin_runs import play
 
 from allocator.testing import JarsUnavailable, LocalCluster
@@ -17,6 +19,8 @@ from allocator.testing.versions import SPARK_CONNECTOR
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# TWIN_SEEDS=20:500 plays others
+SEEDS = range(*map(int, os.environ.get("TWIN_SEEDS", "0:20").split(":")))
 PAGE = Path(__file__).parents[3] / "docs" / "spark.md"
 
 
@@ -43,3 +47,13 @@ def test_a_program_does_the_same_as_with_sparks_own_connector(
     else:
         assert played.ours != played.theirs, "the outcomes are equal: the row in docs/spark.md is no longer true"
         assert f"| {program.differs}" in PAGE.read_text()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_random_program_does_the_same_as_with_sparks_own_connector(
+    seed: int, with_connector: SparkSession, kafka_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    program = random_program(seed)
+    played = play(program, with_connector, kafka_cluster, tmp_path)
+    assert played.ours == played.theirs, "\n".join([*map(str, program.steps), str(played)])

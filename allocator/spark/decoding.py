@@ -133,9 +133,9 @@ def _decode_all(
         missing = decode.missing(values)
         if missing:
             _load(decode, missing, timeout_s)
-        decoded, errors = _decoded(values, decode, shape)
+        found, errors = decoded(values, decode, shape)
         names = [*batch.schema.names, into, error]
-        yield pyarrow().RecordBatch.from_arrays([*batch.columns, decoded, errors], names=names)
+        yield pyarrow().RecordBatch.from_arrays([*batch.columns, found, errors], names=names)
 
 
 def _load(decode: RegistryDeserializer, missing: set[int], timeout_s: float) -> None:
@@ -148,9 +148,10 @@ def _load(decode: RegistryDeserializer, missing: set[int], timeout_s: float) -> 
         raise RegistryFailed(f"{decode.registry.url} did not respond within {timeout_s:g} s") from None
 
 
-def _decoded(
+def decoded(
     values: list[Optional[bytes]], decode: Callable[[bytes], Any], shape: ColumnType
 ) -> tuple[pa.Array, pa.Array]:
+    """Returns the decoded values, and the reasons of those that cannot be decoded or do not fit the column."""
     pa, kind = pyarrow(), shape.arrow
     found: list[Any] = []
     errors: list[Optional[str]] = []
@@ -165,7 +166,7 @@ def _decoded(
         found.append(value)
         errors.append(why)
     try:
-        decoded = pa.array(found, kind)
+        column = pa.array(found, kind)
     except UNFIT:
         # finds the values that the column cannot hold, such as a decimal with too many digits
         for number, value in enumerate(found):
@@ -173,5 +174,5 @@ def _decoded(
                 pa.array([value], kind)
             except UNFIT as error:
                 found[number], errors[number] = None, f"does not fit into the column: {error}"
-        decoded = pa.array(found, kind)
-    return decoded, pa.array(errors, pa.string())
+        column = pa.array(found, kind)
+    return column, pa.array(errors, pa.string())

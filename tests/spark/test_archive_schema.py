@@ -69,6 +69,43 @@ def test_avro_and_json_are_decoded_and_other_bytes_are_null(spark: SparkSession,
     assert second.value_decoded is None
 
 
+def test_json_with_more_than_one_value_is_null(spark: SparkSession) -> None:
+    values = [b'{"id": 1}', b' {"id": 1}\n', b'{"id": 1} x', b'{"id": 1}{"id": 2}', b'{"id": 1}, 2', b'{"id": 1}]', b""]
+    rows = decoder(value="json:id int")(frame(spark, [("t", [[Row(None, value) for value in values]])]))
+    found = [row.value_decoded and row.value_decoded.id for row in rows.orderBy("offset").collect()]
+    assert found == [1, 1, None, None, None, None, None]
+
+
+@pytest.mark.parametrize("arrow", ["true", "false"])
+def test_a_value_that_does_not_fit_its_column_is_null_with_the_reason(
+    arrow: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Avro's ints and decimals may be larger than their type; the other records of a topic must be archived."""
+    kind = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
+    schema = {"type": "record", "name": "N", "fields": [{"name": "n", "type": "int"}, {"name": "d", "type": kind}]}
+    wide = json.loads(json.dumps(schema).replace('"int"', '"long"').replace('"precision": 4', '"precision": 9'))
+    path = tmp_path / "n.avsc"
+    path.write_text(json.dumps(schema))
+
+    def data(number: int, amount: str) -> bytes:
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, fastavro.parse_schema(wide), {"n": number, "d": Decimal(amount)})
+        return out.getvalue()
+
+    log = [Row(None, data(*each)) for each in ((1, "1.50"), (2**31, "1.50"), (-(2**31), "2.50"), (3, "12345.67"))]
+    spark.conf.set("spark.sql.execution.pythonUDF.arrow.enabled", arrow)
+    try:
+        rows = (
+            decoder(value=f"avro:{path}")(frame(spark, [("t", [[*log, Row(None, b"?")]])])).orderBy("offset").collect()
+        )
+    finally:
+        spark.conf.unset("spark.sql.execution.pythonUDF.arrow.enabled")
+    found = [row.value_decoded and tuple(row.value_decoded) for row in rows]
+    assert found == [(1, Decimal("1.50")), None, (-(2**31), Decimal("2.50")), None, None]
+    assert [bool(row.value_decode_error) for row in rows] == [False, True, False, True, True]
+    assert "does not fit" in rows[1].value_decode_error
+
+
 @pytest.mark.parametrize(
     ("spec", "words"),
     [

@@ -2,7 +2,8 @@
 
 `decoder("json:id long, n double", "avro:orders.avsc")` is a transform for `archive`. It keeps the bytes, so that an
 archive can be audited and produced again, and adds `key_decoded` and `value_decoded`. These are null if the bytes do
-not match the schema, so a wrong schema loses nothing.
+not match the schema, so a wrong schema loses nothing. Avro also adds `key_decode_error` and `value_decode_error`, which
+say why.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import io
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 from allocator.core.settings import find
 from allocator.errors import ConfigError, MissingExtra
@@ -22,6 +23,7 @@ from allocator.spark.errors import SchemaMismatch
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+Columns = dict[str, "Column"]
 Transform = Callable[["DataFrame"], "DataFrame"]
 
 KINDS = ("string", "json:DDL", "avro:FILE", "confluent-avro:FILE")
@@ -30,7 +32,7 @@ CONFLUENT_HEADER = 5
 
 
 def decoder(key: str | None = None, value: str | None = None) -> Transform:
-    """Returns a transform that adds `key_decoded` and `value_decoded`.
+    """Returns a transform that adds `key_decoded` and `value_decoded`, and for Avro the columns of errors.
 
     Each argument is one of these: "string" (UTF-8); "json:" and a schema in Spark's DDL, "json:id long, tags
     array<string>"; "avro:" and a file with the Avro schema of the writer; "confluent-avro:" and such a file, for Avro
@@ -40,7 +42,7 @@ def decoder(key: str | None = None, value: str | None = None) -> Transform:
     makers = {column: _maker(column, spec) for column, spec in (("key", key), ("value", value)) if spec is not None}
 
     def transform(rows: DataFrame) -> DataFrame:
-        return rows.withColumns({f"{column}_decoded": make() for column, make in makers.items()})
+        return rows.withColumns({name: found for make in makers.values() for name, found in make().items()})
 
     return transform
 
@@ -129,14 +131,16 @@ def _shown(kind: Any) -> str:
     return str(kind["type"])
 
 
-def _maker(column: str, spec: str) -> Callable[[], Column]:
+def _maker(column: str, spec: str) -> Callable[[], Columns]:
+    """Returns a function that makes the columns of `spec`. Needs a session only when that function is called."""
     kind, _, schema = spec.partition(":")
     if kind == "string" and not schema:
-        return lambda: _functions().expr(f"try_validate_utf8(cast({column} as string))")
+        text = f"try_validate_utf8(cast({column} as string))"
+        return lambda: {f"{column}_decoded": _functions().expr(text)}
     if kind == "json" and schema:
         _check_ddl(column, schema)
 
-        def parsed() -> Column:
+        def parsed() -> Columns:
             from pyspark.sql.types import StructType
 
             _check_ddl(column, schema)
@@ -144,8 +148,11 @@ def _maker(column: str, spec: str) -> Callable[[], Column]:
             # adds a field that marks invalid values: without it, Spark decodes them to a struct of nulls, like
             # valid values
             wanted = StructType.fromDDL(schema).add(name, "string")
-            found = F.from_json(F.col(column).cast("string"), wanted, {"columnNameOfCorruptRecord": name})
-            return F.when(found[name].isNull(), found.dropFields(name))
+            text = F.col(column).cast("string")
+            found = F.from_json(text, wanted, {"columnNameOfCorruptRecord": name})
+            # Spark ignores what follows the value
+            alone = F.json_array_length(F.concat(F.lit("["), text, F.lit(",0]"))) == 2
+            return {f"{column}_decoded": F.when(found[name].isNull() & alone, found.dropFields(name))}
 
         return parsed
     if kind in ("avro", "confluent-avro") and schema:
@@ -173,12 +180,13 @@ def _check_ddl(column: str, schema: str) -> None:
         raise ConfigError(f"{column}: {schema!r} is not valid DDL of Spark: {reason}") from error
 
 
-def _avro(column: str, path: Path, skip: int) -> Callable[[], Column]:
+def _avro(column: str, path: Path, skip: int) -> Callable[[], Columns]:
     try:
         import fastavro
     except ImportError as error:
         raise MissingExtra("Avro needs fastavro: pip install 'zk-partition-allocator[avro]'") from error
     from allocator.spark.avro_types import column_type
+    from allocator.spark.decoding import decoded
 
     try:
         parsed = as_reader_schema(path.read_text())
@@ -186,16 +194,31 @@ def _avro(column: str, path: Path, skip: int) -> Callable[[], Column]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{column}: {path} is not an Avro schema whose types Spark has: {error}") from error
 
-    def decode(data: Optional[bytearray]) -> Any:
-        if data is None or len(data) < skip or (skip and data[0] != 0):
-            return None
-        stream = io.BytesIO(bytes(data[skip:]))
+    def decode(data: bytes) -> Any:
+        if skip and (len(data) < skip or data[0] != 0):
+            raise ValueError("no header of a schema registry")
+        stream = io.BytesIO(data[skip:])
         try:
             found = fastavro.schemaless_reader(stream, parsed, parsed)
-            if stream.read(1):
-                return None
-            return found if found is None or shape.convert is None else shape.convert(found)
-        except Exception:  # noqa: BLE001 - the decoder may raise anything for bytes of another schema
-            return None
+        except Exception as error:  # the decoder may raise anything for bytes of another schema
+            raise ValueError("not of this schema") from error
+        if stream.read(1):
+            raise ValueError("bytes are left")
+        return found
 
-    return lambda: _functions().udf(decode, shape.spark)(_functions().col(column))
+    def made() -> Columns:
+        from pyspark.sql.types import StringType, StructField, StructType
+
+        F = _functions()
+        both = StructType([StructField("value", shape.spark), StructField("error", StringType())])
+        work = F.arrow_udf(lambda values: _struct(*decoded(values.to_pylist(), decode, shape)), both)
+        found = work(F.col(column))
+        return {f"{column}_decoded": found["value"], f"{column}_decode_error": found["error"]}
+
+    return made
+
+
+def _struct(value: Any, error: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.StructArray.from_arrays([value, error], ["value", "error"])

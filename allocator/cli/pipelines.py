@@ -137,7 +137,7 @@ def archive(
     """Append new records of topics to the archive in DIRECTORY, each record exactly once.
 
     You can kill the command at any time and run it again. `spark.read.parquet(DIRECTORY)` reads a Parquet archive.
-    DIRECTORY/topic=NAME is the Delta table of a topic, and CATALOG.NAMESPACE.NAME its Iceberg table.
+    DIRECTORY/NAME is the Delta table of a topic, and CATALOG.NAMESPACE.NAME its Iceberg table.
 
     \b
     Exit codes:

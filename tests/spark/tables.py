@@ -74,10 +74,10 @@ class DeltaTables(Tables):
     def __init__(self, directory: str | Path) -> None:
         self.place = str(directory)
         self.log, self.data = "_delta_log/*.json", "data-*"  # below `home`
-        self.home = Path(self.place) / "topic=orders"
+        self.home = Path(self.place) / "orders"
 
     def table(self) -> Any:
-        return deltalake.DeltaTable(f"{self.place}/topic=orders")
+        return deltalake.DeltaTable(f"{self.place}/orders")
 
     def rows(self, *columns: str) -> Any:
         return self.table().to_pyarrow_table(columns=list(columns) or None)

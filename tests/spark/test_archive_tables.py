@@ -104,8 +104,19 @@ def test_a_delta_table_without_a_commit_is_taken_over_by_its_own_topic_alone(del
     assert delta.store().live()[0].ranges == {0: (0, 5)}
 
 
+def test_a_delta_table_is_in_a_directory_with_the_topics_name(spark: SparkSession, tmp_path: Path) -> None:
+    """Readers such as polars take topic=orders for the directory of a partition."""
+    archive(FakeTopic([5]), tmp_path, format="delta", spark=spark)
+    assert [path.name for path in tmp_path.iterdir()] == ["orders"]
+    former = tmp_path / "topic=orders"
+    (tmp_path / "orders").rename(former)  # where earlier versions created it
+    assert archive(FakeTopic([9]), tmp_path, format="delta", spark=spark).records == 4
+    assert [path.name for path in tmp_path.iterdir()] == [former.name]
+    assert deltalake.DeltaTable(str(former)).to_pyarrow_table().num_rows == 9
+
+
 def test_a_delta_table_of_another_program_and_an_archive_of_another_format_are_left_alone(tmp_path: Path) -> None:
-    deltalake.write_deltalake(str(tmp_path / "topic=orders"), pyarrow.table({"offset": [1]}))
+    deltalake.write_deltalake(str(tmp_path / "orders"), pyarrow.table({"offset": [1]}))
     (tmp_path / "topic=old/_commits").mkdir(parents=True)
     for topic, format, words in (
         ("orders", "delta", "holds a Delta table that no archive created"),
@@ -177,7 +188,7 @@ def test_a_directory_that_executors_do_not_share_gets_no_commit(
     with pytest.raises(ConfigError, match=r"seen by the driver, but .*Mount one file system under this path"):
         archive(FakeTopic([20]), unshared, format=format, spark=spark)
     assert open_store(format, str(unshared), "orders")[1].live() == []
-    assert not deltalake.DeltaTable.is_deltatable(str(unshared / "topic=orders"))
+    assert not deltalake.DeltaTable.is_deltatable(str(unshared / "orders"))
 
 
 # -- killed ------------------------------------------------------------------------------------------------------

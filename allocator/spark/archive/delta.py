@@ -32,10 +32,16 @@ _PARTITIONED = ["partition"]
 
 
 class DeltaStore(TableStore):
-    """The Delta table of one topic. `place`: an absolute path, or a URL such as s3://bucket/archive/topic=orders."""
+    """The Delta table of one topic below `root`: an absolute path, or a URL such as s3://bucket/lake.
 
-    def __init__(self, place: str, topic: str) -> None:
-        super().__init__(place)
+    The table is in `root`/NAME. A table of an earlier version stays in `root`/topic=NAME, which some readers, such as
+    polars, take for the directory of a partition.
+    """
+
+    def __init__(self, root: str, topic: str) -> None:
+        former = f"{root}/topic={topic}"
+        super().__init__(former if deltalake.DeltaTable.is_deltatable(former) else f"{root}/{topic}")
+        self._parquet = former
         self._app = f"allocator-archive/{topic}"
         self._number = 0
         self._count = 0  # number of known partitions
@@ -44,11 +50,10 @@ class DeltaStore(TableStore):
     def check(self) -> None:
         if is_url(self.place):
             return
-        here = Path(self.place)
-        check_writable(here)
-        if (here / "_commits").is_dir():
+        check_writable(Path(self.place))
+        if (Path(self._parquet) / "_commits").is_dir():
             raise ArchiveMismatch(
-                f"{here} holds a Parquet archive; use --format parquet, or archive to another directory"
+                f"{self._parquet} holds a Parquet archive; use --format parquet, or archive to another directory"
             )
 
     def live(self) -> list[Manifest]:

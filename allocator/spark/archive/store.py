@@ -27,18 +27,20 @@ NEEDED = {
 
 
 class ParquetStore(CommitLog):
-    """Stores Parquet files and manifests in a directory."""
+    """Stores the Parquet files and manifests of a topic in `root`/topic=NAME."""
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-        self.place = str(directory)
+    def __init__(self, root: Path, topic: str) -> None:
+        super().__init__(root / f"topic={topic}")
+        self.place = str(self.directory)
+        self._tables = self.directory, root / topic
 
     def check(self) -> None:
         check_writable(self.manifests)
-        if (self.directory / "_delta_log").is_dir():
-            raise ArchiveMismatch(
-                f"{self.directory} holds a Delta table; use --format delta, or archive to another directory"
-            )
+        for table in self._tables:
+            if (table / "_delta_log").is_dir():
+                raise ArchiveMismatch(
+                    f"{table} holds a Delta table; use --format delta, or archive to another directory"
+                )
 
     def staged_name(self) -> str:
         return f"_new-{uuid.uuid4().hex}"
@@ -64,16 +66,15 @@ def open_store(format: str, directory: str | Path, topic: str) -> tuple[str, Arc
         )
     else:
         root = text if format == "iceberg" else str(Path(text).absolute())
-    place = f"{root}/topic={topic}"
     try:
         if format == "delta":
             from allocator.spark.archive.delta import DeltaStore
 
-            return root, DeltaStore(place, topic)
+            return root, DeltaStore(root, topic)
         if format == "iceberg":
             from allocator.spark.archive.iceberg import IcebergStore
 
             return root, IcebergStore(root, topic)
     except ImportError as error:
         raise MissingExtra(NEEDED[format]) from error
-    return root, ParquetStore(Path(place))
+    return root, ParquetStore(Path(root), topic)

@@ -268,7 +268,7 @@ def compact(
     """
     began = time.monotonic()
     found = Archive(directory, topic)
-    store = ParquetStore(found.directory / f"topic={found.topic}")
+    store = ParquetStore(found.directory, found.topic)
     report = ArchiveReport(found.topic, str(found.directory), dry_run=dry_run)
     if not dry_run:
         spark = spark or session("allocator archive compact")

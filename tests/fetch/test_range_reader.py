@@ -30,16 +30,16 @@ async def read(reader: RangeReader, ranges: dict[TopicPartition, tuple[int, int]
     return found
 
 
-async def write_transactions(cluster: LocalCluster, topic: str) -> None:
-    """Writes a committed and an aborted transaction, each with five records and a marker."""
+async def write_transactions(cluster: LocalCluster, topic: str, partitions: int = 1) -> None:
+    """Writes a committed and an aborted transaction, each with five records and a marker in each partition."""
 
     def write() -> None:
         producer = kafka.KafkaProducer(bootstrap_servers=cluster.bootstrap, transactional_id=topic)
         producer.init_transactions()
         for end in (producer.commit_transaction, producer.abort_transaction):
             producer.begin_transaction()
-            for n in range(5):
-                producer.send(topic, b"%d" % n, partition=0)
+            for n in range(5 * partitions):
+                producer.send(topic, b"%d" % n, partition=n % partitions)
             producer.flush()
             end()
         producer.close()
@@ -87,6 +87,18 @@ async def test_markers_and_aborted_records_count_as_read(
         last = (await read(every, {tp: (10, 11)}))[0].timestamp
         assert (await every.bounds([tp], last))[tp][0] <= 10
         assert await every.bounds([tp], last + 3_600_000) == {tp: (12, 12)}
+
+
+async def test_ranges_that_end_in_markers_end_beside_others(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str]
+) -> None:
+    """The response with the records of one range moves the position of the other past its marker."""
+    one, other = parts(topic_factory(partitions=2), 2)
+    await write_transactions(kafka_cluster, one.topic, partitions=2)
+    ranges = {one: (11, 12), other: (6, 12)}
+    async with KafkaClient(kafka_cluster.bootstrap) as client:
+        found = await read(RangeReader(client, patience_s=20.0), ranges)
+    assert offsets(found) == [6, 7, 8, 9, 10]
 
 
 async def test_offsets_that_the_log_no_longer_has_are_skipped_or_raise(

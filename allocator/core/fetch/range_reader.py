@@ -176,9 +176,11 @@ class _Reading:
                 continue
             # offsets without a record move the position, but come in no batch
             positions = self._positions()
-            for partition in [each for each, at in positions.items() if at >= self.left[each][1]]:
+            ended = [each for each, at in positions.items() if at >= self.left[each][1]]
+            for partition in ended:
                 self.end(partition)
-            if positions != before:
+            # a position may have moved before this call, while the caller had the previous batch
+            if ended or positions != before:
                 before, deadline = positions, now() + self.reader.patience_s
             elif not await self.fetcher.news(deadline - now()):
                 raise await self._unread()

@@ -152,6 +152,15 @@ BATCHES = (
         ),
     ),
     Program(
+        "transactions in several partitions",
+        (
+            *THREE,
+            Transact("a", {0: 3, 1: 2, 2: 4}),
+            Rows(Load("a")),
+            Rows(Load("a", {"startingOffsets": {"a": {0: 6, 1: 7, 2: 9}}})),
+        ),
+    ),
+    Program(
         "retention before a batch",
         (
             *ONE,

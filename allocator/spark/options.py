@@ -297,8 +297,9 @@ def _option(name: str, faults: Faults) -> str | None:
     normal = _normal(name)
     if normal in _BY_NAME:
         return _BY_NAME[normal]
-    if normal == "checkpointlocation":
-        return None  # Spark passes some of its own options to sinks
+    # Spark passes some of its own options to sinks, and beside "provider" with CREATE TABLE
+    if normal in ("checkpointlocation", "owner") or name.startswith("option."):
+        return None
     if normal in _IGNORED:
         log.warning("option %s has no effect here", name)
         return None
@@ -419,8 +420,8 @@ def _check_together(options: Options, names: Mapping[str, str], use: str | None,
             fault("commit", "commit = after_batch needs a group: set group")
         if options.start is not None and options.start.everywhere == COMMITTED:
             fault("starting_offsets", f"{names['starting_offsets']} = committed needs a group: set group")
-    if use == READ and options.commit == "after_batch":
-        fault("commit", "commit = after_batch is for readStream: a batch cannot know when its records are done")
+    if use in (READ, WRITE) and options.commit == "after_batch":
+        fault("commit", "commit = after_batch is for readStream: only a stream knows when its records are done")
     if use not in (READ, STREAM):
         return
     if not names.keys() & {"topics", "topics_pattern", "assign"}:

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.errors import ConfigError
-from allocator.spark.options import READ, STREAM, read_options
+from allocator.spark.options import READ, STREAM, WRITE, read_options
 from allocator.spark.ranges import Range, StartOrEnd, StreamOffsets, Time, pack, split
 from allocator.types import TopicPartition
 
 VALID = {"brokers": "a:9092,b:9092", "topics": "orders"}
+SASL = {**VALID, "security.protocol": "SASL_SSL"}
 
 
 def faults(options: dict[str, Any], use: str | None = READ) -> list[str]:
@@ -93,6 +94,11 @@ def test_all_faults_are_reported_together() -> None:
         ({**VALID, "topics": "a", "subscribe": "b"}, READ, "are the same option and differ"),
         ({**VALID, "starting_offsets": "committed"}, READ, "needs a group"),
         ({**VALID, "commit": "after_batch", "group": "g"}, READ, "is for readStream"),
+        ({"brokers": "a:1", "commit": "after_batch", "group": "g"}, WRITE, "is for readStream"),
+        ({**VALID, "kafka.ssl.keystore.key": "PEM"}, READ, "is not an option; give a file: security.ssl_keyfile"),
+        ({**SASL, "kafka.sasl.mechanism": "PALIN"}, READ, "sasl_mechanism is 'PALIN'; did you mean 'PLAIN'?"),
+        ({**SASL, "kafka.sasl.jaas.config": "x.PlainLoginModule required;"}, READ, "needs username and password"),
+        ({**SASL, "kafka.sasl.jaas.config": 'x.Krb5LoginModule required keyTab="k";'}, READ, "KRB5_CLIENT_KTNAME"),
         ({**VALID, "ending_offsets": "latest"}, STREAM, "does not apply to readStream"),
         ({**VALID, "max_offsets_per_trigger": "1"}, READ, "does not apply to read"),
         ({**VALID, "starting_offsets": '{"orders": {"0": 1}'}, READ, "not JSON"),
@@ -113,8 +119,16 @@ def test_options_that_conflict_or_cannot_be_parsed_are_refused(options: dict[str
 
 def test_a_password_is_read_as_java_reads_it() -> None:
     text = r'x.PlainLoginModule required username="u" password="p\"w\\ d";'
-    plain = {"security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "PLAIN", "kafka.sasl.jaas.config": text}
-    assert read_options({**VALID, **plain}).security["sasl_plain_password"] == 'p"w\\ d'
+    plain = {**SASL, "kafka.sasl.mechanism": "PLAIN"}
+    assert read_options({**plain, "kafka.sasl.jaas.config": text}).security["sasl_plain_password"] == 'p"w\\ d'
+    unquoted = {**plain, "kafka.sasl.jaas.config": "x.PlainLoginModule required username=u password=p-w/1;"}
+    assert read_options(unquoted).security["sasl_plain_password"] == "p-w/1"
+
+
+def test_a_kerberos_login_of_java_names_the_service() -> None:
+    text = 'com.sun.security.auth.module.Krb5LoginModule required useTicketCache=true serviceName="kafka";'
+    kerberos = {**SASL, "kafka.sasl.mechanism": "GSSAPI", "kafka.sasl.jaas.config": text}
+    assert read_options(kerberos).security["sasl_kerberos_service_name"] == "kafka"
 
 
 def test_no_password_is_ever_shown() -> None:

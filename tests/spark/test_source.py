@@ -103,6 +103,15 @@ def test_a_schema_with_fewer_columns_is_a_projection(
     )
 
 
+def test_a_view_in_sql_reads_a_topic_and_a_table_is_refused(
+    spark: SparkSession, kafka_cluster: LocalCluster, numbers: str
+) -> None:
+    options = f"using allocator options (brokers '{kafka_cluster.bootstrap}', topics '{numbers}')"
+    spark.sql(f"create temporary view numbers_of_kafka {options}")
+    assert spark.table("numbers_of_kafka").where("partition = 1").count() == 100
+    assert "use CREATE TEMPORARY VIEW" in said(lambda: spark.sql(f"create table no_numbers {options}"))
+
+
 def test_small_partitions_share_the_tasks_of_the_sessions_cores(
     spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: TopicFactory
 ) -> None:

@@ -35,6 +35,7 @@ KEYS = (
     "ssl_password",
 )
 OF_ENDPOINT = ("sasl_oauth_client_id", "sasl_oauth_client_secret", "sasl_oauth_scope")
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", "OAUTHBEARER", "AWS_MSK_IAM")
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
 
@@ -53,6 +54,9 @@ def check_security(settings: Mapping[str, Any] | None, *, load: bool = False) ->
         raise ConfigError(f"security: security_protocol is {protocol!r}; {near}")
     if protocol.startswith("SASL") and not checked.get("sasl_mechanism"):
         raise ConfigError(f"security: security_protocol {protocol} needs sasl_mechanism")
+    mechanism = checked.get("sasl_mechanism")
+    if mechanism is not None and mechanism not in MECHANISMS:
+        raise ConfigError(f"security: sasl_mechanism is {mechanism!r}; {_nearest(str(mechanism).upper(), MECHANISMS)}")
     if checked.get("proxy_url") is not None:
         Proxy.of(checked["proxy_url"])
     # without this check, an incomplete configuration would silently connect in clear text

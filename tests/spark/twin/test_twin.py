@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from twin_language import Program
@@ -12,6 +12,8 @@ from twin_programs import PROGRAMS
 from twin_random import random_program
 from twin_runs import play
 
+from allocator.errors import ConfigError
+from allocator.spark.options import read_options
 from allocator.testing import JarsUnavailable, LocalCluster
 from allocator.testing.jars import class_path
 from allocator.testing.versions import SPARK_CONNECTOR
@@ -57,3 +59,17 @@ def test_a_random_program_does_the_same_as_with_sparks_own_connector(
     program = random_program(seed)
     played = play(program, with_connector, kafka_cluster, tmp_path)
     assert played.ours == played.theirs, "\n".join([*map(str, program.steps), str(played)])
+
+
+def test_each_setting_of_javas_client_has_a_counterpart_or_no_effect_or_an_advice(with_connector: SparkSession) -> None:
+    kafka: Any = with_connector.sparkContext._jvm.org.apache.kafka.clients
+    names = {*kafka.consumer.ConsumerConfig.configNames(), *kafka.producer.ProducerConfig.configNames()}
+    wrong = []
+    for name in sorted(map(str, names)):
+        try:
+            read_options({"brokers": "a:1", "topics": "t", f"kafka.{name}": "1"})
+        except ConfigError as error:
+            if not name.startswith("internal.") and " is not an option; did you mean" in str(error):
+                wrong.append(str(error))
+    assert len(names) > 100
+    assert not wrong

@@ -239,7 +239,7 @@ def test_a_checkpoint_of_another_topic_is_refused(streams: Streams) -> None:
     ],
 )
 def test_a_deleted_or_recreated_topic_is_data_loss_or_read_from_its_first_record(
-    left: int, with_id: bool, restarted: bool, message: str, streams: Streams
+    left: int, with_id: bool, restarted: bool, message: str, streams: Streams, caplog: pytest.LogCaptureFixture
 ) -> None:
     other, topic = streams.topic(), streams.topic()
     streams.fill(topic, {0: 50})
@@ -271,6 +271,8 @@ def test_a_deleted_or_recreated_topic_is_data_loss_or_read_from_its_first_record
     lenient.restart()
     assert lenient.batch() == []
     assert sorted(read) == sorted(records(topic, {0: range(left)}) + records(other, {0: range(100)}))
+    told = [text for text in caplog.messages if "reading the others" in text]
+    assert len(told) <= len(lenient.readers)
 
 
 def test_a_planned_batch_does_not_read_the_records_of_a_recreated_topic(streams: Streams) -> None:

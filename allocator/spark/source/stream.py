@@ -53,6 +53,8 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._latest: Offsets = {}
         # with Trigger.AvailableNow, the ends when the query started
         self._target: Offsets | None = None
+        # deleted topics, of which the log tells
+        self._missing: Collection[str] = ()
         # monotonic time of the last planned batch
         self._planned_at: float | None = None
         self._group_checked = False
@@ -240,7 +242,9 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
                 raise  # the topic never existed, so its name is probably wrong
             if options.fail_on_data_loss:
                 raise self._deleted(error.topics) from error
-            log.warning("%s; reading the others", error)
+            if error.topics != self._missing:  # Spark plans up to 100 times per second
+                log.warning("%s; reading the others", error)
+                self._missing = error.topics
             present = {topic: client.partitions(topic) or () for topic in options.topics or ()}
             return [TopicPartition(topic, number) for topic, numbers in present.items() for number in numbers]
         deleted = sorted({tp.topic for tp in start if tp not in set(tps)})

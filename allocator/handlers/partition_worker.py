@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from allocator.core.aio import within
-from allocator.core.subscription import DoneSet, Hold, Progress
+from allocator.core.subscription import DoneSet, Hold, SubscriptionState
 from allocator.handlers.admission import Admission, Work
 from allocator.handlers.guard import Quarantined
 from allocator.handlers.lanes import Lane, LaneOwner
 from allocator.handlers.window import Unit, offset_of
+from allocator.types import TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -30,13 +31,14 @@ class PartitionWorker(LaneOwner):
     the partition, such as a former worker: two concurrent calls would break the order.
     """
 
-    def __init__(self, tenure: Progress, start: int, work: Work) -> None:
+    def __init__(self, state: SubscriptionState, partition: TopicPartition, start: int, work: Work) -> None:
+        tenure = state.assignment[partition]
         super().__init__(tenure)
         before = [hold for hold in tenure.holds if hold.busy]
-        self.partition = tenure.partition
+        self.partition = partition
         self.stopping = False
         self.stopped = asyncio.Event()
-        self.admission = Admission(tenure.partition, start, tenure.beyond, work, self._to_lanes, self._units_in_call)
+        self.admission = Admission(partition, start, tenure.beyond, work, self._to_lanes, self._units_in_call)
         tenure.beyond = None
         self._work = work
         self._lanes: dict[Any, Lane] = {}

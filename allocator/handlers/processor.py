@@ -209,7 +209,7 @@ class Processor:
             workers = (hold for hold in tenure.holds if isinstance(hold, PartitionWorker))
             worker = next((each for each in workers if each.takes_more), None)
             if worker is None:
-                worker = PartitionWorker(tenure, batch.base_offset, self._work)
+                worker = PartitionWorker(self._core.state, partition, batch.base_offset, self._work)
                 self._workers = [each for each in self._workers if each.takes_more or not each.has_ended]
                 self._workers.append(worker)
             worker.admission.put(batch.raw())

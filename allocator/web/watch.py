@@ -88,10 +88,8 @@ class WatchedGroup:
         self.fences = Fences()
         self.measured = False
         """Whether `report` has the offsets of the last poll of Kafka."""
-        self.seen = False
-        """Whether the group has been read."""
-        self.absent = False
-        """Whether its znodes were missing at the first read, as below a leftover znode."""
+        self.exists: Optional[bool] = None
+        """Whether its znodes were there at the last read; None before the first read."""
         self.examined = -1
         """Version of the state that the doctor last examined."""
         self.trends = DoctorTrends()
@@ -106,6 +104,11 @@ class WatchedGroup:
         """Part -> (versions, rendered text)."""
 
     @property
+    @property
+    def seen(self) -> bool:
+        """Whether the group has been read."""
+        return self.exists is True
+
     def paused(self) -> bool:
         """Whether the group is paused."""
         choice = self.report.state.choice
@@ -141,7 +144,7 @@ class WatchedGroup:
         """Sets the state. Called when a watch on ZooKeeper fires."""
         # a new load report alone must not cause an examination, or send the whole group to each page
         before, self._besides = self._besides, replace(state, loads={}, read_ms=0)
-        self.seen = True
+        self.exists = True
         self.report = replace(self.report, state=state)
         self.fences.learn(state.claims)
         self.version["loads" if before == self._besides else "state"] += 1
@@ -211,7 +214,8 @@ class GroupWatch:
             try:
                 state = await self._reader.read()
             except NoZnode:
-                self._group.absent = True
+                if self._group.exists is None:
+                    self._group.exists = False
                 self._on_change()
                 await asyncio.sleep(RETRY_S)
                 # the group was deleted, and this task is cancelled soon; or a member may create it in a leftover znode
@@ -343,7 +347,7 @@ class Watcher:
     async def until_ready(self, timeout_s: float) -> None:
         """Returns when all groups have been read or are absent, or after the timeout."""
         groups = self.groups
-        await self.until(lambda: self.ready and all(each.seen or each.absent for each in groups.values()), timeout_s)
+        await self.until(lambda: self.ready and all(each.exists is not None for each in groups.values()), timeout_s)
 
     async def until(self, condition: Callable[[], bool], timeout_s: float) -> None:
         """Returns when the condition holds, or after the timeout. Evaluates it after each change."""

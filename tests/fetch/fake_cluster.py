@@ -258,7 +258,7 @@ class FakeCluster:
                 found = self._read(node, parts, request)
                 left = deadline - asyncio.get_running_loop().time()
                 enough = sum(len(a.records) for a in found) >= max(1, request.min_bytes)
-                if enough or left <= 0 or any(a.code or a.preferred_replica >= 0 for a in found):
+                if enough or left <= 1e-6 or any(a.code or a.preferred_replica >= 0 for a in found):
                     break
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(news.wait(), left)

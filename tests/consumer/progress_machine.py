@@ -1,0 +1,789 @@
+"""A state machine that drives the public interface of `Consumer` over a cluster in memory, in virtual time.
+
+`progress_oracle` has the promises. Each rule is one event: a call of the user, a command of an operator, a move, a loss,
+a fault of the coordinator, a change of the log, or some time without any. At the end of an example the faults stop, and
+the group must get every record and reach lag 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any, Optional
+from unittest import mock
+
+from fake_kafka import POISON, ByHand, ClientOfMember, GroupCluster, HandMembership, Log, MemorySink
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from progress_oracle import Broken, Oracle
+from virtual_time import VirtualLoop
+
+from allocator import Consumer
+from allocator.core.commands import Order, Orders
+from allocator.core.consumer import core
+from allocator.errors import (
+    AllocatorError,
+    Closed,
+    CommitFailed,
+    DeserializationError,
+    NoOffsetsError,
+    NotOwned,
+    OffsetOutOfRange,
+)
+from allocator.types import Record, TopicPartition
+
+PARTITIONS = [TopicPartition("t", 0), TopicPartition("t", 1)]
+INTERVAL_S = 0.2  # of automatic commits
+QUIET_S = 3.0  # long enough for an automatic commit and its response
+SETTLED_ROUNDS = 60
+
+members = st.integers(0, 1)
+partitions = st.sampled_from(PARTITIONS)
+fractions = st.sampled_from([0.0, 0.3, 0.6, 1.0])
+
+
+def refuse_poison(value: bytes) -> bytes:
+    if value == POISON:
+        raise ValueError("poison")
+    return value
+
+
+class Hold:
+    """A record that someone works on."""
+
+    def __init__(self, member: Member, record: Any, log: Log) -> None:
+        self.member, self.log, self.record = member, log, record
+        self.partition = TopicPartition(record.topic, record.partition)
+        self.context = contextvars.copy_context()
+        self.released: Optional[asyncio.Event] = None
+
+    @property
+    def key(self) -> tuple[TopicPartition, int]:
+        return self.partition, self.record.offset
+
+    def may_act(self) -> bool:
+        """Asks as the user's code would that works on the record."""
+        asked = getattr(self.record, "may_act", self.member.consumer.may_act)
+        return bool(self.context.run(self.member.consumer.may_act)) and bool(self.context.run(asked))
+
+
+class Member:
+    """One process: a consumer, its user's reader, and the calls of its handler."""
+
+    def __init__(self, machine: ProgressMachine, number: int) -> None:
+        self.machine, self.number = machine, number
+        self.oracle, self.cluster = machine.oracle, machine.cluster
+        self.client = ClientOfMember(machine.cluster)
+        self.client.member = self  # type: ignore[attr-defined]
+        self.hand: HandMembership
+        with mock.patch.object(core, "KafkaClient", lambda *_, **__: self.client):
+            self.consumer = Consumer(
+                "t",
+                brokers="fake:9092",
+                group="g",
+                membership=ByHand(lambda hand: setattr(self, "hand", hand)),
+                auto_offset_reset=machine.reset,  # type: ignore[arg-type]
+                auto_commit_interval_s=INTERVAL_S if machine.auto else None,
+                value_deserializer=refuse_poison,
+                isolation_level="read_committed",
+                max_wait_s=0.2,
+                sink=machine.sink,
+            )
+        self.held: list[Hold] = []
+        self.named: list[tuple[Log, int]] = []
+        """Records of the last request that an error named instead."""
+        self.calls: list[Hold] = []
+        self.gated = False
+        """Whether calls of the handler wait until the machine lets them return."""
+        self.processing: Optional[asyncio.Task[None]] = None
+        self.paused: set[TopicPartition] = set()
+        self._queue: asyncio.Queue[tuple[Callable[[], Awaitable[Any]], asyncio.Future[Any]]] = asyncio.Queue()
+        self.reader = asyncio.ensure_future(self._reads())
+
+    def __repr__(self) -> str:
+        return f"member {self.number}"
+
+    async def _reads(self) -> None:
+        """The user's task that reads."""
+        while True:
+            call, result = await self._queue.get()
+            try:
+                result.set_result(await call())
+            except Exception as error:  # noqa: BLE001 - the machine raises it
+                result.set_exception(error)
+
+    async def as_reader(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._queue.put_nowait((call, result))
+        return await result
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def work(self) -> list[tuple[Log, int]]:
+        return [(hold.log, hold.record.offset) for hold in self.held] + self.named
+
+    async def read(self, kind: str, timeout_s: float) -> bool:
+        """Requests records. Returns whether anything came."""
+        consumer = self.consumer
+        self.oracle.asks(self, self.work())
+        self.held, self.named = [], []
+        records: list[Any] = []
+        try:
+            if kind == "getone":
+                one = await consumer.getone(timeout_s)
+                records = [] if one is None else [one]
+            elif kind == "getbatch":
+                batch = await consumer.getbatch(timeout_s)
+                if batch is not None and not len(batch):
+                    raise Broken("getbatch returns an empty batch")
+                records = [] if batch is None else self._records_of(batch)
+            else:
+                found = await consumer.getmany(timeout_s, 3 if kind == "some" else None)
+                records = [record for each in found.values() for record in each]
+        except DeserializationError as error:
+            self._named(TopicPartition(error.topic, error.partition), error.offset)
+            return True
+        except (OffsetOutOfRange, NoOffsetsError) as error:
+            if self.machine.reset != "none":
+                raise
+            named = getattr(error, "partitions", None) or [TopicPartition(error.topic, error.partition)]  # type: ignore[union-attr]
+            for partition in named:
+                await self.seek(partition, self.cluster.content[partition].start)
+            return True
+        for record in records:
+            self._got(record)
+        return bool(records)
+
+    def _records_of(self, batch: Any) -> list[Any]:
+        """The user's loop over a batch, which goes on behind a record that the deserializer refuses."""
+        found: list[Any] = []
+        while True:
+            try:
+                for record in batch:
+                    found.append(record)
+                    last = record.offset
+                return found
+            except DeserializationError as error:
+                found.append(error)
+                last = error.offset
+            batch = batch.from_offset(last + 1)
+
+    def _named(self, partition: TopicPartition, offset: int) -> None:
+        self.oracle.delivers(self, partition, offset, self.consumer.losses)
+        self.named.append((self.oracle.views[partition].log, offset))
+
+    def _got(self, record: Any) -> None:
+        partition = TopicPartition(record.topic, record.partition)
+        if partition in self.paused | self.machine.paused:
+            raise Broken(f"{self} gets a record of {partition}, which is paused")
+        if isinstance(record, DeserializationError):
+            self._named(partition, record.offset)
+            return
+        self.oracle.delivers(self, partition, record.offset, self.consumer.losses)
+        self.held.append(Hold(self, record, self.oracle.views[partition].log))
+        if self.machine.sink is not None:
+            self.machine.sink.write(record)
+
+    async def seek(self, partition: TopicPartition, offset: int) -> None:
+        with suppress(NotOwned):
+            fence = self.consumer.fence(partition)
+            if self.machine.sink is not None:
+                await self.machine.sink.rewind(partition, offset)
+                if self.consumer.fence(partition) != fence:
+                    return
+            self.consumer.seek(partition, offset)
+            self.oracle.seeks(partition, offset)
+
+    async def pause_or_resume(self, partition: TopicPartition) -> None:
+        with suppress(NotOwned):
+            if partition in self.paused:
+                self.consumer.resume(partition)
+                self.paused.discard(partition)
+            else:
+                self.consumer.pause(partition)
+                self.paused.add(partition)
+
+    # -- processing ----------------------------------------------------------------------------------------------
+
+    async def handle(self, record: Record) -> None:
+        try:
+            await self._handle(record)
+        except Broken as error:  # the processor would retry
+            self.machine.failure = self.machine.failure or error
+
+    async def _handle(self, record: Record) -> None:
+        partition = TopicPartition(record.topic, record.partition)
+        self.oracle.calls(self, partition, record.offset)
+        hold = Hold(self, record, self.oracle.views[partition].log)
+        twins = [each for each in self.calls if each.key == hold.key and each.log is hold.log]
+        if any(each.record.fence == record.fence for each in twins):
+            raise Broken(f"{self} handles {hold.key} twice at a time")
+        self.calls.append(hold)
+        try:
+            if self.gated:
+                hold.released = asyncio.Event()
+                await hold.released.wait()
+            await asyncio.sleep(0.01)
+            self.oracle.handled(self, partition, hold.log, record.offset)
+        finally:
+            self.calls.remove(hold)
+
+    def let_go(self) -> None:
+        self.gated = False
+        for hold in self.calls:
+            if hold.released is not None:
+                hold.released.set()
+
+    async def process(self, ordering: Any) -> None:
+        self.oracle.asks(self, self.work())
+        self.held, self.named = [], []
+        self.oracle.poison_counts = False
+        self.processing = self.machine.in_background(
+            self.as_reader(
+                lambda: self.consumer.process(
+                    self.handle,
+                    ordering=ordering,
+                    concurrency=3,
+                    skip_on=[DeserializationError],
+                    drain_timeout_s=2.0,
+                    commit_interval_s=INTERVAL_S,
+                )
+            )
+        )
+
+
+class ProgressMachine(RuleBasedStateMachine):
+    """Two members read two partitions of one topic."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        logging.getLogger("allocator").setLevel(logging.CRITICAL + 1)
+        self.loop = VirtualLoop()
+        self.failure: BaseException | None = None
+        self.loop.set_exception_handler(self._unhandled)
+
+    def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        self.failure = self.failure or error or Broken(context["message"])
+
+    @contextmanager
+    def _in_virtual_time(self) -> Iterator[None]:
+        asyncio.set_event_loop(self.loop)
+        try:
+            with mock.patch.object(time, "monotonic", self.loop.time):
+                yield
+        finally:
+            asyncio.set_event_loop(None)
+
+    def go(self, work: Coroutine[Any, Any, Any] | None = None, rest_s: float = 0.02) -> None:
+        """Does the work, lets some time pass, and checks what holds at any time."""
+
+        async def run() -> None:
+            if work is not None:
+                await asyncio.wait_for(work, 200.0)
+            await asyncio.sleep(rest_s)
+            self._look()
+
+        with self._in_virtual_time():
+            try:
+                self.loop.run_until_complete(run())
+            except BaseException as error:
+                self.failure = self.failure or error
+        if self.failure is not None:
+            raise self.failure
+
+    def _look(self) -> None:
+        for partition, view in self.oracle.views.items():
+            if view.member.processing is None:
+                asking = view.member.consumer.position(partition)
+                try:
+                    asking.send(None)  # runs until it would wait
+                except StopIteration as known:
+                    self.oracle.at(view.member, partition, known.value)
+                except AllocatorError:
+                    pass
+                else:
+                    asking.close()
+        acting: dict[Any, Hold] = {}
+        for hold in [each for member in self.members for each in (*member.held, *member.calls)]:
+            if hold.may_act():
+                if (hold.log, hold.key) in acting:
+                    raise Broken(f"{acting[hold.log, hold.key].member} and {hold.member} may both act on {hold.key}")
+                acting[hold.log, hold.key] = hold
+
+    # -- the group -----------------------------------------------------------------------------------------------
+
+    @initialize(
+        ids=st.booleans(),
+        reset=st.sampled_from(["earliest", "latest", "none"]),
+        auto=st.booleans(),
+        sink=st.sampled_from([False, False, True]),
+        latency_s=st.sampled_from([0.01, 0.15]),
+    )
+    def begin(self, ids: bool, reset: str, auto: bool, sink: bool, latency_s: float) -> None:
+        self.reset, self.auto, self.sink = reset, auto, MemorySink() if sink else None
+        self.cluster = GroupCluster(ids)
+        self.cluster.latency_s = latency_s
+        self.oracle = Oracle(self.cluster.content, reset, auto, self.sink)
+        self.cluster.stored = lambda client, *stored: self.oracle.stores(client.member, *stored)  # type: ignore[attr-defined]
+        self.cluster.create(PARTITIONS)
+        self.owners: dict[TopicPartition, Member | None] = dict.fromkeys(PARTITIONS)
+        self.moves: dict[TopicPartition, asyncio.Task[None]] = {}
+        self.paused: set[TopicPartition] = set()
+        """Partitions that an operator pauses."""
+        self.orders = Orders()
+        self.fence = self.number = 0
+        self.callbacks = 0
+        """Callbacks of commits that are due."""
+        self.background: set[asyncio.Future[Any]] = set()
+        self.disturbed = False
+        """Whether a fault since the last quiet time may have cost a commit."""
+        self.members: list[Member] = []
+        self.down: set[int] = set()
+        """Members whose next process has not started yet."""
+
+        async def start() -> None:
+            for number in range(2):
+                self.members.append(await self._started(number))
+            for partition in PARTITIONS:
+                await self._move(partition, 0)
+
+        self.go(start())
+
+    async def _started(self, number: int) -> Member:
+        member = Member(self, number)
+        await member.consumer.start()
+        assert member.hand.connections.ordered is not None
+        member.hand.connections.ordered(self.orders, self)  # type: ignore[arg-type]
+        return member
+
+    async def _move(self, partition: TopicPartition, to: int | None) -> None:
+        await self._release(partition)
+        if to is not None:
+            await self._claim(partition, to)
+
+    async def _release(self, partition: TopicPartition) -> None:
+        owner = self.owners[partition]
+        if owner is not None:
+            task = owner.hand.give_up([partition])
+            await asyncio.wait({task})
+            if not task.cancelled():  # else the session was lost
+                self._released(partition)
+
+    def _released(self, partition: TopicPartition, *, commits: bool = True) -> None:
+        owner, self.owners[partition] = self.owners[partition], None
+        if owner is not None:
+            owner.paused.discard(partition)
+            told = self.auto or owner.processing is not None
+            self.oracle.ends(partition, clean=commits and told and self.sink is None and not self.disturbed)
+
+    async def _claim(self, partition: TopicPartition, to: int) -> None:
+        self.fence += 1
+        fence = self.fence
+
+        def claims() -> None:
+            self.owners[partition] = member
+            self.oracle.claims(member, partition)
+
+        while True:
+            while to in self.down:
+                await asyncio.sleep(0.01)
+            member = self.members[to]
+            if await member.hand.take(partition, fence, claims):
+                return
+
+    def in_background(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = self.loop.create_task(work)
+        self.background.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self.background.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, (CommitFailed, NotOwned, Closed)):
+            self.failure = self.failure or error
+
+    def _moving(self, partition: TopicPartition) -> bool:
+        return partition in self.moves and not self.moves[partition].done()
+
+    @rule(partition=partitions, to=members)
+    def move(self, partition: TopicPartition, to: int) -> None:
+        if not self._moving(partition):
+            self.moves[partition] = self.in_background(self._move(partition, to))
+        self.go(rest_s=0.1)
+
+    @rule(n=members, back=st.booleans())
+    def lose_session(self, n: int, back: bool) -> None:
+        """The other member, or this one again, gets the partitions."""
+        member = self.members[n]
+
+        async def lose() -> None:
+            lost = [p for p, owner in self.owners.items() if owner is member]
+            moving = {p for p in lost if self._moving(p)}
+            member.client.cut()
+            for partition in lost:
+                self._released(partition, commits=False)
+            member.paused.clear()
+            await member.hand.lose()
+            for partition in set(lost) - moving:
+                await self._claim(partition, n if back else 1 - n)
+
+        self.go(lose())
+
+    @rule(n=members)
+    def suspend(self, n: int) -> None:
+        """The connection to the group is gone for a moment."""
+
+        async def away() -> None:
+            self.members[n].hand.suspend()
+            await asyncio.sleep(0.3)
+            self.members[n].hand.resume()
+
+        self.in_background(away())
+        self.go()
+
+    @rule(n=members, clean=st.booleans())
+    def restart(self, n: int, clean: bool) -> None:
+        """The next process gets the same partitions. Not `clean`: the process is killed."""
+        member = self.members[n]
+
+        async def restart() -> None:
+            member.let_go()
+            self.down.add(n)
+            if not clean:
+                lost = [p for p, owner in self.owners.items() if owner is member]
+                member.client.cut()
+                for partition in lost:
+                    self._released(partition, commits=False)
+                await member.hand.lose()
+            await self._stop_processing(member)
+            await member.as_reader(lambda: member.consumer.close(commit=clean))
+            member.reader.cancel()
+            await asyncio.sleep(0.01)  # the moves of its partitions go on
+            for partition, owner in self.owners.items():
+                if owner is member:
+                    self._released(partition)
+            mine = [p for p, owner in self.owners.items() if owner is None and not self._moving(p)]
+            self.members[n] = await self._started(n)
+            self.down.discard(n)
+            for partition in mine:
+                await self._claim(partition, n)
+
+        self.go(restart())
+
+    # -- the user ------------------------------------------------------------------------------------------------
+
+    @rule(n=members, kind=st.sampled_from(["getone", "getbatch", "all", "some"]), timeout_s=st.sampled_from([0.0, 0.3]))
+    def read(self, n: int, kind: str, timeout_s: float) -> None:
+        member = self.members[n]
+        if member.processing is None:
+            self.go(member.as_reader(lambda: member.read(kind, timeout_s)), rest_s=0.0)
+
+    @rule(n=members, ordering=st.sampled_from(["partition", "none"]), gated=st.booleans())
+    def process(self, n: int, ordering: str, gated: bool) -> None:
+        member = self.members[n]
+        if member.processing is None and self.sink is None and self.reset != "none":
+            member.gated = gated
+            self.go(member.process(ordering), rest_s=0.1)
+
+    @rule(n=members)
+    def let_calls_return(self, n: int) -> None:
+        self.members[n].let_go()
+        self.go(rest_s=0.1)
+
+    @rule(n=members)
+    def stop_processing(self, n: int) -> None:
+        self.go(self._stop_processing(self.members[n]))
+
+    async def _stop_processing(self, member: Member) -> None:
+        if member.processing is not None:
+            member.let_go()
+            member.reader.cancel()
+            await asyncio.wait({member.reader})
+            self.oracle.ends_processing(member)
+            member.processing.cancel()
+            member.processing = None
+            member.reader = asyncio.ensure_future(member._reads())
+
+    @rule(partition=partitions, part=fractions)
+    def seek(self, partition: TopicPartition, part: float) -> None:
+        owner = self.owners[partition]
+        if owner is not None and owner.processing is None:
+            log = self.cluster.content[partition]
+            self.go(owner.seek(partition, log.start + int(part * (log.end - log.start))))
+
+    @rule(partition=partitions)
+    def pause_or_resume(self, partition: TopicPartition) -> None:
+        owner = self.owners[partition]
+        if owner is not None and owner.processing is None:
+            self.go(owner.pause_or_resume(partition))
+
+    @rule(n=members, waits=st.booleans())
+    def commit(self, n: int, waits: bool) -> None:
+        member = self.members[n]
+        if member.processing is None:
+
+            async def commit() -> None:
+                held = list(member.held)
+                self.oracle.commits(member, None, member.work())
+                with suppress(CommitFailed, NotOwned):
+                    await member.consumer.commit()
+                    lost = [hold.key for hold in held if not self._is_current(hold)]
+                    if lost and held == member.held:
+                        raise Broken(f"commit() of {member} succeeds, but {lost} were lost")
+
+            self._run(commit(), waits)
+
+    def _is_current(self, hold: Hold) -> bool:
+        try:
+            return hold.member.consumer.fence(hold.partition) == hold.record.fence
+        except NotOwned:
+            return False
+
+    @rule(partition=partitions, part=fractions, waits=st.booleans(), calls=st.booleans())
+    def commit_offset(self, partition: TopicPartition, part: float, waits: bool, calls: bool) -> None:
+        """Commits an offset between the committed one and the position."""
+        member, view = self.owners[partition], self.oracle.views.get(partition)
+        if member is None or view is None or member.processing is not None or not view.may_be:
+            return
+        at, end = self.oracle.committed.get(partition), max(view.may_be)
+        start = min(end, at.offset if at is not None and at.log is view.log else view.log.start)
+        offset = start + int(part * (end - start))
+
+        async def commit() -> None:
+            assert member is not None
+            with suppress(CommitFailed, NotOwned):
+                self.oracle.commits(member, {partition: offset}, member.work())
+                if calls:
+                    self.callbacks += 1
+                    try:
+                        member.consumer.commit_async({partition: offset}, self._called)
+                    except AllocatorError:
+                        self.callbacks -= 1
+                        raise
+                else:
+                    await member.consumer.commit({partition: offset})
+
+        self._run(commit(), waits)
+
+    @rule(n=members)
+    def commit_all_async(self, n: int) -> None:
+        member = self.members[n]
+        if member.processing is None:
+
+            async def commit() -> None:
+                self.oracle.commits(member, None, member.work())
+                self.callbacks += 1
+                try:
+                    member.consumer.commit_async(callback=self._called)
+                except (CommitFailed, NotOwned):
+                    self.callbacks -= 1
+
+            self.go(commit(), rest_s=0.005)
+
+    def _called(self, offsets: Any, error: BaseException | None) -> None:
+        self.callbacks -= 1
+
+    def _run(self, work: Coroutine[Any, Any, None], waits: bool) -> None:
+        if waits:
+            self.go(work, rest_s=0.0)
+        else:
+            self.in_background(work)
+            self.go(rest_s=0.005)
+
+    # -- the operator --------------------------------------------------------------------------------------------
+
+    @rule(partition=partitions)
+    def operator_pauses_or_resumes(self, partition: TopicPartition) -> None:
+        if partition in self.paused:
+            self.paused.discard(partition)
+            self.orders = replace(self.orders, entries=tuple(o for o in self.orders.entries if not self._pauses(o, partition)))
+        else:
+            self.paused.add(partition)
+            self._order("pause", {"partitions": {"t": str(partition.partition)}})
+        self.go(self._tell())
+
+    @rule(partition=partitions, part=fractions)
+    def operator_seeks(self, partition: TopicPartition, part: float) -> None:
+        log = self.cluster.content[partition]
+        to = log.start + int(part * (log.end - log.start))
+        order = self._order("seek", {"partitions": {"t": str(partition.partition)}, "to": str(to)})
+        self.oracle.ordered(order, partition, to)
+        self.go(self._tell())
+
+    @staticmethod
+    def _pauses(order: Order, partition: TopicPartition) -> bool:
+        return order.kind == "pause" and partition in order.partitions
+
+    def _order(self, kind: str, arguments: dict[str, Any]) -> str:
+        self.number += 1
+        order = Order.make(kind, arguments, who="operator", now_ms=0)
+        order = replace(order, id=f"o-{self.number:08x}")
+        self.orders = self.orders.put(order, 0)
+        return order.id
+
+    async def _tell(self) -> None:
+        for member in self.members:
+            assert member.hand.connections.ordered is not None
+            member.hand.connections.ordered(self.orders, self)  # type: ignore[arg-type]
+
+    async def add_results(self, order_id: str, results: Any) -> None:
+        """Stores the results of a command. Called by the consumers."""
+        self.orders = self.orders.with_results(order_id, results)
+        for result in results:
+            for partition in result.partitions:
+                self.oracle.reported(order_id, partition, done=result.what.startswith("sought"))
+        await self._tell()
+
+    # -- the cluster ---------------------------------------------------------------------------------------------
+
+    @rule(
+        partition=partitions,
+        count=st.integers(1, 6),
+        kind=st.sampled_from(["plain", "plain", "committed", "aborted", "compacted"]),
+        poison=st.sampled_from([None, None, 0, 1, 2]),
+    )
+    def produce(self, partition: TopicPartition, count: int, kind: str, poison: int | None) -> None:
+        if partition in self.cluster.leaders:
+            self.cluster.produce(partition, count, kind, poison)
+            self.oracle.grew(partition)
+        self.go()
+
+    @rule(partition=partitions, part=fractions)
+    def delete_records(self, partition: TopicPartition, part: float) -> None:
+        log = self.cluster.content[partition]
+        self.cluster.delete_before(partition, log.start + int(part * (log.end - log.start)))
+        self.oracle.shrank(partition)
+        self.go(rest_s=0.3)
+
+    @rule(swap=st.booleans())
+    def create_topic_again(self, swap: bool) -> None:
+        """Without topic ids, members notice only that the topic was away, or with `swap` that the cluster is another.
+
+        Then they do not own the partitions meanwhile.
+        """
+        busy = any(map(self._moving, PARTITIONS)) or any(member.processing for member in self.members)
+        if busy or any(order.kind == "seek" and not order.done for order in self.orders.entries):
+            return
+
+        async def again() -> None:
+            if self.cluster.knows_ids and not swap:
+                self.cluster.create(PARTITIONS)
+                for partition in PARTITIONS:
+                    self.oracle.recreated(partition)
+                return
+            owners = {p: self.members.index(owner) for p, owner in self.owners.items() if owner is not None}
+            for partition in owners:
+                self.moves[partition] = self.in_background(self._move(partition, None))
+            while any(map(self._moving, PARTITIONS)):  # the readers finish what is in hand
+                for member in self.members:
+                    await member.as_reader(lambda member=member: member.read("getone", 0.1))  # type: ignore[misc]
+            if swap:
+                self.cluster.cluster_id += "x"
+            else:
+                self.cluster.delete(PARTITIONS)
+                await asyncio.sleep(20.0)
+            self.cluster.create(PARTITIONS)
+            for partition, owner in owners.items():
+                await self._claim(partition, owner)
+
+        self.go(again(), rest_s=0.1)
+
+    @rule(kind=st.sampled_from(["refused", "lost", "unanswered"]))
+    def next_commit_fails(self, kind: str) -> None:
+        self.cluster.faults.append(kind)
+        self.disturbed = True
+        self.go()
+
+    @rule(seconds=st.sampled_from([0.05, 0.3, QUIET_S]))
+    def wait(self, seconds: float) -> None:
+        quiet = not self.cluster.faults
+        self.go(rest_s=seconds)
+        if seconds == QUIET_S and quiet:
+            self.disturbed = False
+            for partition, view in list(self.oracle.views.items()):
+                busy = self._moving(partition) or view.member.gated or (not self.auto and not view.member.processing)
+                if not busy and self.sink is None:
+                    self.oracle.check_committed(partition, view)
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def teardown(self) -> None:
+        try:
+            if self.failure is None and hasattr(self, "members") and len(self.members) == 2:
+                self._settle()
+        finally:
+            self._close()
+
+    def _settle(self) -> None:
+        """Without faults, pauses and gates, every record is delivered and the lag gets to 0."""
+        self.cluster.faults.clear()
+        self.paused.clear()
+        self.orders = replace(self.orders, entries=tuple(o for o in self.orders.entries if o.kind != "pause"))
+
+        async def settle() -> None:
+            await self._tell()
+            idle = 0
+            for _ in range(SETTLED_ROUNDS):
+                found = bool([order for order in self.orders.entries if not order.done])
+                for member in self.members:
+                    member.let_go()
+                    member.consumer.resume(*member.paused)
+                    member.paused.clear()
+                    if member.processing is None:
+                        found |= await member.as_reader(lambda member=member: member.read("all", 0.3))  # type: ignore[misc]
+                await asyncio.sleep(0.1)
+                for partition, owner in self.owners.items():
+                    if owner is None and not self._moving(partition):
+                        await self._claim(partition, 0)
+                idle = 0 if found or any(map(self._moving, PARTITIONS)) else idle + 1
+                if idle == 4:
+                    break
+            else:
+                raise Broken(f"the group does not settle: {self.orders.entries} {self.moves}")
+            if not self.auto:
+                for member in self.members:
+                    if member.processing is None:
+                        self.oracle.commits(member, None, member.work())
+                        await member.consumer.commit()
+            await asyncio.sleep(QUIET_S)
+
+        self.go(settle())
+        for partition, log in self.cluster.content.items():
+            if self.oracle.missing(log):
+                raise Broken(f"{partition}: nobody got {self.oracle.missing(log)}")
+            at = self.cluster.committed.get(partition)
+            offset = None if at is None else at.offset
+            if not self.auto:  # a user's commit need not cover what a consumer passes without a record
+                offset = log.next_visible(log.start if offset is None else offset)
+            if offset != log.end:
+                raise Broken(f"{partition} is idle with {offset} committed; its log ends at {log.end}")
+        if self.callbacks:
+            raise Broken(f"{self.callbacks} callbacks of commits are not called")
+
+    def _close(self) -> None:
+        async def close() -> None:
+            for member in getattr(self, "members", []):
+                member.let_go()
+                member.reader.cancel()
+                with suppress(BaseException):
+                    await asyncio.wait_for(member.consumer.close(commit=False), 30.0)
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            if others:
+                await asyncio.wait(others, timeout=100.0)
+
+        with self._in_virtual_time():
+            self.loop.set_exception_handler(lambda *_: None)
+            self.loop.run_until_complete(close())
+            self.loop.close()
+
+
+__all__ = ["ProgressMachine", "precondition"]

@@ -42,6 +42,8 @@ class View:
         self.handled: set[int] = set()
         self.known = False
         """Whether a position was seen."""
+        self.stopped = False
+        """Whether the topic was created again and the member stops until the user seeks."""
 
     def positions(self) -> set[int]:
         return self.may_be.union(self.ends, *(positions for _, positions in self.sought.values()))
@@ -107,7 +109,7 @@ class Oracle:
         view = self.views.get(partition)
         if view is not None:
             view.log, view.may_be, view.ends, view.in_hand = self.content[partition], set(), set(), []
-            view.handled, view.known = set(), False
+            view.handled, view.known, view.stopped = set(), False, self.reset == "none"
             self._resets(view)
 
     def grew(self, partition: TopicPartition) -> None:
@@ -124,7 +126,7 @@ class Oracle:
 
     def seeks(self, partition: TopicPartition, offset: int) -> None:
         view = self.views[partition]
-        view.may_be, view.ends, view.in_hand, view.known = {offset}, set(), [], True
+        view.may_be, view.ends, view.in_hand, view.known, view.stopped = {offset}, set(), [], True, False
         view.handled = {each for each in view.handled if each < offset}
         # the seek of an operator may come before or after this one
         view.sought = {order: (target, {target, offset}) for order, (target, _) in view.sought.items()}
@@ -153,7 +155,7 @@ class Oracle:
     def at(self, member: Any, partition: TopicPartition, position: int) -> None:
         """The member says that it is at this position."""
         view = self.views.get(partition)
-        if view is None or view.member is not member:
+        if view is None or view.member is not member or view.stopped:
             return
         log, found = view.log, view.positions()
         if position not in found and log.next_visible(position) not in map(log.next_visible, found):
@@ -265,6 +267,9 @@ class Oracle:
         self.committed[partition] = Stored(log, offset, member)
         if log is not self.content[partition]:
             return
+        view = self.views.get(partition)
+        if view is not None and view.member is member and offset in view.ends:  # it has found the end
+            self.excused[log] = max(self.excused[log], offset)
         if offset > log.end:
             raise Broken(f"{member} commits {partition}@{offset}, beyond the end {log.end}")
         unread = [each for each in self.missing(log) if each < offset]
@@ -286,7 +291,11 @@ class Oracle:
     def check_committed(self, partition: TopicPartition, view: View) -> None:
         """After a release or some time without faults, the committed offset is the lowest that is not done."""
         log, at = view.log, self.committed.get(partition)
-        found = {min(view.in_hand)} if view.in_hand else self._not_handled(view, view.positions())
+        if view.in_hand:  # a user may commit it earlier than by the next request
+            first = min(view.in_hand)
+            found = {first, *(each for each in self.tried[view.member, log] if each > first)}
+        else:
+            found = self._not_handled(view, view.positions())
         stored = None if at is None or at.log is not log else at.offset
         if stored is None and self.reset == "earliest":
             stored = log.start

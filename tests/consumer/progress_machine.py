@@ -12,7 +12,7 @@ import contextvars
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Optional
 from unittest import mock
@@ -436,9 +436,9 @@ class ProgressMachine(RuleBasedStateMachine):
             self.moves[partition] = self.in_background(self._move(partition, to))
         self.go(rest_s=0.1)
 
-    @rule(n=members, back=st.booleans())
-    def lose_session(self, n: int, back: bool) -> None:
-        """The other member, or this one again, gets the partitions."""
+    @rule(n=members, back=st.booleans(), reads=st.booleans())
+    def lose_session(self, n: int, back: bool, reads: bool) -> None:
+        """The other member, or this one again, gets the partitions, and perhaps reads them at once."""
         member = self.members[n]
 
         async def lose() -> None:
@@ -449,8 +449,11 @@ class ProgressMachine(RuleBasedStateMachine):
                 self._released(partition, commits=False)
             member.paused.clear()
             await member.hand.lose()
-            for partition in set(lost) - moving:
-                await self._claim(partition, n if back else 1 - n)
+            heir = n if back else 1 - n
+            for partition in sorted(set(lost) - moving):
+                await self._claim(partition, heir)
+            if reads and self.members[heir].processing is None:
+                await self.members[heir].as_reader(lambda: self.members[heir].read("all", 0.3))
 
         self.go(lose())
 
@@ -501,12 +504,18 @@ class ProgressMachine(RuleBasedStateMachine):
         n=members,
         kinds=st.lists(st.sampled_from(["getone", "some", "getbatch", "all"]), min_size=1, max_size=3),
         timeout_s=st.sampled_from([0.3, 0.0]),
+        commits=st.sampled_from(["", "", "all", "all later", "offsets", "offsets later"]),
     )
-    def read(self, n: int, kinds: list[str], timeout_s: float) -> None:
+    def read(self, n: int, kinds: list[str], timeout_s: float, commits: str) -> None:
+        """Some requests, and perhaps a commit of the last records. "later": a commit that the user does not await."""
         member = self.members[n]
+        if member.processing is not None:
+            return
         for kind in kinds:
-            if member.processing is None:
-                self.go(member.as_reader(lambda kind=kind: member.read(kind, timeout_s)), rest_s=0.0)  # type: ignore[misc]
+            self.go(member.as_reader(lambda kind=kind: member.read(kind, timeout_s)), rest_s=0.0)  # type: ignore[misc]
+        if commits:
+            offsets = {hold.partition: hold.record.offset + 1 for hold in member.held}
+            self.go(self._commit(member, None if "all" in commits else offsets, later="later" in commits), rest_s=0.3)
 
     @precondition(lambda self: self.sink is None and self.reset != "none")
     @rule(n=members, ordering=st.sampled_from(["partition", "none"]), gated=st.booleans())
@@ -537,12 +546,38 @@ class ProgressMachine(RuleBasedStateMachine):
             member.processing = None
             member.reader = asyncio.ensure_future(member._reads())
 
-    @rule(partition=partitions, part=fractions)
-    def seek(self, partition: TopicPartition, part: float) -> None:
+    @rule(partition=partitions, part=fractions, seconds=st.sampled_from([QUIET_S, 0.02]))
+    def seek(self, partition: TopicPartition, part: float, seconds: float) -> None:
         owner = self.owners[partition]
         if owner is not None and owner.processing is None:
             log = self.cluster.content[partition]
-            self.go(owner.seek(partition, log.start + int(part * (log.end - log.start))))
+            self.go(owner.seek(partition, log.start + int(part * (log.end - log.start))), rest_s=0.0)
+            self.wait(seconds)
+
+    @rule(partition=partitions, part=fractions)
+    def visit(self, partition: TopicPartition, part: float) -> None:
+        """The other member gets the partition, seeks, commits that, and gives the partition back."""
+        owner = self.owners[partition]
+        if owner is None or self._moving(partition) or any(member.processing for member in self.members):
+            return
+        there = self.members.index(owner)
+
+        async def visit() -> None:
+            assert owner is not None
+            log = self.cluster.content[partition]
+            await self._move_with_readers(partition, 1 - there)
+            await self.members[1 - there].seek(partition, log.start + int(part * (log.end - log.start)))
+            await self._commit(self.members[1 - there], None, later=False)
+            await self._move_with_readers(partition, there)
+
+        self.go(visit())
+
+    async def _move_with_readers(self, partition: TopicPartition, to: int | None) -> None:
+        """Moves a partition while the readers finish what is in hand."""
+        self.moves[partition] = self.in_background(self._move(partition, to))
+        while self._moving(partition):
+            for member in self.members:
+                await member.as_reader(lambda member=member: member.read("getone", 0.1))  # type: ignore[misc]
 
     @rule(partition=partitions)
     def pause_or_resume(self, partition: TopicPartition) -> None:
@@ -550,16 +585,24 @@ class ProgressMachine(RuleBasedStateMachine):
         if owner is not None and owner.processing is None:
             self.go(owner.pause_or_resume(partition))
 
-    @rule(n=members, waits=st.booleans())
-    def commit(self, n: int, waits: bool) -> None:
-        member = self.members[n]
-        if member.processing is None:
+    async def _commit(self, member: Member, offsets: dict[TopicPartition, int] | None, *, later: bool) -> None:
+        """Commits these offsets, or all that was delivered. `later`: with a callback."""
+        self.callbacks += later
+        try:
+            with self._everything_done(member) if offsets is None else nullcontext():
+                if offsets is not None:
+                    self.oracle.commits(member, offsets, member.work())
+                if later:
+                    member.consumer.commit_async(offsets, self._called)
+                else:
+                    await member.consumer.commit(offsets)
+        except (CommitFailed, NotOwned):
+            self.callbacks -= later
 
-            async def commit() -> None:
-                with suppress(CommitFailed, NotOwned), self._everything_done(member):
-                    await member.consumer.commit()
-
-            self._run(commit(), waits)
+    @rule(n=members, later=st.booleans())
+    def commit(self, n: int, later: bool) -> None:
+        if self.members[n].processing is None:
+            self.go(self._commit(self.members[n], None, later=later), rest_s=0.0)
 
     @contextmanager
     def _everything_done(self, member: Member) -> Iterator[None]:
@@ -584,56 +627,18 @@ class ProgressMachine(RuleBasedStateMachine):
         except NotOwned:
             return False
 
-    @rule(partition=partitions, part=fractions, waits=st.booleans(), calls=st.booleans())
-    def commit_offset(self, partition: TopicPartition, part: float, waits: bool, calls: bool) -> None:
+    @rule(partition=partitions, part=fractions, later=st.booleans())
+    def commit_offset(self, partition: TopicPartition, part: float, later: bool) -> None:
         """Commits an offset between the committed one and the position."""
         member, view = self.owners[partition], self.oracle.views.get(partition)
-        if member is None or view is None or member.processing is not None or not view.may_be:
-            return
-        at, end = self.oracle.committed.get(partition), max(view.may_be)
-        start = min(end, at.offset if at is not None and at.log is view.log else view.log.start)
-        offset = start + int(part * (end - start))
-
-        async def commit() -> None:
-            assert member is not None
-            with suppress(CommitFailed, NotOwned):
-                self.oracle.commits(member, {partition: offset}, member.work())
-                if calls:
-                    self.callbacks += 1
-                    try:
-                        member.consumer.commit_async({partition: offset}, self._called)
-                    except AllocatorError:
-                        self.callbacks -= 1
-                        raise
-                else:
-                    await member.consumer.commit({partition: offset})
-
-        self._run(commit(), waits)
-
-    @rule(n=members)
-    def commit_all_async(self, n: int) -> None:
-        member = self.members[n]
-        if member.processing is None:
-
-            async def commit() -> None:
-                self.callbacks += 1
-                try:
-                    with self._everything_done(member):
-                        member.consumer.commit_async(callback=self._called)
-                except (CommitFailed, NotOwned):
-                    self.callbacks -= 1
-
-            self.go(commit(), rest_s=0.005)
+        if member is not None and view is not None and member.processing is None and view.may_be:
+            at, end = self.oracle.committed.get(partition), max(view.may_be)
+            start = min(end, at.offset if at is not None and at.log is view.log else view.log.start)
+            offset = start + int(part * (end - start))
+            self.go(self._commit(member, {partition: offset}, later=later), rest_s=0.0)
 
     def _called(self, offsets: Any, error: BaseException | None) -> None:
         self.callbacks -= 1
-
-    def _run(self, work: Coroutine[Any, Any, None], waits: bool) -> None:
-        if waits:
-            self.go(work, rest_s=0.0)
-        else:
-            self.in_background(work)
-            self.go(rest_s=0.005)
 
     # -- the operator --------------------------------------------------------------------------------------------
 
@@ -718,10 +723,7 @@ class ProgressMachine(RuleBasedStateMachine):
                 return
             owners = {p: self.members.index(owner) for p, owner in self.owners.items() if owner is not None}
             for partition in owners:
-                self.moves[partition] = self.in_background(self._move(partition, None))
-            while any(map(self._moving, PARTITIONS)):  # the readers finish what is in hand
-                for member in self.members:
-                    await member.as_reader(lambda member=member: member.read("getone", 0.1))  # type: ignore[misc]
+                await self._move_with_readers(partition, None)
             if swap:
                 self.cluster.cluster_id += "x"
             else:

@@ -1,7 +1,7 @@
 """A cluster with a coordinator, and members of a group that a test moves by hand, all in memory and in virtual time.
 
-Extends `FakeCluster` (which responds to Fetch) by the content of the logs, retention, topics that are created again, and
-committed offsets. `ClientOfMember` takes the place of one consumer's `KafkaClient`.
+Extends `FakeCluster`, which responds to Fetch, by the content of the logs, retention, topics that are created again,
+and committed offsets. `ClientOfMember` takes the place of one consumer's `KafkaClient`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from typing import Any, Optional
 from fake_cluster import FakeCluster
 from fetch_encode import TRANSACTIONAL, R, batch, control
 
-from allocator.core.aio.tasks import TaskGroup
 from allocator.core.client import protocol
 from allocator.core.client.errors import RequestFailed, broker_error
 from allocator.core.client.fetch_messages import FetchRequest
 from allocator.core.client.offset_commit import OffsetCommit, OffsetCommitResponse
 from allocator.core.consumer import SinkClaim, SinkOffset
-from allocator.core.consumer.membership_config import Connections, MembershipConfig, MembershipOptions
+from allocator.core.consumer.membership_config import Connections, EnsembleOptions, MembershipConfig
 from allocator.core.membership.membership import GroupMembership
 from allocator.core.telemetry.measures import Measures
 from allocator.errors import AlreadyStored, BrokerError, Fenced
@@ -120,7 +119,8 @@ class GroupCluster(FakeCluster):
         self._tell()
 
     def end(self, tp: TopicPartition) -> int:
-        return max(super().end(tp), self.start.get(tp, 0))  # the last batch may be deleted
+        end: int = super().end(tp)
+        return max(end, self.start.get(tp, 0))  # the last batch may be deleted
 
     def api_version(self, request: Any) -> Any:
         if request is protocol.DescribeConfigsRequest or (
@@ -137,7 +137,9 @@ class GroupCluster(FakeCluster):
             for tp, log in before.items():
                 topic = self.ids[tp.topic].bytes if response.API_VERSION >= 13 else tp.topic
                 if (part.topic, part.partition) == (topic, tp.partition) and self.content[tp] is not log:
-                    response.parts[n] = part._replace(code=UNKNOWN_ID if self.knows_ids else UNKNOWN_PARTITION, records=b"")
+                    response.parts[n] = part._replace(
+                        code=UNKNOWN_ID if self.knows_ids else UNKNOWN_PARTITION, records=b""
+                    )
         return response
 
 
@@ -318,10 +320,11 @@ class HandMembership(GroupMembership):
 
 
 @dataclass(frozen=True)
-class ByHand(MembershipOptions):
-    """Passes each membership that it makes to `made`."""
+class ByHand(EnsembleOptions):
+    """Like `ZooKeeper`, with an ensemble that is not there. Passes each membership that it makes to `made`."""
 
     name = "zookeeper"
+    zookeeper: Optional[str] = "fake:2181"
     made: Optional[Callable[[HandMembership], None]] = None
 
     def __post_init__(self) -> None: ...
@@ -350,7 +353,11 @@ class MemorySink:
         await asyncio.sleep(0.002)
         for partition, claim in claims.items():
             before = self._owners.get(partition)
-            if before is not None and None not in (before.topic_id, claim.topic_id) and before.topic_id != claim.topic_id:
+            if (
+                before is not None
+                and None not in (before.topic_id, claim.topic_id)
+                and before.topic_id != claim.topic_id
+            ):
                 self.offsets.pop(partition, None)
             self._owners[partition] = claim
         return {p: SinkOffset(self.offsets[p]) for p in claims if p in self.offsets}

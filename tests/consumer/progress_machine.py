@@ -1,8 +1,8 @@
 """A state machine that drives the public interface of `Consumer` over a cluster in memory, in virtual time.
 
-`progress_oracle` has the promises. Each rule is one event: a call of the user, a command of an operator, a move, a loss,
-a fault of the coordinator, a change of the log, or some time without any. At the end of an example the faults stop, and
-the group must get every record and reach lag 0.
+`progress_oracle` has the promises. Each rule is one event: a call of the user, a command of an operator, a move, a
+loss, a fault of the coordinator, a change of the log, or some time without any. At the end of an example the faults
+stop, and the group must get every record and reach lag 0.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -18,8 +19,9 @@ from typing import Any, Optional
 from unittest import mock
 
 from fake_kafka import POISON, ByHand, ClientOfMember, GroupCluster, HandMembership, Log, MemorySink
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from progress_oracle import Broken, Oracle
 from virtual_time import VirtualLoop
 
@@ -83,17 +85,17 @@ class Member:
         self.client = ClientOfMember(machine.cluster)
         self.client.member = self  # type: ignore[attr-defined]
         self.hand: HandMembership
-        with mock.patch.object(core, "KafkaClient", lambda *_, **__: self.client):
+        with mock.patch.object(core, "KafkaClient", return_value=self.client):
             self.consumer = Consumer(
                 "t",
                 brokers="fake:9092",
                 group="g",
-                membership=ByHand(lambda hand: setattr(self, "hand", hand)),
+                membership=ByHand(made=lambda hand: setattr(self, "hand", hand)),
                 auto_offset_reset=machine.reset,  # type: ignore[arg-type]
                 auto_commit_interval_s=INTERVAL_S if machine.auto else None,
                 value_deserializer=refuse_poison,
                 isolation_level="read_committed",
-                max_wait_s=0.2,
+                max_wait_s=0.5,
                 sink=machine.sink,
             )
         self.held: list[Hold] = []
@@ -294,7 +296,7 @@ class ProgressMachine(RuleBasedStateMachine):
         with self._in_virtual_time():
             try:
                 self.loop.run_until_complete(run())
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - raised below, and by no later step
                 self.failure = self.failure or error
         if self.failure is not None:
             raise self.failure
@@ -409,11 +411,10 @@ class ProgressMachine(RuleBasedStateMachine):
             self.oracle.claims(member, partition)
 
         while True:
-            while to in self.down:
-                await asyncio.sleep(0.01)
             member = self.members[to]
-            if await member.hand.take(partition, fence, claims):
+            if to not in self.down and await member.hand.take(partition, fence, claims):
                 return
+            await asyncio.sleep(0.01)
 
     def in_background(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = self.loop.create_task(work)
@@ -646,7 +647,9 @@ class ProgressMachine(RuleBasedStateMachine):
     def operator_pauses_or_resumes(self, partition: TopicPartition) -> None:
         if partition in self.paused:
             self.paused.discard(partition)
-            self.orders = replace(self.orders, entries=tuple(o for o in self.orders.entries if not self._pauses(o, partition)))
+            self.orders = replace(
+                self.orders, entries=tuple(o for o in self.orders.entries if not self._pauses(o, partition))
+            )
         else:
             self.paused.add(partition)
             self._order("pause", {"partitions": {"t": str(partition.partition)}})
@@ -728,7 +731,7 @@ class ProgressMachine(RuleBasedStateMachine):
                 self.cluster.cluster_id += "x"
             else:
                 self.cluster.delete(PARTITIONS)
-                await asyncio.sleep(20.0)
+                await asyncio.sleep(1.0)
             self.cluster.create(PARTITIONS)
             if self.sink is not None and not self.cluster.knows_ids:
                 self.sink.offsets.clear()  # without ids, this is up to the user
@@ -826,3 +829,19 @@ class ProgressMachine(RuleBasedStateMachine):
             self.loop.set_exception_handler(lambda *_: None)
             self.loop.run_until_complete(close())
             self.loop.close()
+
+
+def examples(count: int, *, derandomize: bool = False) -> settings:
+    return settings(
+        max_examples=count,
+        stateful_step_count=30,
+        derandomize=derandomize,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate] if derandomize else [Phase.generate, Phase.shrink],
+    )
+
+
+if __name__ == "__main__":
+    run_state_machine_as_test(ProgressMachine, settings=examples(int(sys.argv[1]), derandomize=True))

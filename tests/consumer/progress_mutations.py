@@ -19,14 +19,17 @@ class Mutation(NamedTuple):
     old: str
     new: str
 
+    def mutated(self) -> str:
+        """Returns the text of the file without the rule. Raises LookupError if the file has changed too much."""
+        text = (PACKAGE / self.file).read_text()
+        if text.count(self.old) != 1:
+            raise LookupError(f"{self.file} has {text.count(self.old)} times, not once: {self.old}")
+        return text.replace(self.old, self.new)
+
     def apply(self, folder: Path) -> None:
         """Writes a copy of the package without the rule into `folder`."""
         shutil.copytree(PACKAGE, folder / "allocator", ignore=shutil.ignore_patterns("__pycache__"))
-        path = folder / "allocator" / self.file
-        text = path.read_text()
-        if text.count(self.old) != 1:
-            raise LookupError(f"{self.file} has {text.count(self.old)} times, not once: {self.old}")
-        path.write_text(text.replace(self.old, self.new))
+        (folder / "allocator" / self.file).write_text(self.mutated())
 
 
 READING = "core/consumer/reading.py"
@@ -34,30 +37,152 @@ PROGRESS = "core/subscription/progress.py"
 COMMITS = "core/consumer/commits.py"
 CORE = "core/consumer/core.py"
 STATE = "core/subscription/state.py"
+OWNERSHIP = "core/consumer/ownership.py"
+TO_COMMIT = """\
+        offset, beyond = self.done(delivered=delivered)
+        if self.committed is not None"""
+BEGIN = """\
+        if committed is not None:
+            self._state.begin"""
 
 MUTATIONS = [
-    Mutation("an error waits until what was taken is returned", READING, "                    if not found:\n                        if isinstance", "                    if True:\n                        if isinstance"),
-    Mutation("a partition that is held back continues where it stopped", READING, "if self._engine.state.epoch(partition) == self._epoch:\n            # otherwise", "if False:\n            # otherwise"),
-    Mutation("an empty rest of a batch is not returned", READING, "        if not self._cut:\n            return False", "        if True:\n            return False"),
-    Mutation("records are held from their delivery on", CORE, "        if reads:\n            self.reader.add", "        if False:\n            self.reader.add"),
-    Mutation("automatic commits choose their offsets when the request is written", COMMITS, "await self._commit_chosen(group, partial(self._done, wanted))", "await self.commit(self._done(wanted))"),
-    Mutation("commits go forwards", PROGRESS, "if offset < known or (offset == known and beyond == known_beyond):", "if offset == known and beyond == known_beyond:"),
-    Mutation("a seek may set the commit back", PROGRESS, "        self.moves += 1\n        self._goes_back = True\n        self.handled_from = position.offset", "        self.moves += 1\n        self.handled_from = position.offset"),
-    Mutation("a commit that was chosen before a seek does not hide it", PROGRESS, "        if moves == self.moves:", "        if True:"),
-    Mutation("the start is committed", PROGRESS, "        offset, beyond = self.done(delivered=delivered)\n        if self.committed is not None", "        offset, beyond = self.done(delivered=delivered)\n        if self.committed is None and offset == self.handled_from:\n            return None\n        if self.committed is not None"),
-    Mutation("if nothing is held, everything before the position is done", PROGRESS, "        offset, beyond = self.done(delivered=delivered)\n        if self.committed is not None", "        offset, beyond = self.done(delivered=delivered)\n        if not self.holds and not self._goes_back:\n            return None\n        if self.committed is not None"),
-    Mutation("records that a seek replaced do not count", PROGRESS, "            hold.void = True\n            hold.stop()", "            hold.stop()"),
-    Mutation("a seek proves nothing", PROGRESS, "        self._goes_back = True\n        self.handled_from = position.offset\n        self.beyond = None", "        self._goes_back = True\n        self.beyond = None"),
-    Mutation("without automatic commits, a request for records confirms nothing", PROGRESS, "self._unconfirmed = self._unconfirmed or not confirms", "self._unconfirmed = False"),
-    Mutation("what was handled counts only beyond an own commit", STATE, "own = as_written(committed).member in self.members", "own = True"),
-    Mutation("without a committed offset there is no memory", "core/consumer/starting_positions.py", "        if committed is not None:\n            self._state.begin", "        former = self._state.former(partition)\n        if committed is None and former is not None and former.proof is not None:\n            committed = OffsetAndMetadata(former.proof.end, '', -1)\n        if committed is not None:\n            self._state.begin"),
-    Mutation("what was handled counts only in its log, before topic ids", CORE, "self.client.on_metadata(lambda: self.state.forget_logs", "(lambda: self.state.forget_logs"),
-    Mutation("what was handled counts only in its log, with topic ids", PROGRESS, "proof = None if topic is not None and topic != proof.topic_id else proof", "pass"),
-    Mutation("in a handler, may_act is about the records of the call", CORE, "if not isinstance(tenure, TopicPartitionState) or tenure.record is not self.state:", "if True:"),
-    Mutation("records that were lost in hand may not be acted on", PROGRESS, "        if self.has_outlived:\n            self._reader.note_outlived", "        if False:\n            self._reader.note_outlived"),
-    Mutation("commit() raises if records in hand were lost", "core/consumer/consumer.py", "        self._must_be_started()\n        self._must_not_be_lost(self._engine.outlived)", "        self._must_be_started()"),
-    Mutation("a release waits for the work on its records", "core/consumer/ownership.py", "return tenure.phase is Phase.ENDED or not tenure.is_held", "return True"),
-    Mutation("a release waits for no other partition", "core/consumer/ownership.py", "await within(self.until_free(tenures, one=True), PATIENCE_S)", "await within(self.until_free(tenures), PATIENCE_S)"),
-    Mutation("reading continues at the first record that no handler has handled", PROGRESS, "        if offset != self._position.offset:", "        if False:"),
-    Mutation("records that a closing reader has in hand are not done", PROGRESS, "        self._end(ReaderHold.abandon_records,", "        self._end(ReaderHold.finish,"),
+    Mutation(
+        "an error waits until what was taken is returned",
+        READING,
+        "                    if not found:\n                        if isinstance",
+        "                    if True:\n                        if isinstance",
+    ),
+    Mutation(
+        "a partition that is held back continues where it stopped",
+        READING,
+        "if self._engine.state.epoch(partition) == self._epoch:\n            # otherwise",
+        "if False:\n            # otherwise",
+    ),
+    Mutation(
+        "an empty rest of a batch is not returned",
+        READING,
+        "        if not self._cut:\n            return False",
+        "        if True:\n            return False",
+    ),
+    Mutation(
+        "records are held from their delivery on",
+        CORE,
+        "        if reads:\n            self.reader.add",
+        "        if False:\n            self.reader.add",
+    ),
+    Mutation(
+        "automatic commits choose their offsets when the request is written",
+        COMMITS,
+        "await self._commit_chosen(group, partial(self._done, wanted))",
+        "await self.commit(self._done(wanted))",
+    ),
+    Mutation(
+        "commits go forwards",
+        PROGRESS,
+        "if offset < known or (offset == known and beyond == known_beyond):",
+        "if offset == known and beyond == known_beyond:",
+    ),
+    Mutation(
+        "a seek may set the commit back",
+        PROGRESS,
+        "        self.moves += 1\n        self._goes_back = True\n        self.handled_from = position.offset",
+        "        self.moves += 1\n        self.handled_from = position.offset",
+    ),
+    Mutation(
+        "a commit that was chosen before a seek does not hide it",
+        PROGRESS,
+        "        if moves == self.moves:",
+        "        if True:",
+    ),
+    Mutation(
+        "the start is committed",
+        PROGRESS,
+        TO_COMMIT,
+        TO_COMMIT.replace(
+            "        if",
+            "        if self.committed is None and offset == self.handled_from:\n            return None\n        if",
+        ),
+    ),
+    Mutation(
+        "if nothing is held, everything before the position is done",
+        PROGRESS,
+        TO_COMMIT,
+        TO_COMMIT.replace(
+            "        if", "        if not (self.holds or self._goes_back):\n            return None\n        if"
+        ),
+    ),
+    Mutation(
+        "records that a seek replaced do not count",
+        PROGRESS,
+        "            hold.void = True\n            hold.stop()",
+        "            hold.stop()",
+    ),
+    Mutation(
+        "a seek proves nothing",
+        PROGRESS,
+        "        self._goes_back = True\n        self.handled_from = position.offset\n        self.beyond = None",
+        "        self._goes_back = True\n        self.beyond = None",
+    ),
+    Mutation(
+        "without automatic commits, a request for records confirms nothing",
+        PROGRESS,
+        "self._unconfirmed = self._unconfirmed or not confirms",
+        "self._unconfirmed = False",
+    ),
+    Mutation(
+        "what was handled counts only beyond an own commit",
+        STATE,
+        "own = as_written(committed).member in self.members",
+        "own = True",
+    ),
+    Mutation(
+        "without a committed offset there is no memory",
+        "core/consumer/starting_positions.py",
+        BEGIN,
+        "        former = self._state.former(partition)\n"
+        "        if committed is None and former is not None and former.proof is not None:\n"
+        "            committed = OffsetAndMetadata(former.proof.end, '', -1)\n" + BEGIN,
+    ),
+    Mutation(
+        "in a handler, may_act is about the records of the call",
+        CORE,
+        "if not isinstance(tenure, TopicPartitionState) or tenure.record is not self.state:",
+        "if True:",
+    ),
+    Mutation(
+        "records that were lost in hand may not be acted on",
+        PROGRESS,
+        "        if self.has_outlived:\n            self._reader.note_outlived",
+        "        if False:\n            self._reader.note_outlived",
+    ),
+    Mutation(
+        "commit() raises if records in hand were lost",
+        "core/consumer/consumer.py",
+        "        self._must_be_started()\n        self._must_not_be_lost(self._engine.outlived)",
+        "        self._must_be_started()",
+    ),
+    Mutation(
+        "a release waits for the work on its records",
+        OWNERSHIP,
+        "return tenure.phase is Phase.ENDED or not tenure.is_held",
+        "return True",
+    ),
+    Mutation(
+        "a release waits for no other partition",
+        OWNERSHIP,
+        "await within(self.until_free(tenures, one=True), PATIENCE_S)",
+        "await within(self.until_free(tenures), PATIENCE_S)",
+    ),
+    Mutation(
+        "reading continues at the first record that no handler has handled",
+        PROGRESS,
+        "        if offset != self._position.offset:",
+        "        if False:",
+    ),
+    Mutation(
+        "records that a closing reader has in hand are not done",
+        PROGRESS,
+        "        self._end(ReaderHold.abandon_records,",
+        "        self._end(ReaderHold.finish,",
+    ),
 ]

@@ -1,0 +1,48 @@
+"""Consumers keep their promises about progress in every order of events that the machine tries."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis.stateful import run_state_machine_as_test
+from progress_machine import ProgressMachine, examples
+from progress_mutations import MUTATIONS, Mutation
+
+HERE = Path(__file__).parent
+# most of the mutations are found within 300 examples; a run without a fault takes about 30 ms for each example
+MUTATED_EXAMPLES = 4000
+
+
+def test_progress_keeps_its_promises() -> None:
+    run_state_machine_as_test(ProgressMachine, settings=examples(250, derandomize=True))
+
+
+@pytest.mark.long
+def test_progress_keeps_its_promises_in_thousands_of_examples() -> None:
+    run_state_machine_as_test(ProgressMachine, settings=examples(5000))
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.rule)
+def test_each_mutation_has_its_place(mutation: Mutation) -> None:
+    mutation.mutated()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.rule)
+def test_the_machine_finds_each_rule_that_is_taken_out(mutation: Mutation, tmp_path: Path) -> None:
+    mutation.apply(tmp_path)
+    tests = [str(HERE.parent / name) for name in ("", "consumer", "fetch", "groups")]
+    run = subprocess.run(
+        [sys.executable, str(HERE / "progress_machine.py"), str(MUTATED_EXAMPLES)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *tests])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 1, run.stdout
+    assert "state.begin" in run.stdout, run.stdout

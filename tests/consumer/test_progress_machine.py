@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
-from progress_machine import ProgressMachine, examples
+from progress_machine import PARTITIONS, QUIET_S, ProgressMachine, examples
 from progress_mutations import MUTATIONS, Mutation
 
 HERE = Path(__file__).parent
@@ -24,6 +24,19 @@ def test_progress_keeps_its_promises() -> None:
 @pytest.mark.long
 def test_progress_keeps_its_promises_in_thousands_of_examples() -> None:
     run_state_machine_as_test(ProgressMachine, settings=examples(5000))
+
+
+def test_an_operators_seek_is_reported_only_once_its_offset_is_committed() -> None:
+    """The session is lost while the commit is retried; the member owns the partition again when it is sent."""
+    state = ProgressMachine()
+    try:
+        state.begin(ids=False, reset="earliest", auto=False, sink=False, latency_s=0.01, empty=False)
+        state.next_commit_fails("refused")
+        state.operator_seeks(PARTITIONS[0], 1.0)
+        state.lose_session(0, back=True, reads=False)
+        state.wait(QUIET_S)
+    finally:
+        state.teardown()
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.rule)

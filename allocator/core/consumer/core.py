@@ -356,7 +356,7 @@ class ConsumerCore:
         """Commits the offset of `sought`, or a later offset that is done since. With a sink, commits nothing, because
         the sink has the offset. Raises AllocatorError."""
         if self.sink is None:
-            await self.commits.commit_done({partition})
+            await self.commits.commit_done({partition}, or_raise=True)
 
     def start_task(self, work: Coroutine[Any, Any, Any], name: str) -> None:
         """Runs a coroutine until it ends or the consumer is closed."""

@@ -67,8 +67,8 @@ MUTATIONS = [
     Mutation(
         "records are held from their delivery on",
         CORE,
-        "        if reads:\n            self.reader.add",
-        "        if False:\n            self.reader.add",
+        "        if reads:\n            self.state.reader.add",
+        "        if False:\n            self.state.reader.add",
     ),
     Mutation(
         "automatic commits choose their offsets when the request is written",
@@ -170,8 +170,8 @@ MUTATIONS = [
     Mutation(
         "a release waits for no other partition",
         OWNERSHIP,
-        "await within(self.until_free(tenures, one=True), PATIENCE_S)",
-        "await within(self.until_free(tenures), PATIENCE_S)",
+        "await within(self.until(lambda: any(map(_is_free, tenures))), PATIENCE_S)",
+        "await within(self.until(lambda: all(map(_is_free, tenures))), PATIENCE_S)",
     ),
     Mutation(
         "reading continues at the first record that no handler has handled",

@@ -103,7 +103,7 @@ class Member:
         """Records of the last request that an error named instead."""
         self.calls: list[Hold] = []
         self.gated = False
-        """Whether calls of the handler wait until the machine lets them return."""
+        """Whether calls of the handler wait until the machine lets them return, even if they are cut off."""
         self.processing: Optional[asyncio.Task[None]] = None
         self.paused: set[TopicPartition] = set()
         self._queue: asyncio.Queue[tuple[Callable[[], Awaitable[Any]], asyncio.Future[Any]]] = asyncio.Queue()
@@ -231,7 +231,9 @@ class Member:
         try:
             if self.gated:
                 hold.released = asyncio.Event()
-                await hold.released.wait()
+                while not hold.released.is_set():  # like a thread, the call ignores its cancellation
+                    with suppress(asyncio.CancelledError):
+                        await hold.released.wait()
             await asyncio.sleep(0.01)
             self.oracle.handled(self, partition, hold.log, record.offset)
         finally:

@@ -42,6 +42,8 @@ class View:
         self.handled: set[int] = set()
         self.known = False
         """Whether a position was seen."""
+        self.processed = False
+        """Whether a processor reads, so that `may_be` is only where it started."""
         self.stopped = False
         """Whether the topic was created again and the member stops until the user seeks."""
 
@@ -215,7 +217,7 @@ class Oracle:
         if view.ends and not view.may_be:
             self.excused[view.log] = max(self.excused[view.log], min(view.ends))
             view.may_be, view.ends = view.ends, set()
-        view.known = True
+        view.known = view.processed = True
 
     def handled(self, member: Any, partition: TopicPartition, log: Log, offset: int) -> None:
         self.returned[log].add(offset)
@@ -226,7 +228,8 @@ class Oracle:
 
     def ends_processing(self, member: Any) -> None:
         for view in self.views.values():
-            if view.member is member:
+            if view.member is member and view.processed:
+                view.processed = False
                 view.may_be = self._not_handled(view, view.may_be)
                 view.sought = {
                     order: (target, self._not_handled(view, found)) for order, (target, found) in view.sought.items()
@@ -295,7 +298,7 @@ class Oracle:
             first = min(view.in_hand)
             found = {first, *(each for each in self.tried[view.member, log] if each > first)}
         else:
-            found = self._not_handled(view, view.positions())
+            found = self._not_handled(view, view.positions()) if view.processed else view.positions()
         stored = None if at is None or at.log is not log else at.offset
         if stored is None and self.reset == "earliest":
             stored = log.start

@@ -439,6 +439,34 @@ class ProgressMachine(RuleBasedStateMachine):
             self.moves[partition] = self.in_background(self._move(partition, to))
         self.go(rest_s=0.1)
 
+    @rule(n=members)
+    def evacuate(self, n: int) -> None:
+        """All partitions of a member move at once. Those of which nothing is in hand do not wait for the others."""
+        member = self.members[n]
+        going = [p for p, owner in self.owners.items() if owner is member and not self._moving(p)]
+        if len(going) < 2 or member.processing is not None:
+            return
+
+        async def move() -> None:
+            task = member.hand.give_up(going)
+            await asyncio.wait({task})
+            for partition in going:
+                if not task.cancelled():
+                    self._released(partition)
+                    await self._claim(partition, 1 - n)
+
+        moving = self.in_background(move())
+        self.moves.update(dict.fromkeys(going, moving))
+        self.go(rest_s=QUIET_S)
+        held = {hold.partition for hold in member.held} | {TopicPartition("t", p) for p in self._named_of(member)}
+        waits = [p for p in going if p not in held and member.hand.tenures.is_assigned(p)]
+        if waits and not moving.done() and not self.disturbed:
+            raise Broken(f"{waits} wait for the records of {held} that {member} has in hand")
+
+    def _named_of(self, member: Member) -> set[int]:
+        logs = [log for log, _ in member.named]
+        return {p.partition for p, log in self.cluster.content.items() if log in logs}
+
     @rule(n=members, back=st.booleans(), reads=st.booleans())
     def lose_session(self, n: int, back: bool, reads: bool) -> None:
         """The other member, or this one again, gets the partitions, and perhaps reads them at once."""

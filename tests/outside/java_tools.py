@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 import subprocess
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
-from allocator.testing.jars import class_path
+from allocator.testing.jars import cache_directory, class_path
 from allocator.testing.java import find_java
 from allocator.testing.versions import KAFKA, KAFKA_TOOLS
 
@@ -48,6 +52,29 @@ def command(version: str, name: str, *arguments: str, options: Sequence[str] = (
     java = find_java(KAFKA[version].oldest_java)
     main = name if "." in name else main_class(version, name)
     return [java.executable, *QUICK_JVM, *options, "-cp", tools_class_path(version), main, *arguments]
+
+
+@cache
+def compiled(source: Path, version: str) -> str:
+    """Returns the directory of the class, compiled once into the cache for the client of this version.
+
+    Skips without a compiler.
+    """
+    java = find_java(KAFKA[version].oldest_java)
+    compiler = shutil.which("javac", path=str(Path(java.home) / "bin")) or shutil.which("javac")
+    if compiler is None:
+        pytest.skip("the Java program of these tests needs `javac`, which is neither beside `java` nor on PATH")
+    name = hashlib.sha256(source.read_bytes() + f"{compiler} {version}".encode()).hexdigest()[:16]
+    place = cache_directory() / "clients" / f"java-{source.stem.lower()}-{name}"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{place}.lock"):
+        if not place.exists():
+            part = place.with_suffix(".part")
+            command = [compiler, "-encoding", "UTF-8", "-cp", tools_class_path(version), "-d", str(part), str(source)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            assert not done.returncode, done.stderr
+            part.rename(place)
+    return str(place)
 
 
 def run_tool(version: str, name: str, *arguments: str, timeout_s: float = 60.0) -> str:

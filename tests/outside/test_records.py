@@ -6,19 +6,14 @@ import asyncio
 import difflib
 import hashlib
 import os
-import shutil
-import subprocess
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
-from java_tools import QUICK_JVM, number, tools_class_path
+from java_tools import QUICK_JVM, compiled, number, tools_class_path
 
 from allocator import Consumer, Record
 from allocator.testing import LocalCluster, wait_until_async
-from allocator.testing.jars import cache_directory
 from allocator.testing.java import find_java
 from allocator.testing.plugin import ClusterFactory
 from allocator.testing.versions import KAFKA, NEWEST
@@ -34,7 +29,7 @@ class Odd:
     """The Java program `Odd`, with the client of one version."""
 
     def __init__(self, version: str) -> None:
-        self._path = f"{compiled(version)}{os.pathsep}{tools_class_path(version)}"
+        self._path = f"{compiled(SOURCE, version)}{os.pathsep}{tools_class_path(version)}"
         self._java = find_java(KAFKA[version].oldest_java).executable
 
     async def run(self, *arguments: str, option: str = "-Dheaders=yes") -> list[str]:
@@ -48,26 +43,6 @@ class Odd:
         out, err = await process.communicate()
         assert process.returncode == 0, err.decode()
         return out.decode().splitlines()
-
-
-@cache
-def compiled(version: str) -> str:
-    """Returns the directory of the class, compiled once into the cache. Skips without a compiler."""
-    java = find_java(KAFKA[version].oldest_java)
-    compiler = shutil.which("javac", path=str(Path(java.home) / "bin")) or shutil.which("javac")
-    if compiler is None:
-        pytest.skip("the Java program of these tests needs `javac`, which is neither beside `java` nor on PATH")
-    name = hashlib.sha256(SOURCE.read_bytes() + f"{compiler} {version}".encode()).hexdigest()[:16]
-    place = cache_directory() / "clients" / f"java-odd-{name}"
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{place}.lock"):
-        if not place.exists():
-            part = place.with_suffix(".part")
-            command = [compiler, "-encoding", "UTF-8", "-cp", tools_class_path(version), "-d", str(part), str(SOURCE)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-            assert not done.returncode, done.stderr
-            part.rename(place)
-    return str(place)
 
 
 def shown(data: bytes | None) -> str:

@@ -250,6 +250,7 @@ class Twins:
         end = (await self._ends(committed=False))[step.partition]
         before = end if step.before is None else min(step.before, end)
         await _result(self._hosts.admin.delete_records([TopicPartition(self._topic, step.partition, before)]))
+        self._producers.pop(f"{self._topic}-{step.partition}", None)  # old brokers forget it with its records
 
     async def _deletetopic(self, _: h.DeleteTopic) -> None:
         await asyncio.to_thread(self._hosts.cluster.delete_topic, self._topic)

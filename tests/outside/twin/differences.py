@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from twin.history import DeleteRecords, DeleteTopic, Extend, History, Seek, Take, scenes
+from twin.history import Commit, DeleteRecords, DeleteTopic, Extend, History, Seek, Take, scenes
 
-ALLOCATOR = ("allocator-zookeeper", "allocator-kafka", "allocator-kip848")
 PEERS = ("aiokafka", "kafka-python", "confluent-kafka", "java")
 
 
@@ -47,7 +46,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Known:
-    """A difference with a reason. `name` is the first cell of its row in docs/comparison.md."""
+    """A difference with a reason. `name` and `clients` are the first cells of its row in docs/comparison.md."""
 
     name: str
     clients: Sequence[str]
@@ -56,7 +55,8 @@ class Known:
 
 def reasons(difference: Difference, client: str) -> list[Known]:
     """Returns the reasons for which this client may differ from the others here."""
-    return [each for each in KNOWN if client in each.clients and each.applies(difference, client)]
+    name = "allocator" if client.startswith("allocator-") else client
+    return [each for each in KNOWN if name in each.clients and each.applies(difference, client)]
 
 
 def _no_record(difference: Difference, client: str) -> bool:
@@ -78,7 +78,23 @@ def _half_read(difference: Difference, _: str) -> bool:
     return history.has(Take) and (together or history.has(Extend))
 
 
+def _ahead(difference: Difference, client: str) -> bool:
+    other = difference.found.get("aiokafka")
+    named = {step.partition for step in difference.history.steps if isinstance(step, Commit)} - {None}
+    return other is not None and named >= _unlike(difference.facet, difference.found[client], other)
+
+
+def _unlike(facet: str, one: Any, other: Any) -> set[int]:
+    """Returns the partitions in which two clients differ, or {-1} if that cannot be told."""
+    if facet == "committed":
+        return {partition for partition in one.keys() | other.keys() if one.get(partition) != other.get(partition)}
+    if facet == "delivered":
+        return {partition for partition, *_ in set(map(tuple, one)) ^ set(map(tuple, other))} or {-1}
+    return {-1}
+
+
 KNOWN: Sequence[Known] = (
+    Known("an offset that the user commits ahead of the position", ["allocator", "confluent-kafka"], _ahead),
     Known("a position without a record", ["confluent-kafka"], _no_record),
     Known("a topic created again under a member", PEERS, _recreated),
     Known("a batch that is half read at a rebalance", ["kafka-python"], _half_read),

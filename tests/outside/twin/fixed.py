@@ -131,6 +131,10 @@ FIXED: Mapping[str, History] = {
         (Produce(0, 10), Start("a"), Take(0, 3), Commit(0, 7), Mark(), Take(0, 1), Mark(), Stop("a"), Mark(), *AGAIN),
         auto=False,
     ),
+    "a commit ahead of the position, and one without offsets": History(
+        (Produce(0, 10), Start("a"), Take(0, 3), Commit(0, 7), Mark(), Take(0, 1), Commit(), Mark(), Stop("a"), *AGAIN),
+        auto=False,
+    ),
     "nothing is committed without a commit": History(
         (Produce(0, 10), Start("a"), Read(), Mark(), Stop("a"), Mark(), *AGAIN), auto=False
     ),

@@ -27,6 +27,7 @@ from twin.twins import Hosts, Twins, clients_for  # noqa: E402
 from allocator.testing import LocalCluster  # noqa: E402
 
 AT_ONCE = 6  # histories; they wait most of their time
+HISTORY_S = 180.0
 # for the groups of KIP-848, whose session timeouts are settings of the brokers
 KIP848 = {
     "group.consumer.min.session.timeout.ms": 1000,
@@ -59,7 +60,11 @@ async def differences(hosts: Hosts, histories: Iterable[History]) -> AsyncIterat
 
 
 async def _played(hosts: Hosts, history: History) -> tuple[History, list[Difference]]:
-    return history, await Twins(hosts, history).play()
+    twins = Twins(hosts, history)
+    try:
+        return history, await asyncio.wait_for(twins.play(), HISTORY_S)
+    except Exception as error:  # noqa: BLE001 - the other histories are played, and this one is reported
+        return history, [twins.broken(error)]
 
 
 def faults(found: Iterable[Difference]) -> list[Difference]:

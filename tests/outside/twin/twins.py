@@ -20,7 +20,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, KafkaE
 from confluent_kafka.admin import AdminClient, OffsetSpec
 from java_tools import QUICK_JVM, compiled, number, tools_class_path
 from twin import history as h
-from twin.differences import Difference
+from twin.differences import Difference, reasons
 
 from allocator.testing import LocalCluster
 from allocator.testing.java import find_java
@@ -28,10 +28,11 @@ from allocator.testing.versions import KAFKA
 
 JAVA = Path(__file__).with_name("Twin.java")
 CLIENTS = Path(__file__).with_name("clients.py")
-SHARE_S = 20.0  # for a group to share its partitions: members look for new ones every ten seconds
-READ_S = 10.0  # for the ends of the partitions
-NOTICE_S = 6.0  # for members to notice that their topic is gone
-CONVERGE_S = 5.0  # for automatic commits
+SHARE_S = 60.0  # for a group to share its partitions; members look for new ones every ten seconds
+READ_S = 30.0  # for the ends of the partitions
+GRACE_S = 5.0  # for the same, of clients that have a reason not to get there
+NOTICE_S = 6.0  # for members to notice that their topic is gone, which not all do
+CONVERGE_S = 20.0  # for automatic commits
 SESSION_S, SHORT_SESSION_S = 30.0, 2.0  # the short one is for members that the history kills or freezes
 
 Got = tuple[int, int, str]
@@ -113,7 +114,7 @@ class Hosts:
             await host.end()
 
 
-@dataclass
+@dataclass(eq=False)
 class Group:
     """The members of one client, and what they have done since the last mark."""
 
@@ -125,6 +126,8 @@ class Group:
     seen: set[Got] = field(default_factory=set)
     failed: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    hurry: bool = False
+    """Whether nothing waits for this group any more."""
 
     async def ask(self, member: str, what: str, *arguments: Any) -> Any:
         answer = await self.members[member].ask(f"{self.name}-{member}", what, *arguments)
@@ -147,7 +150,7 @@ class Group:
     async def until(self, what: str, timeout_s: float, done: Callable[[], Coroutine[Any, Any, bool]]) -> None:
         end = time.monotonic() + timeout_s
         while self.members and not await done():
-            if time.monotonic() > end:
+            if self.hurry or time.monotonic() > end:
                 self.failed += [what] if what else []
                 return
             await asyncio.sleep(0.05)
@@ -206,6 +209,12 @@ class Twins:
                 await asyncio.to_thread(cluster.delete_topic, self._topic, timeout_s=0)
         return self.differences
 
+    def broken(self, error: Exception) -> Difference:
+        """Returns a difference that says why the history could not be played to its end."""
+        found = {"the history": f"{type(error).__name__}: {error}"}
+        errors = {client: group.errors[-3:] for client, group in self.groups.items()}
+        return Difference(self._history, self._steps, "end", {**found, **errors})
+
     async def _all(self, do: Callable[[Group], Coroutine[Any, Any, object]]) -> None:
         await asyncio.gather(*map(do, self.groups.values()))
 
@@ -222,10 +231,12 @@ class Twins:
 
     async def _ended(self, partition: int, how: str) -> None:
         """Waits for the markers: the coordinator confirms the end of a transaction before it has written them."""
+        until = time.monotonic() + SHARE_S
         while how in ("committed", "aborted"):
             stable, end = [(await self._ends(committed=each))[partition] for each in (True, False)]
             if stable == end:
                 return
+            assert time.monotonic() < until, f"the end of a transaction did not become stable: {stable} of {end}"
 
     def _append(self, partition: int, count: int, how: str, begin: bool = True) -> None:
         name = f"{self._topic}-{partition}" if how != "plain" else ""
@@ -340,7 +351,15 @@ class Twins:
 
     async def _read(self, _: h.Read) -> None:
         ends = await self._ends()
-        await self._all(lambda group: group.read(ends))
+        reading = {group: asyncio.ensure_future(group.read(ends)) for group in self.groups.values()}
+        alike = Difference(self._history, self._steps, "failed", {client: [] for client in self.groups})
+        await asyncio.gather(*(task for group, task in reading.items() if not reasons(alike, group.client)))
+        await asyncio.wait(reading.values(), timeout=GRACE_S)
+        for group in reading:
+            group.hurry = True
+        await asyncio.gather(*reading.values())
+        for group in reading:
+            group.hurry = False
 
     async def _take(self, step: h.Take) -> None:
         await self._ask("take", step.partition, step.count, (await self._ends())[step.partition])

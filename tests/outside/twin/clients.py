@@ -277,7 +277,7 @@ class Java(Client):
     async def open(self, settings: Settings) -> None:
         self.topic, self.auto, self._name = settings["topic"], settings["enable.auto.commit"], settings["client.id"]
         # so long it may try to commit before a rebalance
-        given = {"max.poll.interval.ms": 10000, **{name: each for name, each in settings.items() if "." in name}}
+        given = {"max.poll.interval.ms": 30000, **{name: each for name, each in settings.items() if "." in name}}
         given["enable.auto.commit"] = str(self.auto).lower()
         await self._ask("open", self.topic, *map("=".join, ((name, str(each)) for name, each in given.items())))
 

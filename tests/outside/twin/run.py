@@ -27,7 +27,7 @@ from twin.twins import Hosts, Twins, clients_for  # noqa: E402
 from allocator.testing import LocalCluster  # noqa: E402
 
 AT_ONCE = 6  # histories; they wait most of their time
-HISTORY_S = 180.0
+HISTORY_S = 400.0
 # for the groups of KIP-848, whose session timeouts are settings of the brokers
 KIP848 = {
     "group.consumer.min.session.timeout.ms": 1000,

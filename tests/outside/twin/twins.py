@@ -216,7 +216,16 @@ class Twins:
         return Difference(self._history, self._steps, "end", {**found, **errors})
 
     async def _all(self, do: Callable[[Group], Coroutine[Any, Any, object]]) -> None:
-        await asyncio.gather(*map(do, self.groups.values()))
+        """Calls `do` for all groups. A group that has a reason to differ is waited for only briefly."""
+        doing = {group: asyncio.ensure_future(do(group)) for group in self.groups.values()}
+        alike = Difference(self._history, self._steps, "failed", {client: [] for client in self.groups})
+        await asyncio.gather(*(task for group, task in doing.items() if not reasons(alike, group.client)))
+        await asyncio.wait(doing.values(), timeout=GRACE_S)
+        for group in doing:
+            group.hurry = True
+        await asyncio.gather(*doing.values())
+        for group in doing:
+            group.hurry = False
 
     # -- one method for each step ------------------------------------------------------------------------------------
 
@@ -351,15 +360,7 @@ class Twins:
 
     async def _read(self, _: h.Read) -> None:
         ends = await self._ends()
-        reading = {group: asyncio.ensure_future(group.read(ends)) for group in self.groups.values()}
-        alike = Difference(self._history, self._steps, "failed", {client: [] for client in self.groups})
-        await asyncio.gather(*(task for group, task in reading.items() if not reasons(alike, group.client)))
-        await asyncio.wait(reading.values(), timeout=GRACE_S)
-        for group in reading:
-            group.hurry = True
-        await asyncio.gather(*reading.values())
-        for group in reading:
-            group.hurry = False
+        await self._all(lambda group: group.read(ends))
 
     async def _take(self, step: h.Take) -> None:
         await self._ask("take", step.partition, step.count, (await self._ends())[step.partition])

@@ -69,7 +69,8 @@ class Commits:
         self._fetcher = fetcher
         self._must_own = must_own
         self._interval_s = interval_s
-        self._interval_changed: asyncio.Event | None = None
+        self._woken: asyncio.Event | None = None
+        self._at_once = False
         self._old_offsets = old_offsets
         self._stable = stable
         self._idle = None
@@ -85,8 +86,9 @@ class Commits:
         self._offsets.committer = self.membership.committer
         # find the coordinator during the join, because the first assigned partitions need their committed offsets
         tasks.start(self._find_coordinator(), "coordinator")
-        self._interval_changed = asyncio.Event()
-        tasks.start(self._commit_regularly(self._interval_changed), "auto-commit")
+        self._woken = asyncio.Event()
+        self._state.on_start = self._commit_at_once
+        tasks.start(self._commit_regularly(self._woken), "auto-commit")
         if self._offsets.committer is None:  # Kafka sees a group without members, whose offsets expire
             tasks.start(self._idle.run(), "idle offsets")
 
@@ -249,20 +251,26 @@ class Commits:
     def every(self, interval_s: float | None) -> None:
         """Changes the interval of automatic commits; None ends them."""
         self._interval_s = interval_s
-        if self._interval_changed is not None:
-            self._interval_changed.set()
+        if self._woken is not None:
+            self._woken.set()
 
-    async def _commit_regularly(self, changed: asyncio.Event) -> None:
+    def _commit_at_once(self) -> None:
+        """Commits the start of a partition soon: if this member lost it before, the next owner would begin later."""
+        if self._woken is not None:
+            self._at_once = True
+            self._woken.set()
+
+    async def _commit_regularly(self, woken: asyncio.Event) -> None:
         """Commits what is done at each interval. After a retriable error, commits again sooner."""
         backoff, failing = Backoff(BACKOFF_S, self._interval_s or BACKOFF_S), Reminder(log)
         wait_s = None
         while True:
-            interval_s = self._interval_s
-            if await wait_for_event(changed, interval_s if wait_s is None else wait_s) or interval_s is None:
-                changed.clear()
-                backoff, wait_s = Backoff(BACKOFF_S, self._interval_s or BACKOFF_S), None
+            changed = await wait_for_event(woken, self._interval_s if wait_s is None else wait_s) and not self._at_once
+            woken.clear()
+            wait_s, self._at_once = None, False
+            if changed or self._interval_s is None:
+                backoff = Backoff(BACKOFF_S, self._interval_s or BACKOFF_S)
                 continue
-            wait_s = None
             try:
                 await self.commit_done()
                 backoff.reset()

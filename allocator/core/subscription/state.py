@@ -70,6 +70,8 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         """The member ids under which this process has committed."""
         self.on_freed: Callable[[], None] = lambda: None
         """Called when someone has ended the work on delivered records."""
+        self.on_start: Callable[[], None] = lambda: None
+        """Called when a reset has found the start of a partition without a committed offset, past earlier records."""
         self.reader = ReaderHolds(lambda: self.on_freed())
         """What the reader works on. Empty while a processor handles the records."""
         self._held_back: frozenset[TopicPartition] = frozenset()
@@ -243,7 +245,10 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         state = self.assignment.get(partition)
         if state is None or not state.awaiting_reset or state.epoch != epoch:
             return False
+        passes = state.reset_strategy != EARLIEST and state.committed is None
         state.complete_reset(position, current_leader_epoch)
+        if passes:
+            self.on_start()
         return True
 
     def maybe_complete_validation(

@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 from members import OneGroup, TestMember
 
+from allocator import GroupOrders
+from allocator.core.aio.clock import wall_ms
+from allocator.core.membership.zookeeper import group_znodes
 from allocator.core.membership.zookeeper.leader import Leader
 from allocator.core.types import Partitions
 from allocator.core.znodes.documents import AssignmentDocument
@@ -245,6 +248,32 @@ async def test_wall_clocks_do_not_matter(bench: OneGroup, monkeypatch: pytest.Mo
     monkeypatch.setattr(time, "time", lambda: 1.0)
     async with bench.members("a", "b"):
         pass  # both own their half and may act
+
+
+async def test_moves_that_a_leader_whose_clock_is_ahead_noted_are_past_within_a_minute(
+    bench: OneGroup, zk_chroot: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead_ms = [0]
+    monkeypatch.setattr(group_znodes, "wall_ms", lambda: wall_ms() + ahead_ms[0])
+    async with bench.members("a", "b"), bench.store() as store, GroupOrders(zk_chroot, group) as orders:
+        await orders.budget(per_minute=2)
+        ahead_ms[0] = 3_600_000
+
+        async def moved() -> list[int]:
+            document, _ = await store.document()
+            assert document is not None
+            return [when for when, _ in document.moved]
+
+        async with bench.member("c") as c:
+            await wait_until_async(lambda: len(c.owned) == 2, 30, "the first moves")
+            assert max(await moved()) > wall_ms() + 3_000_000
+            ahead_ms[0] = 0  # the clock is set right, or another member leads
+            await orders.cordon("c")  # a reason to look again
+
+            async def past() -> bool:
+                return max(await moved()) <= wall_ms()
+
+            await wait_until_async(past, 30, "moves that are in the past")
 
 
 @pytest.mark.deadline(120)

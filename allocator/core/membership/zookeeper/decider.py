@@ -133,11 +133,15 @@ class Decider:
         after = successor or document
         moving = f"{after.in_flight(alive)} partitions are on the move, {self.later} wait for their turn"
         states = orders.states(group.members, after, decision.target, moving)
-        if states == after.orders:
+        moved = after.moved
+        if any(when > group.now_ms for when, _ in moved):
+            # written by a leader whose clock is ahead: as long as it is, these moves would use up the budget
+            moved = after.recent_moves(group.now_ms)
+        if states == after.orders and moved == after.moved:
             return successor
         if successor is None:
             after = document.but(leader=self._me, revision=document.revision + 1)
-        return after.but(orders=states)
+        return after.but(orders=states, moved=moved)
 
     async def _compute(self, group: Snapshot, uneven: bool) -> GroupDecision:
         members, counts, load = group.members, self._topics.counts, None

@@ -60,6 +60,17 @@ def test_a_range_is_read_exactly_within_record_batches(
         assert offsets(reading, Range(topic, 0, start, end)) == list(range(start, end))
 
 
+def test_a_task_reads_no_other_cluster_than_the_driver(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    """Such as localhost, or a name that differs between the networks of driver and executors."""
+    topic = topic_factory()
+    produce(kafka_cluster.bootstrap, topic, [b"x"] * 3)
+    reading = options(kafka_cluster, topic)
+    with pytest.raises(ConfigError, match="planned the read on cluster elsewhere"):
+        list(read_ranges(reading, [Range(topic, 0, 0, 3)], SCHEMA, "elsewhere"))
+
+
 def test_a_task_reads_ranges_of_many_partitions_at_once(
     kafka_cluster: LocalCluster, topic_factory: TopicFactory
 ) -> None:

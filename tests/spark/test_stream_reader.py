@@ -117,6 +117,23 @@ def test_a_first_batch_that_is_repeated_by_another_driver_is_the_same(start: str
     assert query.batch() == records(topic, {0: range(25 if "while" in start else 20, 35 if "while" in start else 30)})
 
 
+def test_a_first_batch_whose_start_the_checkpoint_lacks_is_data_loss_or_skipped(streams: Streams) -> None:
+    """Spark's own connector, and earlier versions, do not keep it there."""
+    topic = streams.topic()
+    streams.fill(topic, {0: 20})
+    query = streams.query(topics=topic, starting_offsets="latest")
+    _, planned = query.plan()
+    checkpoint = json.loads(planned)
+    del checkpoint["@begin"]
+    streams.fill(topic, {0: 10})
+    query.restart()
+    start = json.dumps(query.reader.initialOffset())
+    with pytest.raises(DataLoss, match=f"ends before the present start of {topic}:0"):
+        query.read(start, json.dumps(checkpoint))
+    query.restart(fail_on_data_loss="false")
+    assert query.read(start, json.dumps(checkpoint)) == []
+
+
 def test_a_first_batch_whose_records_retention_deleted_is_data_loss(streams: Streams) -> None:
     topic = streams.topic()
     streams.fill(topic, {0: 20})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import InputPartition
 
 from allocator.core.fetch import Batch, RangeReader, RangeUnread
-from allocator.errors import BrokersUnavailable, LogTruncated, OffsetOutOfRange, TopicRecreated
+from allocator.errors import BrokersUnavailable, ConfigError, LogTruncated, OffsetOutOfRange, TopicRecreated
 from allocator.spark.errors import DataLoss, NothingRead
 from allocator.spark.link import ClusterLink
 from allocator.spark.options import Options
@@ -28,18 +28,23 @@ TASK_RECORDS = 100
 
 
 class Piece(InputPartition):  # type: ignore[misc]  # pyspark is not followed
-    """The ranges of offsets that one task reads, at most one for each partition."""
+    """The ranges of offsets that one task reads, at most one for each partition, and the cluster that has them."""
 
-    def __init__(self, wanted: Sequence[Range]) -> None:
-        super().__init__([tuple(each) for each in wanted])
+    def __init__(self, wanted: Sequence[Range], cluster: str | None) -> None:
+        super().__init__((cluster, [tuple(each) for each in wanted]))
+
+    @property
+    def cluster(self) -> str | None:
+        """The cluster's id; None before Kafka 0.10.1."""
+        return self.value[0]  # type: ignore[no-any-return]
 
     @property
     def ranges(self) -> list[Range]:
-        return [Range(*each) for each in self.value]
+        return [Range(*each) for each in self.value[1]]
 
 
-def pieces(options: Options, ranges: Iterable[Range]) -> list[InputPartition]:
-    """Returns the tasks for `ranges`: splits large ranges and packs small ones, as the options demand."""
+def pieces(options: Options, ranges: Iterable[Range], cluster: str | None) -> list[InputPartition]:
+    """Returns the tasks for `ranges` of `cluster`: splits large ranges and packs small ones, as the options demand."""
     parts = split(ranges, options.min_partitions, options.max_records_per_partition)
     most = options.max_partitions
     if most is None and options.cores is not None and options.max_records_per_partition is None:
@@ -48,20 +53,23 @@ def pieces(options: Options, ranges: Iterable[Range]) -> list[InputPartition]:
         spread = min(TASKS_A_CORE * options.cores, math.ceil(records / TASK_RECORDS))
         most = max(spread, records // PACKED_RECORDS, options.min_partitions or 1)
     if most is None:
-        return [Piece([part]) for part in parts]
-    return [Piece(packed) for packed in pack(parts, most)]
+        return [Piece([part], cluster) for part in parts]
+    return [Piece(packed, cluster) for packed in pack(parts, most)]
 
 
-def read_ranges(options: Options, wanted: Sequence[Range], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_ranges(
+    options: Options, wanted: Sequence[Range], schema: pa.Schema, cluster: str | None = None
+) -> Iterator[pa.RecordBatch]:
     """Yields all existing records of `wanted`, as batches with the columns of `schema`; each range in order.
 
     It reads all ranges at once. They must belong to different partitions. It skips offsets without a record
     (compaction, markers, aborted records). Raises `DataLoss` for offsets outside the log; without `fail_on_data_loss`,
     logs a warning. Raises `NothingRead`, which names the partition, after `timeout_s` without a record. Raises errors
-    of a partition (`CorruptRecordError`, `TopicAuthorizationFailed`, ...).
+    of a partition (`CorruptRecordError`, `TopicAuthorizationFailed`, ...), and ConfigError if the brokers belong to
+    another cluster than `cluster`.
     """
     with ClusterLink(options) as link:
-        batches = _read(link, options, {each.tp: each for each in wanted})
+        batches = _read(link, options, {each.tp: each for each in wanted}, cluster)
         try:
             while (batch := link.run(_next(batches))) is not None:
                 yield to_spark(batch, schema)
@@ -76,7 +84,7 @@ async def _next(batches: AsyncIterator[Batch]) -> Batch | None:
 
 
 async def _read(
-    link: ClusterLink, options: Options, wanted: Mapping[TopicPartition, Range]
+    link: ClusterLink, options: Options, wanted: Mapping[TopicPartition, Range], cluster: str | None
 ) -> AsyncGenerator[Batch, None]:
     try:
         client = await link.client()
@@ -84,6 +92,11 @@ async def _read(
         failure = NothingRead(f"{next(iter(wanted.values()))}: {error}")
         failure.retriable = error.retriable
         raise failure from error
+    if cluster is not None and (here := client.metadata.cluster_id) not in (None, cluster):
+        raise ConfigError(
+            f"the driver planned the read on cluster {cluster}, and {', '.join(options.brokers)} leads this task to "
+            f"cluster {here}; give names of brokers that mean the same on the driver and the executors"
+        )
     client.follow({tp.topic for tp in wanted})
     reader = RangeReader(
         client,

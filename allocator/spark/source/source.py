@@ -15,7 +15,6 @@ from allocator.errors import ConfigError, MissingExtra
 from allocator.spark.errors import in_one_line
 from allocator.spark.link import ClusterLink
 from allocator.spark.options import READ, STREAM, WRITE, Options, read_options
-from allocator.spark.ranges import Range
 from allocator.spark.rows import check_schema, schema_text
 from allocator.spark.shipping import Shipped, shipped
 from allocator.spark.source.plan import plan_batch
@@ -116,16 +115,18 @@ class BatchReader(Shipped, DataSourceReader):  # type: ignore[misc]  # pyspark i
 
     @in_one_line()
     def partitions(self) -> list[InputPartition]:
-        async def plan() -> list[Range]:
-            return await plan_batch(await link.client(), self.options)
+        async def plan() -> list[InputPartition]:
+            client = await link.client()
+            ranges = await plan_batch(client, self.options)
+            return pieces(self.options, ranges, client.metadata.cluster_id)
 
         with ClusterLink(self.options) as link:
-            return pieces(self.options, link.run(plan()))
+            return link.run(plan())
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Spark passes None if there is nothing to read
         if isinstance(partition, Piece):
-            yield from read_ranges(self.options, partition.ranges, self.columns)
+            yield from read_ranges(self.options, partition.ranges, self.columns, partition.cluster)
 
 
 def register(spark: SparkSession) -> None:

@@ -93,7 +93,8 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._target = self._run(self._ends_now())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        return pieces(self.options, self._run(self._ranges(StreamOffsets.of_json(start), StreamOffsets.of_json(end))))
+        ranges = self._run(self._ranges(StreamOffsets.of_json(start), StreamOffsets.of_json(end)))
+        return pieces(self.options, ranges, self._run(self._client()).metadata.cluster_id)
 
     def commit(self, end: dict[str, Any]) -> None:
         if self.options.commit == "after_batch" and self._member is None:
@@ -120,7 +121,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, Piece):
-            yield from read_ranges(self.options, partition.ranges, self.columns)
+            yield from read_ranges(self.options, partition.ranges, self.columns, partition.cluster)
 
     # -- internal ---------------------------------------------------------------------------------------------------
 
@@ -335,6 +336,15 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         if missing:
             begin.update(await self._first(await self._client(), missing))
             log.info("%s start at their first record", some(missing))
+        backwards = [tp for tp, last in end.next.items() if last < begin[tp]]
+        if backwards:
+            what = f"the checkpoint lacks the start of a batch that ends before the present start of {some(backwards)}"
+            if self.options.fail_on_data_loss:
+                raise DataLoss(
+                    f"{what}: an earlier version or Spark's own connector planned it; start with another "
+                    "checkpointLocation, or set fail_on_data_loss to false to go on after it"
+                )
+            log.warning("%s; going on after it", what)
         return [_range(tp, begin[tp], end) for tp, last in end.next.items() if last > begin[tp]]
 
     async def _commit(self, done: StreamOffsets) -> None:

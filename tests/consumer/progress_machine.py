@@ -192,6 +192,8 @@ class Member:
         self.held.append(Hold(self, record, self.oracle.views[partition].log))
         if self.machine.sink is not None:
             self.machine.sink.write(record)
+            for log, offset in self.work():  # stored, whatever becomes of this process
+                self.oracle.returned[log].add(offset)
 
     async def seek(self, partition: TopicPartition, offset: int) -> None:
         with suppress(NotOwned):

@@ -24,7 +24,6 @@ Settings = Mapping[str, Any]
 """Java's names of settings, and: topic, zookeeper, committed, session_s."""
 POLL_S = 0.05
 PATIENCE_S = 10.0  # for the end of a partition, which a correct client reaches sooner
-TRIES = 5  # of a commit, which a rebalance may reject
 
 
 class Client:
@@ -201,9 +200,18 @@ class Confluent(Client):
     def _end(self, _: Any, partitions: list[Any]) -> None:
         self._mine -= {each.partition for each in partitions}
 
+    def _consume(self, seconds: float, limit: int) -> list[Any]:
+        found: list[Any] = []
+        while len(found) < limit:  # `consume` may return a record again that it returned before a pause
+            each = self.consumer.poll(0 if found else seconds)
+            if each is None:
+                break
+            found.append(each)
+        return found
+
     async def poll(self, seconds: float, limit: Optional[int]) -> list[Got]:
         found = []
-        for each in await self.do(self.consumer.consume, limit or 500, seconds):
+        for each in await self.do(self._consume, seconds, limit or 500):
             if each.error() is None:
                 self._positions[each.partition()] = each.offset() + 1
                 found.append((each.partition(), each.offset(), each.value().decode()))
@@ -390,15 +398,16 @@ class Member:
         self._paused.discard(partition)
 
     async def does_commit(self, partition: Optional[int], offset: int) -> None:
+        until = time.monotonic() + PATIENCE_S
         async with self._lock:
-            for left in reversed(range(TRIES)):
+            while True:
                 if partition is not None and partition not in await self._client.assigned():
                     break
                 try:
                     await self._client.commit(None if partition is None else {partition: offset})
                     break
                 except Exception:
-                    if not left:
+                    if time.monotonic() > until:  # a rebalance rejects a commit for a moment
                         raise
                     await self._read((), POLL_S, None)
 

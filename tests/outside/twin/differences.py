@@ -91,7 +91,10 @@ def _unlike(facet: str, one: Any, other: Any) -> set[int]:
     if facet == "committed":
         return {partition for partition in one.keys() | other.keys() if one.get(partition) != other.get(partition)}
     if facet == "delivered":
-        return {partition for partition, *_ in set(map(tuple, one)) ^ set(map(tuple, other))} or {-1}
+        partitions = {partition for partition, *_ in (*one, *other)}
+        return {
+            p for p in partitions if [each for each in one if each[0] == p] != [each for each in other if each[0] == p]
+        }
     return {-1}
 
 

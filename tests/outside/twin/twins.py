@@ -411,22 +411,25 @@ class Twins:
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         number = self._scene.partitions if partitions is None else partitions
         wanted = {TopicPartition(self._topic, each): OffsetSpec.latest() for each in range(number)}
-        until = time.monotonic() + 10.0
+        found = await self._asked(lambda admin: admin.list_offsets(wanted, isolation_level=level))
+        return {each.partition: result.offset for each, result in found.items()}
+
+    async def _committed(self, group: Group) -> dict[int, int]:
+        wanted = [ConsumerGroupTopicPartitions(group.name)]
+        found = await self._asked(lambda admin: admin.list_consumer_group_offsets(wanted))
+        offsets = {each.partition: each.offset for result in found.values() for each in result.topic_partitions}
+        return {partition: offset for partition, offset in sorted(offsets.items()) if offset >= 0}
+
+    async def _asked(self, request: Callable[[AdminClient], Any]) -> dict[Any, Any]:
+        until = time.monotonic() + READ_S
         while True:
             try:
-                found = await _result(self._hosts.admin.list_offsets(wanted, isolation_level=level))
-                return {each.partition: result.offset for each, result in found.items()}
-            except KafkaException:
+                return await _result(request(self._hosts.admin))
+            except KafkaException:  # such as a coordinator that still loads
                 if time.monotonic() > until:
                     raise
                 self._hosts.connect()  # a client keeps old metadata, without a topic or partition that is new
                 await asyncio.sleep(0.1)
-
-    async def _committed(self, group: Group) -> dict[int, int]:
-        wanted = [ConsumerGroupTopicPartitions(group.name)]
-        found = await _result(self._hosts.admin.list_consumer_group_offsets(wanted))
-        offsets = {each.partition: each.offset for result in found.values() for each in result.topic_partitions}
-        return {partition: offset for partition, offset in sorted(offsets.items()) if offset >= 0}
 
 
 async def _result(futures: Any) -> dict[Any, Any]:

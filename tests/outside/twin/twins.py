@@ -218,7 +218,7 @@ class Twins:
     async def _all(self, do: Callable[[Group], Coroutine[Any, Any, object]]) -> None:
         """Calls `do` for all groups. A group that has a reason to differ is waited for only briefly."""
         doing = {group: asyncio.ensure_future(do(group)) for group in self.groups.values()}
-        alike = Difference(self._history, self._steps, "failed", {client: [] for client in self.groups})
+        alike = Difference(self._history, self._steps, "failed", {client: ["share"] for client in self.groups})
         await asyncio.gather(*(task for group, task in doing.items() if not reasons(alike, group.client)))
         await asyncio.wait(doing.values(), timeout=GRACE_S)
         for group in doing:

@@ -45,6 +45,8 @@ from allocator.core.types import (
 if TYPE_CHECKING:
     from allocator.core.zookeeper.client import ZooKeeperClient
 
+NOT_STARTED = "the consumer is not started; use `async with`, or call start() first"
+
 This = TypeVar("This", bound="ConsumerBase")
 
 
@@ -235,7 +237,8 @@ class ConsumerBase:
         return self._begun()
 
     def _begun(self) -> Reading:
-        self._must_be_started()
+        if not self._started:
+            raise Closed(NOT_STARTED)
         if not self._engine.choice.ever_made:
             raise IllegalState("nothing is subscribed or assigned; name topics, or call subscribe() or assign() first")
         return self._reading
@@ -527,7 +530,7 @@ class ConsumerBase:
 
     def _must_be_started(self) -> None:
         if not self._started:
-            raise Closed("the consumer is not started; use `async with`, or call start() first")
+            raise Closed(NOT_STARTED)
         self._engine.must_be_here()
 
     # -- state ---------------------------------------------------------------------------------------------------

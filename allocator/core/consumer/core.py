@@ -135,7 +135,8 @@ class ConsumerCore:
         """The latest losses, for the page and for users."""
         self.processor: RecordProcessor | None = None
         """The running processor of `Consumer.process` or the daemon, which holds the delivered records."""
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The event loop of `start`."""
         self.closing = False
         """Whether `close` was called. If so, an offset that cannot be committed now will never be committed."""
         self._exits = contextlib.AsyncExitStack()
@@ -143,7 +144,7 @@ class ConsumerCore:
 
     async def start(self) -> None:
         """Connects to Kafka (and ZooKeeper) and joins the group. If a step fails, closes everything."""
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         config = self.choice.config
         self.client.measures.trace(self.group, config.client_id)
         order_source = config.options.order_source(config, self.client.bootstrap, self.client.security)
@@ -226,7 +227,7 @@ class ConsumerCore:
 
     @property
     def started(self) -> bool:
-        return self._loop is not None
+        return self.loop is not None
 
     def may_act(self) -> bool:
         """Returns whether the user may handle the delivered records and commit at this instant.
@@ -248,7 +249,7 @@ class ConsumerCore:
 
     def must_be_here(self) -> None:
         """Raises IllegalState in another event loop than that of `start`, where nothing would wake a waiting call."""
-        if self._loop is not None and asyncio.get_running_loop() is not self._loop:
+        if self.loop is not None and asyncio.get_running_loop() is not self.loop:
             raise IllegalState(
                 "this consumer was started in another event loop; use it there, with "
                 "asyncio.run_coroutine_threadsafe from other threads"

@@ -43,7 +43,6 @@ class Reading:
         self._epoch: int | None = None
         self._cut = False
         """Whether the rest may have no record."""
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._reader: asyncio.Task[Any] | None = None
         self._mark: object = None
         """Identifies the current reader. Each reader gets a new object."""
@@ -71,9 +70,9 @@ class Reading:
 
     def _is_read(self) -> None:
         """Makes the current task the reader."""
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-        task = asyncio.current_task(self._loop)
+        task = asyncio.current_task(self._engine.loop)  # cheaper than to look at the running loop each time
+        if task is None:
+            self._engine.must_be_here()
         if task is self._reader:
             return
         self._reader, self._mark = task, object()

@@ -222,6 +222,9 @@ class Progress(Tenure):
 
     def add(self, hold: Hold) -> None:
         """Adds the hold of records that were just delivered."""
+        if not self.holds:
+            self.holds.append(hold)
+            return
         self.holds = [each for each in self.holds if each.busy or each.done()[0] is not None]
         self.holds.append(hold)
 
@@ -344,6 +347,7 @@ class ReaderHold(Hold):
         self.busy = False
         if not self.has_outlived:
             self._first = None
+            self.tenure.holds.remove(self)
 
     def abandon_records(self) -> None:
         """Ends the work without the records being done."""
@@ -385,8 +389,13 @@ class ReaderHolds:
 
     def finish(self, topic: str | None = None) -> None:
         """Marks the delivered records (of one topic, or of all) as done: the reader requested more."""
-        if self._holds:
+        if topic is not None or self._outlived:
             self._end(ReaderHold.finish, lambda hold: topic in (None, hold.tenure.partition.topic))
+        elif self._holds:  # for each record of `getone`
+            ended, self._holds = self._holds, []
+            for hold in ended:
+                hold.finish()
+            self._freed()
 
     def finish_up_to(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Marks the records before these offsets as done, if no records were delivered after them."""

@@ -104,11 +104,11 @@ class WatchedGroup:
         """Part -> (versions, rendered text)."""
 
     @property
-    @property
     def seen(self) -> bool:
         """Whether the group has been read."""
         return self.exists is True
 
+    @property
     def paused(self) -> bool:
         """Whether the group is paused."""
         choice = self.report.state.choice

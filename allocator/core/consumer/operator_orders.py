@@ -62,7 +62,8 @@ class OperatorOrders:
         self._core = core
         self._orders = Orders()
         self._store: OrderKeeper | None = None
-        self._under_way: set[tuple[str, TopicPartition]] = set()
+        self._begun: set[tuple[str, TopicPartition]] = set()
+        """The seeks of known commands that are under way, or whose result is written and perhaps not read yet."""
         self._newest_seek: dict[TopicPartition, str] = {}
         """Partition -> id of the last seek of it that has not expired, also if that is done."""
         self._seeking: defaultdict[TopicPartition, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -82,6 +83,8 @@ class OperatorOrders:
         Called by the membership, or by the reader of the command topic, when a command is added, changed or expired.
         """
         self._orders, self._store = orders, store
+        known = {order.id for order in orders.entries}
+        self._begun = {each for each in self._begun if each[0] in known}
         self.apply()
 
     def apply(self) -> None:
@@ -138,8 +141,8 @@ class OperatorOrders:
 
     def _seek_all(self, order: Order, partitions: Partitions) -> None:
         for partition in partitions:
-            if (order.id, partition) not in self._under_way:
-                self._under_way.add((order.id, partition))
+            if (order.id, partition) not in self._begun:
+                self._begun.add((order.id, partition))
                 self._core.start_task(self._seek(order, partition), "order")
 
     async def _seek(self, order: Order, partition: TopicPartition) -> None:
@@ -147,6 +150,7 @@ class OperatorOrders:
         there is a result."""
         core = self._core
         sought: tuple[Tenure | None, int, str] | None = None
+        is_over = False
         try:
             while core.state.is_assigned(partition):
                 # with a sink, the position is set only after the sink has registered this owner
@@ -164,13 +168,16 @@ class OperatorOrders:
                             await core.commit_sought(partition)
                     if not newest or sought is not None:
                         replaced = "not carried out: a later seek replaces it, or it was withdrawn or has expired"
-                        await self._report(order, frozenset({partition}), replaced if sought is None else sought[2])
+                        is_over = await self._report(
+                            order, frozenset({partition}), replaced if sought is None else sought[2]
+                        )
                         return
                 except AllocatorError as error:
                     log.warning("%s: %s:%d: retrying the operator's seek: %s", core.group, *partition, error)
                 await asyncio.sleep(RETRY_S)
         finally:
-            self._under_way.discard((order.id, partition))
+            if not is_over:
+                self._begun.discard((order.id, partition))
 
     async def _seek_once(self, order: Order, partition: TopicPartition) -> tuple[int, str] | None:
         """Seeks. Returns the offset and the text of the result; None if the partition drains or has left, or if the
@@ -226,7 +233,8 @@ class OperatorOrders:
         assert found is not None
         return found, ""
 
-    async def _report(self, order: Order, partitions: Partitions, what: str) -> None:
+    async def _report(self, order: Order, partitions: Partitions, what: str) -> bool:
+        """Writes the result of a command. Returns False if the partitions have left this member before."""
         results = self._results[order.id]
         result = OrderResult(wall_ms(), self._core.membership.member_id, partitions, what)
         results.unwritten[result] = None
@@ -239,6 +247,7 @@ class OperatorOrders:
                         "%s: the result of command %s is not written yet: %s", self._core.group, order.id, error
                     )
                     await asyncio.sleep(RETRY_S)
+            return result not in results.unwritten
         finally:
             results.unwritten.pop(result, None)
             if not results.unwritten:

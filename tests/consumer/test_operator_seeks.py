@@ -1,0 +1,57 @@
+"""Seeks of operators, over a consumer in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+
+from fake_source import Cluster, FakeSource
+
+from allocator.core.commands.orders import Order, OrderResult, Orders
+from allocator.core.consumer.core import ConsumerCore
+from allocator.core.consumer.operator_orders import OperatorOrders
+from allocator.core.subscription.state import LATEST
+from allocator.testing import wait_until_async
+from allocator.types import TopicPartition
+
+
+class Core(FakeSource):
+    sink = None
+    sought, commit_sought = ConsumerCore.sought, ConsumerCore.commit_sought
+
+    @property
+    def fetcher(self) -> Core:
+        return self
+
+    async def log_offset(self, partition: TopicPartition, at: int) -> int:
+        return 10 if at == LATEST else 0
+
+
+class Store:
+    """Keeps results, and notifies nobody."""
+
+    def __init__(self) -> None:
+        self.results: list[OrderResult] = []
+
+    async def add_results(self, order_id: str, results: Collection[OrderResult]) -> None:
+        self.results += results
+
+
+async def test_a_seek_is_carried_out_once_although_its_result_is_read_late() -> None:
+    """The commands are applied again meanwhile, for example because partitions come or a processor begins."""
+    core, store = Core(Cluster()), Store()
+    (partition,) = core.cluster.partitions
+    core.ownership.start(core.tasks)
+    await core.assign([partition])
+    orders = OperatorOrders(core)  # type: ignore[arg-type]
+    seek = Order.make("seek", {"partitions": {"t": "0"}, "to": "3"}, who="alice", now_ms=0, expires=None)
+    orders.take(Orders().put(seek, 0), store)  # type: ignore[arg-type]
+    await wait_until_async(lambda: store.results, 30, "the result")
+    assert core.positions == {partition: 3}
+    core.state.assignment[partition].deliver(8, 0)
+    orders.apply()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert core.positions == {partition: 8}
+    assert len(store.results) == 1
+    await core.tasks.close()

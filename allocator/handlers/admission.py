@@ -118,6 +118,8 @@ class Admission:
         admitted."""
         self._then: Callable[[], None] | None = None
         """Called when all records are done, after `conclude`."""
+        self._is_over = False
+        """True once it was called: later records belong to another worker."""
         self._final: tuple[int | None, DoneSet | None] | None = None
         """What is done, once the records are dropped."""
         self._unchecked = 0
@@ -143,7 +145,7 @@ class Admission:
         if self._final is not None:
             return self._final
         base, beyond = self.window.done_set()
-        return None if self.is_empty and not self.closed else base, beyond
+        return None if self.is_empty and (self._is_over or not self.closed) else base, beyond
 
     def put(self, batch: Batch) -> None:
         """Adds a batch."""
@@ -179,7 +181,7 @@ class Admission:
             self._work.broken(error)
             self.close()
         if self._then is not None and self.is_empty:
-            then, self._then = self._then, None
+            then, self._then, self._is_over = self._then, None, True
             then()
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ from allocator.handlers.letter_headers import headers_of
 from allocator.handlers.policy import ErrorPolicy, Retries
 from allocator.handlers.processor import Processor
 from allocator.operate import ClusterChoice
-from allocator.types import Record, TopicPartition
+from allocator.types import OffsetAndMetadata, Record, TopicPartition
 
 
 class Recorder:
@@ -266,7 +266,7 @@ async def test_a_plain_handler_that_returns_a_generator_is_rejected_at_once() ->
     async with running(cluster, lambda record: generate(record), Letters()) as it:
         error = await it.failed()
     assert "returned a generator, so nothing was done" in str(error)
-    assert cluster.committed == {}
+    assert cluster.committed == {PARTITION: 0}
 
 
 class Unreadable(Exception):
@@ -408,6 +408,20 @@ async def test_a_partition_that_returns_continues_at_the_offset_of_the_last_owne
         await it.source.assign([partition])
         await until(lambda: recorder.offsets()[-1] == 39)
     assert recorder.offsets() == [0, 1, 2, 3, 4, *range(30, 40)]
+
+
+async def test_commits_go_on_after_a_log_was_truncated() -> None:
+    cluster, recorder = Cluster(records=20), Recorder()
+    async with running(cluster, recorder.handle) as it:
+        await until(lambda: len(recorder.done) == 20)
+        longer = Cluster(records=30)
+        cluster.logs[PARTITION] = longer.logs[PARTITION]
+        it.source.state.assignment[PARTITION].cut_to(OffsetAndMetadata(15, "", 0))
+        it.source.wake()
+        await until(lambda: len(recorder.done) == 35)
+        await it.stop()
+    assert recorder.offsets()[20:] == list(range(15, 30))
+    assert cluster.committed == {PARTITION: 30}
 
 
 async def test_a_lost_partition_is_cancelled_and_nothing_of_it_committed() -> None:

@@ -225,7 +225,7 @@ class Progress(Tenure):
         if not self.holds:
             self.holds.append(hold)
             return
-        self.holds = [each for each in self.holds if each.busy or each.done()[0] is not None]
+        self.holds = [each for each in self.holds if each.busy or not (each.void or each.done()[0] is None)]
         self.holds.append(hold)
 
     @property

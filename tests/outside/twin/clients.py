@@ -247,28 +247,28 @@ class Confluent(Client):
 class Java(Client):
     """A consumer in the Java process of this process, which `argv` starts."""
 
-    _process: Optional[asyncio.Task[asyncio.subprocess.Process]] = None
-    _listening: Optional[asyncio.Task[None]] = None
-    _answers: dict[int, asyncio.Future[str]] = {}
+    process: Optional[asyncio.Task[asyncio.subprocess.Process]] = None
+    listening: Optional[asyncio.Task[None]] = None
+    answers: dict[int, asyncio.Future[str]] = {}
 
     def __init__(self, *argv: str) -> None:
         super().__init__()
         self._argv = argv
 
     async def _ask(self, what: str, *words: object) -> str:
-        if Java._process is None:
-            Java._process = asyncio.ensure_future(self._start())
-        process = await Java._process
+        if Java.process is None:
+            Java.process = asyncio.ensure_future(self._start())
+        process = await Java.process
         assert process.stdin is not None
-        number = len(Java._answers)
-        answer = Java._answers[number] = asyncio.get_running_loop().create_future()
+        number = len(Java.answers)
+        answer = Java.answers[number] = asyncio.get_running_loop().create_future()
         process.stdin.write(" ".join(map(str, (number, what, self._name, *words))).encode() + b"\n")
         return await answer
 
     async def _start(self) -> asyncio.subprocess.Process:
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*self._argv, stdin=pipe, stdout=pipe, limit=1 << 20)
-        Java._listening = asyncio.ensure_future(self._listen(process))
+        Java.listening = asyncio.ensure_future(self._listen(process))
         return process
 
     @staticmethod
@@ -276,7 +276,7 @@ class Java(Client):
         assert process.stdout is not None
         async for line in process.stdout:
             number, state, text = (line.decode().rstrip("\n") + " ").split(" ", 2)
-            answer = Java._answers[int(number)]
+            answer = Java.answers[int(number)]
             if state == "ok":
                 answer.set_result(text)
             else:

@@ -308,6 +308,9 @@ class GroupedConsumer(BaseConsumer):
             log.warning("%s: commit failed, reading the values again: %s", self.group_name, error)
             self._put_back(starts)
             return False
+        except asyncio.CancelledError:
+            self._put_back(starts)  # the user does not get these values
+            raise
         return True
 
     def _put_back(self, starts: Mapping[TopicPartition, int]) -> None:
@@ -317,7 +320,9 @@ class GroupedConsumer(BaseConsumer):
         super()._put_back(current)
 
     def _go_to(self, partition: TopicPartition, offset: int) -> None:
-        if self._engine.state.is_fetchable(partition):  # False if the partition was lost or is being revoked
+        state = self._engine.state
+        # not if the partition was lost or is being revoked
+        if partition in state.held and state.position(partition) is not None:
             self._engine.seek(partition, offset)
 
     def _seek(self, partition: TopicPartition, offset: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
@@ -11,11 +10,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
-from allocator.core.consumer import ConsumerBase
 from allocator.core.fetch import Batch
 from allocator.core.subscription import DoneSet, Hold
 from allocator.core.telemetry import Measures
-from allocator.errors import CorruptRecordError, NotOwned
+from allocator.errors import CorruptRecordError
 from allocator.handlers.due import DueGate
 from allocator.handlers.failures import Failures
 from allocator.handlers.handling import Handling
@@ -55,7 +53,6 @@ class InHandBytes:
 class Work:
     """The state that the workers of all partitions share. Only the event loop uses it."""
 
-    consumer: ConsumerBase
     handling: Handling
     by_batch: bool
     budget: InHandBytes
@@ -64,6 +61,8 @@ class Work:
     measures: Measures
     broken: Callable[[BaseException], None]
     """Called with an error that ends the processing."""
+    changed: Callable[[], None]
+    """Called when a worker takes no more records, or takes some again."""
     freed: Callable[[], None]
     """Called when no call of a stopped worker runs any more."""
     until_free: Callable[[Sequence[Hold]], Awaitable[None]]
@@ -89,6 +88,7 @@ class Admission:
     done records fits into a commit. A partition whose queue is full is paused.
 
     `hand_on` is called with the admitted records that must be handled. `in_call` returns the records whose calls run.
+    `set_full` is called when the queue becomes full, and when it has room again.
     """
 
     def __init__(
@@ -99,6 +99,7 @@ class Admission:
         work: Work,
         hand_on: Callable[[Sequence[Unit]], None],
         in_call: Callable[[], Collection[Unit]],
+        set_full: Callable[[bool], None],
     ) -> None:
         self.partition = partition
         self.closed = False
@@ -106,6 +107,7 @@ class Admission:
         self._work = work
         self._hand_on = hand_on
         self._in_call = in_call
+        self._set_full = set_full
         self.window = Window(start, known)
         """The admitted records, and which of them are done."""
         self._verified = known is None
@@ -210,9 +212,7 @@ class Admission:
     def _pause(self, paused: bool) -> None:
         if paused is not self._paused:
             self._paused = paused
-            consumer = self._work.consumer
-            with contextlib.suppress(NotOwned):
-                (consumer.pause if paused else consumer.resume)(self.partition)
+            self._set_full(paused)
 
     def _open(self) -> _Opened | None:
         """Opens the next batch. Returns None if the queue is empty, or if the batch must wait."""

@@ -38,8 +38,15 @@ class PartitionWorker(LaneOwner):
         self.partition = partition
         self.stopping = False
         self.stopped = asyncio.Event()
-        self.admission = Admission(partition, start, tenure.beyond, work, self._to_lanes, self._units_in_call)
-        tenure.beyond = None
+        self.admission = Admission(
+            partition,
+            start,
+            tenure.take_beyond(start),
+            work,
+            self._to_lanes,
+            self._units_in_call,
+            self._set_full,
+        )
         self._work = work
         self._lanes: dict[Any, Lane] = {}
         self.calls: set[Lane] = set()
@@ -75,6 +82,10 @@ class PartitionWorker(LaneOwner):
 
     def done(self) -> tuple[int | None, DoneSet | None]:
         return self.admission.done()
+
+    def _set_full(self, full: bool) -> None:
+        self.full = full
+        self._work.changed()
 
     def conclude(self) -> None:
         self._concluding = True

@@ -147,7 +147,6 @@ class Processor:
             handler = replace(handler, function=preparing(handler.function, self._retry_topics.plan.original))
         measures = self._consumer.measures
         return Work(
-            consumer=self._consumer,
             handling=handling,
             by_batch=handler.by_batch,
             budget=InHandBytes(handling.in_hand_bytes),
@@ -162,6 +161,7 @@ class Processor:
             failures=Failures(handler.name, handling, self._dead_letters, self._retry_topics, measures),
             measures=measures,
             broken=self._fail,
+            changed=core.holds_changed,
             freed=lambda: core.state.on_freed(),
             until_free=core.until_free,
             done_characters=lambda: core.commits.metadata.done_characters,
@@ -245,8 +245,6 @@ class Processor:
         for partition in consumer.assignment():
             if partition.topic in retries:
                 consumer.pause(partition)
-            elif any(worker.partition == partition for worker in self._workers):
-                consumer.resume(partition)
         if retries and not core.closing:
             core.choice.also_read(())
 
@@ -313,12 +311,14 @@ class Processor:
 
     async def _end(self, stuck: Partitions, leave: Callable[[], Awaitable[None]]) -> None:
         await leave()
-        for topics in (self._dead_letters, self._retry_topics):
-            if topics is not None:
-                await topics.close()
-        # before the lanes forget their calls
-        await self._work.until_free([worker for worker in self._workers if worker.partition in stuck])
-        await self._work.lanes.close()
+        try:
+            for topics in (self._dead_letters, self._retry_topics):
+                if topics is not None:
+                    await topics.close()
+            # before the lanes forget their calls
+            await self._work.until_free([worker for worker in self._workers if worker.partition in stuck])
+        finally:
+            await self._work.lanes.close()
 
 
 async def _cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:

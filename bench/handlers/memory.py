@@ -38,7 +38,6 @@ class MemorySource:
     def __init__(self, given: list[Batch]) -> None:
         self._batches = list(given)
         self.partitions = frozenset(TopicPartition(batch.topic, batch.partition) for batch in given)
-        self._paused: set[TopicPartition] = set()
         self._changed = asyncio.Event()
         self.measures = Measures()
         # the processor calls the consumer's inner objects; this object stands for each of them
@@ -68,7 +67,8 @@ class MemorySource:
     async def getbatch(self, timeout_s: float | None = None) -> Batch:
         while True:
             for place, batch in enumerate(self._batches):
-                if TopicPartition(batch.topic, batch.partition) not in self._paused:
+                holds = self.state.assignment[TopicPartition(batch.topic, batch.partition)].holds
+                if not any(hold.full for hold in holds):
                     await asyncio.sleep(0)
                     self.state.update_position(TopicPartition(batch.topic, batch.partition), batch.next_offset)
                     return self._batches.pop(place)
@@ -79,11 +79,7 @@ class MemorySource:
 
     async def commit_last(self, partitions: Iterable[TopicPartition]) -> None: ...
 
-    def pause(self, *partitions: TopicPartition) -> None:
-        self._paused.update(partitions)
-
-    def resume(self, *partitions: TopicPartition) -> None:
-        self._paused.difference_update(partitions)
+    def holds_changed(self) -> None:
         self._changed.set()
 
     def assignment(self) -> frozenset[TopicPartition]:

@@ -241,8 +241,12 @@ class FakeSource:
         return {p: tenure.position.offset for p, tenure in tenures if tenure.position is not None}
 
     @property
-    def paused(self) -> set[TopicPartition]:
-        return self.state.paused_partitions()
+    def full(self) -> set[TopicPartition]:
+        """The partitions of which the processor takes no more records."""
+        return {p for p, tenure in self.state.assignment.items() if any(hold.full for hold in tenure.holds)}
+
+    def holds_changed(self) -> None:
+        self._changed.set()
 
     def also_read(self, topics: Sequence[str]) -> None:
         self.assign_at_start |= {partition for partition in self.cluster.logs if partition.topic in topics}

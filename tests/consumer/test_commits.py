@@ -156,6 +156,17 @@ async def test_an_idle_offset_that_is_committed_again_never_replaces_a_later_com
         assert member.group.sent == [{A: 7}, {B: 5}]
 
 
+async def test_an_idle_offset_that_is_committed_again_never_hides_a_seek() -> None:
+    async with started() as member:
+        member.began_at(50)
+        member.state.seek(A, 2)
+        member.commits.leave_fresh(member.tasks)
+        await member.commits.settled(frozenset({A, B}))
+        assert member.group.stored[A].offset == 50
+        await member.commits.commit_done()
+        assert member.group.stored[A].offset == 2
+
+
 async def test_a_cancelled_close_ends_the_membership_while_the_coordinator_is_silent() -> None:
     """Otherwise the session would live on, and no other member would get the partitions."""
     config = MembershipConfig.of("fixed", group="g", topics=("t",))

@@ -259,6 +259,28 @@ async def test_a_commit_of_records_that_were_lost_raises(service: Service) -> No
             await consumer.commit()
 
 
+@pytest.mark.parametrize("called", [False, True], ids=["read", "process"])
+async def test_a_close_without_a_commit_commits_nothing(service: Service, called: bool) -> None:
+    await produce(service, 0, b"x", b"y")
+    consumer, handled = service.consumer(auto_commit_interval_s=60.0), asyncio.Event()
+    await consumer.start()
+    if called:
+
+        async def handle(record: Record) -> None:
+            if record.offset == 1:
+                handled.set()
+
+        task = asyncio.ensure_future(consumer.process(handle, commit_interval_s=60.0))
+        await asyncio.wait_for(handled.wait(), 60)
+        await consumer.close(commit=False)
+        await asyncio.wait({task})
+    else:
+        await read_values(consumer, 2)
+        await consumer.close(commit=False)
+    with pytest.raises(KeyError):
+        await stored_offset(service.cluster.bootstrap, service.group, service.partitions[0])
+
+
 async def test_commit_async_calls_its_callback_although_there_is_nothing_to_commit(service: Service) -> None:
     calls: list[tuple[Any, Exception | None]] = []
     async with service.consumer() as consumer:

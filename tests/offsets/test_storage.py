@@ -93,6 +93,13 @@ async def test_commits_to_both_keep_the_order_of_the_calls(place: Place) -> None
         assert numbers(await offsets.fetch([place.first])) == {0: 5}
 
 
+async def test_a_release_waits_for_commits_to_both(place: Place) -> None:
+    async with place.offsets("both") as offsets:
+        commits = [offsets.commit_async({place.first: at(offset=number)}) for number in range(1, 4)]
+        await offsets.settled(frozenset({place.first}))
+        assert all(commit.done() for commit in commits)
+
+
 async def test_offsets_in_zookeeper_are_carried_over_unchanged(place: Place) -> None:
     async with place.offsets("zookeeper") as offsets:
         await offsets.commit({place.first: at(offset=5), place.second: at(offset=6)})

@@ -540,14 +540,14 @@ async def test_a_handler_in_a_process_that_only_makes_an_awaitable_is_rejected_a
     async with running(cluster, promise_in_process, Letters(), workers="processes") as it:
         error = await it.failed()
     assert "returned an awaitable, so nothing was done" in str(error)
-    assert cluster.committed == {}
+    assert cluster.committed == {PARTITION: 0}
 
 
 async def test_an_error_of_the_library_has_its_class_after_its_way_from_a_process() -> None:
     cluster, letters = Cluster(records=3), Letters()
     policy = ErrorPolicy.of(skip_on=[DeserializationError])
     async with running(cluster, refuse_in_process, letters, workers="processes", policy=policy) as it:
-        await until(lambda: positions(it.processor).get(PARTITION) == 3)
+        await until(lambda: positions(it.source).get(PARTITION) == 3)
         await it.stop()
     assert letters.offsets == []
 
@@ -557,7 +557,7 @@ async def test_a_command_that_a_handler_starts_in_a_process_ends_at_sigterm(
 ) -> None:
     monkeypatch.setenv("DONE_FILE", str(tmp_path / "done"))
     async with running(Cluster(records=1), terminate_in_process, Letters(), workers="processes") as it:
-        await until(lambda: positions(it.processor).get(PARTITION) == 1)
+        await until(lambda: positions(it.source).get(PARTITION) == 1)
         await it.stop()
     assert (tmp_path / "done").read_text() == f"{-signal.SIGTERM}\n"
 

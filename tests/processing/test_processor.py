@@ -120,12 +120,31 @@ async def test_a_slow_partition_is_paused() -> None:
 
     async with running(cluster, handle) as it:
         await until(lambda: len(recorder.offsets(1)) == 100)
-        assert it.source.paused == {slow}
+        assert it.source.full == {slow}
         # one in the handler, two that wait
         assert it.source.positions == {slow: 3 * 4, fast: 100}
         hold.set()
         await until(lambda: len(recorder.offsets(0)) == 100)
-        assert it.source.paused == set()
+        assert it.source.full == set()
+
+
+async def test_a_pause_of_the_user_stays_while_a_handler_is_full_and_after_it() -> None:
+    cluster, recorder, hold = Cluster(records=100), Recorder(), asyncio.Event()
+
+    async def handle(record: Record) -> None:
+        await hold.wait()
+        await recorder.handle(record)
+
+    async with running(cluster, handle) as it:
+        await until(lambda: it.source.full == {PARTITION})
+        it.source.pause(PARTITION)
+        hold.set()
+        await until(lambda: len(recorder.done) == 12)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert (it.source.full, len(recorder.done)) == (set(), 12)
+        it.source.resume(PARTITION)
+        await until(lambda: len(recorder.done) == 100)
 
 
 # -- failures ----------------------------------------------------------------------------------------------------

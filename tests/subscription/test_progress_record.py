@@ -10,7 +10,7 @@ import pytest
 from allocator.core.subscription.done import DoneSet
 from allocator.core.subscription.loss import stamped
 from allocator.core.subscription.partition import TopicPartitionState
-from allocator.core.subscription.progress import Hold
+from allocator.core.subscription.progress import Hold, Progress
 from allocator.core.subscription.state import EARLIEST, SubscriptionState
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -162,6 +162,49 @@ def test_records_from_before_a_truncation_stay_held_and_those_of_another_log_do_
     assert tenure.is_held
     member.state.reader.finish()
     assert member.to_commit() == (0 if another else 40)
+
+
+class Stopped(Hold):
+    """A worker that has handled its records up to an offset."""
+
+    busy = False
+
+    def __init__(self, tenure: Progress, end: int, beyond: DoneSet | None = None) -> None:
+        super().__init__(tenure)
+        self._done = end, beyond
+        tenure.add(self)
+
+    def done(self) -> tuple[int, DoneSet | None]:
+        return self._done
+
+
+def test_what_a_processor_held_while_a_reset_was_awaited_holds_back_no_later_commit(member: Member) -> None:
+    tenure = member.claim(0)
+    Stopped(tenure, 10)
+    tenure.pass_by(20, 0)
+    tenure.reset(EARLIEST)
+    tenure.hand_back()
+    tenure.complete_reset(OffsetAndMetadata(40, "", -1), None)
+    member.deliver(50)
+    assert member.to_commit() == 50
+
+
+def test_holds_that_a_seek_has_replaced_are_dropped(member: Member) -> None:
+    tenure = member.claim(0)
+    for offset in range(100):
+        Stopped(tenure, offset)
+        member.state.seek(P, offset)
+    assert len(tenure.holds) <= 2
+
+
+def test_done_records_beyond_the_offset_stay_known_when_a_reader_goes_on(member: Member) -> None:
+    tenure = member.claim(5)
+    Stopped(tenure, 10, DoneSet(10, ((12, 15), (20, 25)), 0))
+    tenure.pass_by(30, 0)
+    tenure.hand_back()
+    member.deliver(12)
+    assert tenure.take_beyond(13) == DoneSet(13, ((20, 25),), 0)
+    assert tenure.take_beyond(13) is None
 
 
 def test_a_later_tenure_is_held_by_work_of_an_earlier_one(member: Member) -> None:

@@ -75,7 +75,7 @@ class Commits:
         self._stable = stable
         self._idle = None
         if offsets is not None:
-            self._idle = IdleOffsets(offsets, self._kept, partial(self._commit_chosen, offsets))
+            self._idle = IdleOffsets(offsets, self._kept, partial(self._commit_again, offsets))
         self._refreshing: asyncio.Task[None] | None = None  # commits idle offsets while the member leaves
         self.metadata = CommitMetadata(offsets, client, state, fetcher)
 
@@ -223,6 +223,11 @@ class Commits:
         names = names_of(lost)
         return Fenced(f"group {self.offsets.group!r}: not committed: {names} (this member has lost it since)")
 
+    async def _commit_again(self, group: StoredOffsets, choose: Choice) -> None:
+        """Commits offsets that are committed already, so a seek stays to be committed."""
+        call = _Call(self._state, self.membership, self._now, follows=False)
+        await group.commit(partial(self._chosen, call, choose), call.refusal, call.stored)
+
     async def _commit_chosen(self, group: StoredOffsets, choose: Choice) -> None:
         call = _Call(self._state, self.membership, self._now)
         await group.commit(partial(self._chosen, call, choose), call.refusal, call.stored)
@@ -318,10 +323,13 @@ class Commits:
 class _Call:
     """The tenures that the offsets of one commit belong to. Only while they last are the offsets sent and noted."""
 
-    def __init__(self, state: SubscriptionState, membership: Membership, now: Callable[[], float]) -> None:
+    def __init__(
+        self, state: SubscriptionState, membership: Membership, now: Callable[[], float], *, follows: bool = True
+    ) -> None:
         self._state = state
         self._membership = membership
         self._now = now
+        self._follows = follows
         self.offsets: Offsets = {}
         self._noted: dict[TopicPartition, tuple[Progress | None, int, DoneSet | None]] = {}
 
@@ -331,7 +339,7 @@ class _Call:
         for partition, each in offsets.items():
             tenure = self._state.assignment.get(partition)
             done = each.done if isinstance(each, Committed) else None
-            self._noted[partition] = tenure, 0 if tenure is None else tenure.moves, done
+            self._noted[partition] = tenure, tenure.moves if tenure is not None and self._follows else -1, done
         return to_send
 
     def refusal(self, partition: TopicPartition) -> BrokerError | None:

@@ -327,7 +327,8 @@ class ConsumerCore:
         """Ends `process_with`: reading continues at the first record of each partition that is not done. Handler calls
         that still run keep their partitions."""
         self.processor = None
-        self.commits.every(self._auto_commit_interval_s)
+        if not self.closing:
+            self.commits.every(self._auto_commit_interval_s)
         for tenure in self.state.assignment.values():
             tenure.hand_back()
         self._orders.apply()
@@ -358,6 +359,11 @@ class ConsumerCore:
         the sink has the offset. Raises AllocatorError."""
         if self.sink is None:
             await self.commits.commit_done({partition}, or_raise=True)
+
+    def holds_changed(self) -> None:
+        """Called when the processor takes no more records of a partition, or takes some again."""
+        self.state.version += 1
+        self.fetcher.wake()
 
     def start_task(self, work: Coroutine[Any, Any, Any], name: str) -> None:
         """Runs a coroutine until it ends or the consumer is closed."""

@@ -88,6 +88,8 @@ class StoredOffsets(GroupOffsets):
                 over |= chosen.keys()
 
     async def settled(self, partitions: Partitions) -> None:
+        while self.storage == "both" and self._tasks:  # a commit to both is in no queue before its turn
+            await asyncio.wait(set(self._tasks))
         await self._old.settled(partitions)
         await super().settled(partitions)
 

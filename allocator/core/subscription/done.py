@@ -45,6 +45,13 @@ class DoneSet:
         """The offset after the last done record."""
         return self.runs[-1][1] if self.runs else self.base
 
+    def since(self, offset: int) -> DoneSet | None:
+        """Returns the part beyond `offset`, whose record is not done; None if there is none."""
+        if offset == self.base:
+            return self
+        runs = tuple(run for run in self.runs if run[0] > offset)
+        return DoneSet(offset, runs, self.epoch) if runs else None
+
     def has(self, offset: int, epoch: int | None) -> bool:
         """Returns whether the record at `offset` is done, if it has this leader epoch."""
         if epoch is not None and 0 <= self.epoch < epoch:

@@ -154,9 +154,16 @@ class TopicPartitionState(Progress):
     def is_fetchable(self) -> bool:
         """Returns whether records may be delivered.
 
-        The position must be valid, and the partition must be neither paused nor draining.
+        The position must be valid, and the partition must be neither paused nor draining nor held by a handler that
+        takes no more.
         """
-        return self.fetch_state is FetchState.FETCHING and not self.paused and self.phase is Phase.ACTIVE
+        return self.fetch_state is FetchState.FETCHING and self.is_wanted()
+
+    def is_wanted(self) -> bool:
+        """Like `is_fetchable`, but does not check the position."""
+        if self.paused or self.phase is not Phase.ACTIVE:
+            return False
+        return not self.holds or not any(hold.full for hold in self.holds)
 
     # -- resets
 

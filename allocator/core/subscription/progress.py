@@ -26,6 +26,8 @@ class Hold:
 
     busy: bool = True
     """Whether someone works on the records."""
+    full = False
+    """True while it takes no more records."""
     void = False
     """True once a seek or another log has replaced the records: finishing them marks no offset as done."""
 
@@ -54,21 +56,36 @@ class Hold:
     async def abandon(self) -> None:
         """Called when the partition is lost: cuts off what has begun, and waits a limited time for it."""
 
-    def enter(self) -> Token[Optional[Hold]]:
+    def enter(self) -> Call:
         """Makes this the hold of the code that runs in this context, until `leave`."""
-        return _held_here.set(self)
+        call = Call(self)
+        call.token = _call_here.set(call)
+        return call
 
     @staticmethod
-    def leave(entered: Token[Optional[Hold]]) -> None:
-        _held_here.reset(entered)
+    def leave(call: Call) -> None:
+        call.hold = None  # also for tasks that the call has started
+        if call.token is not None:
+            _call_here.reset(call.token)
 
     @staticmethod
     def of_this_context() -> Hold | None:
         """Returns the hold of the handler call in whose context the code runs; None outside of such calls."""
-        return _held_here.get()
+        call = _call_here.get()
+        return None if call is None else call.hold
 
 
-_held_here: ContextVar[Optional[Hold]] = ContextVar("allocator_held_here", default=None)
+class Call:
+    """A turn of handler calls for the records of one hold."""
+
+    __slots__ = ("hold", "token")
+
+    def __init__(self, hold: Hold) -> None:
+        self.hold: Hold | None = hold
+        self.token: Token[Optional[Call]] | None = None
+
+
+_call_here: ContextVar[Optional[Call]] = ContextVar("allocator_call_here", default=None)
 
 
 class Proof(NamedTuple):
@@ -210,12 +227,10 @@ class Progress(Tenure):
 
     def hand_back(self) -> None:
         """Continues at the first record that is not done: nobody works on the delivered records any more."""
-        if self._position is None:
-            return
-        offset, self.beyond = self.done()
+        offset, self.beyond = (None, None) if self._position is None else self.done()
         for hold in self.holds:
             hold.void = True
-        if offset != self._position.offset:
+        if self._position is not None and offset is not None and offset != self._position.offset:
             self._set(OffsetAndMetadata(offset, "", self.leader_epoch(offset)), self.topic_id)
 
     # -- what is done
@@ -246,10 +261,12 @@ class Progress(Tenure):
                 if first is None or first <= offset:
                     beyond = beyond if isinstance(hold, ReaderHold) else more
                     offset = offset if first is None else first
-        if beyond is not None and beyond.base != offset:
-            runs = tuple(run for run in beyond.runs if run[0] > offset)
-            beyond = DoneSet(offset, runs, beyond.epoch) if runs else None
-        return offset, beyond
+        return offset, None if beyond is None else beyond.since(offset)
+
+    def take_beyond(self, start: int) -> DoneSet | None:
+        """Returns the done records beyond `start`, for a hold that begins there and tracks them from now on."""
+        beyond, self.beyond = self.beyond, None
+        return None if beyond is None else beyond.since(start)
 
     def to_commit(self, *, delivered: bool = False) -> Committed | None:
         """Returns the offset to commit now; None if the committed offset is as far. `delivered`: see `done`."""

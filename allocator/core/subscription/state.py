@@ -11,7 +11,7 @@ from allocator.core.errors import ConfigError, NotAssigned
 from allocator.core.subscription.loss import as_written
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.progress import ReaderHolds
-from allocator.core.subscription.tenures import Phase, Tenures
+from allocator.core.subscription.tenures import Tenures
 from allocator.core.types import OffsetAndMetadata, OffsetReset, TopicPartition
 
 EARLIEST: Final = -2
@@ -139,9 +139,7 @@ class SubscriptionState(Tenures[TopicPartitionState]):
     def is_wanted(self, partition: TopicPartition) -> bool:
         """Like `is_fetchable`, but does not check the position."""
         state = self.assignment.get(partition)
-        if state is None or state.paused or state.phase is not Phase.ACTIVE:
-            return False
-        return partition not in self._held_back
+        return state is not None and state.is_wanted() and partition not in self._held_back
 
     def hold_back(self, partitions: frozenset[TopicPartition]) -> None:
         """Stops the delivery of these partitions, assigned or not, because an operator command pauses them.

@@ -811,7 +811,8 @@ class ProgressMachine(RuleBasedStateMachine):
                 found = bool([order for order in self.orders.entries if not order.done])
                 for member in self.members:
                     member.let_go()
-                    member.consumer.resume(*member.paused)
+                    # a pause ends with the ownership, and the partition may have left meanwhile
+                    member.consumer.resume(*(member.paused & member.consumer.paused()))
                     member.paused.clear()
                     if member.processing is None:
                         found |= await member.as_reader(lambda member=member: member.read("all", 0.3))  # type: ignore[misc]

@@ -176,7 +176,7 @@ MUTATIONS = [
     Mutation(
         "reading continues at the first record that no handler has handled",
         PROGRESS,
-        "        if offset != self._position.offset:",
+        "        if self._position is not None and offset is not None and offset != self._position.offset:",
         "        if False:",
     ),
     Mutation(

@@ -811,8 +811,9 @@ class ProgressMachine(RuleBasedStateMachine):
                 found = bool([order for order in self.orders.entries if not order.done])
                 for member in self.members:
                     member.let_go()
-                    # a pause ends with the ownership, and the partition may have left meanwhile
-                    member.consumer.resume(*(member.paused & member.consumer.paused()))
+                    for partition in member.paused:
+                        with suppress(NotOwned):  # it has left meanwhile
+                            member.consumer.resume(partition)
                     member.paused.clear()
                     if member.processing is None:
                         found |= await member.as_reader(lambda member=member: member.read("all", 0.3))  # type: ignore[misc]

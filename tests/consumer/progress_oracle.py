@@ -40,6 +40,8 @@ class View:
         self.in_hand: list[int] = []
         """Offsets that were delivered since the last seek and whose successors nobody has requested."""
         self.handled: set[int] = set()
+        self.unsure: set[int] = set()
+        """Handled offsets that a seek of an operator may have asked for again since."""
         self.known = False
         """Whether a position was seen."""
         self.processed = False
@@ -147,6 +149,7 @@ class Oracle:
             target, positions = view.sought.pop(order)
             if done:
                 view.may_be, view.ends, view.known = positions, set(), True
+                view.unsure |= {each for each in view.handled if each >= target}
                 view.in_hand = [each for each in view.in_hand if each >= target]
 
     def _passes(self, partition: TopicPartition, offset: int) -> None:
@@ -225,6 +228,7 @@ class Oracle:
         view = self.views.get(partition)
         if view is not None and view.member is member and view.log is log:
             view.handled.add(offset)
+            view.unsure.discard(offset)
 
     def ends_processing(self, member: Any) -> None:
         for view in self.views.values():
@@ -240,7 +244,7 @@ class Oracle:
         found = set()
         for here in starts:
             for offset in [each for each in view.log.visible if each >= here]:
-                if offset not in view.handled:
+                if offset not in view.handled or offset in view.unsure:
                     found.add(here)
                     if offset not in self.returned[view.log] | view.log.poison:
                         break

@@ -178,8 +178,11 @@ async def test_an_aborted_client_is_replaced_by_one_other(zk_chroot: str) -> Non
                     lambda number=number: states.count(SessionState.CONNECTED) >= number, 30, lambda: str(states)
                 )
                 await zk.create(f"/{number}")
-    left = [each for each in set(threading.enumerate()) - before if "asyncio" not in each.name]
-    assert left == []
+
+    def left() -> list[threading.Thread]:
+        return [each for each in set(threading.enumerate()) - before if "asyncio" not in each.name]
+
+    await wait_until_async(lambda: not left(), 30, lambda: f"the end of {left()}")
 
 
 async def test_the_granted_timeout_is_known(zookeeper: LocalCluster) -> None:

@@ -12,7 +12,7 @@ from kazoo.client import KazooClient
 from real_service import Service
 
 from allocator import Consumer, GroupedConsumer, ZooKeeper
-from allocator.errors import BrokerError, Fenced, NotOwned
+from allocator.errors import BrokerError, CommitFailed, Fenced, NotOwned
 from allocator.testing import LocalCluster, wait_until_async
 
 OFFSET_COMMIT = 8
@@ -171,4 +171,47 @@ async def test_autocommit_returns_no_values_that_another_owner_may_have_returned
     while len(values) < 10:
         values += await consumer.consume(service.topic) or []
     assert values == list(range(20, 30))
+    await consumer.close()
+
+
+async def values_of(consumer: GroupedConsumer, topic: str, count: int) -> list[int]:
+    seen: list[int] = []
+    while len(seen) < count:
+        seen += await asyncio.wait_for(consumer.consume(topic), 30) or ()
+    return seen
+
+
+async def test_a_cancelled_call_with_autocommit_loses_no_values(service: Service) -> None:
+    await service.produce(0, 10)
+    consumer = kiel(service, deserializer=int)
+    await consumer.connect()
+    reachable = hold_commits_of(consumer)
+    consuming = asyncio.ensure_future(consumer.consume(service.topic))
+    await wait_until_async(lambda: consumer.offsets[service.topic].get(0) == 10, 30, "the values")
+    consuming.cancel()
+    await asyncio.wait({consuming})
+    reachable.set()
+    assert await values_of(consumer, service.topic, 10) == list(range(10))
+    await consumer.close()
+
+
+async def test_values_whose_commit_failed_come_again_although_their_partition_is_paused(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await service.produce(0, 10)
+    consumer = kiel(service, deserializer=int)
+    await consumer.connect()
+    state, commits = consumer._engine.state, consumer._engine.commits
+    commit = commits.commit
+
+    async def fails_once(offsets: Any) -> None:
+        monkeypatch.setattr(commits, "commit", commit)
+        state.hold_back(frozenset(service.partitions))  # an operator pauses the partition
+        raise CommitFailed("not now")
+
+    monkeypatch.setattr(commits, "commit", fails_once)
+    while commits.commit is not commit and commits.commit != commit:
+        assert not await asyncio.wait_for(consumer.consume(service.topic), 30)
+    state.hold_back(frozenset())
+    assert await values_of(consumer, service.topic, 10) == list(range(10))
     await consumer.close()

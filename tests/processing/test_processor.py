@@ -16,6 +16,7 @@ import pytest
 from engine import DEADLINE_S, PARTITION, Letters, running, until
 from fake_source import Cluster, FakeSource, positions
 
+from allocator.core.subscription import Hold
 from allocator.daemon.daemon import Daemon
 from allocator.errors import (
     AllocatorError,
@@ -427,6 +428,29 @@ async def test_a_partition_that_returns_continues_at_the_offset_of_the_last_owne
         await it.source.assign([partition])
         await until(lambda: recorder.offsets()[-1] == 39)
     assert recorder.offsets() == [0, 1, 2, 3, 4, *range(30, 40)]
+
+
+async def test_a_call_has_a_hold_and_a_task_that_it_has_started_has_none_after_it() -> None:
+    """Otherwise `may_act` would answer for that call for ever."""
+    found: list[Hold | None] = []
+    go_on, tasks = asyncio.Event(), []
+
+    async def later() -> None:
+        await go_on.wait()
+        found.append(Hold.of_this_context())
+
+    async def handle(record: Record) -> None:
+        found.append(Hold.of_this_context())
+        tasks.append(asyncio.ensure_future(later()))
+
+    async with running(Cluster(records=1), handle) as it:
+        await until(lambda: tasks)
+        await it.stop()
+    go_on.set()
+    await tasks[0]
+    assert found[0] is not None
+    assert found[0].tenure.partition == PARTITION
+    assert found[1] is None
 
 
 async def test_commits_go_on_after_a_log_was_truncated() -> None:

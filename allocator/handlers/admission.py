@@ -88,7 +88,7 @@ class Admission:
     done records fits into a commit. A partition whose queue is full is paused.
 
     `hand_on` is called with the admitted records that must be handled. `in_call` returns the records whose calls run.
-    `set_full` is called when the queue becomes full, and when it has room again.
+    `set_full` is called with whether the queue is full.
     """
 
     def __init__(
@@ -112,7 +112,6 @@ class Admission:
         """The admitted records, and which of them are done."""
         self._verified = known is None
         self._queue: deque[Batch] = deque()
-        self._paused = False
         self._opened: _Opened | None = None
         """The batch that is being admitted."""
         self._narrow: asyncio.TimerHandle | None = None
@@ -154,7 +153,7 @@ class Admission:
         self._queue.append(batch)
         self.fill()
         if len(self._queue) >= QUEUE_BATCHES:
-            self._pause(True)
+            self._set_full(True)
 
     def conclude(self, then: Callable[[], None]) -> None:
         """Makes the queued records the last ones, and calls `then` when they are done. Drops those that are not due."""
@@ -163,7 +162,7 @@ class Admission:
             # they may not be due for hours
             self._gate.open()
             self._queue.clear()
-        self._pause(False)
+        self._set_full(False)
         self.fill()
 
     def fill(self) -> None:
@@ -191,7 +190,7 @@ class Admission:
         self.closed = True
         self._queue.clear()
         self._opened = None
-        self._pause(False)
+        self._set_full(False)
         if self._gate is not None:
             self._gate.open()
         if self._narrow is not None:
@@ -209,11 +208,6 @@ class Admission:
 
     # ----------------------------------------------------------------------------------------------------------------
 
-    def _pause(self, paused: bool) -> None:
-        if paused is not self._paused:
-            self._paused = paused
-            self._set_full(paused)
-
     def _open(self) -> _Opened | None:
         """Opens the next batch. Returns None if the queue is empty, or if the batch must wait."""
         while self._queue:
@@ -230,7 +224,7 @@ class Admission:
                 if due is None:
                     return None
                 following = due
-            self._pause(False)
+            self._set_full(False)
             span = self.window.open(following.base_offset, following.nbytes, following.leader_epoch)
             records: Iterator[Any] = iter((following,)) if self._work.by_batch else iter(following)
             self._opened = _Opened(following, span, records)

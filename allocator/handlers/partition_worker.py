@@ -84,8 +84,9 @@ class PartitionWorker(LaneOwner):
         return self.admission.done()
 
     def _set_full(self, full: bool) -> None:
-        self.full = full
-        self._work.changed()
+        if full is not self.full:
+            self.full = full
+            self._work.changed()
 
     def conclude(self) -> None:
         self._concluding = True

@@ -75,7 +75,7 @@ class Commits:
         self._stable = stable
         self._idle = None
         if offsets is not None:
-            self._idle = IdleOffsets(offsets, self._kept, partial(self._commit_again, offsets))
+            self._idle = IdleOffsets(offsets, self._kept, partial(self._commit_chosen, offsets, follows=False))
         self._refreshing: asyncio.Task[None] | None = None  # commits idle offsets while the member leaves
         self.metadata = CommitMetadata(offsets, client, state, fetcher)
 
@@ -223,13 +223,10 @@ class Commits:
         names = names_of(lost)
         return Fenced(f"group {self.offsets.group!r}: not committed: {names} (this member has lost it since)")
 
-    async def _commit_again(self, group: StoredOffsets, choose: Choice) -> None:
-        """Commits offsets that are committed already, so a seek stays to be committed."""
-        call = _Call(self._state, self.membership, self._now, follows=False)
-        await group.commit(partial(self._chosen, call, choose), call.refusal, call.stored)
-
-    async def _commit_chosen(self, group: StoredOffsets, choose: Choice) -> None:
-        call = _Call(self._state, self.membership, self._now)
+    async def _commit_chosen(self, group: StoredOffsets, choose: Choice, *, follows: bool = True) -> None:
+        """`follows`: whether the offsets follow a seek. Those that are committed again do not, so the seek stays to be
+        committed."""
+        call = _Call(self._state, self.membership, self._now, follows=follows)
         await group.commit(partial(self._chosen, call, choose), call.refusal, call.stored)
 
     def _chosen(self, call: _Call, choose: Choice, over: Collection[TopicPartition]) -> Offsets:

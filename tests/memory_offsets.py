@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from allocator.core.offsets.pending_commit import Choice, PendingCommit, Refusal, Stored
+from allocator.core.offsets.pending_commit import PendingCommit, Refusal, Stored, ToCommit
 from allocator.errors import CommitFailed
 from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
 
@@ -36,7 +36,7 @@ class MemoryOffsets:
 
     async def commit(
         self,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata] | Choice,
+        offsets: ToCommit,
         refusal: Refusal | None = None,
         stored: Stored | None = None,
     ) -> None:

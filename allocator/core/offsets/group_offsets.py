@@ -28,11 +28,11 @@ from allocator.core.offsets.messages import (
 )
 from allocator.core.offsets.pending_commit import (
     MOST_PARTITIONS,
-    Choice,
     Offsets,
     PendingCommit,
     Refusal,
     Stored,
+    ToCommit,
     names_of,
     take_some,
 )
@@ -249,7 +249,7 @@ class GroupOffsets:
 
     async def commit(
         self,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata] | Choice,
+        offsets: ToCommit,
         refusal: Refusal | None = None,
         stored: Stored | None = None,
     ) -> None:
@@ -269,7 +269,7 @@ class GroupOffsets:
 
     def commit_async(
         self,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata] | Choice,
+        offsets: ToCommit,
         refusal: Refusal | None = None,
         stored: Stored | None = None,
     ) -> asyncio.Task[None]:
@@ -289,7 +289,7 @@ class GroupOffsets:
 
     def _enter(
         self,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata] | Choice,
+        offsets: ToCommit,
         refusal: Refusal | None,
         stored: Stored | None,
     ) -> PendingCommit:

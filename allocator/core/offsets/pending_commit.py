@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from heapq import nsmallest
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from allocator.core.errors import AllocatorError, BrokerError, ConfigError
 from allocator.core.types import OffsetAndMetadata, TopicPartition
@@ -25,6 +25,7 @@ NAMED = 10  # maximum number of partitions that an error lists
 Choice = Callable[[Collection[TopicPartition]], Mapping[TopicPartition, OffsetAndMetadata]]
 """Returns what to commit now, without the given partitions, which are over. Called before each request is written, so a
 commit never has an old offset."""
+ToCommit = Union[Mapping[TopicPartition, OffsetAndMetadata], Choice]
 Stored = Callable[[TopicPartition, OffsetAndMetadata], None]
 """Called with an offset of a commit that the coordinator has just confirmed."""
 
@@ -38,7 +39,7 @@ class PendingCommit:
 
     def __init__(
         self,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata] | Choice,
+        offsets: ToCommit,
         refusal: Refusal | None = None,
         stored: Stored | None = None,
     ) -> None:

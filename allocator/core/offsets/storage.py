@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.offsets.messages import fetch_request
-from allocator.core.offsets.pending_commit import Choice, Offsets, Refusal, Stored
+from allocator.core.offsets.pending_commit import Offsets, Refusal, Stored, ToCommit
 from allocator.core.types import OffsetAndMetadata, OffsetStorage, Partitions, TopicPartition
 
 
@@ -41,7 +41,7 @@ class StoredOffsets(GroupOffsets):
 
     async def commit(
         self,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata] | Choice,
+        offsets: ToCommit,
         refusal: Refusal | None = None,
         stored: Stored | None = None,
     ) -> None:
@@ -54,7 +54,7 @@ class StoredOffsets(GroupOffsets):
 
     def commit_async(
         self,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata] | Choice,
+        offsets: ToCommit,
         refusal: Refusal | None = None,
         stored: Stored | None = None,
     ) -> asyncio.Task[None]:
@@ -66,7 +66,7 @@ class StoredOffsets(GroupOffsets):
 
     async def _commit_twice(
         self,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata] | Choice,
+        offsets: ToCommit,
         refusal: Refusal | None,
         stored: Stored | None,
     ) -> None:

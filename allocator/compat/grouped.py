@@ -289,7 +289,9 @@ class GroupedConsumer(BaseConsumer):
         return True
 
     def _deliver(self, batch: Batch, next_offset: int) -> None:
-        self._engine.deliver(batch, next_offset)
+        tenure = self._state.assignment[TopicPartition(batch.topic, batch.partition)]
+        epoch = self._fetcher.leader_epoch(tenure.partition, next_offset)
+        tenure.deliver(next_offset, epoch, self._state.reader, confirms=False)
         self.topics_to_commit.add(batch.topic)
         self._synced.add(batch.topic)
 

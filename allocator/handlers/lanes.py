@@ -35,6 +35,8 @@ class LaneOwner(Hold):
     stopping: bool
     stopped: asyncio.Event
     """Set together with `stopping`."""
+    lanes: dict[Any, Lane]
+    """The lanes with records by key; with ordering "partition", one at None. `Lanes` adds to it, the owner removes."""
     calls: set[Lane]
     """The lanes whose calls run. `Lanes` adds to it, and `end` removes."""
 
@@ -107,6 +109,7 @@ class Lanes:
         self,
         handler: Handler,
         concurrency: int,
+        ordering: str,
         *,
         may_act: Callable[[], bool],
         until_active: Callable[[], Awaitable[None]],
@@ -115,6 +118,7 @@ class Lanes:
     ) -> None:
         self._handler = handler
         self._concurrency = concurrency
+        self._ordering = ordering
         self._may_act = may_act
         self._until_active = until_active
         self._ready: deque[Lane] = deque()
@@ -132,6 +136,27 @@ class Lanes:
         self.threads = concurrent.futures.ThreadPoolExecutor(concurrency, "handler")
         self._children = Children(handler.function) if processes else None
         self._run = self._run_on_loop if handler.on_loop else self._run_in_threads
+
+    def add(self, owner: LaneOwner, units: Sequence[Unit]) -> None:
+        """Adds records to the lanes of one partition, in the order that `Handling.ordering` demands."""
+        if self._ordering == "partition":
+            whole = owner.lanes.setdefault(None, Lane(owner))
+            whole.units.extend(units)
+            self.wake(whole)
+            return
+        by_key, lanes = self._ordering == "key", owner.lanes
+        for unit in units:
+            key = unit.argument.key if by_key else None
+            # producers spread records without a key over the partitions, so these have no order
+            lane = lanes.get(key) if key is not None else None
+            if lane is None:
+                lane = Lane(owner, key)
+                if key is not None:
+                    lanes[key] = lane
+                lane.units.append(unit)
+                self.wake(lane)
+            else:
+                lane.units.append(unit)  # the lane is queued, running or waits for a retry
 
     def wake(self, lane: Lane) -> None:
         """Queues a lane that has a record to handle. Does nothing if it is queued, runs, or waits for a retry."""

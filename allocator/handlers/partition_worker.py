@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from allocator.core.aio import within
@@ -43,12 +44,12 @@ class PartitionWorker(LaneOwner):
             start,
             tenure.take_beyond(start),
             work,
-            self._to_lanes,
+            partial(work.lanes.add, self),
             self._units_in_call,
             self._set_full,
         )
         self._work = work
-        self._lanes: dict[Any, Lane] = {}
+        self.lanes: dict[Any, Lane] = {}
         self.calls: set[Lane] = set()
         self._waiting: set[Lane] = set()
         """Lanes whose first record has failed and waits for its next attempt."""
@@ -94,29 +95,6 @@ class PartitionWorker(LaneOwner):
 
     # -- calls, also of the lanes ------------------------------------------------------------------------------------
 
-    def _to_lanes(self, units: Sequence[Unit]) -> None:
-        wake = self._work.lanes.wake
-        if self._work.handling.ordering == "partition":
-            if units:
-                whole = self._lanes.setdefault(None, Lane(self))
-                whole.units.extend(units)
-                wake(whole)
-            return
-        by_key = self._work.handling.ordering == "key"
-        lanes = self._lanes
-        for unit in units:
-            key = unit.argument.key if by_key else None
-            # producers spread records without a key over the partitions, so these have no order
-            lane = lanes.get(key) if key is not None else None
-            if lane is None:
-                lane = Lane(self, key)
-                if key is not None:
-                    lanes[key] = lane
-                lane.units.append(unit)
-                wake(lane)
-            else:
-                lane.units.append(unit)  # the lane is queued, running or waits for a retry
-
     def end(self, lane: Lane, finished: Sequence[Unit], error: BaseException | None, seconds: float = 0.0) -> None:
         self.calls.discard(lane)
         handled = self._work.measures.handled
@@ -133,7 +111,7 @@ class PartitionWorker(LaneOwner):
         elif lane.units:
             self._work.lanes.wake(lane)
         else:
-            self._lanes.pop(lane.key, None)
+            self.lanes.pop(lane.key, None)
         self.admission.fill()
 
     def _offsets(self, units: Sequence[Unit]) -> int:
@@ -229,7 +207,7 @@ class PartitionWorker(LaneOwner):
 
     def in_call(self) -> list[int]:
         """Returns the lowest offsets of the records whose calls run or which become dead letters."""
-        lanes = [lane for lane in self.calls or self._lanes.values() if lane.units]
+        lanes = [lane for lane in self.calls or self.lanes.values() if lane.units]
         arguments = [
             next((unit.argument for unit in lane.in_call() if unit.argument is not None), None) for lane in lanes
         ]
@@ -274,9 +252,9 @@ class PartitionWorker(LaneOwner):
             self._overdue = None
         if self.stopping:
             self.admission.free()
-            for lane in self._lanes.values():
+            for lane in self.lanes.values():
                 lane.units.clear()
-            self._lanes.clear()
+            self.lanes.clear()
             self._work.lanes.forget(self)
             self._work.freed()
 

@@ -153,6 +153,7 @@ class Processor:
             lanes=Lanes(
                 handler,
                 handling.concurrency,
+                handling.ordering,
                 may_act=core.membership.may_act,
                 until_active=core.commits.until_may_act,
                 broken=self._fail,

@@ -55,7 +55,7 @@ MUTATIONS = [
     Mutation(
         "a partition that is held back continues where it stopped",
         READING,
-        "if self._engine.state.epoch(partition) == self._epoch:\n            # otherwise",
+        "if self._tenure.epoch == self._epoch:\n            # otherwise",
         "if False:\n            # otherwise",
     ),
     Mutation(
@@ -66,9 +66,9 @@ MUTATIONS = [
     ),
     Mutation(
         "records are held from their delivery on",
-        CORE,
-        "        if reads:\n            self.state.reader.add",
-        "        if False:\n            self.state.reader.add",
+        PROGRESS,
+        "        if reader is not None:\n            reader.add",
+        "        if False:\n            reader.add",
     ),
     Mutation(
         "automatic commits choose their offsets when the request is written",

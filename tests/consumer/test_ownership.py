@@ -200,7 +200,7 @@ async def test_a_release_waits_for_records_that_were_delivered_before_a_log_was_
         await wait_until_async(lambda: position(state) == 7, 30, "the position")
         reader = ReaderHolds(lambda: state.on_freed())
         tenure = state.assignment[PARTITION]
-        reader.add(tenure, tenure.deliver(8, 1))
+        tenure.deliver(8, 1, reader)
         tenure.cut_to(OffsetAndMetadata(3, "", 0))
         released = tasks.start(release(owner, state))
         await settle()

@@ -155,7 +155,7 @@ class ReadingWorker(Worker):
         assert position is not None
         end = position.offset + records
         tenure = self.state.assignment[partition]
-        self.state.reader.add(tenure, tenure.deliver(end, -1))
+        tenure.deliver(end, -1, self.state.reader)
         self._in_work.add(partition)
         for each in range(records):
             self.world.note_processed(partition, end - records + each + 1)

@@ -41,7 +41,7 @@ class Member:
 
     def deliver(self, end: int, *, request_more: bool = True, confirms: bool = True) -> None:
         tenure = self.state.assignment[P]
-        self.state.reader.add(tenure, tenure.deliver(end, 0, confirms=confirms))
+        tenure.deliver(end, 0, self.state.reader, confirms=confirms)
         if request_more:
             self.state.reader.finish()
 

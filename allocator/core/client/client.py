@@ -8,7 +8,6 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 from allocator.core.aio.tasks import within
@@ -383,37 +382,28 @@ class KafkaClient:
                     return await self._exchange(node_id, request, time.monotonic() + LOST_S)
             return await self._exchange(node_id, request, deadline)
         except RequestFailed as exc:
-            raise self._error(exc, node_id) from exc
+            raise self.error_of(exc, node_id) from exc
 
     def send_now(
-        self, node_id: Any, request: Any, timeout_s: float, done: Callable[[Any, AllocatorError | None], None]
+        self, node_id: Any, request: Any, timeout_s: float, done: Callable[[Any, RequestFailed | None], None]
     ) -> bool:
         """Like `send` if the request can go out at once. Otherwise returns False, and the caller awaits `send`.
 
-        Calls `done` with the response, or with the error that `send` would raise, in the loop iteration in which it
-        arrives. `done` must not raise.
+        Calls `done` with the response or the failure, in the loop iteration in which it arrives; `error_of` returns
+        the error that `send` would raise for a failure. `done` must not raise.
         """
         pool = self._live()
         connection = pool.ready(pool.key(node_id, request.API_KEY))
         if connection is None:
             return False
         try:
-            connection.send_now(request, time.monotonic() + timeout_s, partial(self._pass_on, node_id, done))
+            connection.send_now(request, time.monotonic() + timeout_s, done)
         except RequestFailed:
             return False  # `send` raises the error
         return True
 
-    def _pass_on(
-        self,
-        node_id: Any,
-        done: Callable[[Any, AllocatorError | None], None],
-        response: Any,
-        error: RequestFailed | None,
-    ) -> None:
-        """Calls `done` with the response, or with the error that `send` would raise."""
-        done(response, None if error is None else self._error(error, node_id))
-
-    def _error(self, error: RequestFailed, node_id: Any) -> AllocatorError:
+    def error_of(self, error: RequestFailed, node_id: Any) -> AllocatorError:
+        """Returns the error to raise for a failed request to this node."""
         return Closed("this Kafka client was closed") if self._closed else broker_error(error, self._where(node_id))
 
     async def _exchange(self, key: Any, request: Any, deadline: float) -> Any:

@@ -29,7 +29,6 @@ from allocator.core.consumer.record_processor import RecordProcessor
 from allocator.core.consumer.sink import OffsetSink, SinkClaim
 from allocator.core.consumer.topic_choice import TopicChoice
 from allocator.core.errors import AllocatorError, ConfigError, IllegalState, NotOwned
-from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.storage import StoredOffsets
@@ -292,21 +291,6 @@ class ConsumerCore:
         if error is not None:
             raise error
         return self.may_deliver
-
-    def deliver(self, batch: Batch, next_offset: int) -> None:
-        """Notes that the user gets the records of `batch` up to `next_offset`."""
-        partition = TopicPartition(batch.topic, batch.partition)
-        tenure, reads = self.state.assignment[partition], self.processor is None
-        # the leader epoch lets a later check detect a truncation of the log (KIP-320)
-        epoch = self.fetcher.leader_epoch(partition, next_offset)
-        first = tenure.deliver(next_offset, epoch, confirms=self._auto_commit_interval_s is not None or not reads)
-        if reads:
-            self.state.reader.add(tenure, first)
-
-    def pass_by(self, batch: Batch, next_offset: int) -> None:
-        """Notes that `batch` has no more record before `next_offset`."""
-        partition = TopicPartition(batch.topic, batch.partition)
-        self.state.update_position(partition, next_offset, self.fetcher.leader_epoch(partition, next_offset))
 
     def must_not_process(self) -> None:
         """Raises RuntimeError while `process` runs."""

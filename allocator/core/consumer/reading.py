@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 from allocator.core.consumer.core import ConsumerCore
 from allocator.core.errors import Closed, ConfigError, CorruptRecordError, DeserializationError
 from allocator.core.fetch.batch import Batch
+from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.types import Deserializer, LoadingDeserializer, Record, TopicPartition
 
 # marks the current task, and the tasks that it starts, as the reader of each `Reading`
@@ -37,10 +38,12 @@ class Reading:
         self._loading = False
         self._load_error: BaseException | None = None
         self._next_error: Exception | None = None
-        # the rest of a batch that `one` or `many` has begun, its iterator, and its epoch
+        # the rest of a batch that `one` or `many` has begun, and its iterator
         self._rest: Batch | None = None
         self._records: Iterator[Record] | None = None
-        self._epoch: int | None = None
+        # the tenure of the latest batch, and its epoch then
+        self._tenure: TopicPartitionState
+        self._epoch: int
         self._cut = False
         """Whether the rest may have no record."""
         self._reader: asyncio.Task[Any] | None = None
@@ -91,9 +94,9 @@ class Reading:
                 is_empty = self._is_empty(batch)
                 self._keep(None)
                 if is_empty:  # `one` has returned all its records
-                    self._engine.pass_by(batch, batch.next_offset)
+                    self._pass_by(batch.next_offset)
                     continue
-                self._engine.deliver(batch, batch.next_offset)
+                self._deliver(batch.next_offset)
                 return batch
 
     async def one(self, timeout_s: float | None) -> Record | None:
@@ -110,10 +113,10 @@ class Reading:
                     self._skip(batch, error)
                     raise
                 if record is not None:
-                    self._engine.deliver(batch, record.offset + 1)
+                    self._deliver(record.offset + 1)
                     return record
                 # the batch may end after its last record (compaction, control records)
-                self._engine.pass_by(batch, batch.next_offset)
+                self._pass_by(batch.next_offset)
                 self._keep(None)
 
     async def many(self, timeout_s: float | None, max_records: int | None) -> dict[TopicPartition, list[Record]]:
@@ -126,11 +129,11 @@ class Reading:
             while batch is not None:
                 records, end, error = self._some_of(batch, None if max_records is None else max_records - count)
                 if records:
-                    self._engine.deliver(batch, end)
-                    found.setdefault(TopicPartition(batch.topic, batch.partition), []).extend(records)
+                    self._deliver(end)
+                    found.setdefault(self._tenure.partition, []).extend(records)
                     count += len(records)
                 elif error is None:
-                    self._engine.pass_by(batch, end)
+                    self._pass_by(end)
                 if error is not None:
                     if not found:
                         if isinstance(error, DeserializationError):
@@ -177,7 +180,7 @@ class Reading:
 
     def _skip(self, batch: Batch, error: DeserializationError) -> None:
         """Continues after the record that the reader gets as an error."""
-        self._engine.deliver(batch, error.offset + 1)
+        self._deliver(error.offset + 1)
         self._keep(batch.from_offset(error.offset + 1))
 
     def _is_empty(self, batch: Batch) -> bool:
@@ -197,12 +200,14 @@ class Reading:
         while True:
             if self._closed:
                 raise Closed(f"the consumer of group {self._engine.group!r} is closed")
-            if self._rest is not None and not self._still_wanted(self._rest):
-                self._drop(self._rest)
+            if self._rest is not None and not self._is_wanted():
+                self._drop()
             if self._rest is None:
                 batch = self._engine.fetcher.take()
                 if batch is not None:
                     self._keep(batch)
+                    self._tenure = self._engine.state.assignment[TopicPartition(batch.topic, batch.partition)]
+                    self._epoch = self._tenure.epoch
                     self._loaded = not self._loaders
                     if self._loaded or self._load(batch):
                         return batch
@@ -250,30 +255,38 @@ class Reading:
             self._loading = False
             self._engine.fetcher.wake()
 
-    def _still_wanted(self, batch: Batch) -> bool:
+    def _deliver(self, next_offset: int) -> None:
+        """Notes that the user gets the records of the current batch up to `next_offset`."""
+        engine, tenure = self._engine, self._tenure
+        # the leader epoch lets a later check detect a truncation of the log (KIP-320)
+        epoch = engine.fetcher.leader_epoch(tenure.partition, next_offset)
+        reader = engine.state.reader if engine.processor is None else None
+        tenure.deliver(next_offset, epoch, reader, confirms=engine.commits.are_automatic)
+
+    def _pass_by(self, next_offset: int) -> None:
+        """Notes that the current batch has no more record before `next_offset`."""
+        self._tenure.pass_by(next_offset, self._engine.fetcher.leader_epoch(self._tenure.partition, next_offset))
+
+    def _is_wanted(self) -> bool:
         """Returns False if the partition was sought, reset or revoked since the fetcher delivered the batch."""
-        partition = TopicPartition(batch.topic, batch.partition)
-        return self._engine.state.is_fetchable(partition) and self._engine.state.epoch(partition) == self._epoch
+        return self._tenure.epoch == self._epoch and self._tenure.is_fetchable()
 
     def _keep(self, batch: Batch | None) -> None:
         self._rest = batch
         self._records = None
         self._cut = False
-        if batch is not None:
-            self._epoch = self._engine.state.epoch(TopicPartition(batch.topic, batch.partition))
 
-    def _drop(self, rest: Batch) -> None:
+    def _drop(self) -> None:
         """Drops the rest of a batch, so that its records are fetched again when they may be delivered."""
         self._keep(None)
-        partition = TopicPartition(rest.topic, rest.partition)
-        if self._engine.state.epoch(partition) == self._epoch:
+        if self._tenure.epoch == self._epoch:
             # otherwise the fetcher would continue after the batch and skip the rest
-            self._engine.state.fetch_again(partition)
+            self._tenure.fetch_again()
 
     def _cut_rest(self) -> None:
         """Removes the records that `getone` has delivered from the rest of the batch."""
-        if self._rest is not None and self._records is not None and self._still_wanted(self._rest):
-            position = self._engine.state.position(TopicPartition(self._rest.topic, self._rest.partition))
+        if self._rest is not None and self._records is not None and self._is_wanted():
+            position = self._tenure.position
             if position is not None:
                 self._keep(self._rest.from_offset(position.offset))
                 self._cut = True

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from allocator.core.aio.backoff import Backoff
 from allocator.core.aio.tasks import BackgroundTasks
-from allocator.core.client.errors import FETCH, reaction_to
+from allocator.core.client.errors import FETCH, RequestFailed, reaction_to
 from allocator.core.client.fetch_messages import BOUNDED, FetchedPartition, FetchRequest, FetchResponse
 from allocator.core.errors import AllocatorError, BrokerError, Closed
 from allocator.core.fetch.buffer import OutOfRange, PartitionBuffer
@@ -203,7 +203,9 @@ class FetchLoop:
 
     # -- responses
 
-    def _responded(self, plan: PlannedFetch, response: FetchResponse | None, error: AllocatorError | None) -> None:
+    def _responded(
+        self, plan: PlannedFetch, response: FetchResponse | None, error: AllocatorError | RequestFailed | None
+    ) -> None:
         """Called with the response to a request, or with an error.
 
         If the broker refuses the fetch session, sends the request once more in a new session.
@@ -221,9 +223,11 @@ class FetchLoop:
         except Exception as failure:  # noqa: BLE001 - a bug here must not end the connection, which is the caller
             self._sink.broke(failure)
 
-    def _failed(self, plan: PlannedFetch, error: AllocatorError | None) -> None:
+    def _failed(self, plan: PlannedFetch, error: AllocatorError | RequestFailed | None) -> None:
         plan.session.lost()
         node_id = plan.broker.node_id
+        if isinstance(error, RequestFailed):
+            error = self._client.error_of(error, plan.node)
         if isinstance(error, BrokerError):
             key = (node_id, type(error), error.code)
             self._failures.note(key, "fetching from broker %s: %s", node_id, error)

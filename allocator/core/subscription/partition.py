@@ -154,14 +154,14 @@ class TopicPartitionState(Progress):
     def is_fetchable(self) -> bool:
         """Returns whether records may be delivered.
 
-        The position must be valid, and the partition must be neither paused nor draining nor held by a handler that
-        takes no more.
+        The position must be valid, and the partition must be neither paused nor held back nor draining nor held by a
+        handler that takes no more.
         """
         return self.fetch_state is FetchState.FETCHING and self.is_wanted()
 
     def is_wanted(self) -> bool:
         """Like `is_fetchable`, but does not check the position."""
-        if self.paused or self.phase is not Phase.ACTIVE:
+        if self.paused or self.phase is not Phase.ACTIVE or self.partition in self.record.held_back:
             return False
         return not self.holds or not any(hold.full for hold in self.holds)
 

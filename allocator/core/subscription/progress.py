@@ -149,17 +149,20 @@ class Progress(Tenure):
         """The offset of the next record to deliver; None if it is not known yet."""
         return self._position
 
-    def deliver(self, offset: int, leader_epoch: int, *, confirms: bool = True) -> int:
-        """Moves the position past delivered records, and returns the position before.
+    def deliver(
+        self, offset: int, leader_epoch: int, reader: ReaderHolds | None = None, *, confirms: bool = True
+    ) -> None:
+        """Moves the position past delivered records, and notes that the reader works on them; None: a handler does.
 
         `leader_epoch` is that of the last record. `confirms`: whether a later request for records confirms that these
         are handled. Otherwise only a commit does.
         """
         assert self._position is not None
-        before = self._position.offset
+        first = self._position.offset
         self._unconfirmed = self._unconfirmed or not confirms
         self.pass_by(offset, leader_epoch)
-        return int(before)
+        if reader is not None:
+            reader.add(self, first)
 
     def pass_by(self, offset: int, leader_epoch: int) -> None:
         """Moves the position past offsets that have no record to deliver: markers, aborted or compacted records."""

@@ -74,7 +74,6 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         """Called when a reset has found the start of a partition without a committed offset, past earlier records."""
         self.reader = ReaderHolds(lambda: self.on_freed())
         """What the reader works on. Empty while a processor handles the records."""
-        self._held_back: frozenset[TopicPartition] = frozenset()
 
     # -- assignment
 
@@ -134,20 +133,20 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         The partition must be owned, not draining, not paused and not held back, and its position must be valid.
         """
         state = self.assignment.get(partition)
-        return state is not None and state.is_fetchable() and partition not in self._held_back
+        return state is not None and state.is_fetchable()
 
     def is_wanted(self, partition: TopicPartition) -> bool:
         """Like `is_fetchable`, but does not check the position."""
         state = self.assignment.get(partition)
-        return state is not None and state.is_wanted() and partition not in self._held_back
+        return state is not None and state.is_wanted()
 
     def hold_back(self, partitions: frozenset[TopicPartition]) -> None:
         """Stops the delivery of these partitions, assigned or not, because an operator command pauses them.
 
         Replaces the earlier set. The user's pauses stay.
         """
-        if partitions != self._held_back:
-            self._held_back = partitions
+        if partitions != self.held_back:
+            self.held_back = partitions
             self.version += 1
 
     # -- positions

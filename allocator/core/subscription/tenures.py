@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, TypeVar
 
-from allocator.core.types import Partitions, TopicPartition
+from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 
 
 class Phase(enum.Enum):
@@ -56,6 +56,8 @@ class Tenures(Generic[T]):
         self._epochs = itertools.count(1)
         self.assignment: dict[TopicPartition, T] = {}
         """The owned partitions, in the order of fetching. A change replaces the dict."""
+        self.held_back = NO_PARTITIONS
+        """Partitions, owned or not, whose records are not delivered, because an operator command pauses them."""
         self.on_end: Callable[[list[T]], None] = lambda ended: None
         """Called with the tenures that have just ended."""
 

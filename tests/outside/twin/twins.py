@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import os
 import signal
 import sys
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +35,8 @@ READ_S = 30.0  # for the ends of the partitions
 GRACE_S = 5.0  # for the same, of clients that have a reason not to get there
 NOTICE_S = 6.0  # for members to notice that their topic is gone, which not all do
 CONVERGE_S = 20.0  # for automatic commits
+ADMIN_S = 20.0  # for a request of an admin client
+ADMINS = 30  # admin clients that are kept; one is created in a second, so each outlives its requests
 SESSION_S, SHORT_SESSION_S = 30.0, 2.0  # the short one is for members that the history kills or freezes
 
 Got = tuple[int, int, str]
@@ -91,10 +95,20 @@ class Hosts:
         self.cluster, self.clients, self._directory = cluster, clients, directory
         self._shared: dict[str, asyncio.Task[Host]] = {}
         self._all: list[Host] = []
+        # the last ones, because the answers that someone waits for would be lost with their client
+        self._admins: deque[AdminClient] = deque(maxlen=ADMINS)
+        self._connected_at = -math.inf
         self.connect()
 
+    @property
+    def admin(self) -> AdminClient:
+        return self._admins[-1]
+
     def connect(self) -> None:
-        self.admin = AdminClient({"bootstrap.servers": self.cluster.bootstrap, "log_level": 0})
+        """Creates another admin client, at most one in a second."""
+        if time.monotonic() > self._connected_at + 1.0:
+            self._connected_at = time.monotonic()
+            self._admins.append(AdminClient({"bootstrap.servers": self.cluster.bootstrap, "log_level": 0}))
 
     async def shared(self, client: str) -> Host:
         if client not in self._shared:
@@ -251,7 +265,9 @@ class Twins:
         name = f"{self._topic}-{partition}" if how != "plain" else ""
         if name not in self._producers:
             settings = {"bootstrap.servers": self._hosts.cluster.bootstrap, "linger.ms": 20, "log_level": 0}
-            self._producers[name] = Producer({**settings, "transactional.id": name} if name else settings)
+            # a history may leave a transaction open for minutes
+            own = {"transactional.id": name, "transaction.timeout.ms": 600_000} if name else {}
+            self._producers[name] = Producer({**settings, **own})
             if name:
                 self._producers[name].init_transactions(30.0)
         producer = self._producers[name]
@@ -424,8 +440,8 @@ class Twins:
         until = time.monotonic() + READ_S
         while True:
             try:
-                return await _result(request(self._hosts.admin))
-            except KafkaException:  # such as a coordinator that still loads
+                return await asyncio.wait_for(_result(request(self._hosts.admin)), ADMIN_S)
+            except (KafkaException, asyncio.TimeoutError):  # such as a coordinator that still loads
                 if time.monotonic() > until:
                     raise
                 self._hosts.connect()  # a client keeps old metadata, without a topic or partition that is new

@@ -84,7 +84,9 @@ class OpenOffsetStore:
 
     @property
     def reader(self) -> RangeReader:
-        return RangeReader(self.client)
+        """Reads committed records: an aborted one is on one of the clusters only, and its place says nothing about
+        the other's."""
+        return RangeReader(self.client, isolation_level="read_committed")
 
     def __str__(self) -> str:
         return f"group {self.store.group!r} on {self.store.brokers} ({self.store.storage})"

@@ -65,7 +65,7 @@ async def by_timestamp(
 
     A group that has read all records continues at its last record, because the new log may have newer records.
     """
-    ends = await ends_of(old.client, committed)
+    ends = await ends_of(old.client, committed, isolation_level="read_committed")
     found: dict[TopicPartition, Found] = {}
     times: dict[TopicPartition, int] = {}
     # a deleted or compacted record is replaced by the next one
@@ -157,7 +157,9 @@ async def by_content(
     old: OpenOffsetStore, new: OpenOffsetStore, committed: Mapping[TopicPartition, int], progress: Progress = silent
 ) -> dict[TopicPartition, Found]:
     """Compares the records around the offset. Reads the new logs from start to end."""
-    old_ends, new_ends = await ends_of(old.client, committed), await ends_of(new.client, committed)
+    old_ends, new_ends = [
+        await ends_of(each.client, committed, isolation_level="read_committed") for each in (old, new)
+    ]
     found: dict[TopicPartition, Found] = {}
     sizes = {each: new_ends[each].end - new_ends[each].start for each in committed if each in new_ends}
     done, total = 0, sum(sizes.values())

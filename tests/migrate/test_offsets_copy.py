@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from joining import joined
-from mirroring import commit, committed
+from mirroring import commit, committed, transactions
 
 from allocator import Consumer
 from allocator.cli.commands import main
+from allocator.core.aio import wall_ms
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.zookeeper.client import NoChroot
@@ -161,6 +162,30 @@ async def test_a_copy_by_time_of_a_group_that_has_read_all_skips_no_newer_record
     found = {row.partition: (row.after, row.lag, row.note) for row in rows}
     assert found[read] == (9, 6, "at 1600000000009 ms; the group had read all")
     assert found[never] == (0, 0, "the old log never had a record")
+
+
+async def test_a_copy_skips_nothing_beside_an_aborted_record(
+    new: LocalCluster, topic_factory: Callable[..., str], cluster_factory: Any, group: str
+) -> None:
+    old = await asyncio.to_thread(lambda: cluster_factory(kafka="1.1.1"))
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+    await asyncio.to_thread(new.create_topic, topic, 1)
+    partition, now = TopicPartition(topic, 0), wall_ms()
+    for cluster in (old, new):
+        await filled(cluster, topic, 10, time=now - 60_000)
+        if cluster is old:
+            await asyncio.to_thread(transactions, old.bootstrap, topic, (b"aborted", 1))
+        await filled(cluster, topic, 10, start=10, time=now - 60_000)
+        await filled(cluster, topic, 5, start=20, time=now + 60_000)  # later than the aborted record
+    stores = OffsetStore(old.bootstrap, group), OffsetStore(new.bootstrap, group)
+    await commit(old, group, {partition: 10})
+    for by in ("timestamp", "content"):
+        (row,) = (await copy_offsets(*stores, by=by)).rows
+        assert (row.after, row.problem) == (10, ""), by
+    await asyncio.to_thread(transactions, old.bootstrap, topic, (b"aborted", 1))
+    await commit(old, group, {partition: 29})  # the end of the old log
+    (row,) = (await copy_offsets(*stores, by="timestamp")).rows
+    assert row.after == 24  # the last record that both have, again
 
 
 def test_the_command_shows_its_plan_and_changes_offsets_only_with_execute(

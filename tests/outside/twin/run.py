@@ -27,6 +27,7 @@ from twin.twins import Hosts, Twins, clients_for  # noqa: E402
 from allocator.testing import LocalCluster  # noqa: E402
 
 AT_ONCE = 6  # histories; they wait most of their time
+BROKEN = 12  # histories in a row that could not be played, after which the servers count as lost
 HISTORY_S = 400.0
 # for the groups of KIP-848, whose session timeouts are settings of the brokers
 KIP848 = {
@@ -41,12 +42,14 @@ def broker_config(version: str) -> dict[str, int]:
     return KIP848 if number(version) >= (4,) else {}
 
 
-async def differences(hosts: Hosts, histories: Iterable[History]) -> AsyncIterator[tuple[History, list[Difference]]]:
+async def differences(
+    hosts: Hosts, histories: Iterable[History], at_once: int = AT_ONCE
+) -> AsyncIterator[tuple[History, list[Difference]]]:
     """Plays histories, some at once, and yields each with its differences as soon as it ends."""
     waiting, running = iter(histories), set()
     try:
         while True:
-            while len(running) < AT_ONCE and (history := next(waiting, None)) is not None:
+            while len(running) < at_once and (history := next(waiting, None)) is not None:
                 running.add(asyncio.ensure_future(_played(hosts, history)))
             if not running:
                 return
@@ -85,9 +88,9 @@ async def smallest(hosts: Hosts, history: History, fault: Difference) -> Differe
     return fault
 
 
-async def search(hosts: Hosts, seeds: Sequence[int], seconds: float, shrink: int) -> int:
+async def search(hosts: Hosts, seeds: Sequence[int], seconds: float, shrink: int, at_once: int) -> int:
     """Returns the number of histories with differences."""
-    seed_of, bad, count, end = {}, [], 0, time.monotonic() + seconds
+    seed_of, bad, count, broken, end = {}, [], 0, 0, time.monotonic() + seconds
 
     def drawn() -> Iterable[History]:
         for seed in seeds:
@@ -97,8 +100,11 @@ async def search(hosts: Hosts, seeds: Sequence[int], seconds: float, shrink: int
             seed_of[history] = seed
             yield history
 
-    async for history, found in differences(hosts, drawn()):
+    async for history, found in differences(hosts, drawn(), at_once):
         count += 1
+        broken = broken + 1 if any(each.facet == "end" for each in found) else 0
+        if broken == BROKEN:
+            raise RuntimeError(f"{BROKEN} histories in a row could not be played; the last one: {found[-1]}")
         wrong = faults(found)
         if wrong:
             bad.append(wrong[0])
@@ -118,7 +124,9 @@ async def main(arguments: argparse.Namespace) -> int:
     print(f"the logs of the members are in {directory}")
     with LocalCluster(arguments.kafka, broker_config=broker_config(arguments.kafka)) as cluster:
         async with Hosts(cluster, clients, directory) as hosts:
-            return await search(hosts, numbered(arguments.seeds), arguments.seconds, arguments.shrink)
+            return await search(
+                hosts, numbered(arguments.seeds), arguments.seconds, arguments.shrink, arguments.at_once
+            )
 
 
 def parsed(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
@@ -126,6 +134,7 @@ def parsed(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser.add_argument("--seeds", default="0:20", help="one seed, or first:end (default: %(default)s)")
     parser.add_argument("--kafka", default="3.9.1", metavar="VERSION")
     parser.add_argument("--seconds", type=float, default=3600.0, help="plays no further history after this time")
+    parser.add_argument("--at-once", type=int, default=AT_ONCE, help="histories that are played at once")
     parser.add_argument("--shrink", type=int, default=3, help="looks for the smallest history of so many differences")
     parser.add_argument("--clients", help="names with commas between them; all by default")
     return parser.parse_args(argv)

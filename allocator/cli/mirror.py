@@ -42,6 +42,10 @@ def _recreated(_ctx: click.Context, _param: click.Parameter, given: tuple[str, .
 @click.option("--to-config", type=click.Path(dir_okay=False), help="Settings file of `allocator run`, for NEW.")
 @repeated("--topic", "topics", text="Topic to mirror")
 @click.option("--pattern", help="Regular expression: mirror the topics whose name begins with a match.")
+@click.option("--exclude", help="Regular expression: leave out topics whose whole name matches, with --pattern.")
+@repeated(
+    "--skip-setting", "skip_settings", text="Setting of old topics that new ones do not get, such as segment.bytes"
+)
 @click.option("--group", default="allocator-mirror", help="Group name; the same in all processes of a mirror.")
 @click.option(
     "--membership",
@@ -203,6 +207,7 @@ def _show(mirroring: Mirror, records_s: float, bytes_s: float, as_json: bool) ->
                 {**each.partition._asdict(), "first": each.first, "last": each.last} for each in mirroring.losses
             ],
             "stopped": mirroring.stopped,
+            "left_out": mirroring.left_out,
             "records_s": round(records_s, 1),
             "bytes_s": round(bytes_s, 1),
             "behind": {f"{each.partition.topic}:{each.partition.partition}": each.lag for each in progress if each.lag},

@@ -15,13 +15,21 @@ from allocator.core.aio import TaskGroup, first_of, wait_for_event, wall_ms, wit
 from allocator.core.consumer import ConsumerBase, client_of, membership_from
 from allocator.core.fetch import Batch
 from allocator.core.subscription import NoPosition
-from allocator.errors import AllocatorError, BrokerError, CommitFailed, ConfigError, OffsetOutOfRange
+from allocator.errors import (
+    AllocatorError,
+    BrokerError,
+    CommitFailed,
+    ConfigError,
+    OffsetOutOfRange,
+    TopicAuthorizationFailed,
+)
+from allocator.migrate.mirrored_topics import MirroredTopics
 from allocator.migrate.offset_map import Run
 from allocator.migrate.positions import PartitionCopy, Target, target_lost
 from allocator.migrate.report import MirrorReport, Remedy, SourceLoss, Stop
 from allocator.migrate.source_watch import SourceWatch
 from allocator.migrate.takeover import MirrorClusters, find_targets_lost, take_over
-from allocator.migrate.topics import deletes_after, make_alike
+from allocator.migrate.topics import deletes_after
 from allocator.migrate.translate import ends_of
 from allocator.producer import BatchSender, Encoded, PartitionQueue, SequenceLost, encode
 from allocator.types import Partitions, TopicPartition
@@ -112,7 +120,7 @@ class Copying(RebalanceListener):
         self._sender = BatchSender(
             clusters.new, self._acknowledged, self._refused, self._consumer.may_act, buffer_bytes=settings.buffer_bytes
         )
-        self._kept: set[str] = set()  # topics that exist alike on both clusters
+        self._topics = MirroredTopics(report, clusters, self._stop)
         self._copies: dict[TopicPartition, PartitionCopy] = {}
         self._watch = SourceWatch(clusters, client_of(self._consumer), self._copies, report.stops)
         self._committing = asyncio.Lock()
@@ -134,7 +142,7 @@ class Copying(RebalanceListener):
         if settings.pattern is not None:
             clusters.old.follow_all()
         else:
-            await self._keep_topics(settings.topics)
+            await self._topics.keep(settings.topics)
         await clusters.map.open(settings.replication)
 
     async def goal(self) -> dict[TopicPartition, int]:
@@ -142,6 +150,8 @@ class Copying(RebalanceListener):
         old, pattern = self._clusters.old, re.compile(self._settings.pattern or "")
         await old.refresh(self._settings.topics)
         topics = self._settings.topics or [topic for topic in old.topics() if pattern.match(topic)]
+        await self._topics.leave_out(topics)
+        topics = [topic for topic in topics if topic not in self._report.left_out]
         wanted = [TopicPartition(topic, n) for topic in topics for n in old.partitions(topic) or ()]
         return {partition: log.end for partition, log in (await ends_of(old, wanted)).items()}
 
@@ -177,6 +187,8 @@ class Copying(RebalanceListener):
                     self._unsent = None if batch is None else TopicPartition(batch.topic, batch.partition)
                 except OffsetOutOfRange as error:
                     await self._out_of_range(TopicPartition(error.topic, error.partition), error)
+                except TopicAuthorizationFailed as error:
+                    self._stop(error.topic, Stop(str(error), Remedy.UNFIT))
                 except NoPosition:
                     pass  # partitions without a committed offset: `_begin` sets where they begin
                 if self._error is not None:
@@ -187,6 +199,7 @@ class Copying(RebalanceListener):
                     self._stop(partition.topic, replaced.stop)
                 if time.monotonic() - self._targets_checked > TARGETS_S:
                     await self._check_targets()
+                await self._topics.check_origins({each.topic for each in self._copies})
                 if batch is not None and batch.topic not in self._report.stops:
                     await self._send(batch)
                     if self._stopping.is_set():
@@ -277,11 +290,11 @@ class Copying(RebalanceListener):
         if isinstance(error, SequenceLost):
             raise error  # the next start continues at the commit
         batch = queue.pending[0].batch
-        raise BrokerError(
-            f"the new cluster refuses old offsets {batch.first} to {batch.next - 1} of {partition.topic}:"
-            f"{partition.partition} ({batch.size} bytes): {error}; nothing is skipped, correct it and start again",
-            code=error.code,
+        reason = (
+            f"the new cluster refuses old offsets {batch.first} to {batch.next - 1} of partition {partition.partition} "
+            f"({batch.size} bytes): {error}; nothing is skipped"
         )
+        self._stop(partition.topic, Stop(reason, Remedy.UNFIT))
 
     # -- commits --------------------------------------------------------------------------------------------------
 
@@ -385,29 +398,19 @@ class Copying(RebalanceListener):
         for partition in partitions:
             self._copies.pop(partition, None)
 
-    async def _keep_topics(self, topics: Iterable[str]) -> None:
-        """Creates topics that the new cluster lacks, and adds the partitions by which old topics have grown.
-
-        Raises TopicsDiffer.
-        """
-        old, new = self._clusters.old, self._clusters.new
-        wanted = set(topics)
-        await old.refresh(wanted)
-        grown = {each for each in wanted if len(old.partitions(each) or ()) > len(new.partitions(each) or ())}
-        changed = (wanted - self._kept) | grown
-        if changed:
-            partitions = [TopicPartition(topic, n) for topic in changed for n in old.partitions(topic) or ()]
-            mirrored = {each.topic for each in await self._clusters.offsets.fetch(partitions)}
-            await make_alike(old, new, changed, self._clusters.ensemble, mirrored, self._settings.replication)
-            self._kept |= changed
-        new.follow({*self._kept, self._clusters.map.topic})
-        await new.refresh()
-
     async def _begin(self, partitions: Partitions) -> None:
         clusters, topics = self._clusters, {partition.topic for partition in partitions}
-        await self._keep_topics(topics)
-        ids, target_ids = await clusters.source_ids.of(topics), await clusters.target_ids.of(topics)
-        taken = await take_over(clusters, self._settings, partitions, ids, target_ids)
+        await self._topics.prepare(topics)
+        self._pause_stopped(partitions)
+        while True:
+            partitions = frozenset(each for each in partitions if self._topics.is_mirrored(each.topic))
+            topics = {partition.topic for partition in partitions}
+            ids, target_ids = await clusters.source_ids.of(topics), await clusters.target_ids.of(topics)
+            try:
+                taken = await take_over(clusters, self._settings, partitions, ids, target_ids)
+                break
+            except TopicAuthorizationFailed as error:
+                self._stop(error.topic, Stop(str(error), Remedy.UNFIT))
         ages = {topic: await deletes_after(clusters.old, clusters.new, topic) for topic in topics}
         await self._sender.add(partitions)
         for partition, each in taken.items():
@@ -446,7 +449,7 @@ class Copying(RebalanceListener):
             return
         self._report.stops[topic] = stop
         log.error("%s: %s", self._settings.group, stop.text(topic))
-        if stop.remedy is Remedy.RESTART:
+        if stop.remedy in (Remedy.RESTART, Remedy.UNFIT):
             self._sender.drop([each for each in self._copies if each.topic == topic])
         self._pause_stopped(self._consumer.assignment())
 
@@ -455,7 +458,7 @@ class Copying(RebalanceListener):
         return stop is not None and stop.remedy is Remedy.RESTART
 
     def _pause_stopped(self, partitions: Partitions) -> None:
-        self._consumer.pause([each for each in partitions if each.topic in self._report.stops])
+        self._consumer.pause([each for each in partitions if not self._topics.is_mirrored(each.topic)])
 
     async def _check_targets(self) -> None:
         """Stops topics whose acknowledged records the new cluster has lost."""

@@ -105,7 +105,7 @@ async def opened(plan: Plan) -> AsyncIterator[CutoverClusters]:
         ensemble = ZooKeeperClient(plan.zookeeper)
         stack.push_async_callback(ensemble.close)
         await ensemble.connect(make_chroot=False)
-        offset_map = OffsetMap(new, map_topic(plan.mirror))
+        offset_map = OffsetMap(old, new, map_topic(plan.mirror))
         if new.partitions(offset_map.topic) is None:
             raise CutoverFailed(f"the new cluster has no {offset_map.topic!r}: start the mirror, `allocator mirror`")
         await offset_map.open()

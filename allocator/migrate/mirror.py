@@ -112,9 +112,10 @@ class Mirror(MirrorReport):
             await ensemble.connect(make_chroot=False)
         offsets = GroupOffsets(old, settings.group)
         stack.push_async_callback(offsets.close)
-        offset_map = OffsetMap(new, map_topic(settings.group))
+        offset_map = OffsetMap(old, new, map_topic(settings.group))
         clusters = MirrorClusters(old, new, offsets, offset_map, TopicIds(old, ensemble), TopicIds(new), ensemble)
         self.stops.clear()
+        self.left_out.clear()
         self._copying = Copying(self, clusters, self._throttle, stopping)
         await self._copying.open()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Optional, Union
@@ -9,6 +10,7 @@ from typing import Any, Final, Literal, Optional, Union
 from allocator.core.settings import DEFAULT, Number, Whole, keyword_faults
 from allocator.core.subscription import check_pattern
 from allocator.errors import ConfigError
+from allocator.migrate.topics import SUFFIX
 from allocator.operate import same_cluster
 
 RECREATED: Final = ("earliest", "continue")
@@ -26,6 +28,9 @@ class MirrorSettings:
 
     old, new            brokers, "host:port,host:port"
     topics or pattern   the topics to mirror; a pattern is matched at the start of a topic's name
+    exclude             regular expression: of the topics that match the pattern, leave out those whose name it matches
+                        completely
+    skip_settings       settings of old topics that new topics do not get, such as "segment.bytes"
     group               the group of the mirror's processes. Its offsets on the old cluster are the positions, and the
                         topic "<group>.offset-map" of the new cluster has the offset map
     membership          membership of the group: "zookeeper" (needs `zookeeper`) or "kafka"
@@ -50,6 +55,8 @@ class MirrorSettings:
     new: str
     topics: Sequence[str] = ()
     pattern: Optional[str] = None
+    exclude: Optional[str] = None
+    skip_settings: Sequence[str] = ()
     group: str = "allocator-mirror"
     membership: Literal["zookeeper", "kafka"] = DEFAULT["membership"]
     zookeeper: Optional[str] = None
@@ -74,6 +81,16 @@ class MirrorSettings:
             faults.append("no topic to mirror: give topics (--topic) or a pattern (--pattern)")
         if self.topics and self.pattern:
             faults.append("topics and a pattern are both given: omit one")
+        if self.exclude is not None:
+            if not self.pattern:
+                faults.append("exclude leaves out topics of a pattern; there is no pattern (--pattern)")
+            try:
+                re.compile(self.exclude)
+            except re.error as error:
+                faults.append(f"exclude is no regular expression: {self.exclude!r}: {error}")
+        maps = [topic for topic in self.topics if topic.endswith(SUFFIX)]
+        if maps:
+            faults.append(f"{maps[0]!r} is an offset map of two other clusters; a copy of it is wrong")
         if self.membership not in ("zookeeper", "kafka"):
             faults.append(f"membership is {self.membership!r}, not 'zookeeper' or 'kafka'")
         if self.membership == "zookeeper" and not self.zookeeper:

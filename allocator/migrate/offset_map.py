@@ -7,12 +7,16 @@ transactions left (at most nine in a thousand records).
 
 Each entry also names the incarnation of the old topic. A recreated topic begins at offset 0, and the brokers delete the
 group's offsets of the former topic. So the mirror stores the topic's id in the map.
+
+And each entry names both clusters. A map may hold entries of another pair: a mirror whose pattern matched the map has
+copied it, or two mirrors of one name write to this cluster.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable
@@ -24,9 +28,11 @@ from allocator.core.client import KafkaClient
 from allocator.core.fetch import RangeReader
 from allocator.core.text import parse_json, shown
 from allocator.errors import AllocatorError
-from allocator.migrate.topics import same_topic
+from allocator.migrate.topics import SUFFIX, same_topic
 from allocator.producer import BatchSender, Encoded, create_topic, written
 from allocator.types import Record, TopicPartition
+
+log = logging.getLogger(__name__)
 
 MOST: Final = 5000  # runs in one entry, which must fit into a record batch
 # The map notes at most MOST_RUNS exact runs for each SPAN mirrored records, so it stays small on compacted topics. A
@@ -38,7 +44,7 @@ WRITE_S: Final = 30.0  # timeout of a flush. Higher: it waits longer for a lost 
 
 def map_topic(group: str) -> str:
     """Returns the name of the topic with the offset map of this group."""
-    return f"{group}.offset-map"
+    return group + SUFFIX
 
 
 class BadOffsetMap(AllocatorError):
@@ -67,12 +73,28 @@ class Incarnation(NamedTuple):
     topic_id: Optional[str] = None
 
 
+class Route(NamedTuple):
+    """The ids of the two clusters of a mirror; None if unknown (before Kafka 0.10.1).
+
+    `before`: the clusters from which other mirrors bring the topic to the old one.
+    """
+
+    old: Optional[str] = None
+    new: Optional[str] = None
+    before: tuple[str, ...] = ()
+
+    def is_other(self, other: Route) -> bool:
+        """Returns whether the clusters are known to be others."""
+        return any(here and there and here != there for here, there in zip(self[:2], other[:2]))
+
+
 class Entry(NamedTuple):
-    """One record of an offset map. An entry without `runs` only names the incarnation."""
+    """One record of an offset map. An entry without `runs` only names the incarnation and the route."""
 
     partition: TopicPartition
     incarnation: Incarnation
     runs: list[Run]
+    route: Route = Route()
 
 
 class OffsetTranslation:
@@ -157,8 +179,8 @@ class OffsetTranslation:
 def pack(entry: Entry) -> tuple[bytes, bytes]:
     """Encodes an entry as key and value. Every key is different, so that compaction keeps all entries.
 
-    Without an id and with incarnation 0, the key is the same as in versions without incarnations. Those versions ignore
-    the additional fields.
+    Without an id, with incarnation 0 and without a route, the key is the same as in the first version. Older versions
+    ignore the additional fields.
     """
     runs = [[*run[:2]] if run.exact else [*run[:2], 0] for run in entry.runs]
     key: dict[str, Any] = {"topic": entry.partition.topic, "partition": entry.partition.partition}
@@ -168,6 +190,10 @@ def pack(entry: Entry) -> tuple[bytes, bytes]:
         key["id"] = entry.incarnation.topic_id
     if entry.incarnation.number:
         key["incarnation"] = entry.incarnation.number
+    if any(entry.route[:2]):
+        key["clusters"] = entry.route[:2]
+    if entry.route.before:
+        key["before"] = entry.route.before
     return _json(key), _json(runs)
 
 
@@ -178,7 +204,9 @@ def unpack(key: bytes | None, value: bytes | None) -> Entry:
         runs = [Run(int(each[0]), int(each[1]), len(each) == 2) for each in rows]
         topic_id = where.get("id")
         incarnation = Incarnation(int(where.get("incarnation", 0)), None if topic_id is None else str(topic_id))
-        return Entry(TopicPartition(str(where["topic"]), int(where["partition"])), incarnation, runs)
+        old, new = (each and str(each) for each in where.get("clusters", (None, None)))
+        route = Route(old, new, tuple(map(str, where.get("before", ()))))
+        return Entry(TopicPartition(str(where["topic"]), int(where["partition"])), incarnation, runs, route)
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise BadOffsetMap(f"invalid entry of an offset map ({shown(error)}): key {shown(key)}") from error
 
@@ -190,12 +218,16 @@ def _json(value: object) -> bytes:
 class OffsetMap:
     """Holds the offset translations of all partitions in memory, and reads and writes them in the topic.
 
-    Guarantee: after `flush`, all noted runs are on all in-sync replicas.
+    Guarantee: after `flush`, all noted runs are on all in-sync replicas. `old` and `client` are connected to the
+    clusters of the mirror.
     """
 
-    def __init__(self, client: KafkaClient, topic: str) -> None:
+    def __init__(self, old: KafkaClient, client: KafkaClient, topic: str) -> None:
         self.topic = topic
+        self._old = old
         self._client = client
+        self._before: dict[str, tuple[str, ...]] = {}
+        self._has_others = False
         self._at = TopicPartition(topic, 0)
         self._known: dict[TopicPartition, OffsetTranslation] = defaultdict(OffsetTranslation)
         self._incarnations: dict[TopicPartition, Incarnation] = {}
@@ -244,7 +276,15 @@ class OffsetMap:
 
     def learn(self, entry: Entry) -> None:
         """Adds an entry of the topic. Entries must come in the order of the topic."""
-        partition, there, runs = entry
+        partition, there, runs, route = entry
+        if self._route().is_other(route):
+            if not self._has_others:
+                log.warning("%s: ignoring entries of another mirror, from cluster %s to %s", self.topic, *route[:2])
+            self._has_others = True
+            return
+        if partition.partition < 0:
+            self._before[partition.topic] = route.before
+            return
         known = self.incarnation(partition)
         if there.number < known.number:
             return  # a process that had not noticed the deletion wrote it for the former topic
@@ -252,6 +292,16 @@ class OffsetMap:
         self._enter(partition, Incarnation(there.number, topic_id))
         for run in runs:
             self._known[partition].note(run)
+
+    def _route(self, topic: str = "") -> Route:
+        return Route(self._old.metadata.cluster_id, self._client.metadata.cluster_id, self._before.get(topic, ()))
+
+    def note_before(self, topic: str, clusters: Iterable[str]) -> None:
+        """Notes from which clusters other mirrors bring the topic to the old one. The next `flush` writes it."""
+        before = tuple(sorted(clusters))
+        if before != self._before.get(topic, ()):
+            self._before[topic] = before
+            self._new.setdefault(TopicPartition(topic, -1), [])
 
     def positions(self, partition: TopicPartition) -> OffsetTranslation:
         """Returns the translation of one partition."""
@@ -297,7 +347,7 @@ class OffsetMap:
                 return
             now = wall_ms()
             slices = [
-                Entry(each, self.incarnation(each), runs[at : at + MOST])
+                Entry(each, self.incarnation(each), runs[at : at + MOST], self._route(each.topic))
                 for each, runs in changed.items()
                 for at in range(0, max(1, len(runs)), MOST)
             ]

@@ -17,7 +17,7 @@ LOSSES: Final = 1000  # maximum length of `MirrorReport.losses`
 
 
 class TopicsStopped(AllocatorError):
-    """The mirror stopped topics that were deleted, recreated or truncated, until a setting says how to continue."""
+    """The mirror stopped some topics, until an operator has carried out their remedies. The others are mirrored."""
 
 
 class RecordsGone(AllocatorError):
@@ -25,7 +25,7 @@ class RecordsGone(AllocatorError):
 
 
 class Remedy(enum.Enum):
-    """The action of an operator that lets a stopped topic continue."""
+    """The action of an operator that lets the mirror of a stopped topic continue."""
 
     RECREATED = (
         "Start with --recreated {topic}=earliest to mirror it from its earliest record, after the records on the new "
@@ -40,6 +40,11 @@ class Remedy(enum.Enum):
         "Set retention.ms of the new topic to -1 until its consumers have moved, and start the mirror again; or start "
         "with --accept-loss to mirror these records nevertheless"
     )
+    CYCLE = (
+        "Stop one of the mirrors, or let it leave the topic out (--exclude). If the other one has ended for good, "
+        "delete its offset map"
+    )
+    UNFIT = "Correct it and start the mirror again, or leave the topic out (--exclude {topic})"
     RESTART = (
         "Start with --restart {topic} to mirror it again from its earliest old record, after the records on the new "
         "cluster"
@@ -96,6 +101,8 @@ class MirrorReport:
         """The last thousand ranges of these offsets."""
         self.stops: dict[str, Stop] = {}
         """Stopped old topics with the reasons."""
+        self.left_out: dict[str, str] = {}
+        """Topics that match the pattern, but belong to this library on the old cluster -> what they are."""
         self.caught_up = False
         """Whether `run(until_caught_up=True)` has mirrored all records of its goal."""
         self._lost_to: dict[tuple[TopicPartition, int], int] = {}
@@ -112,7 +119,7 @@ class MirrorReport:
 
     @property
     def stopped(self) -> dict[str, str]:
-        """Stopped old topics -> the reason. `settings.recreated` or `settings.restart` lets them continue."""
+        """Stopped old topics -> the reason."""
         return {topic: stop.reason for topic, stop in self.stops.items()}
 
     def count_lost(self, loss: SourceLoss, incarnation: int) -> None:

@@ -20,6 +20,7 @@ from allocator.producer import add_partitions, create_topic
 log = logging.getLogger(__name__)
 
 ZNODE: Final = "znode-"
+SUFFIX: Final = ".offset-map"
 
 # settings that do not apply to another cluster, or that would change the mirrored records
 LEFT_OUT: Final = frozenset(
@@ -110,11 +111,13 @@ async def make_alike(
     ensemble: ZooKeeperClient | None,
     mirrored: Collection[str],
     replication: int,
+    skip_settings: Collection[str] = (),
 ) -> None:
     """Creates missing topics on the new cluster and compares the others.
 
     `ensemble` is the old cluster's ZooKeeper. Topics in `mirrored` also get the partitions by which the old topic has
-    grown. Raises TopicsDiffer with every difference before any change, and the errors of `settings_of`.
+    grown. `skip_settings` are neither set nor compared. Raises TopicsDiffer with every difference before any change,
+    and the errors of `settings_of`.
     """
     names = sorted(topics)
     await old.refresh(names)
@@ -132,6 +135,9 @@ async def make_alike(
     ]
     there = [name for name in names if counts[name]]
     wanted = await settings_of(old, there, ensemble) if there else {}
+    for each in wanted.values():
+        for name in skip_settings:
+            each.pop(name, None)
     existing = [name for name in there if here[name]]
     settings = await settings_of(new, existing) if existing else {}
     zstd = new.broker_version >= (2, 1)

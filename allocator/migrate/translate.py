@@ -121,7 +121,7 @@ async def by_map(
     old: OpenOffsetStore, new: OpenOffsetStore, mirror: str, committed: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, Found]:
     """Translates by the offset map of mirror `mirror`. Raises ConfigError if it has no map."""
-    known = OffsetMap(new.client, map_topic(mirror))
+    known = OffsetMap(old.client, new.client, map_topic(mirror))
     await new.client.refresh([known.topic])
     if new.client.partitions(known.topic) is None:
         raise ConfigError(f"the new cluster has no offset map {known.topic!r}; name the group of the mirror")

@@ -125,8 +125,8 @@ class Pair:
 
     async def translation(self, partition: int = 0) -> OffsetTranslation:
         """Returns the stored translation of the offsets of one partition."""
-        async with KafkaClient(self.new.bootstrap) as client:
-            stored = OffsetMap(client, map_topic(self.group))
+        async with KafkaClient(self.old.bootstrap) as old, KafkaClient(self.new.bootstrap) as client:
+            stored = OffsetMap(old, client, map_topic(self.group))
             await stored.open()
             return stored.positions(TopicPartition(self.topic, partition))
 

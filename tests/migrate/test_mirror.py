@@ -8,12 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from mirroring import Pair, contents, fill, killed, mirroring, more, started, transactions
+from mirroring import Pair, contents, fill, killed, mirroring, more, numbered, started, transactions
 from tornado.httpclient import AsyncHTTPClient
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.zookeeper.client import ZooKeeperClient
-from allocator.errors import BrokerError, ConfigError
+from allocator.errors import ConfigError
+from allocator.migrate.report import TopicsStopped
 from allocator.migrate.takeover import NotEmpty
 from allocator.migrate.topics import TopicsDiffer, settings_of
 from allocator.testing import LocalCluster, ProducedRecord, produce, wait_until_async
@@ -205,9 +206,12 @@ async def test_zstd_is_mirrored_to_a_cluster_that_does_not_know_it(make_pair: Ma
     await pair.catch_up()
 
 
-async def test_a_batch_that_the_new_cluster_refuses_ends_it_with_the_reason(make_pair: MakePair) -> None:
+async def test_a_batch_that_the_new_cluster_refuses_stops_its_topic_with_the_reason(make_pair: MakePair) -> None:
     pair = await make_pair(OLD, NEW)
+    other = await pair.add_topic()
+    await pair.fill(20, topic=other)
     await asyncio.to_thread(pair.new.create_topic, pair.topic, 1, 1, {"max.message.bytes": "2000"})
     await asyncio.to_thread(produce, pair.old.bootstrap, pair.topic, [(b"k", bytes(5000), 0)], version=OLD)
-    with pytest.raises(BrokerError, match=rf"refuses old offsets 0 to 0 of {pair.topic}:0 .*MESSAGE_TOO_LARGE"):
+    with pytest.raises(TopicsStopped, match=rf"{pair.topic}' .*old offsets 0 to 0 of partition 0 .*MESSAGE_TOO_LARGE"):
         await pair.catch_up()
+    assert await pair.copied(other) == numbered("value", 20)

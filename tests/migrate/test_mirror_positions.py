@@ -99,7 +99,7 @@ def test_an_entry_that_no_mirror_wrote_is_refused(data: bytes) -> None:
 
 
 def test_the_map_of_a_recreated_topic_has_no_entry_of_the_former_topic() -> None:
-    known = OffsetMap(KafkaClient("127.0.0.1:1"), "map")
+    known = OffsetMap(KafkaClient("127.0.0.1:1"), KafkaClient("127.0.0.1:2"), "map")
     former, late = Entry(PARTITION, Incarnation(0, "one"), [Run(0, 0), Run(50, 40)]), Run(60, 45)
     known.learn(former)
     assert known.recreated(PARTITION, "one") is None
@@ -131,7 +131,7 @@ async def test_runs_that_were_not_written_are_forgotten_with_the_partition(kafka
     other = TopicPartition("orders", 4)
     async with KafkaClient(kafka_cluster.bootstrap) as client:
         name = f"map-{uuid.uuid4().hex}"
-        former, heir, reader = (OffsetMap(client, name) for _ in range(3))
+        former, heir, reader = (OffsetMap(client, client, name) for _ in range(3))
         await former.open(1)
         former.note(PARTITION, Run(0, 0))
         former.note(other, Run(0, 0))

@@ -1,0 +1,132 @@
+"""Which topics a mirror copies: those to create on the new cluster, to leave out, and to stop."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Collection, Iterable
+from typing import Final
+
+from allocator.core.client import KafkaClient
+from allocator.core.zookeeper import ZooKeeperClient
+from allocator.errors import BrokerError
+from allocator.migrate.origins import Origins
+from allocator.migrate.report import MirrorReport, Remedy, Stop
+from allocator.migrate.takeover import MirrorClusters
+from allocator.migrate.topics import SUFFIX, TopicsDiffer, make_alike, settings_of
+from allocator.types import TopicPartition
+
+log = logging.getLogger(__name__)
+
+# Time between checks of where the old records come from. Higher: fewer requests; lower: a loop is noticed sooner.
+ORIGINS_S: Final = 15.0
+_RETRY: Final = re.compile(r".+\.retry-\d+[smhd]")
+
+
+class MirroredTopics:
+    """The topics of one start of a mirror. `stop` is called with each topic that cannot be copied, and the reason."""
+
+    def __init__(self, report: MirrorReport, clusters: MirrorClusters, stop: Callable[[str, Stop], None]) -> None:
+        self._report = report
+        self._clusters = clusters
+        self._stop = stop
+        self._kept: set[str] = set()  # topics that exist alike on both clusters
+        self._origins = Origins(clusters.old)
+        self._origins_checked = 0.0
+
+    async def prepare(self, topics: Collection[str]) -> None:
+        """Leaves out or stops those of these topics that must not be copied; the others exist on both clusters then."""
+        await self.leave_out(topics)
+        await self._stop_unfit(topics)
+        await self.check_origins(topics, 0.0)
+
+    async def keep(self, topics: Iterable[str]) -> None:
+        """Creates topics that the new cluster lacks, and adds the partitions by which old topics have grown.
+
+        Raises TopicsDiffer.
+        """
+        old, new = self._clusters.old, self._clusters.new
+        wanted = set(topics)
+        await old.refresh(wanted)
+        grown = {each for each in wanted if len(old.partitions(each) or ()) > len(new.partitions(each) or ())}
+        changed = (wanted - self._kept) | grown
+        if changed:
+            partitions = [TopicPartition(topic, n) for topic in changed for n in old.partitions(topic) or ()]
+            mirrored = {each.topic for each in await self._clusters.offsets.fetch(partitions)}
+            settings = self._report.settings
+            await make_alike(
+                old, new, changed, self._clusters.ensemble, mirrored, settings.replication, settings.skip_settings
+            )
+            self._kept |= changed
+        new.follow({*self._kept, self._clusters.map.topic})
+        await new.refresh()
+
+    async def leave_out(self, topics: Iterable[str]) -> None:
+        """Leaves out topics that the pattern matches and the mirror must not copy, and logs which."""
+        settings, left_out = self._report.settings, self._report.left_out
+        if settings.pattern is None:
+            return
+        new = {topic for topic in topics if topic not in left_out}
+        excluded = {topic for topic in new if settings.exclude is not None and re.fullmatch(settings.exclude, topic)}
+        found = await own_topics(self._clusters.old, new - excluded, self._clusters.ensemble)
+        for topic, what in sorted(found.items()):
+            log.warning(
+                "%s: leaving out %r: it is %s. To copy it nevertheless, name it (--topic)", settings.group, topic, what
+            )
+        left_out.update({**dict.fromkeys(excluded, "excluded"), **found})
+
+    async def _stop_unfit(self, topics: Iterable[str]) -> None:
+        """Creates the topics that the new cluster lacks. Stops those that it cannot have as they are."""
+        for topic in sorted(topics):
+            if self.is_mirrored(topic):
+                try:
+                    await self.keep([topic])
+                except (TopicsDiffer, BrokerError) as error:
+                    if error.retriable:
+                        raise
+                    self._stop(topic, Stop(str(error), Remedy.UNFIT))
+
+    async def check_origins(self, topics: Iterable[str], max_age_s: float = ORIGINS_S) -> None:
+        """Stops topics whose records come from the new cluster, and tells the next mirrors where they come from."""
+        if time.monotonic() - self._origins_checked < max_age_s:
+            return
+        clusters, target = self._clusters, self._clusters.new.metadata.cluster_id
+        await self._origins.refresh()
+        self._origins_checked = time.monotonic()
+        for topic in topics:
+            before = self._origins.of(topic)
+            if target in before:
+                reason = (
+                    f"its records would go round: the old cluster already gets them from the new one, says the offset "
+                    f"map {before[target]!r} there"
+                )
+                self._stop(topic, Stop(reason, Remedy.CYCLE))
+            elif before and self.is_mirrored(topic):
+                clusters.map.note_before(topic, before)
+
+    def is_mirrored(self, topic: str) -> bool:
+        return topic not in self._report.stops and topic not in self._report.left_out
+
+
+async def own_topics(client: KafkaClient, topics: Iterable[str], ensemble: ZooKeeperClient | None) -> dict[str, str]:
+    """Returns the topics in which this library keeps something about this one cluster -> what they are.
+
+    A copy would be wrong on another cluster: it names offsets, or records that wait for a group here.
+    """
+    found = {}
+    for topic in topics:
+        stem = topic.rpartition(".")[0]
+        if _RETRY.fullmatch(topic):
+            found[topic] = "a retry topic"
+        elif len(client.partitions(topic) or ()) == 1:
+            if topic.endswith(SUFFIX):
+                found[topic] = "the offset map of a mirror"
+            elif topic.endswith((".settled", ".orders")):
+                # a topic of somebody else may have such a name, so look at more than that
+                compacted = (await settings_of(client, [topic], ensemble))[topic].get("cleanup.policy") == "compact"
+                if compacted and topic.endswith(".orders"):
+                    found[topic] = "the operator commands of a group"
+                elif compacted and stem in await client.list_topics():
+                    found[topic] = f"the list of settled records of {stem!r}"
+    return found

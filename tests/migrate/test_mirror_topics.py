@@ -1,0 +1,136 @@
+"""Which topics a mirror copies: it leaves out what belongs to one cluster, and a bad topic stops only itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from mirroring import Pair, commit, committed, fill, numbered, settings
+
+from allocator.core.client.client import KafkaClient
+from allocator.migrate.mirror import Mirror
+from allocator.migrate.mirror_settings import MirrorSettings
+from allocator.migrate.offset_map import Entry, Incarnation, OffsetMap, Route, Run, map_topic, pack, unpack
+from allocator.migrate.offsets import copy_offsets
+from allocator.migrate.report import TopicsStopped
+from allocator.migrate.storage import OffsetStore
+from allocator.migrate.topics import settings_of
+from allocator.testing import LocalCluster, wait_until_async
+from allocator.types import TopicPartition
+
+pytestmark = pytest.mark.deadline(180)
+MakePair = Callable[..., Any]
+
+
+async def caught_up(chosen: MirrorSettings, **changed: Any) -> Mirror:
+    mirror = Mirror(replace(chosen, **changed))
+    await mirror.run(until_caught_up=True)
+    return mirror
+
+
+def back(pair: Pair, **changed: Any) -> MirrorSettings:
+    """A mirror of the same topic in the other direction."""
+    options = {"topics": [pair.topic], "append": True, **changed}
+    return settings(pair.new, pair.old, f"{pair.group}-back", **options)
+
+
+async def test_a_chain_of_mirrors_copies_no_map(
+    make_pair: MakePair, cluster_factory: Callable[..., LocalCluster]
+) -> None:
+    """The map of the first mirror once went into that of the second, and a group skipped 300 records."""
+    pair = await make_pair("1.1.1", "2.8.2")
+    last = await asyncio.to_thread(lambda: cluster_factory(kafka="3.9.1"))
+    await asyncio.to_thread(pair.new.create_topic, pair.topic, 1)
+    await fill(pair.new, pair.topic, 300, "own")
+    await pair.fill(500)
+    await pair.catch_up(append=True)
+    other = f"{pair.topic}.orders"  # somebody else's: it has two partitions
+    for topic, partitions in ((f"{pair.topic}.retry-10s", 1), (f"{pair.topic}.settled", 1), (other, 2)):
+        config = {"cleanup.policy": "compact"} if topic.endswith("settled") else None
+        await asyncio.to_thread(pair.new.create_topic, topic, partitions, 1, config)
+    names = f"{pair.topic}|{pair.group}"
+    second = settings(pair.new, last, pair.group, pattern=names, exclude=f"{pair.topic}x")
+    mirror = await caught_up(second)
+    assert mirror.left_out == {
+        map_topic(pair.group): "the offset map of a mirror",
+        f"{pair.topic}.retry-10s": "a retry topic",
+        f"{pair.topic}.settled": f"the list of settled records of {pair.topic!r}",
+    }
+    partition = TopicPartition(pair.topic, 0)
+    await commit(pair.new, pair.group, {partition: 100})
+    stores = [OffsetStore(each.bootstrap, pair.group) for each in (pair.new, last)]
+    (row,) = (await copy_offsets(*stores, by="map", mirror=pair.group, topics=[pair.topic])).rows
+    assert (row.after, row.problem) == (100, "")
+    assert await committed(last, pair.group, other) == {}
+    async with KafkaClient(last.bootstrap) as client:
+        assert other in await client.list_topics()
+
+
+async def test_entries_of_other_clusters_are_ignored(kafka_cluster: LocalCluster) -> None:
+    place, here = TopicPartition("orders", 0), Incarnation(0, "one")
+    async with KafkaClient(kafka_cluster.bootstrap) as client:
+        own = client.metadata.cluster_id
+        known = OffsetMap(client, client, "map")
+        known.learn(Entry(place, here, [Run(0, 0)], Route(own, own)))
+        known.learn(Entry(place, Incarnation(1, "two"), [Run(0, 300)], Route("another", own)))
+        known.learn(Entry(place, here, [Run(10, 5)]))  # of an older version, which names no clusters
+    assert (known.positions(place).runs, known.incarnation(place)) == ([Run(0, 0), Run(10, 5)], here)
+    for route in (Route("b", "c"), Route(None, "c", ("a", "z"))):
+        entry = Entry(place, here, [Run(0, 0)], route)
+        assert unpack(*pack(entry)) == entry
+
+
+async def test_records_do_not_go_round(make_pair: MakePair, cluster_factory: Callable[..., LocalCluster]) -> None:
+    pair = await make_pair("2.8.2", "3.9.1")
+    await pair.fill(5)
+    await pair.catch_up()
+    with pytest.raises(TopicsStopped, match=rf"would go round: .*{map_topic(pair.group)!r}.*Stop one of the mirrors"):
+        await caught_up(back(pair))
+    # through a third cluster
+    third = await asyncio.to_thread(lambda: cluster_factory(kafka="1.1.1"))
+    onward = settings(pair.new, third, f"{pair.group}-on", topics=[pair.topic])
+    await caught_up(onward)
+    home = settings(third, pair.old, f"{pair.group}-home", topics=[pair.topic], append=True)
+    with pytest.raises(TopicsStopped, match="would go round"):
+        await caught_up(home)
+    assert await pair.copied() == numbered("value", 5)
+
+
+async def test_mirrors_in_both_directions_that_start_together_stop(make_pair: MakePair) -> None:
+    pair = await make_pair("2.8.2", "3.9.1")
+    await asyncio.to_thread(pair.new.create_topic, pair.topic, 1)
+    both = [pair.mirror(append=True), Mirror(back(pair))]
+    running = [asyncio.ensure_future(each.run()) for each in both]
+    await pair.fill(1)
+    await wait_until_async(lambda: any(each.stops for each in both), 60, "one of them stops")
+    for each in both:
+        each.stop()
+    errors = await asyncio.gather(*running, return_exceptions=True)
+    assert any(isinstance(error, TopicsStopped) and "would go round" in str(error) for error in errors)
+
+
+async def test_a_bad_topic_stops_only_itself(make_pair: MakePair) -> None:
+    pair = await make_pair("2.8.2", "3.9.1", 2)
+    name = pair.topic
+    await asyncio.to_thread(pair.new.create_topic, name, 3)  # another number of partitions
+    await asyncio.to_thread(pair.old.create_topic, f"{name}-good", 1, 1, {"segment.bytes": "100000"})
+    await asyncio.to_thread(pair.old.create_topic, f"{name}-not-this", 1)
+    for end in ("good", "not-this"):
+        await fill(pair.old, f"{name}-{end}", 20)
+    unfit = settings(
+        pair.old, pair.new, pair.group, pattern=name, exclude=".*not-this", skip_settings=["segment.bytes"]
+    )
+    mirror = Mirror(unfit)
+    with pytest.raises(
+        TopicsStopped, match=f"topic {name!r} is not mirrored: .*2 partitions on the old.*--exclude {name}"
+    ):
+        await mirror.run(until_caught_up=True)
+    assert set(mirror.stopped) == {name}
+    assert mirror.records_of == {f"{name}-good": 20}
+    assert mirror.left_out == {f"{name}-not-this": "excluded"}
+    async with KafkaClient(pair.new.bootstrap) as client:
+        assert f"{name}-not-this" not in await client.list_topics()
+        assert "segment.bytes" not in (await settings_of(client, [f"{name}-good"]))[f"{name}-good"]

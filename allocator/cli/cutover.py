@@ -18,10 +18,11 @@ STEPS = Cutover.STEPS
 @click.argument("plan", type=click.Path(exists=True, dir_okay=False))
 @click.option("--until", type=click.Choice(STEPS), default=STEPS[-1], help="Stop after this step.")
 @click.option("--rollback", is_flag=True, help="Move the groups back to the old cluster.")
+@click.option("--clear", is_flag=True, help="After the end: let services use the brokers in their own settings again.")
 @click.option("--status", is_flag=True, help="Only show which steps are done.")
 @quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print the status, or an error, as JSON.")
-def cutover(plan: str, until: str, rollback: bool, status: bool, quiet: bool, as_json: bool) -> None:
+def cutover(plan: str, until: str, rollback: bool, clear: bool, status: bool, quiet: bool, as_json: bool) -> None:
     """Move groups to a new cluster, following PLAN (TOML), while services and producers run.
 
     The mirror must run at the same time. A state file stores which steps are done: after a failure, run the command
@@ -56,7 +57,7 @@ def cutover(plan: str, until: str, rollback: bool, status: bool, quiet: bool, as
             meter.left(left, f"{step}: waiting for {unit}", unit)
 
         work = Cutover(plan, show_step, show_rest, audit_topic)
-        asyncio.run(work.rollback() if rollback else work.run(until))
+        asyncio.run(work.rollback() if rollback else work.clear() if clear else work.run(until))
 
 
 def _show(work: Cutover, as_json: bool) -> None:

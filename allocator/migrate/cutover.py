@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple, TypeVar
+from typing import Any, ClassVar, Final, NamedTuple, Optional, TypeVar
 
 from allocator._files import read_json, write_json
 from allocator.core.client import KafkaClient
@@ -22,7 +22,16 @@ from allocator.migrate.offsets import copy_offsets, restore_offsets
 from allocator.migrate.storage import OffsetStore, connected
 from allocator.migrate.topics import TopicIds
 from allocator.migrate.translate import ends_of
-from allocator.operate import ClusterChoice, choice_path, choose_cluster, describe, read_choice
+from allocator.operate import (
+    ClusterChoice,
+    choice_path,
+    choose_cluster,
+    describe,
+    kafka_group,
+    read_choice,
+    same_cluster,
+    subscribed,
+)
 from allocator.types import TopicPartition
 
 log = logging.getLogger(__name__)
@@ -31,7 +40,7 @@ FORMAT: Final = "allocator cutover 1"
 STEPS: Final = ("check", "freeze", "drain", "offsets", "start", "verify", "producers", "finish")
 NO_RETURN: Final = "producers"
 """The step in which producers switch to the new cluster. From then on only it has their records."""
-BY_PARTITION: Final = ("ends", "empty")  # details with an entry for each partition, which are too long to show
+HIDDEN: Final = ("ends", "empty", "choices")  # details for later steps, which are too long to show
 POLL_S: Final = 0.2
 
 T = TypeVar("T")
@@ -53,6 +62,11 @@ class CutoverClusters(NamedTuple):
     def partitions(self, client: KafkaClient) -> list[TopicPartition]:
         """Returns the partitions of the plan's topics on one of the clusters."""
         return [TopicPartition(topic, n) for topic in self.plan.topics for n in client.partitions(topic) or ()]
+
+    async def subscribed(self, group: str) -> frozenset[TopicPartition]:
+        """Returns the partitions of the topics that members of the group subscribe to on the old cluster."""
+        states = await describe(self.ensemble, group, self.plan.root), await kafka_group(self.old, group)
+        return frozenset().union(*(subscribed(state, self.old) for state in states))
 
     async def committed(self, store: OffsetStore) -> dict[TopicPartition, int]:
         """Returns the committed offsets of a group in these topics."""
@@ -172,8 +186,8 @@ class Cutover:
             )
         if found.get("plan") != self.plan.digest:
             raise ConfigError(
-                f"{self.plan.path} moves something else since its cutover began: only [wait], audit and security may "
-                "change; undo the change, or roll back with the old plan first"
+                f"{self.plan.path} moves something else since its cutover began: only [wait], leave, audit and "
+                "security may change; undo the change, or roll back with the old plan first"
             )
         self._state = found
         steps: dict[str, Any] = found["steps"]
@@ -201,7 +215,7 @@ class Cutover:
                     continue
                 details: dict[str, Any] = await getattr(self, f"_{step}")(clusters)
                 self._note(step, **details)
-                shown = ", ".join(f"{key} {value}" for key, value in details.items() if key not in BY_PARTITION)
+                shown = ", ".join(f"{key} {value}" for key, value in details.items() if key not in HIDDEN)
                 self._on_step(step, shown or "done")
 
     async def rollback(self) -> None:
@@ -224,15 +238,31 @@ class Cutover:
                     file = self._restore_file(group)
                     if file.exists():
                         await restore_offsets(file, self.plan.new_security)
-            for group in self.plan.groups:
-                await choose_cluster(clusters.ensemble, choice_path(self.plan.root, group), ClusterChoice())
-                self._on_step("rollback", f"{group} reads the old cluster")
-            if self.plan.producers is not None:
-                await choose_cluster(clusters.ensemble, self.plan.producers, ClusterChoice())
+            before = self._state["steps"].get("check", {}).get("choices", {})
+            for name, path in self._choices().items():
+                await choose_cluster(clusters.ensemble, path, ClusterChoice(before.get(path)))
+                self._on_step("rollback", f"{name} uses the old cluster")
         if self.plan.state.exists():
             self.plan.state.replace(self.plan.state.with_suffix(f".rolled-back-{int(time.time())}"))
         for group in self.plan.groups:
             self._restore_file(group).unlink(missing_ok=True)
+
+    async def clear(self) -> None:
+        """Removes the choice of the new cluster, once all services and producers name it in their own settings.
+
+        Raises CutoverFailed before the last step.
+        """
+        if STEPS[-1] not in self.load():
+            raise CutoverFailed(f"{self.plan.path} is not finished: its services still need the choice of the cluster")
+        async with opened(self.plan) as clusters:
+            for name, path in self._choices().items():
+                await choose_cluster(clusters.ensemble, path, ClusterChoice())
+                self._on_step("clear", f"{name} uses the brokers in its own settings")
+
+    def _choices(self) -> dict[str, str]:
+        """Returns who follows a cluster choice -> the path of its znode."""
+        paths = {group: choice_path(self.plan.root, group) for group in self.plan.groups}
+        return paths if self.plan.producers is None else {**paths, "the producers": self.plan.producers}
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
@@ -248,16 +278,25 @@ class Cutover:
             some = ", ".join(f"{each.topic}:{each.partition}" for each in behind[:5])
             faults.append(f"the mirror {self.plan.mirror!r} has not begun with {len(behind)} partitions: {some}")
         members: dict[str, int] = {}
+        choices: dict[str, Optional[str]] = {}
         empty: dict[str, list[list[Any]]] = {}
         ends = await ends_of(on.old, on.partitions(on.old))
         for group in self.plan.groups:
             async with self.plan.old(group).opened() as store:
-                committed = await store.committed(on.partitions(on.old))
+                committed = await store.committed()
                 members[group] = len(await store.members())
+            read = {each.topic for each in (*committed, *await on.subscribed(group)) if on.old.partitions(each.topic)}
+            others = sorted(read - {*self.plan.topics, *self.plan.leave})
+            if others:
+                faults.append(
+                    f"group {group!r} also reads {', '.join(map(repr, others[:10]))}, by its members or its committed "
+                    "offsets. On the new cluster it would skip or repeat records of these: mirror them and add them to "
+                    "topics, or name those that it does not read any more in [cutover] leave"
+                )
+            committed = {each: offset for each, offset in committed.items() if each.topic in self.plan.topics}
             if not committed:
                 faults.append(f"group {group!r} has no committed offsets in these topics on the old cluster")
-            topics = {each.topic for each in committed}
-            uncommitted = [each for each in ends if each.topic in topics and each not in committed]
+            uncommitted = [each for each in ends if each.topic in read and each not in committed]
             empty[group] = [[*each, ends[each].end] for each in uncommitted if ends[each].start == ends[each].end]
             unread = [f"{each.topic}:{each.partition}" for each in uncommitted if ends[each].start < ends[each].end]
             if unread:
@@ -266,12 +305,14 @@ class Cutover:
                     "start on the new cluster is unknown. Let it commit some, or stop it and set its start (`allocator "
                     "group offsets reset`)"
                 )
-            choice = await read_choice(on.ensemble, choice_path(self.plan.root, group))
-            if choice != ClusterChoice():
-                faults.append(f"group {group!r} already has a cluster choice: {choice}; check for another cutover")
+        for name, path in self._choices().items():
+            choice = await read_choice(on.ensemble, path)
+            if choice.frozen or not same_cluster(choice.brokers or self.plan.old_brokers, self.plan.old_brokers):
+                faults.append(f"{name} already has another cluster choice: {choice}; check for another cutover")
+            choices[path] = choice.brokers  # of an earlier cutover
         if faults:
             raise CutoverFailed(f"nothing was touched: {'; '.join(faults)}")
-        return {"members": members, "lag": await on.mirror_lag(), "empty": empty}
+        return {"members": members, "lag": await on.mirror_lag(), "empty": empty, "choices": choices}
 
     async def _freeze(self, on: CutoverClusters) -> dict[str, Any]:
         for group in self.plan.groups:

@@ -48,6 +48,7 @@ class Plan:
     root: str = _key("cutover.root", _TEXT, "/allocator")
     mirror: str = _key("cutover.mirror", _TEXT, "allocator-mirror")
     state_file: Optional[str] = _key("cutover.state", _TEXT, None)
+    leave: tuple[str, ...] = _key("cutover.leave", _NAMES, (), "topics that the groups do not read any more")
     audit: bool = _key("cutover.audit", Flag(), True)
     old_zookeeper: Optional[str] = _key("old.zookeeper", _TEXT, None)
     old_storage: str = _key("old.storage", Text(("kafka", "zookeeper")), "kafka")

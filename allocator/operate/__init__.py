@@ -18,7 +18,15 @@ if TYPE_CHECKING:
     from allocator.operate.dead_letters.waiting import WaitingRecords, read_retries
     from allocator.operate.deletion import GroupRemains, delete
     from allocator.operate.group_orders import NOT_OURS, WITHDRAWN_BY_PARTITION, OrdersFromOutside, OrdersOfGroup
-    from allocator.operate.group_reader import GroupReader, describe, list_groups, measure, read_group, read_groups
+    from allocator.operate.group_reader import (
+        GroupReader,
+        describe,
+        list_groups,
+        measure,
+        read_group,
+        read_groups,
+        subscribed,
+    )
     from allocator.operate.group_report import Coordinated, GroupReport, GroupState, Lag, Logs, name_of
     from allocator.operate.kafka_describe import kafka_group
     from allocator.operate.liveness import MembersAlive, live_members, refuse_members
@@ -91,6 +99,7 @@ __all__ = [
     "refuse_members",
     "same_cluster",
     "steered",
+    "subscribed",
 ]
 
 if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every name
@@ -103,7 +112,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "dead_letters.waiting": "WaitingRecords read_retries",
             "deletion": "GroupRemains delete",
             "group_orders": "NOT_OURS WITHDRAWN_BY_PARTITION OrdersFromOutside OrdersOfGroup",
-            "group_reader": "GroupReader describe list_groups measure read_group read_groups",
+            "group_reader": "GroupReader describe list_groups measure read_group read_groups subscribed",
             "group_report": "Coordinated GroupReport GroupState Lag Logs name_of",
             "kafka_describe": "kafka_group",
             "liveness": "MembersAlive live_members refuse_members",

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cutting import World, command, mirror_checked
-from mirroring import killed
+from joining import joined
+from mirroring import commit, killed
 
 from allocator import Consumer
 from allocator.cli.cutover import audit_topic
 from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import ConfigError
 from allocator.migrate.cutover import FORMAT, STEPS, Cutover, CutoverFailed
-from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster
+from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster, read_choice
 from allocator.testing import wait_until_async
 from allocator.testing.versions import NEWEST
+from allocator.types import TopicPartition
 
 pytestmark = pytest.mark.deadline(280)
 
@@ -41,6 +44,16 @@ def make_world(cluster_factory: Any, topic_factory: Callable[..., str], group: s
     return make
 
 
+@contextlib.asynccontextmanager
+async def zookeeper(world: World) -> AsyncIterator[ZooKeeperClient]:
+    client = ZooKeeperClient(world.zookeeper)
+    await client.connect()
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
 @pytest.mark.parametrize(("old", "new"), PAIRS)
 async def test_a_cutover_loses_nothing_while_all_run(old: str, new: str, make_world: Any) -> None:
     world = await make_world(old, new)
@@ -52,6 +65,9 @@ async def test_a_cutover_loses_nothing_while_all_run(old: str, new: str, make_wo
         await world.reads("new")
         with pytest.raises(CutoverFailed, match="was reached"):
             await Cutover(plan).rollback()
+    await Cutover(plan).clear()
+    async with zookeeper(world) as zk:
+        assert await read_choice(zk, choice_path("/allocator", world.group)) == ClusterChoice()
     # every record was committed before the services left the old cluster, and none was mirrored twice
     await world.assert_exact()
 
@@ -120,6 +136,49 @@ async def test_records_of_a_partition_without_commits_are_read_by_a_group_that_s
         numbers = await world.write(world.old, 10, [2])
         await Cutover(plan).run(until="verify")
         await wait_until_async(lambda: all(world.seen[n] for n in numbers), 60, "them to be read on the new cluster")
+
+
+async def test_a_plan_without_a_topic_that_the_group_reads_is_refused(make_world: Any) -> None:
+    """Once, the group skipped or repeated the records of that topic on the new cluster."""
+    world = await make_world()
+    committed, subscribed = f"{world.topic}.committed", f"{world.topic}.subscribed"
+    for topic in (committed, subscribed):
+        await asyncio.to_thread(world.old.create_topic, topic, 1)
+    await commit(world.old, world.group, {TopicPartition(committed, 0): 3})
+    plan = world.plan()
+    async with (
+        world.running(),
+        Consumer(
+            subscribed, **joined(brokers=world.old.bootstrap, group=world.group, zookeeper=world.zookeeper)
+        ) as member,
+    ):
+        await wait_until_async(lambda: len(member.assignment()) == 1, 60, "the member to own its partition")
+        await mirror_checked(world.plan(leave=[committed, subscribed]))
+        Cutover(plan).plan.state.unlink()
+        for leave in ([committed], [subscribed]):
+            with pytest.raises(CutoverFailed, match="also reads") as refused:
+                await Cutover(world.plan(leave=leave)).run(until="check")
+            for topic in (committed, subscribed):
+                assert (repr(topic) in str(refused.value)) == (topic not in leave)
+
+
+async def test_a_group_that_has_moved_before_moves_again_or_back(make_world: Any) -> None:
+    world = await make_world()
+    plan = world.plan()
+    async with zookeeper(world) as zk:
+        path = choice_path("/allocator", world.group)
+        await choose_cluster(zk, path, ClusterChoice(world.old.bootstrap))  # of an earlier cutover
+        async with world.ready(plan):
+            await Cutover(plan).run(until="start")
+            assert await read_choice(zk, path) == ClusterChoice(world.new.bootstrap)
+            with pytest.raises(CutoverFailed, match="is not finished"):
+                await Cutover(plan).clear()
+            await Cutover(plan).rollback()
+            assert await read_choice(zk, path) == ClusterChoice(world.old.bootstrap)
+            await choose_cluster(zk, path, ClusterChoice("elsewhere:9092"))
+            with pytest.raises(CutoverFailed, match="another cluster choice"):
+                await Cutover(plan).run(until="check")
+            await choose_cluster(zk, path, ClusterChoice(world.old.bootstrap))
 
 
 async def test_members_that_do_not_leave_stop_a_cutover_and_are_named(make_world: Any) -> None:

@@ -7,7 +7,9 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import Any, Final, NamedTuple, Optional
 
 from allocator import RebalanceListener
@@ -125,6 +127,7 @@ class Copying(RebalanceListener):
         self._watch = SourceWatch(clusters, client_of(self._consumer), self._copies, report.stops)
         self._committing = asyncio.Lock()
         self._targets_checked = 0.0
+        self._postponed: set[TopicPartition] = set()  # those without a leader, on either cluster
         self._error: Exception | None = None
         self._unsent: TopicPartition | None = None  # partition whose last batch is not completely passed to the sender
         self._last: list[MirrorProgress] = []
@@ -197,8 +200,12 @@ class Copying(RebalanceListener):
                     await self._watch.check(self._unsent)
                 for partition, replaced in sorted((await self._watch.settle(self._drain)).items()):
                     self._stop(partition.topic, replaced.stop)
+                if batch is not None and self._unsent in self._watch.doubted:
+                    consumer.seek(self._unsent, batch.base_offset)
+                    batch = self._unsent = None
                 if time.monotonic() - self._targets_checked > TARGETS_S:
                     await self._check_targets()
+                    await self._begin_postponed()
                 await self._topics.check_origins({each.topic for each in self._copies})
                 if batch is not None and batch.topic not in self._report.stops:
                     await self._send(batch)
@@ -224,9 +231,18 @@ class Copying(RebalanceListener):
 
         The new cluster may be down. The next start reads unacknowledged records again.
         """
-        if not await ends_unless(self._stopping, self._sender.drained(partitions)):
+        if not await self._patiently(partial(self._sender.drained, partitions)):
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(self._sender.drained(partitions), STOP_S)
+
+    async def _patiently(self, wait: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        """Waits for the sender, but not for partitions without a leader. Returns False if `stop` came first."""
+        while not self._stopping.is_set():
+            with contextlib.suppress(asyncio.TimeoutError):
+                return await within(ends_unless(self._stopping, wait()), POLL_S)
+            new = self._clusters.new
+            self._postpone({each for each in self._copies if new.leader(each) is None and not self._sender.idle(each)})
+        return False
 
     async def _send(self, batch: Batch) -> None:
         """Passes the batch to the sender, until the partition is lost or `stop` is called."""
@@ -238,7 +254,7 @@ class Copying(RebalanceListener):
             if self._expires(partition, copy, encoded):
                 return
             await self._throttle.take(encoded.size, self._stopping)
-            await ends_unless(self._stopping, self._sender.wait_for_space(encoded.size))
+            await self._patiently(partial(self._sender.wait_for_space, encoded.size))
             if self._stopping.is_set() or not self._sender.put(partition, queue, encoded):
                 return
             await asyncio.sleep(0)
@@ -395,6 +411,7 @@ class Copying(RebalanceListener):
         """Drops the partitions. The next owner finds the written records on the new cluster."""
         self._sender.drop(partitions)
         self._clusters.map.forget(partitions)
+        self._postponed -= partitions
         for partition in partitions:
             self._copies.pop(partition, None)
 
@@ -405,6 +422,8 @@ class Copying(RebalanceListener):
         while True:
             partitions = frozenset(each for each in partitions if self._topics.is_mirrored(each.topic))
             topics = {partition.topic for partition in partitions}
+            self._postpone(await self._leaderless(partitions))
+            partitions -= self._postponed
             ids, target_ids = await clusters.source_ids.of(topics), await clusters.target_ids.of(topics)
             try:
                 taken = await take_over(clusters, self._settings, partitions, ids, target_ids)
@@ -437,11 +456,35 @@ class Copying(RebalanceListener):
         moved = {each: copy.commit for each, copy in copies.items() if taken[each].seek}
         if moved:
             await self._consumer.commit(moved)
-        for partition in moved:
+        for partition in copies:
             self._consumer.seek(partition, taken[partition].position)
         # set only after the seek: earlier, `_commit` would count all records before the former position as done
         self._copies.update(copies)
         self._pause_stopped(partitions)
+
+    def _postpone(self, partitions: AbstractSet[TopicPartition]) -> None:
+        """Gives up partitions without a leader until they have one. The others continue."""
+        if partitions:
+            names = ", ".join("{}:{}".format(*each) for each in sorted(partitions)[:5])
+            log.warning("%s: %d partitions have no leader and wait: %s", self._settings.group, len(partitions), names)
+            self.on_partitions_lost(frozenset(partitions))
+            self._postponed |= partitions
+            self._consumer.pause(partitions & self._consumer.assignment())
+
+    async def _leaderless(self, partitions: Collection[TopicPartition]) -> set[TopicPartition]:
+        found = set()
+        for client in (self._clusters.old, self._clusters.new):
+            await client.refresh({each.topic for each in partitions})
+            found |= {each for each in partitions if client.leader(each) is None}
+        return found
+
+    async def _begin_postponed(self) -> None:
+        again = self._postponed & self._consumer.assignment()
+        again -= await self._leaderless(again) if again else again
+        if again:
+            self._postponed -= again
+            await self._begin(frozenset(again))
+            self._consumer.resume(each for each in again & self._consumer.assignment() if each in self._copies)
 
     def _stop(self, topic: str, stop: Stop) -> None:
         """Stops copying a topic. If the new cluster lost records of it, also stops its commits."""
@@ -462,12 +505,21 @@ class Copying(RebalanceListener):
 
     async def _check_targets(self) -> None:
         """Stops topics whose acknowledged records the new cluster has lost."""
-        kept = {each: copy.target for each, copy in self._copies.items() if each.topic not in self._report.stops}
-        ids = await self._clusters.target_ids.of({each.topic for each in kept})
-        for each, reason in (await find_targets_lost(self._clusters.new, kept, ids)).items():
+        new, stops = self._clusters.new, self._report.stops
+        self._targets_checked = time.monotonic()
+        ids = await self._clusters.target_ids.of({each.topic for each in self._copies if each.topic not in stops})
+        kept = {
+            each: copy.target
+            for each, copy in self._copies.items()
+            if each.topic in ids and not (new.partitions(each.topic) and new.leader(each) is None)
+        }
+        try:
+            found = await within(find_targets_lost(new, kept, ids), TARGETS_S)
+        except asyncio.TimeoutError:  # a leader has just failed
+            return
+        for each, reason in found.items():
             if each in self._copies:
                 self._stop(each.topic, Stop(reason, Remedy.RESTART))
-        self._targets_checked = time.monotonic()
 
     async def _out_of_range(self, partition: TopicPartition, error: OffsetOutOfRange) -> None:
         """Handles a position that the old log lacks: its beginning was deleted, or it is another log."""

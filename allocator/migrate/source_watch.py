@@ -14,10 +14,11 @@ from allocator.types import Partitions, TopicPartition
 
 
 class SourceWatch:
-    """Marks topics as doubted if their log may be another one, and compares their records with the mirrored ones.
+    """Marks partitions as doubted if their log may be another one, and compares their records with the mirrored ones.
 
-    Guarantee: a topic is doubted before the consumer gets the first batch of its new log. A caller that settles doubts
-    before it sends a batch sends no record of a new log.
+    Guarantee: a partition is doubted before the consumer gets the first batch of its new log. A caller that settles
+    doubts before it sends a batch, and puts batches of partitions back that stay `doubted`, sends no record of a new
+    log.
 
     `client` is the consumer's own: its metadata shows a change before the consumer fetches. `copies` has the partitions
     of this process, and `stopped` the topics that are no longer mirrored.
@@ -34,10 +35,10 @@ class SourceWatch:
         self._client = client
         self._copies = copies
         self._stopped = stopped
-        self._doubted: set[str] = set()
+        self.doubted: set[TopicPartition] = set()
 
     def metadata_changed(self) -> None:
-        """Marks topics as doubted if their id has changed, or if one of their partitions has no leader."""
+        """Doubts topics if their id has changed, or if one of their partitions has no leader."""
         topics = {each.topic: copy.source_id for each, copy in self._copies.items() if each.topic not in self._stopped}
         for topic, known in topics.items():
             now = self._client.topic_id(topic)
@@ -47,7 +48,10 @@ class SourceWatch:
                 numbers = self._client.partitions(topic) or ()
                 same = bool(numbers) and all(self._client.leader(TopicPartition(topic, n)) is not None for n in numbers)
             if not same:
-                self._doubted.add(topic)
+                self._doubt(topic)
+
+    def _doubt(self, topic: str) -> None:
+        self.doubted.update(each for each in self._copies if each.topic == topic)
 
     async def check(self, partition: TopicPartition) -> None:
         """Doubts the topic if it was recreated before this batch was fetched."""
@@ -56,28 +60,27 @@ class SourceWatch:
         if known is None or (self._client.broker_version >= (3, 1) and not known.startswith(ZNODE)):
             return  # from Kafka 3.1 on, fetches name the topic by id, and metadata with a new id arrives earlier
         if same_topic(known, (await self._clusters.source_ids.of([partition.topic]))[partition.topic]) is False:
-            self._doubted.add(partition.topic)
+            self._doubt(partition.topic)
 
     async def settle(self, drain: Callable[[Partitions], Awaitable[None]]) -> dict[TopicPartition, Replaced]:
-        """Compares doubted topics with the mirrored records after `drain`. Returns the partitions that were replaced.
+        """Compares doubted partitions with the mirrored records after `drain`. Returns those that were replaced.
 
-        A topic that does not exist now stays doubted.
+        A partition without a leader stays doubted.
         """
         old, replaced = self._clusters.old, {}
-        for topic in list(self._doubted):
+        self.doubted &= self._copies.keys()
+        for topic in {each.topic for each in self.doubted}:
             ids = await self._clusters.source_ids.of([topic])
-            mine = frozenset(each for each in self._copies if each.topic == topic)
-            if old.partitions(topic) is None or any(old.leader(each) is None for each in mine):
-                continue
-            await drain(mine)
-            ends = await ends_of(old, mine)
+            led = frozenset(each for each in self.doubted if each.topic == topic and old.leader(each) is not None)
+            await drain(led)
+            ends = await ends_of(old, led)
             logs = {
                 each: Log(ends[each].start, self._copies[each].acked)
-                for each in mine
+                for each in led
                 if each in ends and each in self._copies
             }
             replaced.update(await find_replaced(self._clusters, logs, ids))
-            self._doubted.discard(topic)
+            self.doubted -= led
         return replaced
 
     async def replaced(self, partition: TopicPartition, start: int, error: OffsetOutOfRange) -> Replaced | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from mirroring import Pair, commit, committed, fill, numbered, settings
+from mirroring import Pair, commit, committed, fill, mirroring, more, numbered, settings
 
 from allocator.core.client.client import KafkaClient
 from allocator.migrate.mirror import Mirror
@@ -18,6 +19,7 @@ from allocator.migrate.offsets import copy_offsets
 from allocator.migrate.report import TopicsStopped
 from allocator.migrate.storage import OffsetStore
 from allocator.migrate.topics import settings_of
+from allocator.migrate.translate import ends_of
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import TopicPartition
 
@@ -134,3 +136,46 @@ async def test_a_bad_topic_stops_only_itself(make_pair: MakePair) -> None:
     async with KafkaClient(pair.new.bootstrap) as client:
         assert f"{name}-not-this" not in await client.list_topics()
         assert "segment.bytes" not in (await settings_of(client, [f"{name}-good"]))[f"{name}-good"]
+
+
+@pytest.mark.parametrize("side", ["old", "new"])
+@pytest.mark.parametrize("running", [True, False])
+async def test_a_partition_without_a_leader_stops_no_other(
+    make_pair: MakePair, cluster_factory: Callable[..., LocalCluster], side: str, running: bool
+) -> None:
+    quick = {"zookeeper.session.timeout.ms": 4000, "offsets.topic.replication.factor": 2}
+    both: dict[str, Any] = {"old": "2.8.2", "new": "3.9.1"}
+    cluster = both[side] = await asyncio.to_thread(
+        lambda: cluster_factory(kafka=both[side], brokers=2, broker_config=quick)
+    )
+    pair = await make_pair(*both.values(), 2, old_zookeeper=None)
+    if side == "new":
+        await asyncio.to_thread(cluster.create_topic, pair.topic, 2)
+        await asyncio.to_thread(cluster.create_topic, map_topic(pair.group), 1, 2, {"cleanup.policy": "compact"})
+    dead = await asyncio.to_thread(cluster.leader, pair.topic, 0)
+    assert dead is not None
+    await fill(pair.old, pair.topic, 20, partition=None)
+    await pair.catch_up()
+
+    async def copied() -> int:
+        async with KafkaClient(pair.new.bootstrap) as client:
+            client.follow([pair.topic])
+            return (await ends_of(client, [TopicPartition(pair.topic, 1)]))[TopicPartition(pair.topic, 1)].end
+
+    before, mirror = await copied(), pair.mirror()
+    async with contextlib.AsyncExitStack() as stack:
+        if running:
+            await stack.enter_async_context(mirroring(mirror))
+            await wait_until_async(lambda: len(mirror.progress()) == 2, 60, "the mirror to begin")
+        await asyncio.to_thread(dead.stop)
+        if side == "new":
+            await fill(pair.old, pair.topic, 20)  # they wait
+        await fill(pair.old, pair.topic, 30, partition=1)
+        if not running:
+            await stack.enter_async_context(mirroring(mirror))
+        await wait_until_async(lambda: more(copied, before + 29), 60, "the records of the other partition")
+        await asyncio.to_thread(dead.start)
+        if side == "old":
+            await fill(pair.old, pair.topic, 20)
+        await wait_until_async(lambda: mirror.records == 50, 60, "the records of the partition whose leader is back")
+    await pair.assert_equal()

@@ -44,6 +44,10 @@ class Remedy(enum.Enum):
         "Stop one of the mirrors, or let it leave the topic out (--exclude). If the other one has ended for good, "
         "delete its offset map"
     )
+    OTHER_TARGET = (
+        "If that was a mirror to another cluster, start this one with another --group. If the offset map was deleted, "
+        "start with --restart {topic} to mirror the topic again from its earliest old record"
+    )
     UNFIT = "Correct it and start the mirror again, or leave the topic out (--exclude {topic})"
     RESTART = (
         "Start with --restart {topic} to mirror it again from its earliest old record, after the records on the new "

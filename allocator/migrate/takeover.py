@@ -153,7 +153,11 @@ async def take_over(
         if reason is None and partition in targets_lost:
             reason, choice = targets_lost[partition], "earliest" if partition.topic in settings.restart else None
             if choice is None:
-                found[partition] = TakenOver(source.start, there, stop=Stop(reason, Remedy.RESTART))
+                stop = Stop(reason, Remedy.RESTART)
+                if not known.positions(partition).runs:
+                    others = f"group {settings.group!r} has mirrored it, and the offset map here knows nothing of it"
+                    stop = Stop(others, Remedy.OTHER_TARGET)
+                found[partition] = TakenOver(source.start, there, stop=stop)
                 continue
         incarnation = known.incarnation(partition)
         incarnation = incarnation._replace(topic_id=ids[partition.topic] or incarnation.topic_id)

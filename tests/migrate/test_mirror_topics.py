@@ -179,3 +179,15 @@ async def test_a_partition_without_a_leader_stops_no_other(
             await fill(pair.old, pair.topic, 20)
         await wait_until_async(lambda: mirror.records == 50, 60, "the records of the partition whose leader is back")
     await pair.assert_equal()
+
+
+async def test_a_second_target_with_the_same_group_is_told_so(
+    make_pair: MakePair, cluster_factory: Callable[..., LocalCluster]
+) -> None:
+    pair = await make_pair("2.8.2", "3.9.1")
+    await pair.fill(20)
+    await pair.catch_up()
+    second = await asyncio.to_thread(lambda: cluster_factory(kafka="1.1.1"))
+    with pytest.raises(TopicsStopped, match="has mirrored it, .* start this one with another --group"):
+        await caught_up(settings(pair.old, second, pair.group, topics=[pair.topic]))
+    await caught_up(settings(pair.old, second, f"{pair.group}-2", topics=[pair.topic]))

@@ -11,7 +11,6 @@ from typing import TypeVar
 from allocator.core.aio import wait_for_event, wall_ms
 from allocator.core.client import KafkaClient, list_offsets
 from allocator.core.commands import Orders, OrderStore
-from allocator.core.offsets import GroupOffsets
 from allocator.core.settings import DEFAULT, check_group
 from allocator.core.subscription import topic_pattern
 from allocator.core.znodes import (
@@ -29,6 +28,7 @@ from allocator.core.zookeeper import NoZnode, Watched, ZooKeeperClient
 from allocator.errors import AllocatorError, ConfigError
 from allocator.operate.cluster_choice import ClusterChoice, choice_path, read_choice
 from allocator.operate.clusters import Clusters
+from allocator.operate.committed import fetch_committed
 from allocator.operate.group_report import GroupReport, GroupState, Logs, reported_problems
 from allocator.operate.layouts import KIEL, OLD_CONSUMERS, old_layouts
 from allocator.operate.shell_command import ShellCommand
@@ -217,8 +217,8 @@ async def describe(zk: ZooKeeperClient, group: str, root: str = DEFAULT["root"])
 
 async def measure(client: KafkaClient, state: GroupState, brokers: str | None = None) -> GroupReport:
     """Returns the group with its committed offsets, and both ends of the logs that it reads or has read."""
-    committed = await GroupOffsets(client, state.group, timeout_s=client.request_timeout_s).fetch(None)
     existing = subscribed(state, client)
+    committed = await fetch_committed(client, state.group, {*existing, *state.assigned})
     logs = await read_logs(client, {*existing, *committed, *state.assigned}, committed)
     return GroupReport(state, logs, existing, brokers)
 

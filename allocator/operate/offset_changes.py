@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 from typing import Any, Optional
 
 from allocator.core.client import KafkaClient, list_offsets
-from allocator.core.offsets import GroupOffsets
 from allocator.errors import ConfigError, TopicNotFound
 from allocator.operate.clusters import Clusters
+from allocator.operate.committed import commit_where_kept, fetch_committed
 from allocator.operate.group_reader import (
     NoSuchGroup,
     describe_anywhere,
@@ -64,7 +64,7 @@ async def _commit(
     """Commits for a group without members. Raises MembersAlive, also if a member joined meanwhile."""
     # checked after the plan, which takes time: a member may have joined
     refuse_members(await members_of(clusters, client, group), group)
-    await GroupOffsets(client, group, timeout_s=client.request_timeout_s).commit(dict(offsets))
+    await commit_where_kept(client, group, offsets)
     refuse_members(
         await members_of(clusters, client, group),
         group,
@@ -77,7 +77,7 @@ async def _plan(
     clusters: Clusters, client: KafkaClient, group: str, target: Target, topics: Collection[str]
 ) -> ResetPlan:
     state = await describe_anywhere(clusters, client, group)
-    committed = await GroupOffsets(client, group, timeout_s=client.request_timeout_s).fetch(None)
+    committed = await fetch_committed(client, group)
     single = {each for text in topics if ":" in text for each in parse_partitions(text)}
     chosen = {topic for topic in topics if ":" not in topic}
     unknown = sorted({topic for topic in (*chosen, *(p.topic for p in single)) if client.partitions(topic) is None})
@@ -105,7 +105,7 @@ async def read_partitions(
     Raises ConfigError if a leader does not respond, and for an offset outside a log.
     """
     async with clusters.cluster() as client:
-        committed = await GroupOffsets(client, group, timeout_s=client.request_timeout_s).fetch(None)
+        committed = await fetch_committed(client, group, partitions)
         logs = await _all_logs(client, partitions, committed)
         if target is None:
             return logs, {}
@@ -139,10 +139,10 @@ async def copy_within(clusters: Clusters, group: str, other: str, *, execute: bo
     has members. Raises NoSuchGroup if there are no offsets to copy.
     """
     async with clusters.cluster() as client:
-        offsets = await GroupOffsets(client, group, timeout_s=client.request_timeout_s).fetch(None)
+        offsets = await fetch_committed(client, group)
         if not offsets:
             raise NoSuchGroup(f"group {group!r} has no committed offsets to copy")
-        before = await GroupOffsets(client, other, timeout_s=client.request_timeout_s).fetch(None)
+        before = await fetch_committed(client, other)
         alive = await members_of(clusters, client, other)
         if execute:
             await _commit(clusters, client, other, {p: at._replace(leader_epoch=-1) for p, at in offsets.items()})

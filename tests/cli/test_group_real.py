@@ -163,6 +163,19 @@ async def test_offsets_are_reset_only_with_execute(shell: Shell, to: str, offset
     assert await shell.committed() == dict(enumerate(offsets))
 
 
+@pytest.mark.parametrize("storage", ["zookeeper", "both"])
+async def test_a_reset_changes_the_offsets_where_the_group_keeps_them(shell: Shell, storage: str) -> None:
+    """Once, it changed those in Kafka, and members continued at the old ones in ZooKeeper."""
+    async with shell.consumer(offsets=storage) as consumer:
+        await shell.consume(consumer, 30)
+    for committed in (10, 4):
+        shown = await shell.json("offsets", shell.group)
+        assert {each["committed"] for each in shown["partitions"]} == {committed}
+        await shell.json("offsets", "reset", shell.group, "--to", "4", "--execute")
+    async with shell.consumer(offsets=storage) as again:
+        await shell.consume(again, 18)
+
+
 async def test_a_reset_is_refused_while_members_are_alive(shell: Shell) -> None:
     async with shell.consumer(client_id="billing-1") as consumer:
         await shell.consume(consumer, 30)

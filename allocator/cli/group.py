@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -179,8 +180,11 @@ def offsets() -> None:
 
 @offsets.command("show")
 @click.argument("name", metavar="[GROUP]", type=GROUP, required=False)
+@click.option(
+    "--csv", "as_csv", is_flag=True, help="Print lines TOPIC,PARTITION,OFFSET for `offsets reset --from-file`."
+)
 @with_clusters
-def show_command(name: str | None, access: Access, as_json: bool) -> None:
+def show_command(name: str | None, as_csv: bool, access: Access, as_json: bool) -> None:
     """Show the committed offset, log end and lag of each partition."""
     from allocator.operate import read_group
 
@@ -189,6 +193,9 @@ def show_command(name: str | None, access: Access, as_json: bool) -> None:
     if as_json:
         wanted = ("group", "partitions", "lag", "lag_unknown_partitions", "problems")
         print_json({key: value for key, value in report.to_json().items() if key in wanted})
+    elif as_csv:
+        for partition, at in sorted(report.logs.committed.items()):
+            click.echo(f"{partition.topic},{partition.partition},{at.offset}")
     else:
         out = console()
         out.print(offsets_table(report))
@@ -199,7 +206,10 @@ def show_command(name: str | None, access: Access, as_json: bool) -> None:
 
 @offsets.command("reset")
 @click.argument("name", metavar="[GROUP]", type=GROUP, required=False)
-@click.option("--to", "to", required=True, help=f"New offset: {TARGETS}.")
+@click.option("--to", "to", help=f"New offset: {TARGETS}.")
+@click.option(
+    "--from-file", type=click.Path(dir_okay=False), help="CSV file with lines TOPIC,PARTITION,OFFSET, for --to."
+)
 @repeated(
     "--topic",
     "topics",
@@ -208,15 +218,24 @@ def show_command(name: str | None, access: Access, as_json: bool) -> None:
 @execute_option
 @with_clusters
 def reset_command(
-    name: str | None, to: str, topics: tuple[str, ...], execute: bool, access: Access, as_json: bool
+    name: str | None,
+    to: str | None,
+    from_file: str | None,
+    topics: tuple[str, ...],
+    execute: bool,
+    access: Access,
+    as_json: bool,
 ) -> None:
     """Replace the committed offsets of a group without members. Without --execute, only show the plan.
 
     For a group that is not in ZooKeeper, give --zookeeper none.
     """
-    from allocator.operate import execute_reset, parse_target, plan_reset
+    from allocator.operate import execute_reset, parse_target, plan_reset, read_offsets
 
-    chosen, target = access.chosen_group(name), parse_target(to)
+    if (to is None) == (from_file is None):
+        raise click.UsageError("give either --to or --from-file")
+    chosen = access.chosen_group(name)
+    target = parse_target(to) if to is not None else read_offsets(Path(from_file or ""))
     asyncio.run(access.check_members_known(chosen))
     plan = asyncio.run((execute_reset if execute else plan_reset)(access, chosen, target, topics))
     if as_json:

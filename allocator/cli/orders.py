@@ -18,7 +18,7 @@ from allocator.cli.report import orders_table
 from allocator.core.aio import milliseconds, wall_ms
 from allocator.core.text import plain
 from allocator.errors import ConfigError
-from allocator.operate import TARGETS, parse_partitions, parse_target
+from allocator.operate import SEEK_TARGETS, parse_partitions, parse_target
 from allocator.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -283,10 +283,10 @@ def quarantine(partitions: frozenset[TopicPartition], lift: bool, details: Any) 
     return lambda orders: orders.lift(partitions) if lift else orders.quarantine(partitions, **details)
 
 
-@_order("seek", PARTITIONS, click.option("--to", required=True, help=f"New offset: {TARGETS}."), of_records=True)
+@_order("seek", PARTITIONS, click.option("--to", required=True, help=f"New offset: {SEEK_TARGETS}."), of_records=True)
 def seek(partitions: frozenset[TopicPartition], to: str, details: Any) -> Act:
     """Move the position of PARTITIONS (topic:0-3,7) to another offset. `orders` shows the former positions."""
-    place = str(parse_target(to))
+    place = str(parse_target(to, relative=False))
     return lambda orders: orders.seek(partitions, place, **details)
 
 

@@ -333,7 +333,7 @@ class Copying(RebalanceListener):
             offsets = {
                 each: self._copies[each].commit
                 for each in partitions
-                if each in self._copies and not self._lost_by_target(each.topic)
+                if each in self._copies and not self._report.is_lost(each.topic)
             }
             if not offsets:
                 return
@@ -488,17 +488,13 @@ class Copying(RebalanceListener):
 
     def _stop(self, topic: str, stop: Stop) -> None:
         """Stops copying a topic. If the new cluster lost records of it, also stops its commits."""
-        if topic in self._report.stops and (stop.remedy is not Remedy.RESTART or self._lost_by_target(topic)):
+        if topic in self._report.stops and (stop.remedy is not Remedy.RESTART or self._report.is_lost(topic)):
             return
         self._report.stops[topic] = stop
         log.error("%s: %s", self._settings.group, stop.text(topic))
         if stop.remedy in (Remedy.RESTART, Remedy.UNFIT):
             self._sender.drop([each for each in self._copies if each.topic == topic])
         self._pause_stopped(self._consumer.assignment())
-
-    def _lost_by_target(self, topic: str) -> bool:
-        stop = self._report.stops.get(topic)
-        return stop is not None and stop.remedy is Remedy.RESTART
 
     def _pause_stopped(self, partitions: Partitions) -> None:
         self._consumer.pause([each for each in partitions if not self._topics.is_mirrored(each.topic)])

@@ -126,6 +126,11 @@ class MirrorReport:
         """Stopped old topics -> the reason."""
         return {topic: stop.reason for topic, stop in self.stops.items()}
 
+    def is_lost(self, topic: str) -> bool:
+        """Returns whether the topic is stopped because the new cluster has lost records of it."""
+        stop = self.stops.get(topic)
+        return stop is not None and stop.remedy is Remedy.RESTART
+
     def count_lost(self, loss: SourceLoss, incarnation: int) -> None:
         """Counts and logs a loss, except offsets that were counted before a reconnection.
 

@@ -38,7 +38,14 @@ if TYPE_CHECKING:
         read_partitions,
     )
     from allocator.operate.order_report import ORDER_STATES, OrderReport, order_reports
-    from allocator.operate.reset_plan import TARGETS, ResetPlan, parse_partitions, parse_target
+    from allocator.operate.reset_plan import (
+        SEEK_TARGETS,
+        TARGETS,
+        ResetPlan,
+        parse_partitions,
+        parse_target,
+        read_offsets,
+    )
     from allocator.operate.shell_command import ShellCommand
     from allocator.operate.steering import Act, Steered, changes_of, give, pair, planned, steered
     from allocator.operate.switching import ChoiceWatcher
@@ -47,6 +54,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NOT_OURS",
     "ORDER_STATES",
+    "SEEK_TARGETS",
     "TARGETS",
     "WITHDRAWN_BY_PARTITION",
     "Act",
@@ -94,6 +102,7 @@ __all__ = [
     "read_choice",
     "read_group",
     "read_groups",
+    "read_offsets",
     "read_partitions",
     "read_retries",
     "refuse_members",
@@ -118,7 +127,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "liveness": "MembersAlive live_members refuse_members",
             "offset_changes": "check_members_known copy_within execute_reset plan_reset read_partitions",
             "order_report": "ORDER_STATES OrderReport order_reports",
-            "reset_plan": "TARGETS ResetPlan parse_partitions parse_target",
+            "reset_plan": "SEEK_TARGETS TARGETS ResetPlan parse_partitions parse_target read_offsets",
             "shell_command": "ShellCommand",
             "steering": "Act Steered changes_of give pair planned steered",
             "switching": "ChoiceWatcher",

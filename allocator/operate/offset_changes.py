@@ -79,6 +79,10 @@ async def _plan(
     state = await describe_anywhere(clusters, client, group)
     committed = await fetch_committed(client, group)
     single = {each for text in topics if ":" in text for each in parse_partitions(text)}
+    if isinstance(target, Mapping):
+        if topics:
+            raise ConfigError("the file names the partitions; omit --topic")
+        single = set(target)
     chosen = {topic for topic in topics if ":" not in topic}
     unknown = sorted({topic for topic in (*chosen, *(p.topic for p in single)) if client.partitions(topic) is None})
     if unknown:
@@ -86,7 +90,7 @@ async def _plan(
     missing = sorted(p for p in single if p.partition not in (client.partitions(p.topic) or ()))
     if missing:
         raise ConfigError(f"{', '.join(map(name_of, missing))} do not exist")
-    if not topics:
+    if not topics and not single:
         assigned = state.assigned if state is not None else ()
         chosen = {p.topic for p in (*committed, *assigned, *subscribed(state, client))}
     wanted = single.union(TopicPartition(topic, p) for topic in chosen for p in client.partitions(topic) or ())

@@ -2,36 +2,68 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Optional, Union
 
-from allocator.core.aio import milliseconds
+from allocator.core.aio import milliseconds, wall_ms
 from allocator.core.settings import check_topic
 from allocator.errors import ConfigError
 from allocator.operate.group_report import Logs, listed, name_of
 from allocator.types import TopicPartition
 
-Target = Union[str, int]
-"""The value of `--to`: "earliest", "latest", "timestamp:MS", "shift:N", or an offset."""
+Target = Union[str, int, Mapping[TopicPartition, int]]
+"""The value of `--to`: "earliest", "latest", "timestamp:MS", "shift:N", an offset, or one for each partition."""
 
 
-TARGETS = "earliest, latest, an offset, shift:-100, timestamp:MILLISECONDS, or a time such as 2026-01-31T12:00:00Z"
+SEEK_TARGETS = "earliest, latest, an offset, ago:90m, timestamp:MILLISECONDS, or a time such as 2026-01-31T12:00:00Z"
+TARGETS = f"shift:-100, {SEEK_TARGETS}"
+_AGO = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
-def parse_target(text: str) -> Target:
-    """Parses the value of `--to`, which may also be an ISO 8601 time with a zone. Raises ConfigError."""
+def parse_target(text: str, *, relative: bool = True) -> str | int:
+    """Parses the value of `--to`, which may also be an ISO 8601 time with a zone. Raises ConfigError.
+
+    `relative`: whether the target may depend on the committed offset.
+    """
     if text in ("earliest", "latest"):
         return text
     if re.fullmatch(r"[0-9]{1,18}", text):
         return int(text)
-    if re.fullmatch(r"shift:[+-]?[0-9]{1,18}", text):
+    if relative and re.fullmatch(r"shift:[+-]?[0-9]{1,18}", text):
         return text
+    ago = re.fullmatch(r"ago:([0-9]{1,9})([smhd])", text)
+    if ago is not None:
+        return f"timestamp:{max(0, wall_ms() - int(ago[1]) * _AGO[ago[2]])}"
     try:
         return f"timestamp:{milliseconds(text[len('timestamp:') :] if text.startswith('timestamp:') else text)}"
     except ValueError as error:
-        raise ConfigError(f"{text!r} is not {TARGETS} ({error})") from None
+        raise ConfigError(f"{text!r} is not {TARGETS if relative else SEEK_TARGETS} ({error})") from None
+
+
+def read_offsets(path: Path) -> dict[TopicPartition, int]:
+    """Reads a CSV file with lines TOPIC,PARTITION,OFFSET, as Kafka's own tool exports them. Raises ConfigError."""
+    found: dict[TopicPartition, int] = {}
+    try:
+        rows = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    for number, row in enumerate(rows, 1):
+        if not row:
+            continue
+        if len(row) != 3 or not all(re.fullmatch(r"[0-9]{1,18}", each.strip()) for each in row[1:]):
+            raise ConfigError(f"{path}, line {number}: {','.join(row)!r} is not TOPIC,PARTITION,OFFSET")
+        check_topic(row[0].strip())
+        partition = TopicPartition(row[0].strip(), int(row[1]))
+        if partition in found:
+            raise ConfigError(f"{path}, line {number}: {name_of(partition)} comes twice")
+        found[partition] = int(row[2])
+    if not found:
+        raise ConfigError(f"{path} has no offsets: write lines TOPIC,PARTITION,OFFSET")
+    return found
 
 
 def parse_partitions(text: str) -> frozenset[TopicPartition]:
@@ -95,11 +127,12 @@ class ResetPlan:
                 found = times.get(partition)
                 after[partition] = end if found is None else found
             else:
-                after[partition] = target
-                if not start <= target <= end:
+                after[partition] = wanted = target if isinstance(target, int) else target[partition]
+                if not start <= wanted <= end:
                     outside.append(f"{name_of(partition)} has {start} to {end}")
         if outside:
-            raise ConfigError(f"offset {target} is outside the log: {listed(outside)}")
+            offset = target if isinstance(target, int) else "in the file"
+            raise ConfigError(f"offset {offset} is outside the log: {listed(outside)}")
         before = {p: logs.committed[p].offset if p in logs.committed else None for p in after}
         return cls(group, before, after, tuple(alive))
 

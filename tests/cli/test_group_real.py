@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -143,6 +144,7 @@ async def test_a_group_that_has_ended_still_shows_its_offsets_and_lag(shell: She
         ("earliest", [0, 0, 0]),
         ("timestamp:1700000004500", [5, 5, 5]),
         ("timestamp:1800000000000", [10, 10, 10]),
+        ("ago:20000d", [0, 0, 0]),
         ("3", [3, 3, 3]),
     ],
 )
@@ -161,6 +163,33 @@ async def test_offsets_are_reset_only_with_execute(shell: Shell, to: str, offset
     done = await shell.json("offsets", "reset", shell.group, "--to", to, "--execute", *NOWHERE)
     assert done["executed"] is True
     assert await shell.committed() == dict(enumerate(offsets))
+
+
+async def test_offsets_go_to_a_file_and_back(shell: Shell, tmp_path: Path) -> None:
+    file = tmp_path / "offsets.csv"
+    kept = {0: 7, 2: 1}
+    async with KafkaClient(shell.cluster.bootstrap) as client:
+        commits = {shell.partitions[p]: OffsetAndMetadata(at, "", -1) for p, at in kept.items()}
+        await GroupOffsets(client, shell.group).commit(commits)
+    _, out, _ = await shell.run("offsets", "show", shell.group, "--csv", *NOWHERE)
+    assert out == f"{shell.topic},0,7\n{shell.topic},2,1\n"
+    await asyncio.to_thread(file.write_text, out)
+    await shell.json("offsets", "reset", shell.group, "--to", "latest", "--execute", *NOWHERE)
+    assert await shell.committed() == {0: 10, 1: 10, 2: 10}
+    done = await shell.json("offsets", "reset", shell.group, "--from-file", str(file), "--execute", *NOWHERE)
+    assert [(each["partition"], each["to"]) for each in done["partitions"]] == list(kept.items())
+    assert await shell.committed() == {**kept, 1: 10}
+    for text, fault in (
+        (f"{shell.topic},0,11\n", "is outside the log"),
+        (f"{shell.topic},0,1\n{shell.topic},0,2\n", "line 2: .* comes twice"),
+        (f"{shell.topic},0\n", "line 1: .* is not TOPIC,PARTITION,OFFSET"),
+        ("", "has no offsets"),
+    ):
+        await asyncio.to_thread(file.write_text, text)
+        code, _, err = await shell.run("offsets", "reset", shell.group, "--from-file", str(file), "--execute", *NOWHERE)
+        assert code == 2
+        assert re.search(fault, " ".join(err.split()))
+    assert await shell.committed() == {**kept, 1: 10}
 
 
 @pytest.mark.parametrize("storage", ["zookeeper", "both"])
@@ -260,7 +289,7 @@ async def test_refusals_name_what_is_wrong(shell: Shell) -> None:
     assert f"offset 11 is outside the log: {shell.topic}:0 has 0 to 10" in err
     code, _, err = await shell.run("offsets", "reset", shell.group, "--to", "sometime")
     assert code == 2
-    assert "'sometime' is not earliest, latest" in err
+    assert "'sometime' is not shift:-100, earliest, latest" in err
     code, _, err = await shell.run("offsets", "reset", shell.group, "--to", "latest", "--topic", "no-such-topic")
     assert code == 1
     assert "no-such-topic" in err

@@ -130,7 +130,7 @@ def test_a_target_is_a_word_a_time_or_an_offset() -> None:
         "1969-12-31T00:00Z",
         "shift:1.5",
     ):
-        with pytest.raises(ConfigError, match="is not earliest, latest"):
+        with pytest.raises(ConfigError, match="is not shift:-100, earliest, latest"):
             parse_target(wrong)
     with pytest.raises(ConfigError, match="has no time zone; add Z"):
         parse_target("2023-11-14T22:13:20")

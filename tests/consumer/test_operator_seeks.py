@@ -11,6 +11,7 @@ from allocator.core.commands.orders import Order, OrderResult, Orders
 from allocator.core.consumer.core import ConsumerCore
 from allocator.core.consumer.operator_orders import OperatorOrders
 from allocator.core.subscription.state import LATEST
+from allocator.errors import CommitFailed
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
 
@@ -54,4 +55,26 @@ async def test_a_seek_is_carried_out_once_although_its_result_is_read_late() -> 
         await asyncio.sleep(0)
     assert core.positions == {partition: 8}
     assert len(store.results) == 1
+    await core.tasks.close()
+
+
+async def test_a_seek_that_another_owner_has_carried_out_meanwhile_is_not_repeated() -> None:
+    """The commit of the seek fails, and the partition is away until it is retried."""
+    core, store = Core(Cluster()), Store()
+    (partition,) = core.cluster.partitions
+    core.ownership.start(core.tasks)
+    await core.assign([partition])
+    orders = OperatorOrders(core)  # type: ignore[arg-type]
+    seek = Order.make("seek", {"partitions": {"t": "0"}, "to": "3"}, who="alice", now_ms=0, expires=None)
+    known = Orders().put(seek, 0)
+    core.commit_error = CommitFailed("suspended")
+    orders.take(known, store)  # type: ignore[arg-type]
+    await wait_until_async(lambda: core.positions == {partition: 3}, 30, "the seek")
+    await core.lose()
+    core.cluster.committed[partition], core.commit_error = 6, None
+    orders.take(known.with_results(seek.id, [OrderResult(0, "b", frozenset({partition}), "sought to 3")]), store)  # type: ignore[arg-type]
+    await core.assign([partition])
+    await wait_until_async(lambda: "order" not in {each.get_name() for each in asyncio.all_tasks()}, 30, "the end")
+    assert core.positions == {partition: 6}
+    assert store.results == []
     await core.tasks.close()

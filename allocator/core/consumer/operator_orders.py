@@ -162,6 +162,9 @@ class OperatorOrders:
                         tenure, newest = core.state.assignment.get(partition), self._is_newest(order, partition)
                         # a new tenure starts at a position of its own, so seek again
                         if newest and (sought is None or sought[0] is not tenure):
+                            if not self._is_left(order, partition):  # another owner has sought meanwhile
+                                is_over = True
+                                return
                             found = await self._seek_once(order, partition)
                             sought = None if found is None else (tenure, *found)
                         if newest and sought is not None:
@@ -192,6 +195,10 @@ class OperatorOrders:
         what = f"sought to {offset}{clipped}" + ("" if before is None else f" from {before.offset}")
         log.warning("%s: %s:%d: %s by the command of %s", core.group, *partition, what, order.who)
         return offset, what
+
+    def _is_left(self, order: Order, partition: TopicPartition) -> bool:
+        """Returns whether no owner of the partition has written a result of this command."""
+        return any(each.id == order.id and partition in each.left for each in self._orders.entries)
 
     def _is_newest(self, order: Order, partition: TopicPartition) -> bool:
         """Returns whether this seek still counts for the partition."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from allocator.core.aio.backoff import Backoff
 from allocator.core.fetch.buffer import ByteBudget
-from allocator.core.fetch.planner import Planner
+from allocator.core.fetch.planner import URGENT_WAIT_S, Planner
 from allocator.core.subscription import SubscriptionState
 from allocator.types import TopicPartition
 
@@ -31,8 +31,8 @@ class Metadata:
         return 12
 
 
-def planner_at_0(metadata: Metadata) -> Planner:
-    state, budget = SubscriptionState("earliest"), ByteBudget(prefetch_bytes=20_000, max_partition_bytes=4000)
+def planner_at_0(metadata: Metadata, state: SubscriptionState | None = None) -> Planner:
+    state, budget = state or SubscriptionState("earliest"), ByteBudget(prefetch_bytes=20_000, max_partition_bytes=4000)
     state.assign_from_user([PARTITION])
     state.seek(PARTITION, 0)
     return Planner(metadata, state, budget, max_wait_s=MAX_WAIT_S, latency_budget_s=0.0)
@@ -64,3 +64,18 @@ def test_a_new_leader_gets_a_request_without_the_pause_after_a_failure() -> None
     planner.sync(0.0)
     ((plan,), _) = planner.next(0.0)
     assert plan.broker.node_id == 1
+
+
+def test_no_urgent_request_outlasts_the_main_one() -> None:
+    """It would keep its partition out of the next main request, and so cause the next urgent one."""
+    state = SubscriptionState("earliest")
+    planner = planner_at_0(Metadata(), state)
+    planner.sync(0.0)
+    planner.next(0.0)
+    state.seek(PARTITION, 1)
+    planner.sync(0.4)
+    (plan,), _ = planner.next(0.4)
+    assert plan.urgent
+    assert plan.wait_s == URGENT_WAIT_S
+    planner.ended(plan)
+    assert planner.next(MAX_WAIT_S - URGENT_WAIT_S / 2)[0] == []

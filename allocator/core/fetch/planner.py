@@ -238,7 +238,8 @@ class Planner:
     def _plan(self, broker: BrokerPartitions, now: float) -> PlannedFetch | None:
         """Returns the next request to a broker, or None if none may be sent."""
         broker.again_at = math.inf
-        if broker.main is not None and (broker.urgent is not None or broker.main_until <= now):
+        # an urgent request that outlasts the main request would keep its partitions out of the next main request
+        if broker.main is not None and (broker.urgent is not None or broker.main_until - now < URGENT_WAIT_S):
             return None
         wanting = self._wanting(broker, now)
         if not wanting:
@@ -271,7 +272,7 @@ class Planner:
         awaited = 0 if urgent else broker.pace.enough
         wait_s = self._latency_budget_s if awaited else self._max_wait_s
         if urgent:
-            wait_s = min(URGENT_WAIT_S, broker.main_until - now)
+            wait_s = URGENT_WAIT_S
         buffers = {buffer.tp: buffer for buffer, _ in requested}
         wanted = {buffer.tp: self._wanted(buffer, size) for buffer, size in requested}
         session = FetchSession() if urgent else broker.session

@@ -23,6 +23,7 @@ from allocator.core.client.offset_commit import OffsetCommit, OffsetCommitRespon
 from allocator.core.consumer import SinkClaim, SinkOffset
 from allocator.core.consumer.membership_config import Connections, EnsembleOptions, MembershipConfig
 from allocator.core.membership.membership import GroupMembership
+from allocator.core.subscription.loss import as_read, topic_of
 from allocator.core.telemetry.measures import Measures
 from allocator.errors import AlreadyStored, BrokerError, Fenced
 from allocator.types import OffsetAndMetadata, Record, TopicPartition
@@ -61,11 +62,12 @@ class GroupCluster(FakeCluster):
         self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
         self.latency_s = 0.01
         self.faults: list[str] = []
-        self.stored: Callable[[ClientOfMember, TopicPartition, int, Log], None] = lambda *_: None
+        self.stored: Callable[[ClientOfMember, TopicPartition, OffsetAndMetadata, Log], None] = lambda *_: None
         self._numbers = 0
 
-    def create(self, partitions: Iterable[TopicPartition]) -> None:
-        """Creates the topic of these partitions; deletes the log and the committed offsets of an earlier one."""
+    def create(self, partitions: Iterable[TopicPartition], *, kept: bool = False) -> None:
+        """Creates the topic of these partitions; deletes the log of an earlier one, and unless `kept` its committed
+        offsets."""
         self._numbers += 1
         topic_id = uuid.UUID(int=self._numbers) if self.knows_ids else None
         for tp in partitions:
@@ -73,15 +75,20 @@ class GroupCluster(FakeCluster):
                 self.ids[tp.topic] = topic_id
             self.content[tp] = Log(topic_id)
             self.logs[tp], self.start[tp], self.aborted[tp] = [], 0, []
-            self.committed.pop(tp, None)
+            if not kept:
+                self.committed.pop(tp, None)
             self.leaders[tp] = 0
         self.sessions.clear()
         self._tell()
 
+    def names_log(self, tp: TopicPartition) -> bool:
+        """Returns whether the committed offset names its topic in this cluster."""
+        at = self.committed.get(tp)
+        return at is not None and " topic " in at.metadata and at.metadata.endswith(f"@{self.cluster_id}")
+
     def delete(self, partitions: Iterable[TopicPartition]) -> None:
         for tp in partitions:
             del self.leaders[tp]
-            self.committed.pop(tp, None)
         self._tell()
 
     def _tell(self) -> None:
@@ -221,7 +228,9 @@ class ClientOfMember:
         if fault != "lost" and cuts == self.cuts:
             for tp, offset in request.offsets.items():
                 if tp in cluster.leaders:
-                    cluster.stored(self, tp, offset.offset, logs[tp])
+                    log, named = logs[tp], topic_of(as_read(offset.metadata, cluster.cluster_id))
+                    former = None not in (named, log.topic_id) and named != log.topic_id
+                    cluster.stored(self, tp, offset, Log(named) if former else log)
                     cluster.committed[tp] = offset
                 results.append((tp, 0 if tp in cluster.leaders else UNKNOWN_PARTITION))
         await asyncio.sleep(cluster.latency_s / 2)

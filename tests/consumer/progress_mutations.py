@@ -144,6 +144,18 @@ MUTATIONS = [
         "            committed = OffsetAndMetadata(former.proof.end, '', -1)\n" + BEGIN,
     ),
     Mutation(
+        "nothing is known of a log that was away, or of another cluster's",
+        STATE,
+        "if former.proof is not None and are_gone(tp.topic):",
+        "if False:",
+    ),
+    Mutation(
+        "what was handled belongs to one topic",
+        PROGRESS,
+        "_position(proof.end, proof.topic_id), proof.done",
+        "_position(proof.end, None), proof.done",
+    ),
+    Mutation(
         "in a handler, may_act is about the records of the call",
         CORE,
         "if not isinstance(tenure, TopicPartitionState) or tenure.record is not self.state:",

@@ -37,17 +37,24 @@ class View:
     def __init__(self, member: Any, log: Log, starts: set[int], ends: set[int]) -> None:
         self.member, self.log, self.may_be, self.ends = member, log, starts, ends
         self.sought: dict[str, tuple[int, set[int]]] = {}
+        self.newest = ""
+        """The id of the newest seek of an operator with a result."""
         self.in_hand: list[int] = []
         """Offsets that were delivered since the last seek and whose successors nobody has requested."""
+        self.replaced: set[int] = set()
+        """Where a seek of an operator may have set the position after the records in hand were delivered."""
         self.handled: set[int] = set()
         self.unsure: set[int] = set()
         """Handled offsets that a seek of an operator may have asked for again since."""
         self.known = False
         """Whether a position was seen."""
-        self.processed = False
-        """Whether a processor reads, so that `may_be` is only where it started."""
         self.stopped = False
         """Whether the topic was created again and the member stops until the user seeks."""
+
+    @property
+    def processed(self) -> bool:
+        """Whether a processor reads, so that `may_be` is only where it started."""
+        return self.member.processing is not None
 
     def positions(self) -> set[int]:
         return self.may_be.union(self.ends, *(positions for _, positions in self.sought.values()))
@@ -95,7 +102,9 @@ class Oracle:
         view = self.views[partition] = View(member, log, starts, set())
         if base is None or not log.start <= base <= log.end:
             self._resets(view)
-        view.sought = {order: (target, {target}) for order, target in self.orders[partition].items()}
+        # the committed offset names another topic, where the member stops until the user seeks
+        view.stopped = self.reset == "none" and stored is None and at is not None and at.log is not log
+        view.sought = {order: (target, _found(log, target)) for order, target in self.orders[partition].items()}
 
     def _resets(self, view: View) -> None:
         if self.reset == "earliest":
@@ -108,11 +117,18 @@ class Oracle:
         if clean:
             self.check_committed(partition, view)
 
-    def recreated(self, partition: TopicPartition) -> None:
-        """The topic was created again, and its owner keeps it."""
-        view = self.views.get(partition)
+    def recreated(self, partition: TopicPartition, kept: bool, named: bool) -> None:
+        """The log is another one. `kept`: the committed offset stays, and counts unless it `named` its log."""
+        view, log, at = self.views.get(partition), self.content[partition], self.committed.get(partition)
+        if not kept:
+            self.committed.pop(partition, None)
+        elif at is not None and not named:
+            self.committed[partition] = Stored(log, at.offset, at.member)
+            self.excused[log] = at.offset
+            if at.offset > log.end:
+                self.licences[partition].append(0)
         if view is not None:
-            view.log, view.may_be, view.ends, view.in_hand = self.content[partition], set(), set(), []
+            view.log, view.may_be, view.ends, view.in_hand = log, set(), set(), []
             view.handled, view.known, view.stopped = set(), False, self.reset == "none"
             self._resets(view)
 
@@ -123,17 +139,23 @@ class Oracle:
 
     def shrank(self, partition: TopicPartition) -> None:
         view = self.views.get(partition)
-        if view is not None and self.reset == "latest" and any(at < view.log.start for at in view.positions()):
-            view.ends.add(view.log.end)
+        if view is not None:
+            if self.reset == "latest" and any(at < view.log.start for at in view.positions()):
+                view.ends.add(view.log.end)
+            view.sought = {
+                order: (target, found | _found(view.log, target)) for order, (target, found) in view.sought.items()
+            }
 
     # -- positions -----------------------------------------------------------------------------------------------
 
     def seeks(self, partition: TopicPartition, offset: int) -> None:
         view = self.views[partition]
         view.may_be, view.ends, view.in_hand, view.known, view.stopped = {offset}, set(), [], True, False
-        view.handled = {each for each in view.handled if each < offset}
+        view.handled, view.replaced = {each for each in view.handled if each < offset}, set()
         # the seek of an operator may come before or after this one
-        view.sought = {order: (target, {target, offset}) for order, (target, _) in view.sought.items()}
+        view.sought = {
+            order: (target, {*_found(view.log, target), offset}) for order, (target, _) in view.sought.items()
+        }
         self._passes(partition, offset)
 
     def ordered(self, order: str, partition: TopicPartition, offset: int) -> None:
@@ -147,10 +169,10 @@ class Oracle:
         view = self.views.get(partition)
         if view is not None and order in view.sought:
             target, positions = view.sought.pop(order)
-            if done:
-                view.may_be, view.ends, view.known = positions, set(), True
+            if done and order > view.newest:  # the result of a seek that a later one replaced may come last
+                view.may_be, view.ends, view.known, view.newest = positions, set(), True, order
                 view.unsure |= {each for each in view.handled if each >= target}
-                view.in_hand = [each for each in view.in_hand if each >= target]
+                view.in_hand, view.replaced = [each for each in view.in_hand if each >= target], positions
 
     def _passes(self, partition: TopicPartition, offset: int) -> None:
         log = self.content[partition]
@@ -192,7 +214,7 @@ class Oracle:
             self.excused[log] = max(self.excused[log], min(before))
         view.may_be = {offset + 1} if view.may_be.union(view.ends).intersection(before) else set()
         view.sought = {
-            order: (target, {target, *({offset + 1} if found.intersection(before) else ())})
+            order: (target, {*_found(log, target), *({offset + 1} if found.intersection(before) else ())})
             for order, (target, found) in view.sought.items()
         }
         view.ends, view.known = set(), True
@@ -207,11 +229,12 @@ class Oracle:
                 view.handled.update(view.in_hand)
                 if self.auto:
                     self.proof[member, view.log].update(view.in_hand)
-                view.in_hand = []
+                view.in_hand, view.replaced = [], set()
 
     # -- handlers ------------------------------------------------------------------------------------------------
 
-    def calls(self, member: Any, partition: TopicPartition, offset: int) -> None:
+    def calls(self, member: Any, partition: TopicPartition, offset: int) -> str:
+        """A call of a handler begins. Returns what `handled` has to know."""
         view = self.views.get(partition)
         if view is None or view.member is not member:
             raise Broken(f"{member} handles {partition}@{offset}, and does not own it")
@@ -220,20 +243,23 @@ class Oracle:
         if view.ends and not view.may_be:
             self.excused[view.log] = max(self.excused[view.log], min(view.ends))
             view.may_be, view.ends = view.ends, set()
-        view.known = view.processed = True
+        view.known = True
+        return view.newest
 
-    def handled(self, member: Any, partition: TopicPartition, log: Log, offset: int) -> None:
+    def handled(self, member: Any, partition: TopicPartition, log: Log, offset: int, begun: str) -> None:
         self.returned[log].add(offset)
         self.proof[member, log].add(offset)
         view = self.views.get(partition)
         if view is not None and view.member is member and view.log is log:
             view.handled.add(offset)
-            view.unsure.discard(offset)
+            if begun == view.newest:
+                view.unsure.discard(offset)
+            else:
+                view.unsure.add(offset)
 
     def ends_processing(self, member: Any) -> None:
         for view in self.views.values():
-            if view.member is member and view.processed:
-                view.processed = False
+            if view.member is member:
                 view.may_be = self._not_handled(view, view.may_be)
                 view.sought = {
                     order: (target, self._not_handled(view, found)) for order, (target, found) in view.sought.items()
@@ -268,11 +294,12 @@ class Oracle:
                     self.licences[partition].append(offsets[partition])
                 tried |= mine
 
-    def stores(self, member: Any, partition: TopicPartition, offset: int, log: Log) -> None:
-        """The coordinator stores a commit that the member sent when the partition had this log."""
+    def stores(self, member: Any, partition: TopicPartition, offset: int, log: Log, author: Any) -> None:
+        """The coordinator stores a commit that the member sent when the partition had this log. `author`: the member
+        that it names; another one if an idle offset is committed again."""
         before = self.committed.get(partition)
-        self.committed[partition] = Stored(log, offset, member)
-        if log is not self.content[partition]:
+        self.committed[partition] = Stored(log, offset, author)
+        if log is not self.content[partition] or (before is not None and before[:2] == (log, offset)):
             return
         view = self.views.get(partition)
         if view is not None and view.member is member and offset in view.ends:  # it has found the end
@@ -300,7 +327,7 @@ class Oracle:
         log, at = view.log, self.committed.get(partition)
         if view.in_hand:  # a user may commit it earlier than by the next request
             first = min(view.in_hand)
-            found = {first, *(each for each in self.tried[view.member, log] if each > first)}
+            found = {first, *(each for each in self.tried[view.member, log] if each > first)} | view.replaced
         else:
             found = self._not_handled(view, view.positions()) if view.processed else view.positions()
         stored = None if at is None or at.log is not log else at.offset
@@ -308,3 +335,9 @@ class Oracle:
             stored = log.start
         if view.known and (stored is None or log.next_visible(stored) not in map(log.next_visible, found)):
             raise Broken(f"{partition}: {stored} is committed, and not one of {sorted(found)}")
+
+
+def _found(log: Log, target: int) -> set[int]:
+    """Where a seek of an operator to `target` may end: records before the start of the log may be deleted before it or
+    after it. Its result names the offset that it has found."""
+    return {target, max(target, log.start)}

@@ -202,17 +202,27 @@ class Ownership:
                 log.warning("%d revoked partitions wait until their delivered records are done", len(partitions))
         # the listener is called for the others later, when the work on their records has ended
         free = frozenset(tenure.partition for tenure in tenures if _is_free(tenure)) & draining()
-        try:
-            await self._commit(free)
-        except AllocatorError as error:
-            log.warning("the done records of %d revoked partitions are not committed: %s", len(free), error)
+        moves = {tenure: tenure.moves for tenure in tenures}
+        await self._commit_last(free)
         free &= draining()
         await notify(self.listener, RebalanceEvent.REVOKED, free)
         # the next owner starts at the committed offset, so wait even for commits that the user does not await
         await self._commits_settled(free)
         free &= draining()
+        # the user may have sought in the meantime
+        while sought := free & {tenure.partition for tenure in tenures if tenure.moves != moves[tenure]}:
+            moves = {tenure: tenure.moves for tenure in tenures}
+            await self._commit_last(sought)
+            await self._commits_settled(sought)
+            free &= draining()
         self._measures.partitions_revoked += len(free)
         return draining() - free
+
+    async def _commit_last(self, partitions: Partitions) -> None:
+        try:
+            await self._commit(partitions)
+        except AllocatorError as error:
+            log.warning("the done records of %d revoked partitions are not committed: %s", len(partitions), error)
 
     async def _report(self, error: AllocatorError) -> None:
         """Passes an error to the user. Returns when the user has received it."""

@@ -384,8 +384,8 @@ class ProgressMachine(RuleBasedStateMachine):
                 await self._move(partition, 0)
                 if not empty and reset == "latest":
                     await asyncio.sleep(0.1)  # the start is the end of an empty log
-                for _ in range(0 if empty else 2):
-                    self.cluster.produce(partition, 4)
+                for count in () if empty else (1, 3, 4):
+                    self.cluster.produce(partition, count)
                     self.oracle.grew(partition)
 
         self.go(start())
@@ -467,6 +467,11 @@ class ProgressMachine(RuleBasedStateMachine):
         owner = self.owners[PARTITIONS[0]]
         return n if owner is None else n ^ self.members.index(owner)
 
+    def _at(self, partition: TopicPartition, part: float) -> int:
+        """Returns an offset in the log."""
+        log = self.cluster.content[partition]
+        return log.start + int(part * (log.end - log.start))
+
     def _moving(self, partition: TopicPartition) -> bool:
         return partition in self.moves and not self.moves[partition].done()
 
@@ -517,13 +522,21 @@ class ProgressMachine(RuleBasedStateMachine):
         await member.hand.lose()
         return free
 
-    @event(n=members, back=st.booleans(), then=st.sampled_from(["", "heir reads", "commit"]))
-    def lose_session(self, n: int, back: bool, then: str) -> None:
-        """The other member, or this one again, gets the partitions."""
+    @event(
+        n=members,
+        sought=st.sampled_from([None, 1.0]),
+        back=st.booleans(),
+        then=st.sampled_from(["", "heir reads", "commit"]),
+    )
+    def lose_session(self, n: int, back: bool, then: str, sought: float | None = None) -> None:
+        """The other member, or this one again, gets the partitions. `sought`: just before, the user seeks."""
         n = self._nth(n)
 
         async def lose() -> None:
             heir = n if back else 1 - n
+            for partition, owner in self.owners.items():
+                if sought is not None and owner is self.members[n] and owner.processing is None:
+                    await owner.seek(partition, self._at(partition, sought))
             for partition in await self._lose(n):
                 await self._claim(partition, heir)
             if then == "heir reads" and self.members[heir].processing is None:
@@ -591,10 +604,9 @@ class ProgressMachine(RuleBasedStateMachine):
         for kind in kinds:
             self.go(member.as_reader(lambda kind=kind: member.read(kind, timeout_s)), rest_s=0.0)  # type: ignore[misc]
         held = member.held[::-1] if commits == "first" else member.held
-        views = self.oracle.views
-        held = [
-            each for each in held if each.partition in views and each.record.offset in views[each.partition].in_hand
-        ]
+        views = self.oracle.views  # a user neither goes back, nor commits what a seek has replaced
+        held = [each for each in held if not each.done and each.partition in views]
+        held = [each for each in held if each.record.offset in views[each.partition].in_hand]
         offsets = None if commits == "all" else {hold.partition: hold.record.offset + 1 for hold in held}
         if commits:
             self.go(self._commit(member, offsets, later=later), rest_s=0.0)
@@ -632,8 +644,7 @@ class ProgressMachine(RuleBasedStateMachine):
     def seek(self, partition: TopicPartition, part: float, seconds: float) -> None:
         owner = self.owners[partition]
         if owner is not None and owner.processing is None:
-            log = self.cluster.content[partition]
-            self.go(owner.seek(partition, log.start + int(part * (log.end - log.start))), rest_s=0.0)
+            self.go(owner.seek(partition, self._at(partition, part)), rest_s=0.0)
             self.wait(seconds)
 
     @event(partition=partitions, part=fractions)
@@ -646,9 +657,8 @@ class ProgressMachine(RuleBasedStateMachine):
 
         async def visit() -> None:
             assert owner is not None
-            log = self.cluster.content[partition]
             await self._move_with_readers(partition, 1 - there)
-            await self.members[1 - there].seek(partition, log.start + int(part * (log.end - log.start)))
+            await self.members[1 - there].seek(partition, self._at(partition, part))
             await self._commit(self.members[1 - there], None, later=False)
             await self._move_with_readers(partition, there)
 
@@ -720,8 +730,7 @@ class ProgressMachine(RuleBasedStateMachine):
 
     @event(partition=partitions, part=fractions)
     def operator_seeks(self, partition: TopicPartition, part: float) -> None:
-        log = self.cluster.content[partition]
-        to = log.start + int(part * (log.end - log.start))
+        to = self._at(partition, part)
         order = self._order("seek", {"partitions": {"t": str(partition.partition)}, "to": str(to)})
         self.oracle.ordered(order, partition, to)
         self.go(self._tell())
@@ -766,33 +775,35 @@ class ProgressMachine(RuleBasedStateMachine):
 
     @event(partition=partitions, part=fractions)
     def delete_records(self, partition: TopicPartition, part: float) -> None:
-        log = self.cluster.content[partition]
-        self.cluster.delete_before(partition, log.start + int(part * (log.end - log.start)))
+        self.cluster.delete_before(partition, self._at(partition, part))
         self.oracle.shrank(partition)
         self.go(rest_s=0.3)
 
-    @event(how=st.sampled_from(["owned", "away", "another cluster"]), kept=st.booleans())
+    @event(how=st.sampled_from(["owned", "away", "at once", "another cluster"]), kept=st.booleans())
     def create_topic_again(self, how: str, kept: bool) -> None:
         """`owned`: an owner notices the new topic id. Otherwise sessions are lost first, because without ids members
-        notice only that the topic was away, or that the cluster is another.
+        notice only that the topic was away, or that the cluster is another. `at once`: the topic is never away.
 
         `kept`: the committed offsets stay. A commit may arrive late, brokers before 0.10.2 do not delete them, and
         MirrorMaker copies them to another cluster.
         """
-        kept = kept and self.sink is None
+        kept = kept and self.sink is None and (how != "at once" or all(map(self.cluster.names_log, PARTITIONS)))
         busy = any(map(self._moving, PARTITIONS)) or any(member.processing for member in self.members)
         if busy or self.down or any(order.kind == "seek" and not order.done for order in self.orders.entries):
             return
 
         async def again() -> None:
             owned, owners = how == "owned" and self.cluster.knows_ids, {}
-            if not owned:
-                for member in [*self.members, *self.members]:  # so that more is done than committed
+            if not owned:  # first, more is done than committed
+                for partition in PARTITIONS:
+                    self.cluster.produce(partition, 4)
+                    self.oracle.grew(partition)
+                for member in [*self.members, *self.members]:
                     await member.as_reader(lambda member=member: member.read("some", 0.0))  # type: ignore[misc]
                 owners = {partition: n for n in (0, 1) for partition in await self._lose(n)}
                 if how == "another cluster":
                     self.cluster.cluster_id += "x"
-                else:
+                elif how != "at once" or not self.cluster.knows_ids:
                     self.cluster.delete(PARTITIONS)
                     await asyncio.sleep(1.0)
             self.cluster.create(PARTITIONS, kept=kept)

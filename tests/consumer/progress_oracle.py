@@ -140,11 +140,15 @@ class Oracle:
     def shrank(self, partition: TopicPartition) -> None:
         view = self.views.get(partition)
         if view is not None:
-            if self.reset == "latest" and any(at < view.log.start for at in view.positions()):
-                view.ends.add(view.log.end)
+            self._overtakes(view)
             view.sought = {
                 order: (target, found | _found(view.log, target)) for order, (target, found) in view.sought.items()
             }
+
+    def _overtakes(self, view: View) -> None:
+        """The start of the log may have overtaken the position."""
+        if self.reset == "latest" and any(at < view.log.start for at in view.positions()):
+            view.ends.add(view.log.end)
 
     # -- positions -----------------------------------------------------------------------------------------------
 
@@ -171,6 +175,7 @@ class Oracle:
             target, positions = view.sought.pop(order)
             if done and order > view.newest:  # the result of a seek that a later one replaced may come last
                 view.may_be, view.ends, view.known, view.newest = positions, set(), True, order
+                self._overtakes(view)
                 view.unsure |= {each for each in view.handled if each >= target}
                 view.in_hand, view.replaced = [each for each in view.in_hand if each >= target], positions
 

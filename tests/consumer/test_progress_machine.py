@@ -15,7 +15,7 @@ import allocator
 
 HERE = Path(__file__).parent
 PACKAGE = Path(allocator.__file__).parent
-# each mutation is found within 150 examples of seed 0; 100 examples take about 5 s
+# those of `test_progress_keeps_its_promises`, which all pass without a mutation; 100 examples take about 5 s
 MUTATED_EXAMPLES = 250
 
 

@@ -70,6 +70,17 @@ def test_a_seek_while_the_last_offset_is_committed_is_committed_too() -> None:
         state.teardown()
 
 
+def test_after_a_refused_record_at_its_end_the_rest_of_a_batch_is_not_returned() -> None:
+    """`getone` raises the error of the last record, and `getbatch` returns the next batch with records."""
+    state = ProgressMachine()
+    try:
+        state.begin(ids=False, reset="earliest", auto=True, sink=False, latency_s=0.01, empty=True)
+        state.produce(PARTITIONS[0], count=1, kind="plain", poison=0)
+        state.read(n=0, kinds=["getone", "getbatch"], timeout_s=0.3, then="", later=False)
+    finally:
+        state.teardown()
+
+
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.rule)
 def test_each_mutation_has_its_place(mutation: Mutation) -> None:
     mutation.mutated()

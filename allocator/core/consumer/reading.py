@@ -182,6 +182,7 @@ class Reading:
         """Continues after the record that the reader gets as an error."""
         self._deliver(error.offset + 1)
         self._keep(batch.from_offset(error.offset + 1))
+        self._cut = True
 
     def _is_empty(self, batch: Batch) -> bool:
         if not self._cut:

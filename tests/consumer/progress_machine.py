@@ -58,7 +58,7 @@ def event(**arguments: Any) -> Callable[[Callable[..., None]], Callable[..., Non
     a commit is in flight."""
 
     def of(function: Callable[..., None]) -> Callable[..., None]:
-        @rule(**arguments, reads=st.sampled_from(["", "some", "getone", "all"]), commits=commits)
+        @rule(**arguments, reads=st.sampled_from(["", "some", "getone", "getbatch", "all"]), commits=commits)
         @wraps(function)
         def event(self: ProgressMachine, *given: Any, reads: str = "", commits: str = "", **drawn: Any) -> None:
             owner = next((each for each in self.owners.values() if each is not None), None)

@@ -188,6 +188,6 @@ async def test_a_second_target_with_the_same_group_is_told_so(
     await pair.fill(20)
     await pair.catch_up()
     second = await asyncio.to_thread(lambda: cluster_factory(kafka="1.1.1"))
-    with pytest.raises(TopicsStopped, match="has mirrored it, .* start this one with another --group"):
+    with pytest.raises(TopicsStopped, match=r"has mirrored it, .* start this one with another --group"):
         await caught_up(settings(pair.old, second, pair.group, topics=[pair.topic]))
     await caught_up(settings(pair.old, second, f"{pair.group}-2", topics=[pair.topic]))

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import re
 import sys
+import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from members import History, StaticTopics, TestMember
 
+from allocator.core.client import KafkaClient
 from allocator.core.subscription.patterns import topic_pattern
 from allocator.core.znodes.documents import InvalidZnode, MemberInfo
 from allocator.errors import ConfigError, MissingExtra
+from allocator.testing import LocalCluster, wait_until_async
 
 NAMES = st.text("ab.-_0", min_size=1, max_size=12)
 ATOMS = st.sampled_from(["a", "b", "0", r"\.", "-", "_", ".", "[ab]", "[^a]", r"\w", r"\d", r"\W", "(?i:A)"])
@@ -77,3 +83,28 @@ def test_without_re2_other_patterns_name_the_extra_to_install(monkeypatch: pytes
         MemberInfo("n", "h", pattern="orders").encode()
     with pytest.raises(InvalidZnode, match=r"allocator\[patterns\]"):
         MemberInfo.decode("/m", written)
+
+
+@pytest.mark.parametrize("subscription", ["pattern", "missing topic"])
+async def test_a_rebalance_waits_for_topics_only_for_a_limited_time(
+    kafka_cluster: LocalCluster, zk_chroot: str, group: str, topic_factory: Callable[..., str], subscription: str
+) -> None:
+    """The leader's broker does not respond, and another member leaves."""
+    topic, history = topic_factory(4), History()
+    chosen: dict[str, Any] = {"subscribe": (topic, f"{topic}-missing")}
+    if subscription == "pattern":
+        chosen = {"subscribe": (), "pattern": f"^{topic}$"}
+    async with KafkaClient(kafka_cluster.bootstrap) as client:
+        leader = TestMember(zk_chroot, group, "leader", client, history, **chosen)  # type: ignore[arg-type]
+        other = TestMember(zk_chroot, group, "other", StaticTopics({topic: 4}), history, **chosen)
+        async with leader:
+            async with other:
+                await wait_until_async(lambda: (len(leader.owned), len(other.owned)) == (2, 2), 30, "two each")
+                kafka_cluster.brokers[0].pause()
+                left_at = time.monotonic()
+            try:
+                await wait_until_async(lambda: len(leader.owned) == 4, 30, "the takeover")
+                assert time.monotonic() - left_at < 10
+            finally:
+                kafka_cluster.brokers[0].resume()
+            assert history.overlaps() == []

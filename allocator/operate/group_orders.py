@@ -21,7 +21,7 @@ from allocator.errors import ConfigError, OrderRefused
 from allocator.operate.group_reader import describe
 from allocator.operate.group_report import GroupState
 from allocator.operate.member_names import MEMBER_ARGUMENTS, lasting_name, names_of, with_lasting_names
-from allocator.operate.order_report import OrderReport, order_reports
+from allocator.operate.order_report import OrderReport, order_reports, unknown_to_all
 from allocator.types import PartitionLike
 
 NOT_OURS = (
@@ -248,6 +248,9 @@ class OrdersFromOutside:
         if members and all(info.pattern != ANY_TOPIC for info in members.values()):
             for topic in {topic for topic, _ in order.partitions}:
                 check_topic(topic)
+        kind = KINDS.get(order.kind)
+        if members and kind is not None and kind.acts == "owner" and unknown_to_all(order, members):
+            raise OrderRefused(f"no member of the group {self._group!r} executes {order.kind!r} commands")
         await self._orders.put(order, wall_ms())
         _, pending = counting([order], members, {})
         if pending:

@@ -33,11 +33,16 @@ def order_reports(
 ) -> list[OrderReport]:
     """Returns every command, oldest first. `members` are in join order, so the first one leads."""
     noted = {} if document is None else document.orders
-    leader = next(iter(members.values()), None)
-    return [OrderReport(order, *_state(order, noted, leader, now_ms)) for order in orders.entries]
+    return [OrderReport(order, *_state(order, noted, members, now_ms)) for order in orders.entries]
 
 
-def _state(order: Order, noted: Mapping[str, Any], leader: Optional[MemberInfo], now_ms: int) -> tuple[str, str]:
+def unknown_to_all(order: Order, members: Mapping[str, MemberInfo]) -> bool:
+    """Returns whether no member knows this kind of command. Members of an `Allocation` have no records, so they know
+    no command about records."""
+    return all(order.kind not in info.orders for info in members.values())
+
+
+def _state(order: Order, noted: Mapping[str, Any], members: Mapping[str, MemberInfo], now_ms: int) -> tuple[str, str]:
     if order.fault is not None:
         return "not kept", order.fault
     if order.done:
@@ -46,8 +51,11 @@ def _state(order: Order, noted: Mapping[str, Any], leader: Optional[MemberInfo],
         return "expired", ""
     if order.id in noted:
         return noted[order.id].state, noted[order.id].why
+    leader = next(iter(members.values()), None)
     if leader is None:
         return "waiting", "the group has no member"
+    if KINDS[order.kind].acts == "owner" and unknown_to_all(order, members):
+        return "not kept", "no member executes this kind of command"
     if KINDS[order.kind].acts == "leader" and order.kind not in leader.orders:
         return "pending", "the version of the leader does not know this kind of order"
     if order.results:  # an owner reported why it cannot execute the command

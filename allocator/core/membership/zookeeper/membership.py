@@ -29,6 +29,7 @@ from allocator.core.aio.tasks import TaskGroup, wait_for_event
 from allocator.core.assignors import Assignor
 from allocator.core.commands.order_store import OrderStore
 from allocator.core.commands.orders import KINDS, OrderKeeper, Orders
+from allocator.core.commands.steering import LEADERS_KINDS
 from allocator.core.errors import InconsistentAssignor, InstanceIdInUse
 from allocator.core.membership.membership import AssignmentListener, MemberSettings
 from allocator.core.membership.session import SessionMembership
@@ -84,7 +85,8 @@ class ZooKeeperMembership(SessionMembership):
     - `load`: returns the load of partitions, for the functions that use it.
     - `measured`: returns the load of the partitions that this member owns. The member reports it to the group.
     - `followed`: called with each assignment once this member owns as much of it as it can for now.
-    - `ordered`: called with the operator commands at first, when they change, and when a command expires.
+    - `ordered`: called with the operator commands at first, when they change, and when a command expires. None: this
+      member carries out no commands about records.
     - `expected`: called with (partitions, free) before this member gets the partitions. With `free`, no other member
       holds them, and none can get them unless this member's claim fails. So their committed offsets may be read.
       `assigned` follows if the claim succeeds; otherwise the call has no effect.
@@ -126,7 +128,7 @@ class ZooKeeperMembership(SessionMembership):
             rack=settings.rack,
             strategies=tuple(assignors),
             pid=os.getpid(),
-            orders=tuple(KINDS),
+            orders=tuple(sorted(LEADERS_KINDS) if ordered is None else KINDS),
             instance_id=settings.instance_id if settings.restart_grace_s else None,
             restart_grace_s=settings.restart_grace_s,
             features=(FEATURE,),

@@ -22,7 +22,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Any, Optional
 
-from allocator.core.commands import Order, OrderResult, Orders, decode_entry, encode_entry
+from allocator.core.commands import Order, OrderResult, Orders
 from allocator.core.znodes import InflateBudget, InvalidZnode, to_ranges
 from allocator.errors import ConfigError
 
@@ -65,8 +65,8 @@ class OrderRecords:
         """
         before, readable = self._decoded()
         kept = {order.id.encode() for order in after.entries}
-        known = {order.id: encode_entry(order) for order in before.entries}
-        wanted = {order.id: encode_entry(order) for order in after.entries}
+        known = {order.id: Orders.encode_entry(order) for order in before.entries}
+        wanted = {order.id: Orders.encode_entry(order) for order in after.entries}
         new = [(order_id.encode(), data) for order_id, data in wanted.items() if known.get(order_id) != data]
         size = self._bytes + sum(len(data) for _, data in new)
         if size > MAX_BYTES // 2 and new:
@@ -84,7 +84,7 @@ class OrderRecords:
         for key in sorted(self._last, key=lambda each: bool(RESULT_KEY.match(each))):  # commands before results
             kind: Any = OrderResult if RESULT_KEY.match(key) else Order
             try:
-                entry = decode_entry(kind, key.decode(), self._last[key], budget)
+                entry = Orders.decode_entry(kind, key.decode(), self._last[key], budget)
             except InvalidZnode:
                 continue
             if isinstance(entry, OrderResult):
@@ -104,7 +104,7 @@ def result_record(order_id: str, result: OrderResult) -> Entry:
     """Returns the record with a member's result. Its key depends on the command and the partitions."""
     ranges = json.dumps(to_ranges(result.partitions), sort_keys=True).encode()
     digest = hashlib.sha256(ranges).hexdigest()[:16]
-    return f"result/{order_id}/{digest}".encode(), encode_entry(result)
+    return f"result/{order_id}/{digest}".encode(), Orders.encode_entry(result)
 
 
 def _order_id(key: bytes) -> bytes:

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-import logging
-from collections import defaultdict
+import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
+from numbers import Real
 from typing import Any, Union
 
-from allocator import ZooKeeper
+from allocator import RebalanceListener, ZooKeeper
 from allocator.assignors import Assignor, resolve
-from allocator.core.aio import ClosesOnce, warn_unclosed
+from allocator.core.aio import ClosesOnce, call_user, warn_unclosed
 from allocator.core.assignors import built_in
 from allocator.core.consumer import MembershipConfig
-from allocator.core.membership import AssignmentListener, ZooKeeperMembership, ZooKeeperSettings
+from allocator.core.membership import TaskHolds, ZooKeeperMembership, ZooKeeperSettings
 from allocator.core.settings import DEFAULT, names_arguments
 from allocator.core.subscription import ANY_TOPIC
+from allocator.core.text import shown
 from allocator.core.znodes import Paths
-from allocator.errors import AllocatorError, Closed, ConfigError, IllegalState, ResourceLost
+from allocator.errors import AllocatorError, ConfigError, ResourceLost
 from allocator.resources.assignor import OverNames
 from allocator.resources.sources import NameSource, ResourceNames
 from allocator.types import Partitions, TopicPartition
 
-log = logging.getLogger(__name__)
-
 ROOT = "/allocator-resources"
 """The default root. It differs from that of consumers, so a consumer and an allocation may have the same group name."""
 PREFERRED = "sticky"
-PATIENCE_S = 10.0  # seconds between two log lines about resources that wait for their holders
 
 OnResources = Callable[[frozenset[str]], object]
 """A function that gets the names of resources; it may be a coroutine."""
@@ -104,11 +100,11 @@ class Allocation:
         self.client_id = config.client_id
         function = assignor_of(PREFERRED if assignor is None else assignor)
         zk = options.ensemble()
-        self._holdings = _Holdings(group, on_assigned, on_revoked, on_lost or on_revoked)
+        self._uses = TaskHolds(group, _Callbacks(on_assigned, on_revoked, on_lost or on_revoked))
         self._membership = ZooKeeperMembership(
             zk,
             Paths(options.root, group),
-            self._holdings,
+            self._uses,
             NameSource(resources, zk),
             {function.name: function},
             ZooKeeperSettings(
@@ -127,7 +123,7 @@ class Allocation:
 
     async def start(self) -> None:
         """Joins the group. Raises ZooKeeperUnavailable after `connect_timeout_s` seconds."""
-        self._holdings.start()
+        self._uses.start()
         await self._membership.join()
         self._started = True
 
@@ -143,7 +139,7 @@ class Allocation:
     async def _close(self, restart: bool) -> None:
         if not restart:
             self._membership.leave_for_good()
-        self._holdings.close()
+        self._uses.close()
         await self._membership.leave()
 
     def __del__(self) -> None:
@@ -160,7 +156,7 @@ class Allocation:
     @property
     def held(self) -> frozenset[str]:
         """The resources that this member owns now, including those that it will release."""
-        return _names(self._holdings.tenures.owned)
+        return _names(self._uses.tenures.owned)
 
     @property
     def member_id(self) -> str:
@@ -175,27 +171,28 @@ class Allocation:
     def may_act(self, name: str) -> bool:
         """Returns whether this member may work on the resource at this instant. Call it before each step with an
         effect."""
-        return self._holdings.tenures.is_assigned(TopicPartition(name, 0)) and self._membership.may_act()
+        return self._uses.tenures.is_assigned(TopicPartition(name, 0)) and self._membership.may_act()
 
     def hold(self, name: str) -> Hold:
         """Returns a context manager that waits until this member owns the resource, and keeps it until the block ends.
 
         Several tasks of one member may hold the same resource at the same time. The context manager raises IllegalState
-        before `start`, Closed if the allocation is closed while it waits, and ResourceLost at the end of the block if
-        the ownership ended with the session.
+        before `start`, and for a hold that is entered already; Closed if the allocation is closed while it waits; and
+        ResourceLost at the end of the block if the ownership ended with the session.
         """
-        return Hold(self, self._holdings, name)
+        return Hold(self, self._uses, name)
 
 
 class Hold:
     """One task's use of one resource. `Allocation.hold` creates it."""
 
-    def __init__(self, allocation: Allocation, holdings: _Holdings, name: str) -> None:
+    def __init__(self, allocation: Allocation, uses: TaskHolds, name: str) -> None:
         self.name = name
         self.lost = False
         """Whether the ownership has ended, so that another member may own the resource."""
         self._allocation = allocation
-        self._holdings = holdings
+        self._uses = uses
+        self._partition = TopicPartition(name, 0)
 
     def may_act(self) -> bool:
         """Returns whether the task may work on the resource at this instant."""
@@ -204,132 +201,36 @@ class Hold:
     @property
     def wanted(self) -> bool:
         """Whether the resource waits for the end of this hold to move, or is lost."""
-        return self.lost or self.name not in self._holdings.ready
+        return self.lost or not self._uses.is_ready(self._partition)
 
     async def until_wanted(self) -> None:
         """Waits until `wanted` is True."""
-        while not self.wanted:
-            await self._holdings.news()
+        await self._uses.until(lambda: self.wanted)
 
     async def __aenter__(self) -> Hold:
-        await self._holdings.take(self)
+        await self._uses.take(self._partition, self)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._holdings.put_back(self)
+        self._uses.put_back(self._partition, self)
         if self.lost and kind is None:
             raise ResourceLost(f"resource {self.name!r} was lost while it was held: the session ended")
 
 
-class _Holdings(AssignmentListener):
-    """The `AssignmentListener` of an allocation. It tracks the tasks that hold resources."""
+class _Callbacks(RebalanceListener):
+    """Passes names to the functions of the user."""
 
-    def __init__(self, group: str, on_assigned: Any, on_revoked: Any, on_lost: Any) -> None:
-        self._group = group
-        self.ready: set[str] = set()
-        """The owned resources that tasks may take: `on_assigned` has returned, and they need not move."""
-        self._holds: defaultdict[str, set[Hold]] = defaultdict(set)
-        self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
-        self._error: BaseException | None = None
-        self._closed = False
-        self._next_news: asyncio.Event | None = None  # None before the start
+    def __init__(self, assigned: OnResources | None, revoked: OnResources | None, lost: OnResources | None) -> None:
+        self._assigned, self._revoked, self._lost = assigned, revoked, lost
 
-    def start(self) -> None:
-        self._next_news = asyncio.Event()
+    def on_partitions_assigned(self, partitions: Partitions) -> object:
+        return self._assigned and self._assigned(_names(partitions))
 
-    def close(self) -> None:
-        self._closed = True
-        self._tell()
+    def on_partitions_revoked(self, partitions: Partitions) -> object:
+        return self._revoked and self._revoked(_names(partitions))
 
-    # -- holding -------------------------------------------------------------------------------------------------
-
-    async def news(self) -> None:
-        """Waits for the next change of any kind."""
-        if self._next_news is None:
-            raise IllegalState(
-                f"the allocation of group {self._group!r} is not started; await start() first, or use async with"
-            )
-        await self._next_news.wait()
-
-    def _tell(self) -> None:
-        if self._next_news is not None:
-            self._next_news.set()
-            self._next_news = asyncio.Event()
-
-    async def take(self, hold: Hold) -> None:
-        while hold.name not in self.ready:
-            if self._error is not None:
-                error, self._error = self._error, None
-                raise error
-            if self._closed:
-                raise Closed(f"the allocation of group {self._group!r} is closed")
-            await self.news()
-        hold.lost = False
-        self._holds[hold.name].add(hold)
-
-    def put_back(self, hold: Hold) -> None:
-        self._holds[hold.name].discard(hold)
-        if not self._holds[hold.name]:
-            del self._holds[hold.name]
-            self._tell()
-
-    # -- called by the membership --------------------------------------------------------------------------------
-
-    async def assigned(self, partitions: Partitions) -> None:
-        names = _names(partitions)
-        self._error = None  # forgets an earlier error, because the member takes part again
-        await self._call(self._on_assigned, names)
-        # some resources may have been revoked in the meantime
-        self.ready |= names & _names(self.tenures.held)
-        self._tell()
-
-    async def revoked(self, partitions: Partitions) -> None:
-        names = _names(partitions)
-        self.ready -= names
-        self._tell()
-        await asyncio.gather(self._call(self._on_revoked, names), self._unheld(names))
-
-    async def lost(self, partitions: Partitions) -> None:
-        names = _names(partitions)
-        self.ready -= names
-        for name in names & self._holds.keys():
-            for hold in self._holds[name]:
-                hold.lost = True
-        self._tell()
-        await self._call(self._on_lost, names)
-
-    def suspended(self, why: str) -> None:
-        """Does nothing: `may_act` returns False while the lease is not valid."""
-
-    def resumed(self) -> None:
-        """Forgets an earlier error. `may_act` returns True again."""
-        self._error = None
-
-    def failed(self, error: BaseException) -> None:
-        log.error("%s: %s", self._group, error)
-        self._error = error
-        self._tell()
-
-    async def _unheld(self, names: frozenset[str]) -> None:
-        while names & self._holds.keys():
-            news = asyncio.ensure_future(self.news())
-            try:
-                done, _ = await asyncio.wait({news}, timeout=PATIENCE_S)
-            finally:
-                news.cancel()
-            if not done:
-                log.warning("%s: %d resources wait for their holders", self._group, len(names & self._holds.keys()))
-
-    async def _call(self, callback: Any, names: frozenset[str]) -> None:
-        if callback is None or not names:
-            return
-        try:
-            with ClosesOnce.callback():
-                result = callback(names)
-                if inspect.isawaitable(result):
-                    await result
-        except Exception:
-            log.exception("%s: a callback failed for %d resources", self._group, len(names))
+    def on_partitions_lost(self, partitions: Partitions) -> object:
+        return self._lost and self._lost(_names(partitions))
 
 
 def assignor_of(given: str | Assignor) -> Assignor:
@@ -346,10 +247,14 @@ def _names(partitions: Iterable[TopicPartition]) -> frozenset[str]:
 def _load_of(load: ResourceLoad) -> Callable[[Collection[TopicPartition]], Awaitable[Mapping[TopicPartition, float]]]:
     async def of_partitions(partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, float]:
         try:
-            found = load([topic for topic, _ in partitions])
-            loads = await found if inspect.isawaitable(found) else found
+            loads = await call_user(load, [topic for topic, _ in partitions])
         except Exception as error:
             raise AllocatorError(f"load raised {type(error).__name__}: {error}") from error
+        if not isinstance(loads, Mapping):
+            raise AllocatorError(f"load returned {shown(loads)}, not a mapping of names to numbers")
+        for name, amount in loads.items():
+            if not isinstance(amount, Real) or not math.isfinite(amount):
+                raise AllocatorError(f"load returned {shown(amount)} for {shown(name)}, not a number")
         return {TopicPartition(name, 0): amount for name, amount in loads.items()}
 
     return of_partitions

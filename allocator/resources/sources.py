@@ -6,11 +6,11 @@ resource has two owners.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Union
 
+from allocator.core.aio import call_user
 from allocator.core.settings import check_path
 from allocator.core.text import shown
 from allocator.core.zookeeper import NoZnode, Watched, ZooKeeperClient
@@ -77,10 +77,7 @@ class NameSource:
     async def refresh(self, topics: Iterable[str] | None = None) -> None:
         """Reads the names. Raises AllocatorError, and then keeps the earlier names."""
         try:
-            found = self._read()
-            if inspect.isawaitable(found):
-                found = await found
-            self._names = checked(found)
+            self._names = checked(await call_user(self._read))
         except AllocatorError:
             raise
         except Exception as error:

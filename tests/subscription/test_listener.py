@@ -11,7 +11,7 @@ import pytest
 from kafka.consumer import subscription_state as kafka_python
 
 from allocator import Consumer
-from allocator.core.consumer.ownership import notify
+from allocator.core.membership.holding import notify
 from allocator.core.subscription import RebalanceListener, check_listener
 from allocator.core.subscription.listener import RebalanceEvent
 from allocator.operate.switching import SwitchingConsumer
@@ -93,6 +93,9 @@ async def test_an_error_or_cancellation_in_a_listener_is_logged_and_the_rebalanc
             flushing = asyncio.ensure_future(asyncio.sleep(60))
             flushing.cancel()
             await flushing  # raises CancelledError, although no task cancels the listener
+
+        def on_partitions_lost(self, partitions: object) -> None:
+            raise asyncio.CancelledError
 
     await hear_all(Broken())
     assert [record.getMessage().split(" of the listener")[0].rpartition(".")[2] for record in caplog.records] == [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -184,6 +185,27 @@ def warn_unclosed(owner: object, name: str) -> None:
     """Warns, in `__del__`, that an object was started and not closed."""
     text = f"unclosed {type(owner).__name__} of group {name!r}: await its close(), or use `async with`"
     warnings.warn(text, ResourceWarning, stacklevel=3, source=owner)
+
+
+async def call_user(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Returns the result of a function of the user, which may be a coroutine.
+
+    If the function cancels itself, raises RuntimeError: a CancelledError would end the task that calls it.
+    """
+    try:
+        with ClosesOnce.callback():
+            answer = function(*arguments)
+            work: asyncio.Future[Any] | None
+            work = asyncio.ensure_future(answer) if inspect.isawaitable(answer) else None
+    except asyncio.CancelledError:
+        work = asyncio.get_running_loop().create_future()
+        work.cancel()
+    if work is None:
+        return answer
+    await ends(work)
+    if work.cancelled():
+        raise RuntimeError("it cancelled itself")
+    return work.result()
 
 
 async def within(awaitable: Awaitable[T], timeout_s: float | None) -> T:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
         OrderKeeper,
         OrderResult,
         Orders,
-        decode_entry,
-        encode_entry,
     )
     from allocator.core.commands.record_orders import RecordOrders
     from allocator.core.commands.steering import (
@@ -38,8 +36,6 @@ __all__ = [
     "Orders",
     "RecordOrders",
     "counting",
-    "decode_entry",
-    "encode_entry",
     "members_named",
 ]
 
@@ -48,7 +44,7 @@ if not TYPE_CHECKING:  # a type checker would accept every name
         __name__,
         {
             "order_store": "OrderStore",
-            "orders": "KINDS Order OrderKeeper OrderResult Orders decode_entry encode_entry",
+            "orders": "KINDS Order OrderKeeper OrderResult Orders",
             "record_orders": "RecordOrders",
             "steering": "Budget counting members_named",
         },

@@ -426,6 +426,18 @@ class Orders:
         """Returns the commands with further results for that command; unchanged if the command does not exist."""
         return Orders(tuple(each._with(results) if each.id == order_id else each for each in self.entries))
 
+    @staticmethod
+    def encode_entry(entry: Union[Order, OrderResult]) -> bytes:
+        """Encodes a result, or a command without its results, for a store that keeps commands and results
+        separately."""
+        return encode_object({name: value for name, value in entry.to_json().items() if name != "results"})
+
+    @staticmethod
+    def decode_entry(kind: type[Entry], path: str, data: bytes, budget: InflateBudget) -> Entry:
+        """Decodes an entry that `encode_entry` encoded. `budget` bounds the partitions of all entries. Raises
+        InvalidZnode."""
+        return kind._of(path, {**_decoded(path, data), "results": []}, budget)
+
     def encode(self, *, with_room: bool = False) -> bytes:
         """Encodes all commands. Raises ConfigError if they do not fit into a znode.
 
@@ -476,17 +488,6 @@ class OrderKeeper(Protocol):
 
 
 Entry = TypeVar("Entry", Order, OrderResult)
-
-
-def encode_entry(entry: Union[Order, OrderResult]) -> bytes:
-    """Encodes a result, or a command without its results, for a store that keeps commands and results separately."""
-    return encode_object({name: value for name, value in entry.to_json().items() if name != "results"})
-
-
-def decode_entry(kind: type[Entry], path: str, data: bytes, budget: InflateBudget) -> Entry:
-    """Decodes an entry that `encode_entry` encoded. `budget` bounds the partitions of all entries. Raises
-    InvalidZnode."""
-    return kind._of(path, {**_decoded(path, data), "results": []}, budget)
 
 
 def _decoded(path: str, data: bytes) -> dict[str, Any]:

@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
 
-from allocator.core.aio.tasks import BackgroundTasks, ClosesOnce, ends, within
+from allocator.core.aio.tasks import BackgroundTasks
 from allocator.core.consumer.starting_positions import CommittedOffsets, SinkOffsets, StartingPositions
 from allocator.core.errors import AllocatorError
 from allocator.core.fetch.fetcher import Fetcher
-from allocator.core.subscription.listener import RebalanceEvent, callback_of, check_listener
+from allocator.core.membership.holding import HoldingListener, call_listener, draining, notify
+from allocator.core.subscription.listener import RebalanceEvent
 from allocator.core.subscription.loss import RecordsLost
-from allocator.core.subscription.partition import TopicPartitionState
-from allocator.core.subscription.progress import Progress
 from allocator.core.subscription.state import SubscriptionState
-from allocator.core.subscription.tenures import Phase
 from allocator.core.telemetry.measures import Measures
 from allocator.core.types import Listener, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 
 
-PATIENCE_S = 10.0  # interval of the warnings that delivered records delay a rebalance
-# Seconds that revoked partitions wait for each other. Higher: fewer commits and claims; lower: partitions move sooner.
-TOGETHER_S = 0.5
-
-
-class Ownership:
+class Ownership(HoldingListener):
     """The `AssignmentListener` of a membership, for one consumer.
 
     `revoked` returns the partitions of which someone still holds records. Guarantee, for all others, when it returns:
@@ -52,11 +42,8 @@ class Ownership:
         sink: SinkOffsets | None = None,
         listener: Listener | None = None,
     ) -> None:
-        check_listener(listener)
-        self.listener = listener
-        self._error: BaseException | None = None
-        self._received: asyncio.Event
-        self.tenures = state
+        super().__init__(state, listener)
+        self._state = state
         self._starts = StartingPositions(state, committed, fetcher, sink, self._report, retry_backoff_s)
         self._fetcher = fetcher
         self._commit = commit
@@ -68,13 +55,10 @@ class Ownership:
         """The event loop's time at which commits were suspended; None while they are allowed."""
         self._opening = 0
         self._tasks: BackgroundTasks
-        self._freed: set[asyncio.Future[None]] = set()
-        state.on_end = self._ended
-        state.on_freed = self._wake
+        state.on_freed = super().wake
 
     def start(self, tasks: BackgroundTasks) -> None:
         """Allows background tasks; `tasks` owns them."""
-        self._received = asyncio.Event()
         self._tasks = tasks
 
     @property
@@ -120,7 +104,7 @@ class Ownership:
         with self._measures.span("rebalance", step="lost", partitions=len(partitions)):
             self._starts.forget_expected()
             self._measures.partitions_lost += len(partitions)
-            former = [tenure for p in partitions if (tenure := self.tenures.former(p)) is not None]
+            former = [tenure for p in partitions if (tenure := self._state.former(p)) is not None]
             await asyncio.gather(*(hold.abandon() for tenure in former for hold in tenure.holds if hold.busy))
             await notify(self.listener, RebalanceEvent.LOST, partitions)
 
@@ -130,10 +114,6 @@ class Ownership:
 
     def resumed(self) -> None:
         self.suspended_at = None
-        self._fetcher.wake()
-
-    def failed(self, error: BaseException) -> None:
-        self._error = error
         self._fetcher.wake()
 
     def records_lost(self, loss: RecordsLost) -> None:
@@ -149,7 +129,7 @@ class Ownership:
                 await self._sink.rewind(loss.partition, loss.resumed_at)
             callback = getattr(self.listener, "on_records_lost", None)  # listeners of other clients have none
             if callback is not None:
-                await _call(callback, loss, str(loss))
+                await call_listener(callback, loss, str(loss))
         finally:
             self._opened()
 
@@ -157,66 +137,30 @@ class Ownership:
         self._opening -= 1
         self._fetcher.wake()
 
-    def take_error(self) -> BaseException | None:
-        """Returns an error that the user has not received yet, if any."""
-        error, self._error = self._error, None
-        if error is not None:
-            self._received.set()
-        return error
+    def wake(self) -> None:
+        super().wake()
+        self._fetcher.wake()
 
     # ------------------------------------------------------------------------------------------------------------
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Waits until a condition is true that depends on which tenures last, and who works on their records."""
-        while not condition():
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._freed.add(future)
-            try:
-                await future
-            finally:
-                self._freed.discard(future)
-
-    def _wake(self) -> None:
-        for future in self._freed:
-            if not future.done():
-                future.set_result(None)
-
-    def _ended(self, tenures: list[TopicPartitionState]) -> None:
-        self._fetcher.wake()
-        self._wake()
 
     async def _revoked(self, partitions: Partitions) -> Partitions:
         self._fetcher.wake()
         tenures = self._tenures(partitions)
-
-        def draining() -> Partitions:  # leaves out partitions that the user has assigned again in the meantime
-            return frozenset(tenure.partition for tenure in tenures if tenure.phase is Phase.DRAINING)
-
-        with contextlib.suppress(asyncio.TimeoutError):
-            await within(self.until(lambda: all(map(_is_free, tenures))), TOGETHER_S)
-        while True:
-            try:
-                await within(self.until(lambda: any(map(_is_free, tenures))), PATIENCE_S)
-                break
-            except asyncio.TimeoutError:
-                log.warning("%d revoked partitions wait until their delivered records are done", len(partitions))
         # the listener is called for the others later, when the work on their records has ended
-        free = frozenset(tenure.partition for tenure in tenures if _is_free(tenure)) & draining()
+        free = await self.freed(tenures)
         moves = {tenure: tenure.moves for tenure in tenures}
-        await self._commit_last(free)
-        free &= draining()
-        await notify(self.listener, RebalanceEvent.REVOKED, free)
+        await self._commit_last(draining(free))
+        await notify(self.listener, RebalanceEvent.REVOKED, draining(free))
         # the next owner starts at the committed offset, so wait even for commits that the user does not await
-        await self._commits_settled(free)
-        free &= draining()
+        await self._commits_settled(draining(free))
         # the user may have sought in the meantime
-        while sought := free & {tenure.partition for tenure in tenures if tenure.moves != moves[tenure]}:
+        while sought := draining(each for each in free if each.moves != moves[each]):
             moves = {tenure: tenure.moves for tenure in tenures}
             await self._commit_last(sought)
             await self._commits_settled(sought)
-            free &= draining()
-        self._measures.partitions_revoked += len(free)
-        return draining() - free
+        done = draining(free)
+        self._measures.partitions_revoked += len(done)
+        return draining(tenures) - done
 
     async def _commit_last(self, partitions: Partitions) -> None:
         try:
@@ -226,37 +170,5 @@ class Ownership:
 
     async def _report(self, error: AllocatorError) -> None:
         """Passes an error to the user. Returns when the user has received it."""
-        self._received.clear()
         self.failed(error)
-        await self._received.wait()
-
-    def _tenures(self, partitions: Partitions) -> list[TopicPartitionState]:
-        return [self.tenures.assignment[partition] for partition in partitions]
-
-
-def _is_free(tenure: Progress) -> bool:
-    return tenure.phase is Phase.ENDED or not tenure.is_held
-
-
-async def notify(listener: Any, event: RebalanceEvent, partitions: Partitions) -> None:
-    """Calls the listener's method for `event`, and awaits its result if it is awaitable.
-
-    Logs an exception of the method, also a CancelledError that it raises itself, which would stop the rebalance.
-    """
-    callback = callback_of(listener, event)
-    if callback is not None and partitions:
-        await _call(callback, partitions, f"{len(partitions)} partitions")
-
-
-async def _call(callback: Callable[[Any], Any], argument: Any, about: str) -> None:
-    try:
-        with ClosesOnce.callback():
-            answer = callback(argument)
-            work = asyncio.ensure_future(answer) if inspect.isawaitable(answer) else None
-        if work is not None:
-            await ends(work)
-            if work.cancelled():
-                raise RuntimeError("it cancelled itself")
-            work.result()
-    except Exception:
-        log.exception("%s of the listener failed for %s", getattr(callback, "__qualname__", callback), about)
+        await self.until(lambda: self._error is None)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from allocator.core.membership.lease import Lease, MemberLease
     from allocator.core.membership.membership import AssignmentListener, GroupMembership, MemberSettings, Membership
     from allocator.core.membership.session import SessionMembership
+    from allocator.core.membership.task_holds import TaskHolds
     from allocator.core.membership.view import GroupViewBuilder, Load
     from allocator.core.membership.zookeeper.decision import preview
     from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
@@ -37,6 +38,7 @@ __all__ = [
     "MemberSettings",
     "Membership",
     "SessionMembership",
+    "TaskHolds",
     "ZooKeeperMembership",
     "ZooKeeperSettings",
     "preview",
@@ -49,6 +51,7 @@ if not TYPE_CHECKING:  # a type checker would accept every name
             "lease": "Lease MemberLease",
             "membership": "AssignmentListener GroupMembership MemberSettings Membership",
             "session": "SessionMembership",
+            "task_holds": "TaskHolds",
             "view": "GroupViewBuilder Load",
             "zookeeper.decision": "preview",
             "zookeeper.membership": "ZooKeeperMembership ZooKeeperSettings",

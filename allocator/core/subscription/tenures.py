@@ -36,6 +36,11 @@ class Tenure:
         """The fencing token, which grows with each new owner of the partition. None without a membership."""
         self.phase = Phase.ACTIVE
 
+    @property
+    def is_held(self) -> bool:
+        """Whether someone works on the partition, so that it must not be released."""
+        return False
+
     def drain(self) -> None:
         self.phase = Phase.DRAINING
 

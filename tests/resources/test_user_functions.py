@@ -1,0 +1,213 @@
+"""What the functions and the holds of one member of an `Allocation` may do to the others: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection
+from typing import Any
+
+import pytest
+
+from allocator import Allocation, ChildrenOf, GroupOrders
+from allocator.assignors import GroupView
+from allocator.core.zookeeper.client import ZooKeeperClient
+from allocator.errors import IllegalState, OrderRefused
+from allocator.resources import Hold
+from allocator.resources.allocation import ROOT
+from allocator.testing import wait_until_async
+from allocator.types import TopicPartition
+
+NAMES = [f"n{number:02}" for number in range(12)]
+
+
+async def cancel_itself(*_: Any) -> None:
+    """Awaits a task that it has cancelled, so it ends with CancelledError although nobody has cancelled it."""
+    task = asyncio.ensure_future(asyncio.Event().wait())
+    task.cancel()
+    await task
+
+
+def by_load(view: GroupView) -> dict[str, list[TopicPartition]]:
+    names, members = sorted(view.partitions), len(view.members)
+    return {
+        member.id: [TopicPartition(name, 0) for name in names[place::members]]
+        for place, member in enumerate(view.members)
+    }
+
+
+by_load.wants = ("load",)  # type: ignore[attr-defined]
+
+
+@contextlib.asynccontextmanager
+async def started(*allocations: Allocation) -> AsyncIterator[None]:
+    async with contextlib.AsyncExitStack() as stack:
+        for each in allocations:
+            await stack.enter_async_context(each)
+        yield
+
+
+def sizes(*allocations: Allocation) -> list[int]:
+    return sorted(len(each.held) for each in allocations)
+
+
+async def until_shared(*allocations: Allocation, total: int = len(NAMES)) -> None:
+    share = [total // len(allocations)] * len(allocations)
+    await wait_until_async(lambda: sizes(*allocations) == share, 30, lambda: f"{share}, not {sizes(*allocations)}")
+
+
+@pytest.mark.parametrize("callback", ["on_assigned", "on_revoked", "on_lost"])
+async def test_a_callback_that_cancels_itself_counts_as_returned(zk_chroot: str, group: str, callback: str) -> None:
+    first = Allocation(NAMES, group=group, zookeeper=zk_chroot, **{callback: cancel_itself})
+    second = Allocation(NAMES, group=group, zookeeper=zk_chroot)
+    async with started(first):
+        await until_shared(first)
+        await asyncio.wait_for(_entered(first, NAMES[0]), 30)
+        if callback == "on_lost":
+            zk = ZooKeeperClient(zk_chroot)
+            await zk.connect()
+            member = first.member_id
+            await zk.delete(f"{ROOT}/{group}/members/{member}")
+            await wait_until_async(lambda: first.member_id != member, 30, "the member to join again")
+            await zk.close()
+            await until_shared(first)
+        async with started(second):
+            await until_shared(first, second)
+        await until_shared(first)
+
+
+async def _entered(allocation: Allocation, name: str) -> None:
+    async with allocation.hold(name):
+        pass
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        lambda names: None,
+        lambda names: [(name, 1.0) for name in names],
+        lambda names: dict.fromkeys(names, "7"),
+        lambda names: dict.fromkeys(names, float("nan")),
+        lambda names: 1 / 0,
+        cancel_itself,
+    ],
+    ids=["nothing", "pairs", "texts", "nan", "raises", "cancels itself"],
+)
+async def test_a_wrong_load_leaves_the_loads_unknown(zk_chroot: str, group: str, load: Callable[[Any], Any]) -> None:
+    is_wrong = False
+
+    def loads(names: Collection[str]) -> Any:
+        return load(names) if is_wrong else dict.fromkeys(names, 1.0)
+
+    first, second, third = (
+        Allocation(NAMES, group=group, zookeeper=zk_chroot, assignor=by_load, load=loads) for _ in range(3)
+    )
+    async with started(first, second):
+        async with started(third):
+            await until_shared(first, second, third)
+            is_wrong = True
+        await until_shared(first, second)
+
+
+@pytest.mark.parametrize("wrong", ["cancels itself", "hangs"])
+async def test_a_resource_function_without_an_answer_stops_no_move(zk_chroot: str, group: str, wrong: str) -> None:
+    is_wrong, called, answers = False, asyncio.Event(), asyncio.Event()
+    names = list(NAMES)
+
+    async def resources() -> list[str]:
+        if is_wrong:
+            called.set()
+            await (answers.wait() if wrong == "hangs" else cancel_itself())
+        return names
+
+    first, second, third = (Allocation(resources, group=group, zookeeper=zk_chroot, refresh_s=3600) for _ in range(3))
+    async with started(first, second):
+        async with started(third):
+            await until_shared(first, second, third)
+            is_wrong = True
+        await asyncio.wait_for(called.wait(), 30)
+        await until_shared(first, second)
+        if wrong == "hangs":
+            # the late answer counts, although the next call is due in an hour
+            names += ["x1", "x2"]
+            answers.set()
+            await until_shared(first, second, total=14)
+
+
+async def test_a_held_resource_delays_no_other_one(zk_chroot: str, group: str) -> None:
+    stopped: list[str] = []
+    first = Allocation(NAMES, group=group, zookeeper=zk_chroot, on_revoked=lambda names: stopped.extend(names))
+    second = Allocation(NAMES, group=group, zookeeper=zk_chroot)
+    ends, holds = {name: asyncio.Event() for name in NAMES}, {name: first.hold(name) for name in NAMES}
+
+    async def work(name: str) -> None:
+        async with holds[name]:
+            await ends[name].wait()
+
+    async with started(first):
+        await until_shared(first)
+        work_of_all = asyncio.gather(*map(work, NAMES))
+        async with started(second):
+            await wait_until_async(lambda: len(_wanted(holds)) == 6, 30, "six to be wanted")
+            moving = _wanted(holds)
+            assert sorted(stopped) == moving  # the callback may end the work of the holders, so it does not wait
+            kept = moving[0]
+            assert first.may_act(kept)
+            for name in moving[1:]:
+                ends[name].set()
+            await wait_until_async(lambda: second.held == set(moving[1:]), 30, lambda: str(second.held))
+            assert kept in first.held
+            assert not holds[kept].lost
+            ends[kept].set()
+            await until_shared(first, second)
+            assert sorted(stopped) == moving
+        for end in ends.values():
+            end.set()
+        await work_of_all
+
+
+def _wanted(holds: dict[str, Hold]) -> list[str]:
+    return sorted(name for name, hold in holds.items() if hold.wanted)
+
+
+async def test_a_hold_is_entered_once_at_a_time(zk_chroot: str, group: str) -> None:
+    async with Allocation(["eu"], group=group, zookeeper=zk_chroot) as allocation:
+        hold = allocation.hold("eu")
+        async with hold:
+            with pytest.raises(IllegalState, match="for each task"):
+                await hold.__aenter__()
+            closing = asyncio.ensure_future(allocation.close())
+            await asyncio.wait_for(hold.until_wanted(), 30)
+            assert "eu" in allocation.held
+            assert not closing.done()
+        await asyncio.wait_for(closing, 30)
+
+
+async def test_children_of_a_znode_are_watched(zk_chroot: str, group: str) -> None:
+    zk = ZooKeeperClient(zk_chroot)
+    await zk.connect()
+    names: set[str] = set()
+    async with Allocation(ChildrenOf("/queues"), group=group, zookeeper=zk_chroot, refresh_s=3600) as allocation:
+        await zk.ensure_path("/queues")
+        for change, name in ((zk.create, "a"), (zk.create, "b"), (zk.delete, "a"), (zk.create, "c")):
+            await change(f"/queues/{name}")  # type: ignore[operator]
+            names.symmetric_difference_update({name})
+            await wait_until_async(lambda: allocation.held == names, 30, lambda: f"{names}, not {allocation.held}")
+    await zk.close()
+
+
+async def test_commands_about_records_are_refused(zk_chroot: str, group: str) -> None:
+    async with Allocation(["eu", "us"], group=group, zookeeper=zk_chroot) as allocation:
+        await until_shared(allocation, total=2)
+        partitions = [TopicPartition("eu", 0)]
+        async with GroupOrders(zk_chroot, group, root=ROOT) as orders:
+            for give in (
+                lambda: orders.pause(partitions),
+                lambda: orders.quarantine(partitions),
+                lambda: orders.seek(partitions, "earliest"),
+                lambda: orders.skip(partitions[0], 7),
+            ):
+                with pytest.raises(OrderRefused, match="no member of the group"):
+                    await give()
+            assert await orders.list() == []
+            assert (await orders.pin(partitions, allocation.client_id)).state == "given"

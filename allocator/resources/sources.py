@@ -6,6 +6,7 @@ resource has two owners.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Union
@@ -19,6 +20,8 @@ from allocator.types import TopicPartition
 
 LONGEST_NAME = 1_000  # characters
 MOST_NAMES = 1_000_000
+# bytes of all names as JSON, with 5 more for each. The assignment names each at most twice, within INFLATED_BYTES
+MOST_BYTES = 30_000_000
 
 ResourceNames = Union[Collection[str], Callable[[], Union[Iterable[str], Awaitable[Iterable[str]]]], "ChildrenOf"]
 """A list of names; a function that returns them, plain or a coroutine; or the children of a znode."""
@@ -105,4 +108,9 @@ def checked(names: Iterable[str]) -> frozenset[str]:
             raise ConfigError(f"resource {shown(name)}: a name is a text of 1 to {LONGEST_NAME} characters")
     if len(found) > MOST_NAMES:
         raise ConfigError(f"{len(found)} resources are more than the {MOST_NAMES} that a group can have")
+    size = len(json.dumps(list(found))) + 5 * len(found)
+    if size > MOST_BYTES:
+        raise ConfigError(
+            f"the names of {len(found)} resources take {size} bytes, more than the {MOST_BYTES} of a group"
+        )
     return found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from allocator import Allocation, ChildrenOf, GroupOrders
 from allocator.assignors import GroupView, Member, compute
 from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import Closed, ConfigError, ResourceLost
+from allocator.operate.group_reader import describe
 from allocator.resources.allocation import ROOT, assignor_of
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
@@ -41,6 +44,7 @@ def all_to_the_first(view: GroupView) -> dict[str, list[TopicPartition]]:
     [
         (["eu", ""], {}, "''"),
         ([1], {}, "resource 1"),
+        ([f"{number:01000}" for number in range(30_000)], {}, "30000000"),
         (["eu"], {"restart_grace_s": 5}, "instance_id"),
         (["eu"], {"session_timeout_s": 10_000}, "10 seconds"),
         (["eu"], {"group": "a/b"}, "a/b"),
@@ -144,6 +148,36 @@ async def test_names_come_and_go_and_each_has_one_owner(zk_chroot: str, group: s
 async def _held(allocation: Allocation, name: str) -> str:
     async with allocation.hold(name) as hold:
         return hold.name
+
+
+async def test_a_claim_may_be_larger_than_a_znode(zk_chroot: str, group: str) -> None:
+    """ZooKeeper refuses more than 1 MiB, and ends the session."""
+    random = Random(1)
+    names = [f"{random.getrandbits(3_600):0900x}" for _ in range(3_000)]
+    zk = ZooKeeperClient(zk_chroot)
+    await zk.connect()
+
+    async def claims() -> list[str]:
+        return await zk.get_children(f"{ROOT}/{group}/claims")
+
+    async with Allocation(names, group=group, zookeeper=zk_chroot) as first:
+        await wait_until_async(lambda: len(first.held) == len(names), 60, "all names")
+        assert len(await claims()) > 1
+        state = await describe(zk, group, ROOT)
+        assert state is not None
+        assert {name for name, _ in state.claims[first.member_id].held} == set(names)
+        async with Allocation(names, group=group, zookeeper=zk_chroot) as second:
+            each = len(names) // 2
+            await wait_until_async(lambda: len(first.held) == len(second.held) == each, 60, "halves")
+            # a claim that fits again leaves nothing behind
+            await wait_until_async(lambda: _is(claims, {first.member_id, second.member_id}), 30, "two claims")
+        await wait_until_async(lambda: len(first.held) == len(names), 60, "all names")
+    await wait_until_async(lambda: _is(claims, set()), 30, "no claims")
+    await zk.close()
+
+
+async def _is(read: Callable[[], Awaitable[list[str]]], wanted: set[str]) -> bool:
+    return set(await read()) == wanted
 
 
 async def test_a_resource_function_is_called_again_and_its_failure_changes_nothing(zk_chroot: str, group: str) -> None:

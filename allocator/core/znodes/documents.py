@@ -3,6 +3,7 @@
     <root>/<group>                 persistent            zlib(JSON): the last changes of the assignment, or empty
     <root>/<group>/members/<id>    ephemeral sequential  JSON: the member's name, host and subscription
     <root>/<group>/claims/<id>     ephemeral             zlib(JSON): what that member holds, the revision it has seen
+    <root>/<group>/claims/<name>   ephemeral             pieces of a claim that is too large for one znode
     <root>/<group>/assignment      persistent            zlib(JSON): which member may hold what; by compare-and-set
     <root>/<group>/shards/<name>   persistent            pieces of an assignment that is too large for one znode
     <root>/<group>/orders          persistent            JSON: the operator commands (`orders`); by compare-and-set
@@ -448,13 +449,13 @@ def _seats_from_json(path: str, doc: Mapping[str, Any]) -> dict[str, Seat]:
     return seats
 
 
-def split(data: bytes, leader: str, revision: int) -> tuple[bytes, dict[str, bytes]]:
-    """Splits an encoded document into a head and shards (name -> bytes). A small document has no shards."""
+def split(data: bytes, writer: str, revision: int) -> tuple[bytes, dict[str, bytes]]:
+    """Splits an encoded document or claim into a head and shards (name -> bytes). A small one has no shards."""
     if len(data) <= SHARD_BYTES:
         return data, {}
     pieces = [data[start : start + SHARD_BYTES] for start in range(0, len(data), SHARD_BYTES)]
-    # with the leader's name, a deposed leader cannot overwrite the shards of its successor
-    names = [f"{revision}-{leader}-{number}" for number in range(len(pieces))]
+    # with the writer's name, a deposed leader cannot overwrite the shards of its successor
+    names = [f"{revision}-{writer}-{number}" for number in range(len(pieces))]
     return encode_object({"shards": names}), dict(zip(names, pieces))
 
 

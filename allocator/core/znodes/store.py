@@ -104,7 +104,7 @@ class Store:
         without a change since this read.
         """
         path = self.paths.claim(member)
-        found = await get_if_exists(self.zk, path, watch, deleted=deleted)
+        found = await self._whole(path, self.paths.claims, watch, deleted)
         if found is None:
             return None
         data, stat = found
@@ -152,21 +152,37 @@ class Store:
         """Like `document`, with the whole stat of the znode, and the encoded bytes; (None, None, 0) when there is
         none."""
         path = self.paths.assignment
+        found = await self._whole(path, self.paths.shards, watch)
+        if found is None:
+            return None, None, 0
+        data, stat = found
+        try:
+            decode = partial(AssignmentDocument.decode, path, data, only, counts)
+            return await computed(decode, not quick(data)), stat, len(data)
+        except InvalidZnode as error:
+            error.version = stat.version
+            raise
+
+    async def _whole(
+        self, path: str, shards: str, watch: Watch | None, deleted: Watch | None = None
+    ) -> tuple[bytes, Stat] | None:
+        """Returns the data of a znode, put together from its shards if it has some, and the stat of the znode. Raises
+        InvalidZnode."""
         while True:
-            found = await get_if_exists(self.zk, path, watch)
+            found = await get_if_exists(self.zk, path, watch, deleted=deleted)
             if found is None:
-                return None, None, 0
+                return None
             data, stat = found
             try:
                 names = shard_names(path, data)
-                if names is not None:
-                    pieces = await asyncio.gather(*(self.zk.get(f"{self.paths.shards}/{name}") for name in names))
-                    data = b"".join(piece for piece, _ in pieces)
-                decode = partial(AssignmentDocument.decode, path, data, only, counts)
-                return await computed(decode, not quick(data)), stat, len(data)
+                if names is None:
+                    return data, stat
+                pieces = await asyncio.gather(*(self.zk.get(f"{shards}/{name}") for name in names))
+                return b"".join(piece for piece, _ in pieces), stat
             except NoZnode:
-                # the leader has written the next document since this read started, and has deleted these shards
-                if (await self.zk.get(path))[1].version == stat.version:
+                # the writer has replaced the znode since this read started, and has deleted these shards
+                now = await self.zk.exists(path)
+                if now is not None and now.version == stat.version:
                     missing = InvalidZnode(path, "shards that it names are missing")
                     missing.version = stat.version
                     raise missing from None

@@ -33,8 +33,8 @@ from allocator.core.commands.steering import LEADERS_KINDS
 from allocator.core.errors import InconsistentAssignor, InstanceIdInUse
 from allocator.core.membership.membership import AssignmentListener, MemberSettings
 from allocator.core.membership.session import SessionMembership
-from allocator.core.membership.session_lease import MembershipLost
 from allocator.core.membership.view import Load
+from allocator.core.membership.zookeeper.claim_znode import ClaimZnode
 from allocator.core.membership.zookeeper.leader import Leader, LeaderSettings
 from allocator.core.membership.zookeeper.seats import FEATURE, IN_USE
 from allocator.core.settings.table import DEFAULT
@@ -43,7 +43,13 @@ from allocator.core.telemetry.measures import Measures
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 from allocator.core.znodes.assignment_reader import AssignmentReader
 from allocator.core.znodes.checked import InvalidZnode
-from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, Paths, in_join_order
+from allocator.core.znodes.documents import (
+    AssignmentDocument,
+    Claim,
+    MemberInfo,
+    Paths,
+    in_join_order,
+)
 from allocator.core.znodes.load_report import REPORT_S, LoadReport
 from allocator.core.znodes.member_names import member_name
 from allocator.core.znodes.store import Store
@@ -137,7 +143,7 @@ class ZooKeeperMembership(SessionMembership):
         )
         self._znodes = EphemeralZnodes(zk)
         self._leader: Leader | None = None
-        self._claim = Claim(0)
+        self._claim: ClaimZnode
         self._refused: str | None = None
         self._in_use: asyncio.TimerHandle | None = None
         self._for_good = False
@@ -183,9 +189,10 @@ class ZooKeeperMembership(SessionMembership):
         claim, member = self._store.paths.claim(self.member_id), self._store.paths.member(self.member_id)
         # the leader is notified of the end of the member before the end of its claim
         ops = [Op("delete", member)]
-        if released and self._claim.held:
+        written = self._claim.written
+        if released and written.held:
             # this write lets observers distinguish a member that left from a member that crashed
-            empty = Claim(self._claim.revision, NO_PARTITIONS, self._claim.generation)
+            empty = Claim(written.revision, NO_PARTITIONS, written.generation)
             ops.append(Op("set", claim, empty.encode()))
         ops.append(Op("delete", claim))
         if self._info.instance_id is not None and ((self._for_good and self._leaving) or self._polls.silent):
@@ -225,8 +232,8 @@ class ZooKeeperMembership(SessionMembership):
         paths = self._store.paths
         prefix = f"{paths.members}/m-{uuid.uuid4().hex[:16]}-"
         self.member_id = (await self._znodes.create_sequential(prefix, self._info.encode())).rpartition("/")[2]
-        self._claim = Claim(0)
-        await self._znodes.create({paths.claim(self.member_id): self._claim.encode()})
+        self._claim = ClaimZnode(self._zk, self._znodes, paths, self.member_id)
+        await self._claim.create()
 
     # -- commands --------------------------------------------------------------------------------------------------
 
@@ -321,7 +328,7 @@ class ZooKeeperMembership(SessionMembership):
                     self._followed(document)
             except ConnectionLost:
                 # the result of a pending write is unknown, so the claim is written again
-                self._claim = Claim(-1)
+                self._claim.written = Claim(-1)
                 await asyncio.sleep(0.05)
                 self._changed.set()
 
@@ -349,7 +356,7 @@ class ZooKeeperMembership(SessionMembership):
         if gained and not self._starting:
             await self._gain(gained, document, version, scope)
         elif self._must_write(document):
-            await self._write_claim(Claim(document.revision, self.tenures.owned, document.generation))
+            await self._claim.write(Claim(document.revision, self.tenures.owned, document.generation))
 
     async def _gain(self, gained: Partitions, document: AssignmentDocument, version: int, scope: TaskGroup) -> None:
         if self._expected is not None:
@@ -365,7 +372,7 @@ class ZooKeeperMembership(SessionMembership):
             Op("check", self._store.paths.base, version=document.writes or -1),
         )
         try:
-            transaction = await self._write_claim(claim, *checks)
+            transaction = await self._claim.write(claim, *checks)
         except (BadVersion, NoZnode):
             return  # the watch on the assignment has fired, or is about to
         # the id of this write is the fence. The id of the claim's creation would not do: an older member may get the
@@ -376,26 +383,13 @@ class ZooKeeperMembership(SessionMembership):
         self._start(gained, scope)
 
     def _must_write(self, document: AssignmentDocument) -> bool:
-        if self._claim.held != self.tenures.owned:
+        if self._claim.written.held != self.tenures.owned:
             return True
         waiting = document.waiting.get(self.member_id)
-        if waiting is None or self._claim.revision >= waiting.since:
+        if waiting is None or self._claim.written.revision >= waiting.since:
             return False
         # if all of them are still draining, the end of the drain writes the claim
         return not waiting.partitions <= self.tenures.owned - self.held
-
-    async def _write_claim(self, claim: Claim, *checks: Op) -> int:
-        """Writes the claim in one transaction with `checks`, and returns its id. Raises BadVersion or NoZnode if a
-        check fails."""
-        path = self._store.paths.claim(self.member_id)
-        try:
-            transaction = await self._zk.multi([*checks, Op("set", path, claim.encode())])
-        except (BadVersion, NoZnode):
-            if await self._zk.exists(path) is None:
-                raise MembershipLost("its claim was deleted") from None
-            raise
-        self._claim = claim
-        return transaction
 
     def _report_refusal(self, reason: str | None) -> None:
         if reason == self._refused:

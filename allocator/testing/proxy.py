@@ -32,6 +32,7 @@ WAYS: tuple[Literal["to_server", "to_client"], ...] = ("to_server", "to_client")
 
 _CHUNK = 16_384
 _HELD_CHUNKS = 64  # about the size of a connection's kernel buffers; a full queue makes the sender wait
+_RUN_TIMEOUT_S = 60.0  # a busy machine takes seconds to list its connections
 _PROC = Path("/proc")
 
 
@@ -163,8 +164,8 @@ class FaultProxy:
     def reset(self, *, client: int | None = None) -> None:
         """Sends RST to both sides of each open connection. New connections are not affected."""
 
-        def reset() -> None:
-            for link in self._links_of(client):
+        async def reset() -> None:
+            for link in await self._links_of(client):
                 self._abort(link)
 
         self._run(reset)
@@ -175,12 +176,12 @@ class FaultProxy:
         Resets sides that `half_open` left open, as the first packet after a real fault would.
         """
 
-        def heal() -> None:
+        async def heal() -> None:
             if client is None:
                 self._faults = {None: dict.fromkeys(WAYS, _Direction())}
             else:
                 self._faults.pop(client, None)
-            for link in self._links_of(client):
+            for link in await self._links_of(client):
                 if link.kept is not None:
                     self._abort(link)
             self._wake()
@@ -201,7 +202,7 @@ class FaultProxy:
             if asyncio.iscoroutine(result):
                 await result
 
-        asyncio.run_coroutine_threadsafe(run(), loop).result(10.0)
+        asyncio.run_coroutine_threadsafe(run(), loop).result(_RUN_TIMEOUT_S)
 
     async def _listen(self) -> None:
         self._changed = asyncio.Event()
@@ -221,19 +222,20 @@ class FaultProxy:
         if direction != "both" and direction not in WAYS:
             raise ClusterError(f"direction must be 'to_server', 'to_client' or 'both', not {direction!r}")
 
-        def change_it() -> None:
+        async def change_it() -> None:
             ways = self._faults.setdefault(client, dict.fromkeys(WAYS, _Direction()))
             for way in WAYS if direction == "both" else (direction,):
                 ways[way] = replace(ways[way], **change)
             if client is not None:
-                self._links_of(client)  # sets `pid` of open connections
+                await self._links_of(client)  # sets `pid` of open connections
             self._wake()
 
         self._run(change_it)
 
-    def _links_of(self, client: int | None) -> list[_Link]:
+    async def _links_of(self, client: int | None) -> list[_Link]:
         if client is not None:
-            ports = _ports_of(client, self.port)
+            # in a thread: the kernel may take seconds, and the other connections go on meanwhile
+            ports = await asyncio.to_thread(_ports_of, client, self.port)
             for link in self._links:
                 if link.port in ports:
                     link.pid = client
@@ -252,10 +254,10 @@ class FaultProxy:
         assert task is not None
         link.tasks.append(task)
         self._links.add(link)
-        for pid in [pid for pid in self._faults if pid is not None]:
-            if link.port in _ports_of(pid, self.port):
-                link.pid = pid
         try:
+            for pid in [pid for pid in self._faults if pid is not None]:
+                if link.port in await asyncio.to_thread(_ports_of, pid, self.port):
+                    link.pid = pid
             await self._serve(link, reader)
         except (OSError, asyncio.CancelledError):
             pass  # the server refused, one side sent RST, or `_abort` ran: the proxy sends RST to both sides
@@ -311,8 +313,8 @@ class FaultProxy:
 
         await _all(read(), send())
 
-    def _half_open(self, kept: str, client: int | None) -> None:
-        for link in self._links_of(client):
+    async def _half_open(self, kept: str, client: int | None) -> None:
+        for link in await self._links_of(client):
             gone = link.server if kept == "client" else link.client
             link.kept = kept
             if gone is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from allocator.testing import FaultProxy, LocalCluster, wait_until
+from allocator.testing import proxy as proxy_module
 from allocator.testing.probe import metadata, zookeeper_mode
 from allocator.testing.topics import zookeeper_client
 
@@ -275,3 +277,28 @@ def test_a_proxied_cluster_leads_clients_through_its_proxies(version: str) -> No
         assert zookeeper_mode(keeper.port) == "standalone"
         cluster.heal()
         assert zookeeper_mode(keeper.proxy.port) == "standalone"
+
+
+@linux
+def test_connections_go_on_while_the_kernel_lists_them(
+    fault_proxy: Proxies, echo: Echo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault for one process begins while the list of this machine's connections takes long to read."""
+    for name in ("self/fd", f"{os.getpid()}/fd", "net"):
+        (tmp_path / name).mkdir(parents=True)
+    os.mkfifo(tmp_path / "net" / "tcp")  # its reader waits for a writer
+    proxy = fault_proxy(echo.port)
+    with client(proxy) as connection:
+        connection.sendall(b"before")
+        assert connection.recv(100) == b"before"
+        monkeypatch.setattr(proxy_module, "_PROC", tmp_path)
+        cutting = threading.Thread(target=proxy.drop, kwargs={"client": os.getpid()})
+        cutting.start()
+        try:
+            connection.settimeout(5)
+            connection.sendall(b"meanwhile")
+            assert connection.recv(100) == b"meanwhile"
+            assert cutting.is_alive()
+        finally:
+            (tmp_path / "net" / "tcp").write_text("the titles of the columns\n")
+            cutting.join(60)

@@ -17,6 +17,7 @@ class MemoryOffsets:
     group, storage, committer = "g", "kafka", None
     limit = 4096
     """Bytes of the metadata of a commit."""
+    silent_s = 0.0
 
     def __init__(self) -> None:
         self.coordinator = self

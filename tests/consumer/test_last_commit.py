@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +12,14 @@ import pytest
 from zookeeper_sessions import session
 
 import allocator
-from allocator import Consumer
+from allocator import Consumer, RebalanceListener, Record
+from allocator.core.consumer import core
+from allocator.core.offsets import coordinator
+from allocator.errors import CommitFailed
 from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster
 from allocator.operate.switching import SwitchingConsumer
 from allocator.testing import FaultProxy, LocalCluster, produce, wait_until_async
+from allocator.types import TopicPartition
 
 pytestmark = pytest.mark.deadline(150)
 
@@ -69,3 +74,44 @@ async def test_a_leaving_member_commits_although_its_connection_to_zookeeper_was
     async with Consumer(brokers=kafka_cluster.bootstrap, group=group, membership="fixed") as reader:
         found = await reader.committed((topic, 0))
     assert found.offset == 9
+
+
+async def test_releases_do_not_wait_one_after_another_for_a_silent_coordinator(
+    kafka_cluster: LocalCluster,
+    zk_chroot: str,
+    topic_factory: Callable[..., str],
+    group: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kafka hangs, and the work on each partition ends later than that on the one before."""
+    monkeypatch.setattr(core, "RELEASE_PATIENCE_S", 2.0, raising=False)
+    monkeypatch.setattr(coordinator, "PATIENCE_S", 1.0)
+    topic = await asyncio.to_thread(topic_factory, 3)
+    await asyncio.to_thread(produce, kafka_cluster.bootstrap, topic, [b"v"] * 3)  # one for each partition
+    ends, begun, released = [asyncio.Event() for _ in range(3)], set(), set()
+
+    class Listener(RebalanceListener):
+        def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+            released.update(number for _, number in partitions)
+
+    async def handle(record: Record) -> None:
+        begun.add(record.partition)
+        await ends[record.partition].wait()
+
+    where: dict[str, Any] = {"brokers": kafka_cluster.bootstrap, "group": group, "zookeeper": zk_chroot}
+    async with Consumer(topic, listener=Listener(), **where) as consumer:
+        work = asyncio.ensure_future(consumer.process(handle, concurrency=3, commit_interval_s=0.2))
+        await wait_until_async(lambda: len(begun) == 3, 60, "the calls of the handler")
+        kafka_cluster.brokers[0].pause()
+        try:
+            began = time.monotonic()
+            closing = asyncio.ensure_future(consumer.close())
+            for number, end in enumerate(ends):
+                end.set()
+                await wait_until_async(lambda number=number: number in released, 60, "a release")  # type: ignore[misc]
+            await asyncio.wait_for(closing, 60)
+            with pytest.raises(CommitFailed):
+                await asyncio.wait_for(work, 60)
+            assert time.monotonic() - began < 25
+        finally:
+            kafka_cluster.brokers[0].resume()

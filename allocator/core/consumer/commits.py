@@ -35,6 +35,9 @@ Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 # commit is given up sooner
 FRESH_WITHIN_S = 2.0
 BACKOFF_S = 0.1  # first pause after a failed automatic commit
+# seconds without a response of the coordinator after which a release goes on without its commit. Higher: after a longer
+# outage no record is read twice; lower: partitions move sooner, and a close takes less time
+RELEASE_PATIENCE_S = 30.0
 
 
 class Commits:
@@ -159,9 +162,16 @@ class Commits:
             call = _Call(self._state, self.membership, self._now)
             await group.commit(call.note(self._to_send(offsets), offsets), call.refusal, call.stored)
 
-    async def commit_done(self, partitions: Iterable[TopicPartition] | None = None, *, or_raise: bool = False) -> None:
+    async def commit_done(
+        self,
+        partitions: Iterable[TopicPartition] | None = None,
+        *,
+        or_raise: bool = False,
+        patience_s: float | None = None,
+    ) -> None:
         """Commits what is done, of these partitions or of all. Leaves out partitions that are lost meanwhile; with
-        `or_raise`, raises Fenced for them.
+        `or_raise`, raises Fenced for them. After the first request, gives up once the coordinator has not responded for
+        `patience_s` seconds, so that commits do not wait for it one after another.
 
         Raises CommitFailed before it sends anything if the lease is not valid, or the coordinator's error.
         """
@@ -171,7 +181,7 @@ class Commits:
         if first is not None:
             tenures = [first, *uncommitted] if or_raise else []
             self._must_act()
-            await self._commit_chosen(group, partial(self._done, wanted))
+            await self._commit_chosen(group, partial(self._done, wanted), patience_s=patience_s)
             if (error := self._lost(tenures)) is not None:
                 raise error
 
@@ -223,11 +233,24 @@ class Commits:
         names = names_of(lost)
         return Fenced(f"group {self.offsets.group!r}: not committed: {names} (this member has lost it since)")
 
-    async def _commit_chosen(self, group: StoredOffsets, choose: Choice, *, follows: bool = True) -> None:
+    async def _commit_chosen(
+        self, group: StoredOffsets, choose: Choice, *, follows: bool = True, patience_s: float | None = None
+    ) -> None:
         """`follows`: whether the offsets follow a seek. Those that are committed again do not, so the seek stays to be
         committed."""
         call = _Call(self._state, self.membership, self._now, follows=follows)
-        await group.commit(partial(self._chosen, call, choose), call.refusal, call.stored)
+        coordinator, gave_up = group.coordinator, False
+
+        def choose_while_it_responds(over: Collection[TopicPartition]) -> Offsets:
+            nonlocal gave_up
+            gave_up = patience_s is not None and bool(call.offsets) and coordinator.silent_s > patience_s
+            return {} if gave_up else self._chosen(call, choose, over)
+
+        await group.commit(choose_while_it_responds, call.refusal, call.stored)
+        if gave_up:
+            error = CommitFailed(f"{group.group}: offsets are not committed: the coordinator does not respond")
+            error.retriable = True
+            raise error
 
     def _chosen(self, call: _Call, choose: Choice, over: Collection[TopicPartition]) -> Offsets:
         offsets = choose(over)
@@ -274,7 +297,7 @@ class Commits:
                 backoff = Backoff(BACKOFF_S, self._interval_s or BACKOFF_S)
                 continue
             try:
-                await self.commit_done()
+                await self.commit_done(patience_s=0.0)
                 backoff.reset()
                 failing.over()
             except AllocatorError as error:

@@ -15,7 +15,7 @@ from typing import Any
 from allocator.core.aio.tasks import BackgroundTasks, wait_for_event, within
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.log_offsets import list_offsets
-from allocator.core.consumer.commits import Commits
+from allocator.core.consumer.commits import RELEASE_PATIENCE_S, Commits
 from allocator.core.consumer.measures import OwnLoad, lag
 from allocator.core.consumer.membership_config import (
     Connections,
@@ -360,7 +360,7 @@ class ConsumerCore:
         tenures = [self.state.assignment[p] for p in partitions if p in self.state.assignment]
         if any(tenure.is_uncommitted for tenure in tenures):
             await self.until_confirmed()
-            await self.commits.commit_done(tenure.partition for tenure in tenures)
+            await self.commits.commit_done((each.partition for each in tenures), patience_s=RELEASE_PATIENCE_S)
 
     async def until_free(self, holds: Iterable[Hold]) -> None:
         """Waits until nobody works on the records of these holds."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -56,18 +57,41 @@ class Coordinator:
         self._finding: asyncio.Lock | None = None
         self.failure: BrokerError | None = None
         """The error of the last lookup; None if it succeeded."""
+        # (start of the first, end of the last) of the last requests, while none of them had a response
+        self._silent: tuple[float, float] | None = None
 
     @property
     def measures(self) -> Measures:
         """The measures of the consumer that uses this coordinator."""
         return self._client.measures
 
-    async def send(self, request: Any, deadline: float, patience_s: float | None = None) -> Any:
-        """Sends `request` and returns the response. Waits at most `patience_s` after sending.
+    async def send(
+        self, request: Any, deadline: float, patience_s: float | None = None, *, lookup_s: float = math.inf
+    ) -> Any:
+        """Sends `request` and returns the response. Waits at most `patience_s` after sending, and `lookup_s` before,
+        until the coordinator is found.
 
         Raises `BrokerError`. After an error, the next request finds the coordinator again.
         """
-        node = await self.find(deadline)
+        asked = time.monotonic()
+        try:
+            response = await self._send(request, deadline, patience_s, min(deadline, asked + lookup_s))
+        except BrokerError as error:
+            if error.retriable:
+                self._silent = asked if self._silent is None else self._silent[0], time.monotonic()
+            raise
+        self._silent = None
+        return response
+
+    @property
+    def silent_s(self) -> float:
+        """For how long requests have had no response. 0 if none was sent lately, since the coordinator may be back."""
+        if self._silent is None or time.monotonic() - self._silent[1] > PATIENCE_S:
+            return 0.0
+        return self._silent[1] - self._silent[0]
+
+    async def _send(self, request: Any, deadline: float, patience_s: float | None, find_until: float) -> Any:
+        node = await self.find(find_until)
         measures = self._client.measures
         started = time.monotonic()
         if request.API_KEY in HEARTBEATS:

@@ -358,7 +358,8 @@ class GroupOffsets:
 
         request.check = check
         try:
-            response = await self.coordinator.send(request, deadline)
+            # the calls choose again before each request, and may give up while no coordinator is found
+            response = await self.coordinator.send(request, deadline, lookup_s=self.coordinator.patience_s)
         except asyncio.CancelledError:
             self._abandoned = True
             raise

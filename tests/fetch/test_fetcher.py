@@ -167,6 +167,29 @@ async def test_lasting_errors_are_raised_until_a_seek_while_others_continue(clus
         assert await next_batch(fetcher, 0.1) is None
 
 
+@pytest.mark.parametrize("damage", ["checksum", "length"])
+@pytest.mark.parametrize("lasts", [False, True])
+async def test_records_that_were_damaged_on_the_way_are_fetched_again(
+    cluster: FakeCluster, damage: str, lasts: bool
+) -> None:
+    state = start_at([cluster.add(A0)])
+    cluster.append(A0, 5)
+    cluster.append(A0, 5)
+    base, end, raw = cluster.logs[A0][1]
+    at = len(raw) - 1 if damage == "checksum" else 9
+    cluster.logs[A0][1] = base, end, raw[:at] + bytes([raw[at] ^ 0x7F]) + raw[at + 1 :]
+    async with fetching(cluster, state) as fetcher:
+        assert offsets(await take(fetcher, state)) == list(range(5))
+        if lasts:
+            with pytest.raises(CorruptRecordError, match="a:0 at offset 5"):
+                await take(fetcher, state)
+            await raises_each_time(fetcher, CorruptRecordError)
+            return
+        await until(lambda: cluster.requests[-1].parts[A0][0] == 5, "a request for the damaged records")
+        cluster.logs[A0][1] = base, end, raw
+        assert offsets(await take(fetcher, state)) == list(range(5, 10))
+
+
 async def test_a_refused_topic_raises_until_it_is_allowed(cluster: FakeCluster) -> None:
     state = start_at([cluster.add(A0), cluster.add(B0)])
     cluster.errors[A0] = [29]

@@ -295,7 +295,7 @@ class FetchLoop:
                 expiry = time.monotonic() + REPLICA_LEASE_S
                 if partition.update_preferred_read_replica(part.preferred_replica, expiry):
                     log.info("%s:%d: fetching from broker %d, the preferred replica", *tp, part.preferred_replica)
-        elif not isinstance(effects.stop, OutOfRange):
+        elif part.code and not isinstance(effects.stop, OutOfRange):
             reaction = reaction_to(part.code, FETCH)
             message = "%s:%d at offset %d: error %d, %s"
             self._failures.note((tp, part.code), message, *tp, wanted.offset, part.code, reaction.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import NamedTuple, Optional, Union
 
 from allocator.core.client.errors import FETCH, Reaction, error_of, reaction_to
@@ -9,7 +10,11 @@ from allocator.core.client.fetch_messages import BOUNDED, FetchedPartition, Want
 from allocator.core.errors import AllocatorError, BrokerError, CorruptRecordError, RecordTooLarge
 from allocator.core.fetch.buffer import Chunk, Failure, OutOfRange, PartitionBuffer
 from allocator.core.fetch.decode import scan
-from allocator.core.types import TopicPartition
+
+log = logging.getLogger(__name__)
+
+# requests for corrupt records before the error is raised: they may be damaged on the way, and not in the log
+CORRUPT_TRIES = 3
 
 
 class Effects(NamedTuple):
@@ -91,30 +96,35 @@ def _effects_of_records(
     tp, offset = buffer.tp, wanted.offset
     found = scan(part.records, topic=tp.topic, partition=tp.partition, start=offset, aborted=part.aborted)
     if found.wanted is not None and found.error is None:
-        return _effects_of_incomplete(found.wanted, len(found.data), tp, wanted, version, record_bytes)
+        return _effects_of_incomplete(found.wanted, len(found.data), buffer, wanted, version, record_bytes)
     if buffer.precedes(found):
         return Effects(served=True, recreated=True)
     chunk = Chunk(found, offset, part.high_watermark) if found.next_offset > offset else None
-    stop = None
-    if found.error is not None:
-        stop = Failure(found.error)
-    elif chunk is None:
-        why = "the broker sent only records from before this offset"
-        stop = Failure(CorruptRecordError(tp.topic, tp.partition, offset, why))
-    return Effects(True, chunk, stop)
+    if chunk is not None:
+        return Effects(True, chunk)  # if the records behind it are corrupt, the next request begins with them
+    why = "the broker sent only records from before this offset"
+    return _effects_of_corrupt(found.error or CorruptRecordError(tp.topic, tp.partition, offset, why), buffer)
+
+
+def _effects_of_corrupt(error: AllocatorError, buffer: PartitionBuffer) -> Effects:
+    if buffer.failures + 1 < CORRUPT_TRIES:
+        log.warning("fetching again: %s", error)
+        return RETRY
+    return Effects(served=True, stop=Failure(error))
 
 
 def _effects_of_incomplete(
-    length: int, received: int, tp: TopicPartition, wanted: Wanted, version: int, record_bytes: int
+    length: int, received: int, buffer: PartitionBuffer, wanted: Wanted, version: int, record_bytes: int
 ) -> Effects:
     """Returns the effects of a response without a complete record batch.
 
     `length`: the length of the first batch, or 0 if the length field is incomplete too.
     """
+    tp = buffer.tp
     if version >= BOUNDED:
         # these brokers send the first batch whole regardless of the limits, so its length field is wrong
         why = f"a record batch of {length} bytes, of which {received} arrived"
-        return Effects(served=True, stop=Failure(CorruptRecordError(tp.topic, tp.partition, wanted.offset, why)))
+        return _effects_of_corrupt(CorruptRecordError(tp.topic, tp.partition, wanted.offset, why), buffer)
     if max(length, wanted.size + 1) > record_bytes:
         size = f"{length} bytes" if length else f"more than {wanted.size} bytes"
         limit = f"the most to request from this broker, {record_bytes}"

@@ -49,13 +49,12 @@ class Handler:
 
 
 def check_done(result: Any, name: str) -> None:
-    """Raises HandlerMisuse for the result of a plain handler that has done nothing yet."""
+    """Raises HandlerMisuse for the result of a handler that has done nothing yet."""
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
             result.close()
         raise HandlerMisuse(
-            f"handler {name!r} is a plain function that returned an awaitable, so nothing was done; "
-            "write it with `async def`, or return nothing"
+            f"handler {name!r} returned an awaitable, so nothing was done; await it in `async def`, or return nothing"
         )
     if inspect.isgenerator(result) or inspect.isasyncgen(result):
         raise HandlerMisuse(

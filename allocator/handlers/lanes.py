@@ -14,7 +14,7 @@ from allocator.core.aio import BackgroundTasks
 from allocator.core.commands import RecordOrders
 from allocator.core.subscription import Hold
 from allocator.handlers.guard import guard_of
-from allocator.handlers.handlers import Handler
+from allocator.handlers.handlers import Handler, check_done
 from allocator.handlers.subprocesses import Children
 from allocator.handlers.window import Unit
 from allocator.types import TopicPartition
@@ -272,7 +272,9 @@ class Lanes:
             unit = units[0]
             try:
                 if guard is None or not guard(unit.argument):
-                    await call(unit.argument)
+                    result = await call(unit.argument)
+                    if result is not None:
+                        check_done(result, self._handler.name)
             except asyncio.CancelledError:
                 if lane.cut or self._closing:
                     raise

@@ -254,10 +254,14 @@ async def test_a_long_error_is_cut_before_it_is_logged_and_written(caplog: pytes
     assert dict(headers)["kafka_dlt-exception-fqcn"] == b"builtins.ValueError"
 
 
-async def test_a_plain_handler_that_returns_an_awaitable_is_rejected_at_once() -> None:
+@pytest.mark.parametrize("kind", ["plain", "coroutine"])
+async def test_a_handler_that_returns_an_awaitable_is_rejected_at_once(kind: str) -> None:
     async def work() -> None: ...
 
-    async with running(Cluster(), lambda record: work(), Letters()) as it:
+    async def handle(record: Record) -> Any:
+        return work()
+
+    async with running(Cluster(), handle if kind == "coroutine" else lambda record: work(), Letters()) as it:
         error = await it.failed()
     assert "returned an awaitable, so nothing was done" in str(error)
 

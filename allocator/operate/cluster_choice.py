@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Optional
 
 from allocator.core.text import parse_json, shown
 from allocator.core.znodes import Paths
-from allocator.core.zookeeper import NoZnode, ZnodeExists, ZooKeeperClient
+from allocator.core.zookeeper import NoZnode, ZnodeExists, ZooKeeperClient, ZooKeeperError
 from allocator.errors import ConfigError
 
 FORMAT = 1
@@ -55,6 +55,10 @@ async def read_choice(zk: ZooKeeperClient, path: str, watch: Any = None) -> Clus
             if await zk.exists(path, watch) is None:
                 return ClusterChoice()
             continue
+        except ZooKeeperError as error:
+            if error.retriable:
+                raise
+            raise ConfigError(str(error)) from error
         try:
             choice = parse_json(data)
             brokers, frozen = choice["brokers"], choice["frozen"]
@@ -69,7 +73,9 @@ async def choose_cluster(zk: ZooKeeperClient, path: str, choice: ClusterChoice) 
     """Writes the choice. Every service of the group follows it."""
     data = json.dumps({"format": FORMAT, "brokers": choice.brokers, "frozen": choice.frozen}).encode()
     while True:
-        await zk.ensure_path(path.rpartition("/")[0] or "/")
+        base = path.rpartition("/")[0] or "/"
+        await zk.use_acl_of(base)  # the members may have other credentials
+        await zk.ensure_path(base)
         try:
             with contextlib.suppress(ZnodeExists):
                 await zk.create(path, data)  # create it with its data, because a service may read it at any time

@@ -12,7 +12,8 @@ from typing import Optional
 
 from allocator.core.commands.orders import Order, OrderResult, Orders
 from allocator.core.znodes.documents import Paths
-from allocator.core.zookeeper.client import BadVersion, Watch, ZnodeExists, ZooKeeperClient, get_if_exists, retrying
+from allocator.core.znodes.store import read_of_others
+from allocator.core.zookeeper.client import BadVersion, Watch, ZnodeExists, ZooKeeperClient, retrying
 
 # limit of one write. Higher: a write survives a longer loss of the connection; lower: its caller learns of it sooner
 WRITE_S = 10.0
@@ -65,7 +66,7 @@ class OrderStore:
         return await self._change(change)
 
     async def _read(self, watch: Optional[Watch]) -> tuple[Orders, int]:
-        found = await get_if_exists(self._zk, self.paths.orders, watch)
+        found = await read_of_others(self._zk, self.paths.orders, watch)
         if found is None:
             return Orders(), -1
         data, stat = found
@@ -83,6 +84,8 @@ class OrderStore:
                 data = after.encode(with_room=with_room)
                 try:
                     if version < 0:
+                        # the members may have other credentials than the operator
+                        await self._zk.use_acl_of(self.paths.base)
                         await self._zk.create(self.paths.orders, data)
                     else:
                         await self._zk.set(self.paths.orders, data, version)

@@ -28,7 +28,16 @@ from allocator.core.znodes.documents import (
     split,
 )
 from allocator.core.znodes.load_report import LoadReport
-from allocator.core.zookeeper.client import NoZnode, Op, Stat, Watch, ZnodeExists, ZooKeeperClient, get_if_exists
+from allocator.core.zookeeper.client import (
+    NotAuthorized,
+    NoZnode,
+    Op,
+    Stat,
+    Watch,
+    ZnodeExists,
+    ZooKeeperClient,
+    get_if_exists,
+)
 
 T = TypeVar("T")
 
@@ -55,6 +64,7 @@ class Store:
 
     async def prepare(self) -> None:
         """Creates the persistent znodes."""
+        await self.zk.use_acl_of(self.paths.base)
         paths = (self.paths.members, self.paths.claims, self.paths.shards, self.paths.left)
         await asyncio.gather(*map(self.zk.ensure_path, paths))
 
@@ -80,6 +90,7 @@ class Store:
         document = document or AssignmentDocument()
         for member, seat in document.seats.items():
             if seat.info.instance_id == instance_id and seat.reserved_until_ms is not None:
+                await self.zk.use_acl_of(self.paths.base)
                 await self.zk.ensure_path(self.paths.left_mark(member))
                 return document.owners.get(member, NO_PARTITIONS)
         return NO_PARTITIONS
@@ -87,7 +98,7 @@ class Store:
     async def member(self, member: str) -> MemberInfo | None:
         """Returns a member's info; None when it has left. Raises InvalidZnode."""
         path = self.paths.member(member)
-        found = await get_if_exists(self.zk, path)
+        found = await read_of_others(self.zk, path)
         return None if found is None else MemberInfo.decode(path, found[0])
 
     async def claim(
@@ -104,7 +115,7 @@ class Store:
         without a change since this read.
         """
         path = self.paths.claim(member)
-        found = await self._whole(path, self.paths.claims, watch, deleted)
+        found = await self._whole(read_of_others, path, self.paths.claims, watch, deleted)
         if found is None:
             return None
         data, stat = found
@@ -123,7 +134,7 @@ class Store:
     async def load_report(self, member: str, watch: Watch | None = None) -> LoadReport | None:
         """Returns the load report of a member; None if it reports nothing. Raises InvalidZnode."""
         path = self.paths.load(member)
-        found = await get_if_exists(self.zk, path, watch)
+        found = await read_of_others(self.zk, path, watch)
         return None if found is None else LoadReport.decode(path, found[0])
 
     async def write_load_report(self, member: str, report: LoadReport) -> None:
@@ -152,7 +163,7 @@ class Store:
         """Like `document`, with the whole stat of the znode, and the encoded bytes; (None, None, 0) when there is
         none."""
         path = self.paths.assignment
-        found = await self._whole(path, self.paths.shards, watch)
+        found = await self._whole(get_if_exists, path, self.paths.shards, watch)
         if found is None:
             return None, None, 0
         data, stat = found
@@ -164,12 +175,17 @@ class Store:
             raise
 
     async def _whole(
-        self, path: str, shards: str, watch: Watch | None, deleted: Watch | None = None
+        self,
+        read: Callable[..., Awaitable[tuple[bytes, Stat] | None]],
+        path: str,
+        shards: str,
+        watch: Watch | None,
+        deleted: Watch | None = None,
     ) -> tuple[bytes, Stat] | None:
         """Returns the data of a znode, put together from its shards if it has some, and the stat of the znode. Raises
         InvalidZnode."""
         while True:
-            found = await get_if_exists(self.zk, path, watch, deleted=deleted)
+            found = await read(self.zk, path, watch, deleted=deleted)
             if found is None:
                 return None
             data, stat = found
@@ -226,6 +242,21 @@ class Store:
             if name not in keep and shard_revision(name) <= revision:
                 with contextlib.suppress(NoZnode):
                     await self.zk.delete(f"{self.paths.shards}/{name}")
+
+
+async def read_of_others(
+    zk: ZooKeeperClient, path: str, watch: Watch | None = None, *, deleted: Watch | None = None
+) -> tuple[bytes, Stat] | None:
+    """Like `get_if_exists`, for a znode that any client may have written: if its ACL does not let this client read it,
+    raises InvalidZnode, so that the rest of the group goes on without it. Then `watch` may not be called."""
+    try:
+        return await get_if_exists(zk, path, watch, deleted=deleted)
+    except NotAuthorized as error:
+        if watch is not None:
+            # the failed request has left no watch; since 3.8.4 this one is refused as well
+            with contextlib.suppress(NotAuthorized):
+                await zk.exists(path, watch)
+        raise InvalidZnode(path, str(error)) from error
 
 
 async def computed(compute: Callable[[], T], large: bool, thread: ThreadPoolExecutor = _LARGE) -> T:

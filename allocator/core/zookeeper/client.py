@@ -74,6 +74,10 @@ class BadVersion(ZooKeeperError):
     """A compare-and-set failed: another client wrote the znode first."""
 
 
+class NotAuthorized(ZooKeeperError):
+    """The ACL of the znode does not allow the request with the credentials of this session."""
+
+
 class ConnectionLost(ZooKeeperError):
     """No response: ZooKeeper may or may not have executed the request."""
 
@@ -368,6 +372,18 @@ class ZooKeeperClient:
         """
         await self._call("sync", "", lambda c, p: c.sync_async(p or "/"))
 
+    async def use_acl_of(self, path: str) -> None:
+        """Gives the znodes that this client creates from now on the ACL of the znode at `path`. Without such a znode,
+        or if its ACL may not be read, they get the ACL of the options. Does nothing without credentials."""
+        given = self._options.get("default_acl")
+        if given:
+            client = self._live()
+            client.default_acl = given
+            with contextlib.suppress(NoZnode, NotAuthorized):
+                client.default_acl, _ = await self._call("get_acls", path, lambda c, p: c.get_acls_async(p))
+                if any(each.id.scheme == "world" for each in client.default_acl):
+                    log.warning("%s is open to every client; docs/howto/security.md says how to close it", path)
+
     async def ensure_path(self, path: str) -> None:
         """Creates the persistent znode and its parents if they are missing."""
         for tries_left in reversed(range(ENSURE_TRIES)):
@@ -499,8 +515,9 @@ TRANSLATION: tuple[tuple[type[Exception], type[ZooKeeperError], str], ...] = (
     (kazoo_errors.BadVersionError, BadVersion, "another client wrote it first"),
     (
         kazoo_errors.NoAuthError,
-        ZooKeeperError,
-        "its ACL does not allow it. Use the credentials of the group's members ([zookeeper] digest_* or sasl_*)",
+        NotAuthorized,
+        "its ACL does not allow it. Use the credentials of the group's members ([zookeeper] digest_* or sasl_*); to "
+        "add a group, the ACL of the root has to allow new znodes",
     ),
     (kazoo_errors.AuthFailedError, ZooKeeperError, "the credentials were refused"),
     (kazoo_errors.SessionExpiredError, ConnectionLost, "the session has expired"),

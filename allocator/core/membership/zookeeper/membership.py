@@ -56,6 +56,7 @@ from allocator.core.znodes.store import Store
 from allocator.core.zookeeper.client import (
     BadVersion,
     ConnectionLost,
+    NotAuthorized,
     NoZnode,
     Op,
     Watched,
@@ -217,6 +218,8 @@ class ZooKeeperMembership(SessionMembership):
     async def _register(self) -> None:
         # no process acts for the member of an earlier attempt, and its claim would keep partitions from all others
         await self._znodes.delete()
+        # while members get credentials one by one, all must be able to read the znodes of all
+        await self._zk.use_acl_of(self._store.paths.base)
         self._info = replace(self._info, session_timeout_s=self._zk.session_timeout_s)
         try:
             await self._create_znodes()
@@ -291,14 +294,23 @@ class ZooKeeperMembership(SessionMembership):
                 place = names.index(self.member_id)
                 if place == 0:
                     await self._lead()
-                # this watch fires when the znode is deleted; the writes that renew the lease do not fire it
-                await self._zk.get_children(self._store.paths.member(names[place - 1]), gone.set)
+                await self._watch_end_of(names[place - 1], gone.set)
             except NoZnode:
                 continue
             except ConnectionLost:
                 await asyncio.sleep(0.05)
                 continue
             await gone.wait()
+
+    async def _watch_end_of(self, member: str, ended: Callable[[], None]) -> None:
+        """Raises NoZnode if the member has left."""
+        path = self._store.paths.member(member)
+        try:
+            # this watch fires when the znode is deleted; the writes that renew the lease do not fire it
+            await self._zk.get_children(path, ended)
+        except NotAuthorized:
+            if member not in await self._store.member_names(ended):
+                raise NoZnode(path) from None
 
     async def _lead(self) -> None:
         self._leader = self._new_leader()

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -25,11 +26,13 @@ from allocator.migrate import OffsetStore
 from allocator.operate import MembersAlive
 from allocator.operate.doctor import examine_clusters
 from allocator.testing import LocalCluster
+from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.actions import GroupWork, actions
 
 pytestmark = pytest.mark.deadline(180)
-KINDS = ("zookeeper", "kiel", "consumers", "pykafka", "kafka", "invalid znode", "claim alone", "not a consumer")
+OF_KAFKA = ("kafka", "kip848", "not a consumer")
+KINDS = ("zookeeper", "kiel", "consumers", "pykafka", *OF_KAFKA, "invalid znode", "claim alone")
 JOINING_MEMBER = f"m-{1:016x}-{1:010d}"
 
 
@@ -61,8 +64,10 @@ class Subject:
             finally:
                 await zk.close()
         else:
-            options = {"offsets": "both"} if kind in ("kiel", "consumers", "pykafka") else {}
-            if kind != "kafka":
+            options: dict[str, Any] = {"offsets": "both"} if kind in ("kiel", "consumers", "pykafka") else {}
+            if kind == "kip848":
+                kind, options = "kafka", {"group_protocol": "consumer"}
+            elif kind != "kafka":
                 options["zookeeper"] = self.cluster.zookeeper
             async with Consumer(
                 self.topic,
@@ -83,7 +88,7 @@ class Subject:
             await GroupOffsets(client, group).commit({self.partition: OffsetAndMetadata(offset, "", -1)})
 
     async def shell(self, kind: str, *words: str) -> Result:
-        zookeeper = "none" if kind in ("kafka", "not a consumer") else self.cluster.zookeeper
+        zookeeper = "none" if kind in OF_KAFKA else self.cluster.zookeeper
         where = ("--zookeeper", zookeeper, "--brokers", self.cluster.bootstrap)
         return await asyncio.to_thread(CliRunner().invoke, main, [*words, *where])
 
@@ -104,10 +109,16 @@ async def join_as_connect_worker(client: KafkaClient, group: str) -> None:
 
 
 @pytest.fixture
-def subject(kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path) -> Subject:
-    topic = topic_factory(1)
-    kafka_cluster.produce(topic, [b"%d" % n for n in range(10)])
-    return Subject(kafka_cluster, topic, group, tmp_path)
+def kind() -> str:
+    return "zookeeper"
+
+
+@pytest.fixture
+def subject(kind: str, cluster_factory: Any, topic_factory: Callable[..., str], group: str, tmp_path: Path) -> Subject:
+    cluster: LocalCluster = cluster_factory(kafka=NEWEST, zookeepers=1) if kind == "kip848" else cluster_factory()
+    topic = topic_factory(1, cluster=cluster)
+    cluster.produce(topic, [b"%d" % n for n in range(10)])
+    return Subject(cluster, topic, group, tmp_path)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 import click
 
 from allocator._files import write_file
-from allocator.cli.options import Command, brokers_option, decorated, repeated
+from allocator.cli.options import Command, brokers_option, decorated, mask_option, repeated
 from allocator.cli.output import print_json
 from allocator.cli.progress import Step, progress
 from allocator.errors import ConfigError
+from allocator.handlers.schemas import Masks
 from allocator.spark import Topic, plain_errors
 from allocator.spark.archive import FORMATS, Archive, ArchiveReport, compact, transform_of
 from allocator.spark.archive import archive as archive_topic
@@ -221,6 +222,7 @@ def skew(
 )
 @_side_option("left")
 @_side_option("right")
+@mask_option
 @html_option
 @_run_options
 @plain_errors()
@@ -233,6 +235,7 @@ def audit(
     state: Optional[str],
     left_options: tuple[str, ...],
     right_options: tuple[str, ...],
+    masks: tuple[str, ...],
     **run: Any,
 ) -> None:
     """Compare RIGHT with LEFT, the reference: missing, duplicated, extra, moved, altered and reordered records.
@@ -253,7 +256,12 @@ def audit(
         raise ConfigError(f"--state and --html both name {state}; name two files")
     if state is not None and run["dry_run"]:
         raise ConfigError("--dry-run shows the ranges of an audit without --state; give one of the two options")
-    work = partial(audit_sides, *sides, by=by, ignore=ignore, samples=samples, state=state)
+    hidden = Masks(masks)
+
+    def work(spark: Any) -> Any:
+        report = audit_sides(*sides, by=by, ignore=ignore, samples=samples, state=state, spark=spark)
+        return report.masked(hidden)
+
     report = _report("allocator audit", sides, "comparing", work, **run)
     if report is not None and not report.equal:
         sys.exit(DIFFERENT)

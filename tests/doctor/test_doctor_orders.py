@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from allocator.core.commands.orders import KINDS, Order, Orders
 from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, OrderState
 from allocator.operate.doctor import Observation, Severity, diagnose
@@ -64,8 +66,12 @@ def test_orders_that_are_over_can_be_removed() -> None:
     assert found(order("evacuate", member="gone"), state=OrderState("done"))["orders-over"].severity is Severity.INFO
 
 
-def test_a_finished_evacuation_of_a_live_member_is_neither_over_nor_a_skewed_assignment() -> None:
-    evacuation = order("evacuate", member="a")
+@pytest.mark.parametrize("arguments", [{"kind": "evacuate", "member": "a"}, {"kind": "swap", "old": "a", "new": "b"}])
+def test_a_command_that_keeps_a_live_member_empty_is_neither_over_nor_a_skewed_assignment(
+    arguments: dict[str, str],
+) -> None:
+    """To withdraw it would give the member partitions again."""
+    evacuation = order(**arguments)
     assert found(evacuation, state=OrderState("done")) == {}
     other = f"m-{'b' * 16}-0000000002"
     members = {name: MemberInfo(text, "h", frozenset({"t"})) for name, text in ((MEMBER, "a"), (other, "b"))}

@@ -58,6 +58,11 @@ def test_archive_skew_and_audit_of_a_topic(
     code, text = run("audit", left, f"kafka://{brokers}/{other}", "--ignore", "timestamp", "--html", page)
     assert (code, "different: 40 truncated" in text) == (3, True)
     assert "40 truncated" in page.read_text()
+    words = ("audit", left, f"kafka://{brokers}/{other}", "--ignore", "timestamp", "--json", "--html", page)
+    for masks, shown in (((), True), (("--mask", "value.n", "--mask", "key"), False)):
+        text = run(*words, *masks)[1].replace("\\", "")
+        assert ('{"n": 9' in text) is shown
+        assert ("key &#x27;k" in page.read_text()) is shown
 
     report = told("skew", "--brokers", brokers, "--topic", one, "--members", 2, "--html", tmp_path / "skew.html")
     assert [found["records"] for found in report["partitions"]] == [65, 65]

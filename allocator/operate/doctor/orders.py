@@ -70,9 +70,11 @@ def order_findings(report: GroupReport) -> Iterator[Finding]:
 
 
 def keeps_empty(each: OrderReport, state: GroupState) -> bool:
-    """Returns whether an evacuation that is done still keeps partitions from a live member."""
-    done = each.order.kind == "evacuate" and each.state == "done"
-    return done and bool(members_named(each.order.arguments["member"], state.members))
+    """Returns whether an evacuation or a swap that is done still keeps partitions from a live member."""
+    emptied = {"evacuate": "member", "swap": "old"}.get(each.order.kind)
+    if emptied is None or each.state != "done":
+        return False
+    return bool(members_named(each.order.arguments[emptied], state.members))
 
 
 def _called(each: OrderReport) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Optional
 
+from allocator.core.settings import MASK
 from allocator.core.text import table
+from allocator.handlers.schemas import Masks
 from allocator.spark.report_html import badge, code, grid, item_list, page, paragraph, section
 
 # in the order of the report
@@ -119,6 +121,13 @@ class Report:
     notes: tuple[str, ...]
     started: datetime
     seconds: float
+
+    def masked(self, masks: Masks) -> Report:
+        """Returns the report with the masked keys, values and headers of the samples as ***."""
+        samples = (
+            replace(each, left=_masked(each.left, masks), right=_masked(each.right, masks)) for each in self.samples
+        )
+        return replace(self, samples=tuple(samples))
 
     @property
     def equal(self) -> bool:
@@ -233,6 +242,16 @@ class Report:
             verdict = badge("equal", "good") if equal else badge("different", "bad")
             rows.append([*place, verdict, *(cell for each in pair for cell in _cells(each))])
         return rows
+
+
+def _masked(record: Optional[Mapping[str, Any]], masks: Masks) -> Optional[Mapping[str, Any]]:
+    """The texts are cut, so they cannot be decoded, and a mask of a field hides the whole key or value."""
+    if record is None:
+        return None
+    headers = [
+        [name, MASK if masks.hides_header(name, (text or "").encode()) else text] for name, text in record["headers"]
+    ]
+    return {**record, **{part: masks.apply(part, record[part]) for part in ("key", "value")}, "headers": headers}
 
 
 def _cells(found: Optional[PartitionDifference]) -> tuple[object, object, object]:

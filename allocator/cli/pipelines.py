@@ -10,7 +10,8 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, Union
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 import click
 
 from allocator._files import write_file
-from allocator.cli.options import Command, brokers_option, decorated, mask_option, repeated
+from allocator.cli.options import Command, brokers_option, decorated, mask_option, repeated, timeout_option
 from allocator.cli.output import print_json
 from allocator.cli.progress import Step, progress
 from allocator.errors import ConfigError
@@ -59,6 +60,7 @@ def _run_options(command: Command) -> Command:
             callback=_check_master,
             help="Spark master: local[4], spark://host:7077 (default: from spark-submit, or this machine).",
         ),
+        timeout_option,
         click.option("--dry-run", is_flag=True, help="Only show which offsets would be read. Do not start Spark."),
         click.option(
             "-q", "--quiet", is_flag=True, help="Show no progress bar, and no messages from Spark and pandas."
@@ -132,6 +134,7 @@ def archive(
     compacting: bool,
     master: Optional[str],
     quiet: bool,
+    timeout: float,
     as_json: bool,
     **chosen: Any,
 ) -> None:
@@ -156,6 +159,7 @@ def archive(
     sources = [_topic(brokers, name, options) for name in topics]
     chosen["transform"] = transform_of(key, value, transform)
     dry_run = chosen["dry_run"]
+    _reach(sources, timeout)
     spark = None if dry_run else _session("allocator archive", master, quiet)
     reports: list[ArchiveReport] = []
     for topic in sources:
@@ -313,10 +317,12 @@ def _report(
     master: Optional[str],
     dry_run: bool,
     quiet: bool,
+    timeout: float,
     as_json: bool,
 ) -> Any:
     """Runs `work` with Spark, and prints and returns its report. With `dry_run`, only prints the ranges to read."""
     _check_writable("--html", html)
+    _reach(sides, timeout)
     if dry_run:
         return _print_ranges(sides, as_json)
     spark = _session(name, master, quiet)
@@ -326,6 +332,13 @@ def _report(
         write_file(html, report.to_html())
     click.echo(json.dumps(report.to_json(), indent=2) if as_json else report.to_text())
     return report
+
+
+def _reach(sides: Iterable[Any], timeout_s: float) -> None:
+    """Connects to the cluster of each topic once. Later requests wait longer, for brokers that restart meanwhile."""
+    for side in sides:
+        if isinstance(side, Topic):
+            replace(side, options={"timeout_s": str(timeout_s), **side.options}).topic_id()
 
 
 def _print_ranges(sides: list[Any], as_json: bool) -> None:

@@ -26,12 +26,6 @@ COMMANDS: Final = {
     "cutover": ["{tmp}/plan.toml", "--until", "check"],
     "mirror": ["{address}", "127.0.0.1:2", "--topic", "a", "--zookeeper", "{zookeeper}", "--once"],
 }
-# options that limit how long a command waits; the default is --timeout
-PATIENCE: Final = {
-    "archive": ["-o", "timeout_s=0.3"],
-    "audit": ["--left-option", "timeout_s=0.3"],
-    "skew": ["-o", "timeout_s=0.3"],
-}
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +52,7 @@ def refused(name: str, tmp_path: Path, address: str) -> str:
     values = {"address": address, "zookeeper": address, "topic": "orders", "group": "billing", "dead": "orders.dead"}
     command = words(name, COMMANDS[name], {**values, "tmp": str(tmp_path)})
     patience = [] if name in ("cutover", "mirror", "offsets copy", "offsets restore") else ["--timeout", "0.3"]
-    result = CliRunner().invoke(main, [*command, *PATIENCE.get(name, patience)])
+    result = CliRunner().invoke(main, [*command, *patience])
     assert isinstance(result.exception, SystemExit), result.exc_info
     assert result.exit_code == 1, result.output
     assert result.stderr.count("\n") == 1, result.stderr

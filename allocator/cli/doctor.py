@@ -13,6 +13,7 @@ from rich.text import Text
 
 from allocator.cli.options import GROUP, Seconds, with_clusters
 from allocator.cli.output import console, print_json
+from allocator.cli.progress import progress
 from allocator.core.settings import DEFAULT
 from allocator.core.text import plain
 from allocator.errors import ConfigError
@@ -75,7 +76,8 @@ def doctor(
     if fix and as_json and not yes:
         raise ConfigError("--json cannot ask: with --fix, also give --yes")
     session_timeout_s = session_timeout or _session_timeout_s(access)
-    findings = asyncio.run(examine_clusters(access, group, kafka_zookeeper, session_timeout_s, interval, patience))
+    with progress(f"polling twice, {interval:g} s apart", quiet=False):
+        findings = asyncio.run(examine_clusters(access, group, kafka_zookeeper, session_timeout_s, interval, patience))
     exact = partial(_exact, access=access)
     if not as_json:
         _print(findings, group, exact)

@@ -46,3 +46,11 @@ def test_output_in_a_file_stays_output() -> None:
 
 def test_quiet_shows_output_alone() -> None:
     assert copying("--quiet")[1].replace("\r\n", "\n") == "a line of output\na warning\n"
+
+
+def test_the_doctor_tells_a_terminal_how_long_it_polls() -> None:
+    command = "from allocator.cli.commands import main; main()"
+    away = ("--zookeeper", "127.0.0.1:1", "--timeout", "0.5", "--interval", "0.5")
+    code, shown, _ = in_a_terminal([sys.executable, "-c", command, "doctor", "billing", *away])
+    assert code == 1
+    assert "polling twice, 0.5 s apart" in shown

@@ -241,7 +241,8 @@ def _stuck(before: Observation, after: Observation, paths: Paths, patience_s: fl
                 f"claim is at revision {_revision(state, member)}, the request at {entry.since})",
                 entry.partitions,
                 "The next owner and the rest of the rebalance wait until its handler has finished their records.",
-                "Check its handler for a call without a timeout, or restart the process: then the partitions move.",
+                "Check its handler for a call without a timeout, or restart the process: then the partitions move. If "
+                "the process waits for its handler after SIGTERM, use kill -9.",
             )
     for member, parts in state.document.owners.items():
         claim = state.claims.get(member)

@@ -43,3 +43,19 @@ def test_without_a_registry_it_ends_soon_and_says_what_it_needs(tmp_path: Path) 
     assert done.returncode == 2
     assert "No package registry answers" in done.stderr
     assert done.stderr.count("Retrying") == 1
+
+
+@pytest.mark.parametrize("tag", ["cp39-abi3-linux_x86_64", "py3-none-any"])
+def test_a_wheel_without_the_compiled_decoder_is_named(tmp_path: Path, tag: str) -> None:
+    python = tmp_path / "python"  # its environments have a pip that builds a wheel of this kind
+    python.write_text(
+        "#!/bin/sh\n"
+        'mkdir -p "$3/bin"\n'
+        f'echo "mkdir -p dist; touch dist/zk_partition_allocator-0.1-{tag}.whl" > "$3/bin/python"\n'
+        'chmod +x "$3/bin/python"\n'
+    )
+    python.chmod(0o755)
+    command = ["make", "-s", "-f", ROOT / "Makefile", "wheel", f"PYTHON={python}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip().endswith(f"{tag}.whl")
+    assert ("apt-get install gcc python3-dev" in done.stderr) == (tag == "py3-none-any")

@@ -15,29 +15,38 @@ from allocator.spark.source.stream import StreamReader
 from allocator.testing import LocalCluster
 from allocator.types import TopicPartition
 
-__all__ = ["FAILED_TO_START", "Place", "Query", "commit", "committed", "run_query"]
+__all__ = ["Place", "Query", "commit", "committed", "run_query"]
 
 COLUMNS = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
 Place = tuple[str, int, int]
 # on a busy machine, a new Python process may import longer than the 10 s that Spark waits
 FAILED_TO_START = "failed to connect back"
+STARTS = 5
 
 
-def run_query(start: Callable[[], Any]) -> Any:
-    """Starts a query, and reads all available records with it. Returns the query.
+def run_query(
+    start: Callable[[], Any],
+    wait: Callable[[Any], object] = lambda query: query.processAllAvailable(),
+    then_stop: bool = True,
+) -> Any:
+    """Starts a query, and waits for it: until it has read all available records. Returns the query.
 
-    A query whose Python process started too late has read nothing, and is started again.
+    A query whose Python process started too late has read nothing, and is started again, at most STARTS times in all.
     """
-    while True:
+    for _ in range(STARTS):
         query = start()
+        done = False
         try:
-            query.processAllAvailable()
+            wait(query)
+            done = True
             return query
         except Exception:
             if FAILED_TO_START not in str(query.exception()):
                 raise
         finally:
-            query.stop()
+            if then_stop or not done:
+                query.stop()
+    raise AssertionError(f"Spark waited too briefly for the Python process of a query, {STARTS} times")
 
 
 class Query:

@@ -7,11 +7,12 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kafka.admin import KafkaAdminClient
-from spark_queries import FAILED_TO_START
+from spark_queries import run_query
 from twin_language import (
     Add,
     Cached,
@@ -278,21 +279,18 @@ class _Side:
 
     def run(self, step: Run) -> Any:
         query = self.queries[step.query]
-        while True:
-            self._begin(query, step.fails_in, availableNow=True)
-            error = _outcome(query.running.awaitTermination)
-            if FAILED_TO_START not in str(query.running.exception()):
-                break
-        query.running.stop()
-        return self._result(query, error, whole=self.whole_batches)
+
+        def ended(running: Any) -> None:
+            assert running.awaitTermination(PATIENCE_S), f"{self.name}: the query runs after {PATIENCE_S:g} s"
+
+        begin = partial(self._begin, query, step.fails_in, availableNow=True)
+        return self._result(query, _error(lambda: run_query(begin, ended)), whole=self.whole_batches)
 
     def start(self, step: Start) -> Any:
         query = self.queries[step.query]
-        while True:
-            self._begin(query, step.fails_in, processingTime="0 seconds")
-            error = _outcome(query.running.processAllAvailable)
-            if FAILED_TO_START not in str(query.running.exception()):
-                return self._result(query, error, whole=self.whole_batches)
+        begin = partial(self._begin, query, step.fails_in, processingTime="0 seconds")
+        error = _error(lambda: run_query(begin, then_stop=False))
+        return self._result(query, error, whole=self.whole_batches)
 
     def drain(self, step: Drain) -> Any:
         query = self.queries[step.query]
@@ -301,20 +299,20 @@ class _Side:
             return query.records >= step.records or query.running.exception() is not None
 
         wait_until(there, PATIENCE_S, lambda: f"{self.name}: {query.records} of {step.records} records", interval_s=0.1)
-        error = _outcome(query.running.processAllAvailable)
+        error = _error(query.running.processAllAvailable)
         return self._result(query, error, whole=False)
 
     def observe(self, step: Observe) -> Any:
         query = self.queries[step.query]
         wait_until(lambda: query.running.exception(), PATIENCE_S, f"{self.name}: the query to fail", interval_s=0.1)
-        return self._result(query, _outcome(query.running.awaitTermination), whole=False)
+        return self._result(query, _error(query.running.awaitTermination), whole=False)
 
     def stop(self, step: Stop) -> None:
         query = self.queries[step.query]
         query.running.stop()
         query.running = None
 
-    def _begin(self, query: _Query, fails_in: int | None, **trigger: Any) -> None:
+    def _begin(self, query: _Query, fails_in: int | None, **trigger: Any) -> Any:
         query.records = 0
 
         def sink(frame: DataFrame, number: int) -> None:
@@ -327,6 +325,7 @@ class _Side:
         frame = self.spark.readStream.format(FORMATS[self.name]).options(**query.options).load()
         writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", query.checkpoint)
         query.running = writer.trigger(**trigger).start()
+        return query.running
 
     def _result(self, query: _Query, error: Any, whole: bool) -> dict[str, Any]:
         """Returns the rows since the last outcome, the position of the query, and its error."""
@@ -359,3 +358,8 @@ def _outcome(work: Callable[[], Any]) -> Any:
         return work()
     except (PySparkException, Py4JError) as error:
         return "the sink fails" if "the sink fails" in str(error) else "error"
+
+
+def _error(work: Callable[[], object]) -> Any:
+    """Returns None, or what failed."""
+    return _outcome(lambda: (work(), None)[1])

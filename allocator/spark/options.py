@@ -69,7 +69,10 @@ class _Parsed:
 
 
 _START = _Parsed(ALLOWED, partial(read_place, words=(EARLIEST, LATEST, COMMITTED)))
-_END = _Parsed(ALLOWED.replace("earliest, latest, committed", LATEST), partial(read_place, words=(LATEST,)))
+_END = _Parsed(
+    ALLOWED.replace("earliest, latest, committed", LATEST).replace("starting", "ending"),
+    partial(read_place, words=(LATEST,)),
+)
 _DELAY = _Parsed("a duration such as 500ms, 90s, 15m, 1h or 1d", read_duration)
 _TIME = _Parsed("a time (milliseconds since the epoch, or ISO 8601 with its zone), or JSON of times", read_times)
 
@@ -96,9 +99,9 @@ class Options:
     starting_offsets: Optional[StartOrEnd] = setting(
         _START,
         None,
-        "`earliest`, `latest`, `committed`, `timestamp:<ms or ISO 8601>`, or JSON by partition. Default: `earliest` "
-        "for a batch, `latest` for a new stream; a checkpoint takes precedence. `committed` starts at the group's "
-        "committed offset, or at the earliest record of a partition that has none.",
+        "`earliest`, `latest`, `committed`, or JSON by partition. Default: `earliest` for a batch, `latest` for a new "
+        "stream; a checkpoint takes precedence. `committed` starts at the group's committed offset, or at the earliest "
+        "record of a partition that has none.",
     )
     starting_timestamps: Optional[StartOrEnd] = setting(
         _TIME, None, "Instead of `starting_offsets`: one time for all partitions, or JSON of times by partition."
@@ -192,7 +195,6 @@ class Options:
     weight: float = shared("weight")
     assignor: Optional[tuple[str, ...]] = shared("assignor")
     session_timeout_s: float = shared("session_timeout_s")
-    client_id: Optional[str] = shared("client_id")
     topic: Optional[str] = setting(
         Text(check=check_topic, what="a topic"),
         None,
@@ -355,7 +357,7 @@ def _security(found: Mapping[str, str], names: Mapping[str, str], faults: Faults
 
 def _check_member(options: Options, names: Mapping[str, str], fault: Any) -> None:
     if options.membership == "none":
-        for option in ("weight", "assignor", "session_timeout_s", "client_id"):
+        for option in ("weight", "assignor", "session_timeout_s"):
             if option in names:
                 fault(option, f"{names[option]} applies only to members: set membership = zookeeper, or omit it")
         return
@@ -387,7 +389,7 @@ def joining(options: Options) -> MembershipConfig:
     return MembershipConfig.of(
         ZooKeeper(options.zookeeper, root=options.zookeeper_root, session_timeout_s=options.session_timeout_s),
         group=options.group,
-        client_id=options.client_id or default_client_id("spark"),
+        client_id=default_client_id("spark"),
         topics=options.topics or (),
         pattern=options.topics_pattern and f"(?:{options.topics_pattern})\\Z",
         assignor=options.assignor,

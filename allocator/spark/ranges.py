@@ -29,8 +29,8 @@ COMMITTED = "committed"
 # in JSON, these offsets stand for the start and the end, as in Spark's connector and ListOffsets
 ENDS = {-2: EARLIEST, -1: LATEST}
 ALLOWED = (
-    'earliest, latest, committed, "timestamp:" and milliseconds since the epoch or an ISO 8601 time with its zone, or '
-    'JSON such as {"orders": {"0": 23, "1": -2}} (-2: earliest, -1: latest)'
+    'earliest, latest, committed, or JSON such as {"orders": {"0": 23, "1": -2}} (-2: earliest, -1: latest); '
+    "starting_timestamps takes times"
 )
 BEGIN, IDS = "@begin", "@ids"
 
@@ -140,7 +140,7 @@ class StartOrEnd:
 
 
 def read_place(text: str, words: tuple[str, ...]) -> StartOrEnd:
-    """Parses one of `words`, a time, or JSON of offsets.
+    """Parses one of `words`, or JSON of offsets.
 
     Raises ValueError, with the reason unless the text is in none of the forms.
     """
@@ -152,9 +152,6 @@ def read_place(text: str, words: tuple[str, ...]) -> StartOrEnd:
         if EARLIEST not in words and -2 in offsets.values():
             raise ValueError("-2 (earliest) cannot be the end")
         return StartOrEnd(None, {tp: ENDS.get(offset, offset) for tp, offset in offsets.items()})
-    kind, colon, rest = text.partition(":")
-    if kind.lower() == "timestamp" and colon:
-        return StartOrEnd(Time(milliseconds(rest)))
     raise ValueError
 
 

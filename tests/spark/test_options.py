@@ -146,7 +146,7 @@ def test_starts_are_read() -> None:
 
     tp = TopicPartition("orders", 3)
     assert start("LATEST") == StartOrEnd("latest")
-    assert start("timestamp:2026-01-01T01:00:00+01:00") == StartOrEnd(Time(1767225600000))
+    assert start("2026-01-01T01:00:00+01:00", "starting_timestamps") == StartOrEnd(Time(1767225600000))
     assert start("1767225600000", "startingTimestamp") == StartOrEnd(Time(1767225600000))
     assert start('{"orders": {"3": -2}}') == StartOrEnd(None, {tp: "earliest"})
     assert start('{"orders": {"3": 7}}', "startingOffsetsByTimestamp") == StartOrEnd(None, {tp: Time(7)})

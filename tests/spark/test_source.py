@@ -128,7 +128,7 @@ def test_small_partitions_share_the_tasks_of_the_sessions_cores(
     ("options", "zero", "one"),
     [
         ({"starting_offsets": '{"T": {"0": 90, "1": -1}}'}, range(90, 100), None),
-        ({"starting_offsets": "timestamp:1700000095000"}, range(95, 100), range(95, 100)),
+        ({"startingTimestamp": "2023-11-14T22:14:55Z"}, range(95, 100), range(95, 100)),
         ({"startingOffsetsByTimestamp": '{"T": {"0": 1700000097500, "1": 1700000099000}}'}, range(98, 100), [99]),
         ({"startingTimestamp": "1800000000000", "startingOffsetsByTimestampStrategy": "latest"}, None, None),
         ({"assign": '{"T": [1]}', "ending_offsets": '{"T": {"1": 3}}'}, None, range(3)),

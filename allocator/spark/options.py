@@ -300,7 +300,7 @@ def _option(name: str, faults: Faults) -> str | None:
     if normal in _BY_NAME:
         return _BY_NAME[normal]
     # Spark passes some of its own options to sinks, and beside "provider" with CREATE TABLE
-    if normal in ("checkpointlocation", "owner") or name.startswith("option."):
+    if normal in ("checkpointlocation", "queryname", "owner") or name.startswith("option."):
         return None
     if normal in _IGNORED:
         log.warning("option %s has no effect here", name)

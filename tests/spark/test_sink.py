@@ -112,7 +112,8 @@ def test_a_topic_that_does_not_exist_fails_before_a_task_runs(
         write(spark.sql("select 'v' value").mapInArrow(touch, "value string"), kafka_cluster, topic="typo")
     options = {"brokers": kafka_cluster.bootstrap, "topic": "typo"}
     stream = spark.readStream.format("rate").load().selectExpr("'v' value").mapInArrow(touch, "value string")
-    query = stream.writeStream.format("allocator").options(**options, checkpointLocation=str(tmp_path)).start()
+    writer = stream.writeStream.format("allocator").options(**options, checkpointLocation=str(tmp_path))
+    query = writer.queryName("named").start()  # Spark passes the name to the sink as an option
     with pytest.raises(StreamingQueryException, match=message):
         query.awaitTermination(240)
     assert not ran.exists()

@@ -6,13 +6,16 @@ Each worker has a loopback address of its own: Spark starts no copy of a slow ta
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
 import pyspark
 import pytest
 from spark_settings import JVM
@@ -55,7 +58,7 @@ class Standalone:
 
     def driver(self, script: Path, *arguments: str) -> subprocess.Popen[bytes]:
         """Starts a driver process; its first argument is the master's address."""
-        return self._process("driver", sys.executable, str(script), self.url, *arguments)
+        return self.process("driver", sys.executable, str(script), self.url, *arguments)
 
     def kill(self, worker: int) -> None:
         self.workers[worker].send_signal(signal.SIGKILL)
@@ -67,16 +70,21 @@ class Standalone:
             process.wait()
         self._ports.release()
 
-    def log(self, name: str) -> str:
+    def log(self, name: str = "driver") -> str:
         return (self.root / f"{name}.log").read_text(errors="replace")
+
+    def result(self) -> Any:
+        """Returns what the driver printed after RESULT, as JSON."""
+        (found,) = [line for line in self.log().splitlines() if line.startswith("RESULT ")]
+        return json.loads(found.split(" ", 1)[1])
 
     def _daemon(self, name: str, host: str, main: str, *arguments: str) -> subprocess.Popen[bytes]:
         java = str(Path(self.environment["JAVA_HOME"]) / "bin" / "java")
         classes = ("-Xmx256m", *JVM.split(), "-cp", f"{HOME}/jars/*", f"org.apache.spark.deploy.{main}")
         options = ("--host", host, "--webui-port", "0")
-        return self._process(name, java, *classes, *options, *arguments, SPARK_LOCAL_IP=host)
+        return self.process(name, java, *classes, *options, *arguments, SPARK_LOCAL_IP=host)
 
-    def _process(self, name: str, *command: str, **environment: str) -> subprocess.Popen[bytes]:
+    def process(self, name: str, *command: str, **environment: str) -> subprocess.Popen[bytes]:
         with open(self.root / f"{name}.log", "wb") as log:
             process = subprocess.Popen(
                 command,
@@ -88,6 +96,18 @@ class Standalone:
             )
         self.processes.append(process)
         return process
+
+
+def rows_of(directory: Path) -> dict[int, list[int]]:
+    """Returns the offsets of each partition in the files rows/batch=N of a stream."""
+    found: dict[int, list[int]] = {}
+    try:
+        for file in sorted(directory.glob("rows/*/*.parquet")):
+            for row in pq.read_table(file).to_pylist():
+                found.setdefault(row["partition"], []).append(row["offset"])
+    except FileNotFoundError:
+        return {}  # the stream writes a batch again
+    return {partition: sorted(found[partition]) for partition in sorted(found)}
 
 
 @contextlib.contextmanager

@@ -40,9 +40,10 @@ def use_catalog(monkeypatch: pytest.MonkeyPatch, **settings: str) -> None:
 class Tables:
     format: str
     place: str
+    topic = "orders"
 
     def store(self) -> Any:
-        return open_store(self.format, self.place, "orders")[1]
+        return open_store(self.format, self.place, self.topic)[1]
 
     def archive(self, topic: Any, **options: Any) -> Any:
         return archive(topic, self.place, format=self.format, **options)
@@ -65,7 +66,7 @@ class ParquetFiles(Tables):
         self.place, self.spark = str(directory), spark
 
     def rows(self, *columns: str) -> Any:
-        return Archive(self.place, "orders").frame(self.spark).select(*columns or "*").toArrow()
+        return Archive(self.place, self.topic).frame(self.spark).select(*columns or "*").toArrow()
 
 
 class DeltaTables(Tables):
@@ -77,7 +78,7 @@ class DeltaTables(Tables):
         self.home = Path(self.place) / "orders"
 
     def table(self) -> Any:
-        return deltalake.DeltaTable(f"{self.place}/orders")
+        return deltalake.DeltaTable(f"{self.place}/{self.topic}")
 
     def rows(self, *columns: str) -> Any:
         return self.table().to_pyarrow_table(columns=list(columns) or None)
@@ -103,7 +104,7 @@ class IcebergTables(Tables):
         self.catalog = load_catalog("lake")
 
     def table(self) -> Any:
-        return self.catalog.load_table(("raw", "orders"))
+        return self.catalog.load_table(("raw", self.topic))
 
     def rows(self, *columns: str) -> Any:
         return self.table().scan(selected_fields=columns or ("*",)).to_arrow()

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Optional
 
+from kafka import errors  # noqa: F401 - imports `kafka` first, see `protocol.load`
+from kafka.protocol.admin import DescribeConfigsRequest
+
+from allocator.core.client import KafkaClient, describe_configs
+from allocator.errors import BrokerError
 from allocator.spark.link import ClusterLink
 from allocator.spark.options import READ, Options, own_name, read_options
 from allocator.spark.ranges import COMMITTED, EARLIEST, LATEST, Range, StartOrEnd
@@ -17,6 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["Extent", "Range", "Topic"]
+
+log = logging.getLogger(__name__)
 
 # options that the ranges of `frame` replace
 RANGED = ("group", "starting_offsets", "ending_offsets", "starting_timestamps", "ending_timestamps")
@@ -36,6 +44,8 @@ class Extent:
     """Partition -> (first offset, end offset)."""
     chosen: Mapping[int, tuple[int, int]]
     """Partition -> (first offset, end offset) within the options of the topic."""
+    compacted: bool = False
+    """Whether the brokers may remove records that later ones with the same key replace; False before 0.11."""
 
 
 @dataclass(frozen=True)
@@ -92,10 +102,21 @@ class Topic:
                 None if topic_id is None else str(topic_id),
                 {tp.partition: reach for tp, reach in known.items()},
                 {tp.partition: (start[tp], max(start[tp], end[tp])) for tp in known},
+                await self._is_compacted(client),
             )
 
         with ClusterLink(options) as link:
             return link.run(read())
+
+    async def _is_compacted(self, client: KafkaClient) -> bool:
+        if client.api_version(DescribeConfigsRequest) is None:
+            return False
+        try:
+            found = await describe_configs(client, "topic", [self.name], ["cleanup.policy"])
+        except BrokerError as error:  # this user may not read the settings
+            log.info("%s: cannot tell whether it is compacted: %s", self, error)
+            return False
+        return "compact" in found[self.name].get("cleanup.policy", "")
 
     def topic_id(self) -> str | None:
         """Returns the current `Extent.topic_id`."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
-from mirroring import delete_records
+from mirroring import delete_records, transactions
 
 from allocator.cli.commands import main
 from allocator.spark.audit import audit
@@ -227,3 +227,28 @@ def test_quiet_hides_the_output_of_spark(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "allocator.cli", "archive", str(tmp_path), "--compact", "--master", "local[1]"]
     done = subprocess.run([*command, "--quiet"], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
+
+
+def test_aborted_and_compacted_records_are_no_differences(
+    spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: Callable[..., str]
+) -> None:
+    brokers, one, other = kafka_cluster.bootstrap, topic_factory(), topic_factory()
+    for topic in (one, other):
+        produce(brokers, topic, [(b"k", b"v", 0)])
+    transactions(brokers, one, (b"aborted", 3))
+    words = ("audit", f"kafka://{brokers}/{one}", f"kafka://{brokers}/{other}", "--ignore", "timestamp")
+    assert told(*words)["equal"]
+    code, text = run(*words, "--left-option", "isolation_level=read_uncommitted")
+    assert (code, "3 truncated" in text) == (3, True)
+
+    source, copy = topic_factory(config={"cleanup.policy": "compact"}), topic_factory()
+    values = [(b"k%d" % (n % 4), b"v%d" % n, 0) for n in range(20)]
+    produce(brokers, source, [*values, (b"k1", None, 0)])  # k1 is deleted
+    produce(brokers, copy, [values[n] for n in (3, 16, 18, 19)])  # what compaction left, and an older record
+    words = ("audit", f"kafka://{brokers}/{source}", f"kafka://{brokers}/{copy}", "--ignore", "timestamp")
+    report = told(*words)
+    assert report["equal"], report
+    (note,) = report["notes"]
+    assert "is compacted: only the latest record of each key was compared" in note
+    produce(brokers, copy, [(b"k2", b"another", 0)])
+    assert run(*words)[0] == 3

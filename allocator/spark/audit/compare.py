@@ -63,6 +63,17 @@ def prepare(frame: DataFrame, left: bool, by: str, ignore: Collection[str]) -> D
     )
 
 
+def latest_of_keys(frame: DataFrame) -> DataFrame:
+    """Returns what compaction keeps of each key in a partition, without tombstones, which it removes later.
+
+    Records without a key stay.
+    """
+    order = Window.partitionBy("topic", "partition", "key").orderBy(F.col("offset").desc())
+    last = F.when(F.col("key").isNull(), 1).otherwise(F.row_number().over(order))
+    kept = frame.withColumn("nth", last).where("nth = 1 and (key is null or value is not null)")
+    return kept.drop("nth")
+
+
 def _hash(value: Column) -> Column:
     # hash the null flag too: xxhash64 ignores nulls
     return F.xxhash64(value.isNull(), value)

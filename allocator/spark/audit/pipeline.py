@@ -51,6 +51,9 @@ FIELDS = ("key", "value", "headers", "timestamp")
 NEEDED = {"key": "binary", "value": "binary", "topic": "string", "partition": "int", "offset": "bigint"}
 LOOKED_UP = 200  # maximum number of samples with key and value. Higher: a longer report; lower: fewer details.
 
+# aborted records are on the cluster where they were written, and on no copy
+COMMITTED = {"isolation_level": "read_committed"}
+
 Reach = Mapping[int, tuple[int, int]]
 
 
@@ -71,6 +74,7 @@ class _Pinned:
     planned: Reach = field(default_factory=dict)
     """The offsets that the audit reads."""
     read: Optional[_PinnedTopic] = None
+    compacted: bool = False
     state: Optional[SideState] = None
     """With the first offsets of all partitions; None for a DataFrame."""
 
@@ -129,6 +133,10 @@ def audit(
     `state`: for topics and archives, a file with the offsets at which the next audit with this file starts; created by
     the first one. `spark`: by default the active session, or a new one.
 
+    Of two topics, only committed records are compared, unless the options of a topic name another isolation level. If
+    one of them is compacted, only the latest record of each key is compared, because each cluster compacts at its own
+    time; write nothing meanwhile. With `state`, all records are compared, and those that one side has removed count.
+
     Records that arrive after the audit began are not compared. Of a topic and an archive, it compares only offsets that
     the archive covers and the topic still has; a note counts the others. Notes also count the offsets that retention
     deletes during the audit, and the records of the other side that may be their copies, which are not compared. Raises
@@ -147,18 +155,31 @@ def audit(
         before.check(by, ignore, path)
         by = before.by
         notes.append(f"only the records since the previous audit with {path} were compared")
+    if isinstance(left, Topic) and isinstance(right, Topic):
+        left, right = _by_default(left, COMMITTED), _by_default(right, COMMITTED)
     one, other, ends = _pin(spark, left, right, notes, path, before)
+    latest = bool(one.compacted or other.compacted) and ends is not None
+    if latest:
+        where = " and ".join(side.name for side in (one, other) if side.compacted)
+        if path is None:
+            notes.append(f"{where} is compacted: only the latest record of each key was compared, and no tombstones")
+        else:
+            notes.append(f"{where} is compacted: records that one side has removed count as differences")
+            latest = False
     chosen = by or _choose(left, right, one, other)
     if chosen == "key" and "key" in ignore:
         raise ConfigError("by = key compares the records of each key: key cannot be ignored")
     # imported here, so that wrong arguments are reported without pyspark
-    from allocator.spark.audit.compare import Comparison, prepare
+    from allocator.spark.audit.compare import Comparison, latest_of_keys, prepare
 
     def frame_of(side: _Pinned, offsets: Collection[tuple[int, int]] | None = None) -> DataFrame:
         frame = _checked(side.frame if offsets is None else side.frame_around(spark, offsets), side.name)
         return frame if side is one else _renamed(frame, one, other, rename or {})
 
-    rows = [prepare(frame_of(side), side is one, chosen, ignore) for side in (one, other)]
+    frames = [frame_of(side) for side in (one, other)]
+    if latest:
+        frames = [latest_of_keys(frame) for frame in frames]
+    rows = [prepare(frame, side is one, chosen, ignore) for frame, side in zip(frames, (one, other))]
     with Comparison(rows[0], rows[1], chosen) as comparison:
         lost = _unread(comparison, one, True), _unread(comparison, other, False)
         known = ({}, {}) if before is None else (before.left.copies, before.right.copies)
@@ -238,9 +259,13 @@ def _after(
 
 def _tolerant(topic: Topic) -> Topic:
     """Returns the topic with reads that skip deleted offsets, unless its options say otherwise."""
-    if "fail_on_data_loss" in map(own_name, topic.options):
-        return topic
-    return replace(topic, options={**topic.options, "fail_on_data_loss": "false"})
+    return _by_default(topic, {"fail_on_data_loss": "false"})
+
+
+def _by_default(topic: Topic, options: Mapping[str, str]) -> Topic:
+    """Returns the topic with these options, where it does not have others."""
+    given = set(map(own_name, topic.options))
+    return replace(topic, options={**topic.options, **{k: v for k, v in options.items() if k not in given}})
 
 
 def _check(by: str | None, ignore: Collection[str], samples: int) -> None:
@@ -295,7 +320,8 @@ def _pin(
             # archives and DataFrames have Spark's type
             frame = tolerant.frame(spark, source.ranges(reach), millis=topics)
             read = _PinnedTopic(tolerant, reach, extent.topic_id)
-            pinned.append(_Pinned(str(source), frame, source.name, extent.chosen, reach, read, state))
+            found = _Pinned(str(source), frame, source.name, extent.chosen, reach, read, extent.compacted, state)
+            pinned.append(found)
         elif hasattr(source, "reach"):
             covered, topic_has = archived[number], extents[1 - number]
             assert covered is not None

@@ -120,7 +120,7 @@ async def opened(plan: Plan) -> AsyncIterator[CutoverClusters]:
         stack.push_async_callback(ensemble.close)
         await ensemble.connect(make_chroot=False)
         offset_map = OffsetMap(old, new, map_topic(plan.mirror))
-        if new.partitions(offset_map.topic) is None:
+        if not await offset_map.exists():
             raise CutoverFailed(f"the new cluster has no {offset_map.topic!r}: start the mirror, `allocator mirror`")
         await offset_map.open()
         yield CutoverClusters(plan, old, new, ensemble, offset_map)

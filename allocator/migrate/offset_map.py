@@ -246,6 +246,10 @@ class OffsetMap:
             await create_topic(self._client, self.topic, 1, replication, {"cleanup.policy": "compact"})
         await self.refresh()
 
+    async def exists(self) -> bool:
+        """Returns whether the topic exists, also while it has no leader. Raises BrokerError."""
+        return self.topic in await self._client.list_topics()
+
     async def refresh(self) -> None:
         """Reads the entries that other processes added."""
         reader = RangeReader(self._client)

@@ -122,8 +122,7 @@ async def by_map(
 ) -> dict[TopicPartition, Found]:
     """Translates by the offset map of mirror `mirror`. Raises ConfigError if it has no map."""
     known = OffsetMap(old.client, new.client, map_topic(mirror))
-    await new.client.refresh([known.topic])
-    if new.client.partitions(known.topic) is None:
+    if not await known.exists():
         raise ConfigError(f"the new cluster has no offset map {known.topic!r}; name the group of the mirror")
     positions = await GroupOffsets(old.client, mirror).fetch(list(committed))
     mirrored = {each: offset.offset for each, offset in positions.items()}

@@ -78,6 +78,9 @@ class LocalCluster(Cluster):
         self._tick_ms = tick_ms
         self._proxied = proxied
         self._first_ports = zookeeper_port, kafka_port
+        for what, first, count in (("zookeeper", zookeeper_port, zookeepers), ("kafka", kafka_port, brokers)):
+            if first is not None and first + count - 1 > 65535:
+                raise ClusterError(f"{what}_port = {first}: the {count} nodes would need ports above 65535")
         if proxied and self.release is not None and self.release.kraft:
             raise ClusterError(f"proxied=True needs brokers that use ZooKeeper; Kafka {self.version} is KRaft")
         self._ports = PortLease()

@@ -94,3 +94,11 @@ def test_zookeeper_alone_has_the_requested_version():
         assert first.startswith("ZooKeeper: 127.0.0.1:")
         said = four_letter_word(int(first.strip().rpartition(":")[2]), "srvr")
         assert said.startswith("Zookeeper version: 3.4.14-")
+
+
+@pytest.mark.parametrize(("port", "nodes"), [("--port", "--brokers"), ("--zookeeper-port", "--zookeepers")])
+def test_ports_beyond_the_last_one_are_refused(port, nodes):
+    done = run("up", port, "65535", nodes, "2")
+    assert done.returncode == 1
+    assert "the 2 nodes would need ports above 65535" in done.stderr
+    assert "Traceback" not in done.stderr

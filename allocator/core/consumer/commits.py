@@ -238,21 +238,16 @@ class Commits:
     ) -> None:
         """`follows`: whether the offsets follow a seek. Those that are committed again do not, so the seek stays to be
         committed."""
-        call = _Call(self._state, self.membership, self._now, follows=follows)
-        coordinator, gave_up = group.coordinator, False
-
-        def choose_while_it_responds(over: Collection[TopicPartition]) -> Offsets:
-            nonlocal gave_up
-            gave_up = patience_s is not None and bool(call.offsets) and coordinator.silent_s > patience_s
-            return {} if gave_up else self._chosen(call, choose, over)
-
-        await group.commit(choose_while_it_responds, call.refusal, call.stored)
-        if gave_up:
+        call = _Call(self._state, self.membership, self._now, follows=follows, patience_s=patience_s)
+        await group.commit(partial(self._chosen, call, choose), call.refusal, call.stored)
+        if call.gave_up:
             error = CommitFailed(f"{group.group}: offsets are not committed: the coordinator does not respond")
             error.retriable = True
             raise error
 
     def _chosen(self, call: _Call, choose: Choice, over: Collection[TopicPartition]) -> Offsets:
+        if call.gives_up(self.offsets.coordinator.silent_s):
+            return {}
         offsets = choose(over)
         return call.note(self.metadata.added(offsets), offsets)
 
@@ -344,12 +339,20 @@ class _Call:
     """The tenures that the offsets of one commit belong to. Only while they last are the offsets sent and noted."""
 
     def __init__(
-        self, state: SubscriptionState, membership: Membership, now: Callable[[], float], *, follows: bool = True
+        self,
+        state: SubscriptionState,
+        membership: Membership,
+        now: Callable[[], float],
+        *,
+        follows: bool = True,
+        patience_s: float | None = None,
     ) -> None:
         self._state = state
         self._membership = membership
         self._now = now
         self._follows = follows
+        self._patience_s = patience_s
+        self.gave_up = False
         self.offsets: Offsets = {}
         self._noted: dict[TopicPartition, tuple[Progress | None, int, DoneSet | None]] = {}
 
@@ -361,6 +364,11 @@ class _Call:
             done = each.done if isinstance(each, Committed) else None
             self._noted[partition] = tenure, tenure.moves if tenure is not None and self._follows else -1, done
         return to_send
+
+    def gives_up(self, silent_s: float) -> bool:
+        """Returns whether to send no further request, since the coordinator has not responded for `silent_s`."""
+        self.gave_up = self._patience_s is not None and bool(self.offsets) and silent_s > self._patience_s
+        return self.gave_up
 
     def refusal(self, partition: TopicPartition) -> BrokerError | None:
         if self._state.assignment.get(partition) is not self._noted[partition][0]:

@@ -489,6 +489,9 @@ class SimulatedZooKeeper:
     async def delete(self, path: str, version: int = -1) -> None:
         await self._request(lambda: self._write([Op("delete", path, version=version)]))
 
+    async def use_acl_of(self, path: str) -> None:
+        """Does nothing, as without credentials."""
+
     async def multi(self, ops: Sequence[Op]) -> int:
         def work() -> int:
             self._write(ops)

@@ -13,6 +13,7 @@ from typing import Any
 from spark_settings import CHEAP, JVM, LOCAL
 
 from allocator.spark import register, session
+from allocator.testing import wait_until
 
 CONF = {**LOCAL, **CHEAP, "spark.executor.extraJavaOptions": JVM, "spark.executor.memory": "512m"}
 SCALING = {
@@ -69,9 +70,7 @@ def many(master: str, directory: str, options: str) -> None:
     query = rows.writeStream.format("noop").option("checkpointLocation", f"{directory}/checkpoint").start()
     sizes = []
     for batches in (20, 220):
-        while (query.lastProgress or {"batchId": -1})["batchId"] < batches - 1:
-            assert query.exception() is None, query.exception()
-            time.sleep(0.05)
+        wait_until(lambda least=batches: _batches(query) >= least, 500, f"{batches} micro-batches")
         spark._jvm.System.gc()
         runtime = spark._jvm.Runtime.getRuntime()
         sizes.append(
@@ -83,6 +82,13 @@ def many(master: str, directory: str, options: str) -> None:
         )
     query.stop()
     print("RESULT", json.dumps(sizes), flush=True)
+
+
+def _batches(query: Any) -> int:
+    """Returns how many micro-batches the query has done. Raises its exception."""
+    if query.exception() is not None:
+        raise query.exception()
+    return int(query.lastProgress["batchId"]) + 1 if query.lastProgress else 0
 
 
 def _resident(pid: int) -> float:

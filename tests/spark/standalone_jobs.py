@@ -99,7 +99,10 @@ def main(master: str, brokers: str, source: str, target: str, directory: str) ->
     print_result("sink", records(read(target)))
 
     for count in (0, 40):
-        more = spark.range(count).selectExpr("cast('more ' || id as binary) value", "cast(id % 4 as int) partition")
+        # in one task: two would write to the same partitions in any order
+        more = spark.range(0, count, 1, 1).selectExpr(
+            "cast('more ' || id as binary) value", "cast(id % 4 as int) partition"
+        )
         more.write.format("allocator").options(brokers=brokers, topic=source).mode("append").save()
         stream = spark.readStream.format("allocator").options(**options, starting_offsets="earliest")
         stream = stream.options(max_offsets_per_trigger="300", group=f"{source}-stream", commit="after_batch").load()

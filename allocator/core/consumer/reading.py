@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Collection, Iterator
 from contextvars import ContextVar
+from threading import get_ident
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -47,6 +48,7 @@ class Reading:
         self._cut = False
         """Whether the rest may have no record."""
         self._reader: asyncio.Task[Any] | None = None
+        self._thread = 0
         self._mark: object = None
         """Identifies the current reader. Each reader gets a new object."""
         self._busy = False
@@ -73,12 +75,12 @@ class Reading:
 
     def _is_read(self) -> None:
         """Makes the current task the reader."""
-        task = asyncio.current_task(self._engine.loop)  # cheaper than to look at the running loop each time
-        if task is None:
-            self._engine.must_be_here()
-        if task is self._reader:
+        # cheaper than to look at the running loop each time; from another thread, it may be any task of the loop
+        task, thread = asyncio.current_task(self._engine.loop), get_ident()
+        if task is not None and task is self._reader and thread == self._thread:
             return
-        self._reader, self._mark = task, object()
+        self._engine.must_be_here()
+        self._reader, self._thread, self._mark = task, thread, object()
         # copied, because the context of tasks that were started earlier has the old mapping
         known = WeakKeyDictionary(_read_here.get({}))
         known[self] = self._mark

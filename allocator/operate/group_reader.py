@@ -215,10 +215,16 @@ async def describe(zk: ZooKeeperClient, group: str, root: str = DEFAULT["root"])
         return None
 
 
-async def measure(client: KafkaClient, state: GroupState, brokers: str | None = None) -> GroupReport:
-    """Returns the group with its committed offsets, and both ends of the logs that it reads or has read."""
+async def measure(
+    client: KafkaClient, state: GroupState, brokers: str | None = None, *, in_zookeeper: bool = False
+) -> GroupReport:
+    """Returns the group with its committed offsets, and both ends of the logs that it reads or has read.
+
+    `in_zookeeper`: also with the offsets that it has in ZooKeeper alone.
+    """
     existing = subscribed(state, client)
-    committed = await fetch_committed(client, state.group, {*existing, *state.assigned})
+    looked = {*existing, *state.assigned} or None
+    committed = await fetch_committed(client, state.group, looked if in_zookeeper else ())
     logs = await read_logs(client, {*existing, *committed, *state.assigned}, committed)
     return GroupReport(state, logs, existing, brokers)
 
@@ -305,7 +311,7 @@ async def read_group(clusters: Clusters, group: str) -> GroupReport:
                 state = await _with_kafkas(state, client, group)
                 if state is not None and state.coordinated is not None:
                     state = replace(state, problems=known_state.problems, choice=known_state.choice)
-                found = await measure(client, state or known_state, clusters.brokers)
+                found = await measure(client, state or known_state, clusters.brokers, in_zookeeper=True)
         except AllocatorError as error:
             if state is None or isinstance(error, ConfigError):
                 raise

@@ -37,9 +37,10 @@ def order_reports(
 
 
 def unknown_to_all(order: Order, members: Mapping[str, MemberInfo]) -> bool:
-    """Returns whether no member knows this kind of command. Members of an `Allocation` have no records, so they know
-    no command about records."""
-    return all(order.kind not in info.orders for info in members.values())
+    """Returns whether no member will know this kind of command. Members of an `Allocation` have no records, so they
+    know no command about records. Members that name no kinds are of an older version, whose successors may know it."""
+    known = [info.orders for info in members.values()]
+    return any(known) and not any(order.kind in kinds for kinds in known)
 
 
 def _state(order: Order, noted: Mapping[str, Any], members: Mapping[str, MemberInfo], now_ms: int) -> tuple[str, str]:

@@ -37,7 +37,7 @@ PROGRESS = "core/subscription/progress.py"
 COMMITS = "core/consumer/commits.py"
 CORE = "core/consumer/core.py"
 STATE = "core/subscription/state.py"
-OWNERSHIP = "core/consumer/ownership.py"
+HOLDING = "core/membership/holding.py"
 TO_COMMIT = """\
         offset, beyond = self.done(delivered=delivered)
         if self.committed is not None"""
@@ -73,7 +73,7 @@ MUTATIONS = [
     Mutation(
         "automatic commits choose their offsets when the request is written",
         COMMITS,
-        "await self._commit_chosen(group, partial(self._done, wanted))",
+        "await self._commit_chosen(group, partial(self._done, wanted), patience_s=patience_s)",
         "await self.commit(self._done(wanted))",
     ),
     Mutation(
@@ -175,13 +175,13 @@ MUTATIONS = [
     ),
     Mutation(
         "a release waits for the work on its records",
-        OWNERSHIP,
+        HOLDING,
         "return tenure.phase is Phase.ENDED or not tenure.is_held",
         "return True",
     ),
     Mutation(
         "a release waits for no other partition",
-        OWNERSHIP,
+        HOLDING,
         "await within(self.until(lambda: any(map(_is_free, tenures))), PATIENCE_S)",
         "await within(self.until(lambda: all(map(_is_free, tenures))), PATIENCE_S)",
     ),

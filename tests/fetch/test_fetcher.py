@@ -68,7 +68,8 @@ async def test_a_seek_drops_buffered_records_and_responses_in_flight(cluster: Fa
     state = start_at([cluster.add(A0), cluster.add(A1)])
     for _ in range(10):
         cluster.append(A0, 10)
-    async with fetching(cluster, state) as fetcher:
+    # long, because an urgent request is sent only while the main one lasts
+    async with fetching(cluster, state, max_wait_s=30.0) as fetcher:
         await until(lambda: fetcher.buffered_bytes, "buffered records")
         state.seek(A0, 55)
         cluster.hold(0)

@@ -121,7 +121,8 @@ async def take_over(
 ) -> dict[TopicPartition, TakenOver]:
     """Returns the start of each partition, after it has written the map of the records on the new cluster.
 
-    `ids` and `target_ids` are the current ids of the old and new topics. Raises NotEmpty.
+    `ids` and `target_ids` are the current ids of the old and new topics. Raises NotEmpty for topics that the settings
+    name.
     """
     wanted = list(partitions)
     known = clusters.map
@@ -179,11 +180,15 @@ async def take_over(
             position = source.start
         if target is None:
             if there and not settings.append and reason is None:
-                raise NotEmpty(
+                not_empty = NotEmpty(
                     f"{partition.topic}:{partition.partition} of the new cluster holds {there} records that no mirror "
                     f"of this group wrote (group {settings.group!r} has no committed offset on the old cluster, or the "
                     "offset map was deleted); empty the partition, or pass --append to keep its records"
                 )
+                if settings.pattern is None:
+                    raise not_empty
+                found[partition] = TakenOver(source.start, there, stop=Stop(str(not_empty), Remedy.UNFIT))
+                continue
             known.note(partition, Run(position, there))
             target = there
         elif reason is None and (kept := Target.of(stored.get(partition))) is not None:

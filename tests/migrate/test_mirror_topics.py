@@ -119,9 +119,12 @@ async def test_a_bad_topic_stops_only_itself(make_pair: MakePair) -> None:
     name = pair.topic
     await asyncio.to_thread(pair.new.create_topic, name, 3)  # another number of partitions
     await asyncio.to_thread(pair.old.create_topic, f"{name}-good", 1, 1, {"segment.bytes": "100000"})
-    await asyncio.to_thread(pair.old.create_topic, f"{name}-not-this", 1)
-    for end in ("good", "not-this"):
+    for end in ("not-this", "full"):
+        await asyncio.to_thread(pair.old.create_topic, f"{name}-{end}", 1)
+    for end in ("good", "not-this", "full"):
         await fill(pair.old, f"{name}-{end}", 20)
+    await asyncio.to_thread(pair.new.create_topic, f"{name}-full", 1)
+    await fill(pair.new, f"{name}-full", 1)
     unfit = settings(
         pair.old, pair.new, pair.group, pattern=name, exclude=".*not-this", skip_settings=["segment.bytes"]
     )
@@ -130,7 +133,7 @@ async def test_a_bad_topic_stops_only_itself(make_pair: MakePair) -> None:
         TopicsStopped, match=f"topic {name!r} is not mirrored: .*2 partitions on the old.*--exclude {name}"
     ):
         await mirror.run(until_caught_up=True)
-    assert set(mirror.stopped) == {name}
+    assert set(mirror.stopped) == {name, f"{name}-full"}
     assert mirror.records_of == {f"{name}-good": 20}
     assert mirror.left_out == {f"{name}-not-this": "excluded"}
     async with KafkaClient(pair.new.bootstrap) as client:

@@ -84,6 +84,12 @@ class PartitionWorker(LaneOwner):
     def done(self) -> tuple[int | None, DoneSet | None]:
         return self.admission.done()
 
+    def is_of(self, record: Any) -> bool:
+        plan = self._work.retry_plan
+        return super().is_of(record) or (
+            plan is not None and plan.is_retried(record, self.partition, self.tenure.fence)
+        )
+
     def _set_full(self, full: bool) -> None:
         if full is not self.full:
             self.full = full

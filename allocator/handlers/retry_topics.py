@@ -15,6 +15,7 @@ import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from allocator.core.aio import wall_ms
 from allocator.core.client import KafkaClient, describe_configs
@@ -23,7 +24,7 @@ from allocator.errors import BrokerError, ConfigError
 from allocator.handlers.late_producer import LateProducer
 from allocator.handlers.letter_headers import PREFIX, SPRING, headers_of
 from allocator.handlers.settings import parse_delay
-from allocator.types import Record
+from allocator.types import Record, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +100,11 @@ class RetryPlan:
             None,
             record.fence,
         )
+
+    def is_retried(self, record: Any, partition: TopicPartition, fence: int | None) -> bool:
+        """Returns whether `record` is `original` of a record that was delivered of this partition under `fence`."""
+        delivered = partition.topic in self.delays_s and record.fence == fence
+        return delivered and any(name == PREFIX + "topic" for name, _ in getattr(record, "headers", ()))
 
 
 class RetryTopics:

@@ -18,8 +18,8 @@ from stored import stored_offset
 from allocator import GroupedConsumer, RebalanceListener, RecordsLost
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.errors import TopicRecreated
-from allocator.testing import LocalCluster
+from allocator.errors import CommitFailed, TopicRecreated
+from allocator.testing import LocalCluster, wait_until_async
 
 
 class Losses(RebalanceListener):
@@ -97,6 +97,21 @@ async def test_a_topic_created_again_under_a_running_consumer_is_read_from_its_b
         assert [(loss.recreated, loss.position, loss.count) for loss in listener.losses] == [(True, 50, 0)]
         await consumer.commit()
     assert (await setting.committed()).offset == 80
+
+
+async def test_a_record_of_the_old_topic_is_not_committed_for_the_new_one(setting: Setting) -> None:
+    await setting.produce(0, 10)
+    async with setting.consumer(auto_commit_interval_s=None) as consumer:
+        assert await read(consumer, 10) == list(range(10))
+        await setting.recreate()
+        await setting.produce(1000, 1030)
+        await wait_until_async(lambda: consumer.losses, 30, "the consumer to notice the new topic")
+        for commit in (consumer.commit, consumer.commit_async):
+            with pytest.raises(CommitFailed, match="was created again since this member read the records"):
+                await commit({setting.partition: 10})
+        assert await read(consumer, 30) == list(range(1000, 1030))
+        await consumer.commit({setting.partition: 30})
+    assert (await setting.committed()).offset == 30
 
 
 async def test_an_offset_committed_for_the_old_topic_skips_nothing_of_the_new_one(setting: Setting) -> None:

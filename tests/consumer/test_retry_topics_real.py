@@ -31,6 +31,7 @@ async def test_records_wait_in_retry_topics_and_return_unchanged(
     letters = topic_factory(1)
 
     async def handle(record: Record) -> None:
+        assert consumer.may_act(record)
         seen.append((record.topic, record.partition, record.offset))
         again = "allocator.retries" in dict(record.headers)
         if record.value == b"18" or (record.value == b"17" and not again):

@@ -18,7 +18,7 @@ from allocator.core.consumer.measures import reference_metrics
 from allocator.core.consumer.membership_config import MembershipConfig, MembershipOptions
 from allocator.core.consumer.reading import Reading
 from allocator.core.consumer.sink import OffsetSink
-from allocator.core.errors import Closed, ConfigError, IllegalState, NotOwned
+from allocator.core.errors import Closed, CommitFailed, ConfigError, IllegalState, NotOwned
 from allocator.core.fetch.batch import Batch
 from allocator.core.settings.table import DEFAULT
 from allocator.core.subscription.loss import RecordsLost, as_written, listed
@@ -291,6 +291,12 @@ class ConsumerBase:
     def _to_commit(self, offsets: Mapping[PartitionKey, Offset]) -> dict[TopicPartition, OffsetAndMetadata]:
         wanted = as_offsets(offsets)
         self._must_not_be_lost(wanted)
+        former = sorted(self._engine.state.reader.of_former_logs.intersection(wanted))
+        if former:
+            raise CommitFailed(
+                f"{self.group}: {former[0].topic!r} was created again since this member read the records in hand, and "
+                "their offsets belong to the former topic; request the next records"
+            )
         return wanted
 
     def _must_not_be_lost(self, partitions: Iterable[TopicPartition]) -> None:
@@ -416,7 +422,8 @@ class ConsumerBase:
         If a record or batch is given, it answers for this one: whether the ownership under which it was delivered still
         lasts.
         """
-        if record is None:
+        hold = self._engine.hold_of_call
+        if record is None or (hold is not None and hold.is_of(record)):
             return self._engine.may_act()
         tenure = self._engine.state.assignment.get(TopicPartition(record.topic, record.partition))
         return tenure is not None and tenure.fence == record.fence and self._engine.membership.may_act()

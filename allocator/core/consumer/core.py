@@ -239,12 +239,18 @@ class ConsumerCore:
     def outlived(self) -> Partitions:
         """The partitions that were lost while the user works on their records. In a call of a handler, these are the
         records of the call."""
+        hold = self.hold_of_call
+        if hold is None:
+            return self.state.reader.outlived
+        return frozenset({hold.tenure.partition}) if hold.has_outlived else NO_PARTITIONS
+
+    @property
+    def hold_of_call(self) -> Hold | None:
+        """The hold of the handler's call in which the code runs; None outside of this consumer's calls."""
         hold = Hold.of_this_context()
         tenure = None if hold is None else hold.tenure
         # the handler of another consumer may use this one
-        if not isinstance(tenure, TopicPartitionState) or tenure.record is not self.state:
-            return self.state.reader.outlived
-        return frozenset({tenure.partition}) if tenure.phase is Phase.ENDED else NO_PARTITIONS
+        return hold if isinstance(tenure, TopicPartitionState) and tenure.record is self.state else None
 
     def must_be_here(self) -> None:
         """Raises IllegalState in another event loop than that of `start`, where nothing would wake a waiting call."""

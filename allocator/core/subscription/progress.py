@@ -28,6 +28,8 @@ class Hold:
     """Whether someone works on the records."""
     full = False
     """True while it takes no more records."""
+    of_former_log = False
+    """True once the records belong to another log: the topic was created again."""
     void = False
     """True once a seek or another log has replaced the records: finishing them marks no offset as done."""
 
@@ -43,6 +45,10 @@ class Hold:
     def done(self) -> Done:
         """Returns which of the records are done."""
         return None, None
+
+    def is_of(self, record: Any) -> bool:
+        """Returns whether `record`, which may be a batch, is one of these records."""
+        return (record.topic, record.partition) == self.tenure.partition and record.fence == self.tenure.fence
 
     def drain(self) -> None:
         """Called when the partition is being released: what has begun may end, and nothing else begins."""
@@ -222,7 +228,7 @@ class Progress(Tenure):
     def lose_log(self) -> None:
         """Called when the log is another one: the topic was created again. Nothing of the former log counts."""
         for hold in self.holds:
-            hold.void = True
+            hold.void = hold.of_former_log = True
             hold.conclude()
         self.moves += 1
         self._goes_back = True
@@ -393,6 +399,11 @@ class ReaderHolds:
         """The partitions that were lost while the reader works on their records. Another member may handle these too,
         even if the partition has come back: it may have had another owner in between."""
         return frozenset(hold.tenure.partition for hold in self._outlived)
+
+    @property
+    def of_former_logs(self) -> Partitions:
+        """The partitions of which the reader has records of a topic that was created again since."""
+        return frozenset(hold.tenure.partition for hold in self._holds if hold.of_former_log)
 
     def note_outlived(self, hold: ReaderHold) -> None:
         if hold.busy:

@@ -158,8 +158,8 @@ MUTATIONS = [
     Mutation(
         "in a handler, may_act is about the records of the call",
         CORE,
-        "if not isinstance(tenure, TopicPartitionState) or tenure.record is not self.state:",
-        "if True:",
+        "return hold if isinstance(tenure, TopicPartitionState) and tenure.record is self.state else None",
+        "return None",
     ),
     Mutation(
         "records that were lost in hand may not be acted on",

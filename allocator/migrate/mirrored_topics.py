@@ -11,17 +11,18 @@ from typing import Final
 from allocator.core.client import KafkaClient
 from allocator.core.zookeeper import ZooKeeperClient
 from allocator.errors import BrokerError
+from allocator.handlers import is_retry_topic
 from allocator.migrate.origins import Origins
 from allocator.migrate.report import MirrorReport, Remedy, Stop
 from allocator.migrate.takeover import MirrorClusters
 from allocator.migrate.topics import SUFFIX, TopicsDiffer, make_alike, settings_of
+from allocator.protocols import orders_topic
 from allocator.types import TopicPartition
 
 log = logging.getLogger(__name__)
 
 # Time between checks of where the old records come from. Higher: fewer requests; lower: a loop is noticed sooner.
 ORIGINS_S: Final = 15.0
-_RETRY: Final = re.compile(r".+\.retry-\d+[smhd]")
 
 
 class MirroredTopics:
@@ -112,21 +113,26 @@ class MirroredTopics:
 async def own_topics(client: KafkaClient, topics: Iterable[str], ensemble: ZooKeeperClient | None) -> dict[str, str]:
     """Returns the topics in which this library keeps something about this one cluster -> what they are.
 
-    A copy would be wrong on another cluster: it names offsets, or records that wait for a group here.
+    A copy would be wrong on another cluster: it names offsets, or records that wait for a group here. The client must
+    know all topics.
     """
     found = {}
     for topic in topics:
-        stem = topic.rpartition(".")[0]
-        if _RETRY.fullmatch(topic):
+        stem, _, end = topic.rpartition(".")
+        is_single = len(client.partitions(topic) or ()) == 1
+        if is_retry_topic(topic, topic.rpartition(".retry-")[0]):
             found[topic] = "a retry topic"
-        elif len(client.partitions(topic) or ()) == 1:
-            if topic.endswith(SUFFIX):
-                found[topic] = "the offset map of a mirror"
-            elif topic.endswith((".settled", ".orders")):
-                # a topic of somebody else may have such a name, so look at more than that
-                compacted = (await settings_of(client, [topic], ensemble))[topic].get("cleanup.policy") == "compact"
-                if compacted and topic.endswith(".orders"):
-                    found[topic] = "the operator commands of a group"
-                elif compacted and stem in await client.list_topics():
-                    found[topic] = f"the list of settled records of {stem!r}"
+        elif is_single and topic.endswith(SUFFIX):
+            found[topic] = "the offset map of a mirror"
+        # another program may use these names, so check a setting too
+        elif is_single and topic == orders_topic(stem) and await _is_compacted(client, topic, ensemble):
+            found[topic] = "the operator commands of a group"
+        elif (
+            is_single and end == "settled" and client.partitions(stem) and await _is_compacted(client, topic, ensemble)
+        ):
+            found[topic] = f"the list of settled records of {stem!r}"
     return found
+
+
+async def _is_compacted(client: KafkaClient, topic: str, ensemble: ZooKeeperClient | None) -> bool:
+    return (await settings_of(client, [topic], ensemble))[topic].get("cleanup.policy") == "compact"

@@ -36,7 +36,7 @@ class Origins:
             with contextlib.suppress(TopicAuthorizationFailed):
                 async for batch in reader.read({each: span}):
                     for record in batch:
-                        with contextlib.suppress(BadOffsetMap):  # the topic of somebody else
+                        with contextlib.suppress(BadOffsetMap):  # another program uses such a name
                             self._note(unpack(record.key, record.value), batch.topic)
             self._read_to[each] = span[1]
 

@@ -1,4 +1,4 @@
-"""Parses and computes the offsets of a reset. Pure."""
+"""Parses and computes the offsets of a reset. Pure, except that `read_offsets` reads a file."""
 
 from __future__ import annotations
 

@@ -22,11 +22,11 @@ TIMESTAMPS: Final = {"earliest": EARLIEST, "latest": LATEST, "none": None}
 
 
 class LogTruncation(NamedTuple):
-    """The log no longer has records before a position that was read."""
+    """A log was truncated: it no longer has some records that were read before a position."""
 
     partition: TopicPartition
     position: OffsetAndMetadata
-    """The position before the truncation."""
+    """The position when the log was truncated."""
     divergent: Optional[OffsetAndMetadata]
     """The offset where the log begins to differ from the records that were read; None if the leader does not know their
     epoch."""

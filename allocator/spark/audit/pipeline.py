@@ -158,14 +158,12 @@ def audit(
     if isinstance(left, Topic) and isinstance(right, Topic):
         left, right = _by_default(left, COMMITTED), _by_default(right, COMMITTED)
     one, other, ends = _pin(spark, left, right, notes, path, before)
-    latest = bool(one.compacted or other.compacted) and ends is not None
+    compacted = " and ".join(side.name for side in (one, other) if side.compacted and ends is not None)
+    latest = bool(compacted) and path is None
     if latest:
-        where = " and ".join(side.name for side in (one, other) if side.compacted)
-        if path is None:
-            notes.append(f"{where} is compacted: only the latest record of each key was compared, and no tombstones")
-        else:
-            notes.append(f"{where} is compacted: records that one side has removed count as differences")
-            latest = False
+        notes.append(f"{compacted} is compacted: only the latest record of each key was compared, and no tombstones")
+    elif compacted:
+        notes.append(f"{compacted} is compacted: records that one side has removed count as differences")
     chosen = by or _choose(left, right, one, other)
     if chosen == "key" and "key" in ignore:
         raise ConfigError("by = key compares the records of each key: key cannot be ignored")

@@ -38,15 +38,23 @@ class Store:
         self.results += results
 
 
-async def test_a_seek_is_carried_out_once_although_its_result_is_read_late() -> None:
-    """The commands are applied again meanwhile, for example because partitions come or a processor begins."""
-    core, store = Core(Cluster()), Store()
+SEEK = Order.make("seek", {"partitions": {"t": "0"}, "to": "3"}, who="alice", now_ms=0, expires=None)
+
+
+async def owner() -> tuple[Core, Store, TopicPartition]:
+    """A member that owns the only partition."""
+    core = Core(Cluster())
     (partition,) = core.cluster.partitions
     core.ownership.start(core.tasks)
     await core.assign([partition])
+    return core, Store(), partition
+
+
+async def test_a_seek_is_carried_out_once_although_its_result_is_read_late() -> None:
+    """The commands are applied again meanwhile, for example because partitions come or a processor begins."""
+    core, store, partition = await owner()
     orders = OperatorOrders(core)  # type: ignore[arg-type]
-    seek = Order.make("seek", {"partitions": {"t": "0"}, "to": "3"}, who="alice", now_ms=0, expires=None)
-    orders.take(Orders().put(seek, 0), store)  # type: ignore[arg-type]
+    orders.take(Orders().put(SEEK, 0), store)  # type: ignore[arg-type]
     await wait_until_async(lambda: store.results, 30, "the result")
     assert core.positions == {partition: 3}
     core.state.assignment[partition].deliver(8, 0)
@@ -60,19 +68,15 @@ async def test_a_seek_is_carried_out_once_although_its_result_is_read_late() -> 
 
 async def test_a_seek_that_another_owner_has_carried_out_meanwhile_is_not_repeated() -> None:
     """The commit of the seek fails, and the partition is away until it is retried."""
-    core, store = Core(Cluster()), Store()
-    (partition,) = core.cluster.partitions
-    core.ownership.start(core.tasks)
-    await core.assign([partition])
+    core, store, partition = await owner()
     orders = OperatorOrders(core)  # type: ignore[arg-type]
-    seek = Order.make("seek", {"partitions": {"t": "0"}, "to": "3"}, who="alice", now_ms=0, expires=None)
-    known = Orders().put(seek, 0)
+    known = Orders().put(SEEK, 0)
     core.commit_error = CommitFailed("suspended")
     orders.take(known, store)  # type: ignore[arg-type]
     await wait_until_async(lambda: core.positions == {partition: 3}, 30, "the seek")
     await core.lose()
     core.cluster.committed[partition], core.commit_error = 6, None
-    orders.take(known.with_results(seek.id, [OrderResult(0, "b", frozenset({partition}), "sought to 3")]), store)  # type: ignore[arg-type]
+    orders.take(known.with_results(SEEK.id, [OrderResult(0, "b", frozenset({partition}), "sought to 3")]), store)  # type: ignore[arg-type]
     await core.assign([partition])
     await wait_until_async(lambda: "order" not in {each.get_name() for each in asyncio.all_tasks()}, 30, "the end")
     assert core.positions == {partition: 6}

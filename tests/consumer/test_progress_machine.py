@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,40 +47,40 @@ def test_progress_keeps_its_promises_in_thousands_of_examples() -> None:
     play(5000)
 
 
-def test_an_operators_seek_is_reported_only_once_its_offset_is_committed() -> None:
-    """The session is lost while the commit is retried; the member owns the partition again when it is sent."""
+@contextlib.contextmanager
+def machine() -> Iterator[ProgressMachine]:
     state = ProgressMachine()
     try:
+        yield state
+    finally:
+        state.teardown()
+
+
+def test_an_operators_seek_is_reported_only_once_its_offset_is_committed() -> None:
+    """The session is lost while the commit is retried; the member owns the partition again when it is sent."""
+    with machine() as state:
         state.begin(ids=False, reset="earliest", auto=False, sink=False, latency_s=0.01, empty=False)
         state.next_commit_fails("refused")
         state.operator_seeks(PARTITIONS[0], 1.0)
         state.lose_session(n=0, back=True, then="")
         state.wait(QUIET_S)
-    finally:
-        state.teardown()
 
 
 def test_a_seek_while_the_last_offset_is_committed_is_committed_too() -> None:
     """The partition moves, and its user seeks while the response to the last commit is awaited."""
-    state = ProgressMachine()
-    try:
+    with machine() as state:
         state.begin(ids=False, reset="earliest", auto=True, sink=False, latency_s=0.15, empty=False)
         state.read(n=0, kinds=["all", "getone"], timeout_s=0.0, then="", later=False)
         state.move(PARTITIONS[0], to=1)
         state.seek(PARTITIONS[0], 0.3, seconds=QUIET_S)
-    finally:
-        state.teardown()
 
 
 def test_after_a_refused_record_at_its_end_the_rest_of_a_batch_is_not_returned() -> None:
     """`getone` raises the error of the last record, and `getbatch` returns the next batch with records."""
-    state = ProgressMachine()
-    try:
+    with machine() as state:
         state.begin(ids=False, reset="earliest", auto=True, sink=False, latency_s=0.01, empty=True)
         state.produce(PARTITIONS[0], count=1, kind="plain", poison=0)
         state.read(n=0, kinds=["getone", "getbatch"], timeout_s=0.3, then="", later=False)
-    finally:
-        state.teardown()
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.rule)

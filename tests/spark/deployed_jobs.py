@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from spark_settings import CHEAP, JVM, LOCAL
+from spark_settings import CLUSTER
 
 from allocator.spark import register, session
 from allocator.testing import wait_until
 
-CONF = {**LOCAL, **CHEAP, "spark.executor.extraJavaOptions": JVM, "spark.executor.memory": "512m"}
 SCALING = {
     "spark.dynamicAllocation.enabled": "true",
     "spark.dynamicAllocation.shuffleTracking.enabled": "true",
@@ -47,7 +46,7 @@ def scaled(master: str, directory: str, options: str) -> None:
                 time.sleep(0.05)
             yield batch
 
-    spark = session("scaled", master, {**CONF, **SCALING})
+    spark = session("scaled", master, {**CLUSTER, **SCALING})
     write_batches(spark, directory, options, wait).trigger(availableNow=True).start().awaitTermination()
 
 
@@ -65,7 +64,7 @@ def connected(server: str, directory: str, options: str) -> None:
 
 def many(master: str, directory: str, options: str) -> None:
     """Prints how much memory the driver's processes have after 20 micro-batches, and after 220."""
-    spark = session("many", master, CONF)
+    spark = session("many", master, CLUSTER)
     rows = spark.readStream.format("allocator").options(**json.loads(options)).load()
     query = rows.writeStream.format("noop").option("checkpointLocation", f"{directory}/checkpoint").start()
     sizes = []

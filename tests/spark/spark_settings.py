@@ -29,3 +29,5 @@ LOCAL = {
     "spark.sql.ui.explainMode": "simple",
     "spark.ui.enabled": "false",
 }
+# a driver on this machine, for executors of a cluster
+CLUSTER = {**LOCAL, **CHEAP, "spark.executor.extraJavaOptions": JVM, "spark.executor.memory": "512m"}

@@ -11,13 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from spark_settings import CHEAP, JVM, LOCAL
+from spark_settings import CLUSTER
 
 from allocator.spark import session
 from allocator.spark.archive import Archive, archive
 from allocator.spark.topic import Topic
 
-CONF = {**LOCAL, **CHEAP, "spark.executor.extraJavaOptions": JVM, "spark.executor.memory": "512m"}
 # a copy of a task starts once another task is done and this one takes longer than a tenth of a second
 EAGER = {
     "spark.speculation": "true",
@@ -86,7 +85,7 @@ def twice(marks: str) -> Any:
 
 
 def main(master: str, brokers: str, source: str, target: str, directory: str) -> None:
-    spark = session("standalone jobs", master, CONF)
+    spark = session("standalone jobs", master, CLUSTER)
     options = {"brokers": brokers, "topics": source}
 
     def read(topic: str) -> Any:
@@ -117,7 +116,7 @@ def main(master: str, brokers: str, source: str, target: str, directory: str) ->
         print_result(f"stream-{count}", [sizes, records(spark.read.parquet(f"{directory}/stream"))])
     spark.stop()
 
-    spark = session("standalone copies", master, {**CONF, **EAGER})
+    spark = session("standalone copies", master, {**CLUSTER, **EAGER})
     place = Path(directory, "archive")
     archive(
         Topic(brokers, source),

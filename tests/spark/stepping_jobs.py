@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import stepping
-from spark_settings import CHEAP, JVM, LOCAL
+from spark_settings import CLUSTER
 
 from allocator.spark import session
-
-CONF = {**LOCAL, **CHEAP, "spark.executor.extraJavaOptions": JVM, "spark.executor.memory": "512m"}
 
 
 def stream(spark: Any, directory: str, options: str) -> None:
@@ -67,4 +65,4 @@ def archive(spark: Any, directory: str, format: str, brokers: str, topic: str) -
 if __name__ == "__main__":
     master, job, *arguments = sys.argv[1:]
     stepping.as_driver()
-    {"stream": stream, "archive": archive}[job](session(job, master, CONF), *arguments)
+    {"stream": stream, "archive": archive}[job](session(job, master, CLUSTER), *arguments)

@@ -131,9 +131,11 @@ class LateOpening(ZooKeeperClient):
     """Creates the znode of the member that copies the offsets only when `until` is set."""
 
     until: asyncio.Event
+    waiting: asyncio.Event
 
     async def multi(self, ops: Sequence[Op]) -> int:
         if ops[0].path.endswith("/opening"):
+            self.waiting.set()
             await self.until.wait()
         return await super().multi(ops)
 
@@ -172,9 +174,10 @@ async def test_a_member_copies_again_if_somebody_deletes_the_mark_of_its_copy(be
 async def test_a_member_that_is_late_does_not_copy_again(bench: Bench) -> None:
     """Its copy would replace the offsets that the group has committed in the new layout."""
     late = LateOpening(bench.hosts, session_timeout_s=6.0)
-    late.until = asyncio.Event()
+    late.until, late.waiting = asyncio.Event(), asyncio.Event()
     async with bench.zookeeper() as zk, bench.members("a") as (a,), bench.members("b", zk=late) as (b,):
         await bench.settled(a, b)
+        a.while_copying = late.waiting.wait  # or b may first look when the group has been opened
         moving = asyncio.create_task(adopt(zk, bench.group, "/allocator", 30.0, lambda line: None))
         await wait_until_async(lambda: len(a.owner.owned) == 24, 30, "a to own everything in the new layout")
         late.until.set()

@@ -147,9 +147,15 @@ async def committed(cluster: LocalCluster, group: str, topic: str) -> dict[int, 
 
 @pytest.mark.long
 @pytest.mark.deadline(400)
-@pytest.mark.parametrize("version", ["1.1.1", "3.9.1"])
+@pytest.mark.parametrize(
+    ("version", "membership"), [("1.1.1", "zookeeper"), ("1.1.1", "kafka"), ("3.9.1", "zookeeper")]
+)
 async def test_the_offsets_of_a_live_group_do_not_expire(
-    cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str], group: str, version: str
+    cluster_factory: Callable[..., LocalCluster],
+    topic_factory: Callable[..., str],
+    group: str,
+    version: str,
+    membership: str,
 ) -> None:
     settings = {"offsets.retention.minutes": "1", "offsets.retention.check.interval.ms": "2000"}
     cluster = await asyncio.to_thread(lambda: cluster_factory(kafka=version, broker_config=settings))
@@ -157,7 +163,8 @@ async def test_the_offsets_of_a_live_group_do_not_expire(
     await asyncio.to_thread(cluster.produce, topic, [(None, b"x", 0), (None, b"x", 1)] * 5)
 
     def consumer(name: str) -> Consumer:
-        return Consumer(topic, brokers=cluster.bootstrap, group=name, zookeeper=cluster.zookeeper)
+        place = {"zookeeper": cluster.zookeeper} if membership == "zookeeper" else {"membership": membership}
+        return Consumer(topic, brokers=cluster.bootstrap, group=name, **place)
 
     async def read_all(one: Consumer) -> None:
         seen = 0

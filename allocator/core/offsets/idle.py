@@ -1,7 +1,7 @@
 """Commits the offsets of idle partitions again, before Kafka deletes them.
 
 Kafka deletes a committed offset after the retention time. From 2.1 on (KIP-211) it keeps the offsets of a group while
-the group has members, but it does not know the members of a ZooKeeper group.
+the group has members, but it does not know the members of a ZooKeeper group. Before, it deletes those of live groups.
 """
 
 from __future__ import annotations

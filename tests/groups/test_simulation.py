@@ -19,6 +19,7 @@ from allocator.core.membership.session_lease import EnsembleLease, LeaseRenewer
 from allocator.core.membership.zookeeper import decider, decision, group_znodes, plan
 from allocator.core.membership.zookeeper.group_znodes import GroupZnodes, Snapshot
 from allocator.core.subscription import Progress, Tenure, Tenures
+from allocator.core.subscription.partition import FetchState
 from allocator.core.znodes.changes import Changes
 from allocator.core.znodes.documents import AssignmentDocument, Claim, Waiting
 from allocator.core.zookeeper.client import Op
@@ -508,7 +509,7 @@ def begin_as_the_last_owner(self: Progress, committed: Any, former: Any, *, own:
 
 
 def missing_in_any_tenure(self: StartingPositions, tenures: list[Tenure]) -> frozenset[TopicPartition]:
-    waiting = {tp for tp, each in self._state.assignment.items() if each.is_missing_position()}
+    waiting = {tp for tp, each in self._state.assignment.items() if each.fetch_state is FetchState.INITIALIZING}
     return frozenset(tenure.partition for tenure in tenures) & waiting
 
 

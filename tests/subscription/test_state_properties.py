@@ -219,7 +219,7 @@ class States(RuleBasedStateMachine):
             assert found.reset_strategy == m.reset
             assert found.awaiting_validation == m.validating
             assert (found.fetch_state is FetchState.TRUNCATED) == m.truncated
-            assert found.is_missing_position() == (m.position is None and m.reset is None)
+            assert (found.fetch_state is FetchState.INITIALIZING) == (m.position is None and m.reset is None)
             if m.replica is not None and m.replica_until <= self.now:
                 m.replica = None
             assert found.preferred_read_replica() == m.replica

@@ -22,7 +22,7 @@ NEWEST: Final = 18
 # from this version on, lengths and counts are compact, and each structure may have tagged fields
 _FLEXIBLE: Final = 12
 # from this version on, requests name topics by id
-_BY_ID: Final = 13
+BY_ID: Final = 13
 _ERROR_AND_SESSION: Final = struct.Struct(">hi")
 _ABORTED: Final = struct.Struct(">qq")
 # all fields of `_PART[5]`, the compact count of aborted transactions (0: null, 1: none), the preferred replica
@@ -126,7 +126,7 @@ class _FetchReader(ResponseReader):
         return records
 
     def topic(self) -> Union[str, bytes]:
-        if self.version >= _BY_ID:
+        if self.version >= BY_ID:
             return bytes(self.taken(16))
         return self.text()
 

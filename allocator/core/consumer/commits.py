@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from functools import partial
 
@@ -71,7 +72,7 @@ class Commits:
         self._state = state
         self._fetcher = fetcher
         self._must_own = must_own
-        self._interval_s = interval_s
+        self.configured_s = self._interval_s = interval_s
         self._woken: asyncio.Event | None = None
         self._at_once = False
         self._old_offsets = old_offsets
@@ -92,7 +93,8 @@ class Commits:
         self._woken = asyncio.Event()
         self._state.on_start = self._commit_at_once
         tasks.start(self._commit_regularly(self._woken), "auto-commit")
-        if self._offsets.committer is None:  # Kafka sees a group without members, whose offsets expire
+        # to Kafka the group has no members, or an idle offset expires although it has some (before KIP-211)
+        if self._offsets.committer is None or self._client.broker_version < (2, 1):
             tasks.start(self._idle.run(), "idle offsets")
 
     async def _find_coordinator(self) -> None:
@@ -144,7 +146,8 @@ class Commits:
         found = await offsets.fetch(wanted, require_stable=self._stable and self._client.broker_version >= (2, 5))
         rest = wanted - set(found)
         if rest and self._old_offsets and offsets.storage == "kafka":
-            found = {**await fetch_old_offsets(self._client, offsets.group, rest, offsets.coordinator), **found}
+            old = await fetch_old_offsets(self._client, offsets.group, rest, offsets.coordinator)
+            found = {**await offsets.current(old), **found}
         return found
 
     # -- committing ----------------------------------------------------------------------------------------------
@@ -159,8 +162,15 @@ class Commits:
         error."""
         group = self.offsets
         if offsets:
+            await self._until_decided(offsets)
             call = _Call(self._state, self.membership, self._now)
             await group.commit(call.note(self._to_send(offsets), offsets), call.refusal, call.stored)
+
+    async def _until_decided(self, partitions: Iterable[TopicPartition]) -> None:
+        """Waits for a limited time while it is in doubt whether these offsets belong to a topic that is gone."""
+        until = time.monotonic() + self._client.request_timeout_s
+        while any(map(self._state.is_in_doubt, partitions)) and time.monotonic() < until:
+            await self._fetcher.news(until - time.monotonic())
 
     async def commit_done(
         self,
@@ -329,7 +339,7 @@ class Commits:
         """Returns the tenures whose committed offsets Kafka may delete unless they are committed again."""
         if self.offsets.storage == "zookeeper" or not self.membership.may_act():  # offsets in ZooKeeper do not expire
             return {}
-        return {p: tenure for p, tenure in self._state.assignment.items() if tenure.committed is not None}
+        return {p: t for p, t in self._state.assignment.items() if t.committed is not None and not t.in_doubt}
 
     def _now(self) -> float:
         return boot_clock() if self._idle is None else self._idle.clock()
@@ -375,6 +385,8 @@ class _Call:
             return BrokerError("this member has lost it since")
         if not self._membership.may_act():
             return BrokerError("the lease is not valid", retriable=True)
+        if self._state.is_in_doubt(partition):
+            return BrokerError("its topic was missing and may have been created again", retriable=True)
         return None
 
     def stored(self, partition: TopicPartition, sent: OffsetAndMetadata) -> None:

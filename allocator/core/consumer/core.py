@@ -16,6 +16,7 @@ from allocator.core.aio.tasks import BackgroundTasks, wait_for_event, within
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.log_offsets import list_offsets
 from allocator.core.consumer.commits import RELEASE_PATIENCE_S, Commits
+from allocator.core.consumer.doubts import Doubts
 from allocator.core.consumer.measures import OwnLoad, lag
 from allocator.core.consumer.membership_config import (
     Connections,
@@ -74,7 +75,6 @@ class ConsumerCore:
         joining.check()
         self.group = joining.group
         self.state = SubscriptionState(auto_offset_reset)
-        self._auto_commit_interval_s = auto_commit_interval_s
         # a 0.9 broker builds a JMX name from the client id, and fails every fetch if it has a colon, as kiel's names
         # have
         name = re.sub(r"[^A-Za-z0-9._-]", "-", joining.client_id)
@@ -102,10 +102,13 @@ class ConsumerCore:
             stable=fetch.get("isolation_level") == "read_committed",
         )
         self.sink = None if sink is None else SinkMember(self, sink)
+        self._doubts = Doubts(self.client, self.state, self.fetcher, self.commits.committed)
+        if offsets is not None:
+            offsets.outdated = partial(self._doubts.outdated, offsets.group)
         self._orders = OperatorOrders(self)
         self._ownership = Ownership(
             self.state,
-            self.commits.committed,
+            self._doubts.committed,
             self.fetcher,
             self.commit_last,
             self.commits.settled,
@@ -128,7 +131,7 @@ class ConsumerCore:
                 self._ownership.expect,
             ),
         )
-        self.commits.metadata.membership = self.membership
+        self.commits.metadata.membership = self._doubts.membership = self.membership
         self.choice = TopicChoice(joining, self.client, self.state, self.fetcher, self.membership, self._ownership)
         self.losses: deque[RecordsLost] = deque(maxlen=LOSSES)
         """The latest losses, for the page and for users."""
@@ -149,8 +152,7 @@ class ConsumerCore:
         order_source = config.options.order_source(config, self.client.bootstrap, self.client.security)
         try:
             self._exits.push_async_callback(self.client.close)
-            # a topic that is missing may have been deleted, and other records have its offsets when it comes back
-            self.client.on_metadata(lambda: self.state.forget_logs(lambda topic: self.client.partitions(topic) is None))
+            self.client.on_metadata(self._doubts.metadata_came)
             self.choice.follow()  # so that the first metadata request names the topics
             if order_source is not None:
                 order_source.watch(self.client)
@@ -164,6 +166,7 @@ class ConsumerCore:
             self._exits.push_async_callback(self.fetcher.close)
             await self.fetcher.start()
             self.commits.start(self._tasks)
+            self._tasks.start(self._doubts.run(), "doubts")
             if order_source is not None:
                 await self._follow_orders(order_source)
             await self.membership.join()
@@ -318,7 +321,7 @@ class ConsumerCore:
         that still run keep their partitions."""
         self.processor = None
         if not self.closing:
-            self.commits.every(self._auto_commit_interval_s)
+            self.commits.every(self.commits.configured_s)
         for tenure in self.state.assignment.values():
             tenure.hand_back()
         self._orders.apply()

@@ -11,7 +11,7 @@ from allocator.core.aio.reminder import Reminder
 from allocator.core.aio.tasks import BackgroundTasks
 from allocator.core.errors import AllocatorError, NoOffsetsError
 from allocator.core.fetch.fetcher import Fetcher
-from allocator.core.subscription.partition import TopicPartitionState
+from allocator.core.subscription.partition import FetchState, TopicPartitionState
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.subscription.tenures import Phase
 from allocator.core.types import NO_PARTITIONS, OffsetAndMetadata, Partitions, TopicPartition
@@ -151,5 +151,6 @@ class StartingPositions:
             self._fetcher.fail(partition, error)
 
     def _missing(self, tenures: list[TopicPartitionState]) -> Partitions:
-        """Returns the partitions that have no position and whose tenures have not ended."""
-        return frozenset(t.partition for t in tenures if t.phase is not Phase.ENDED and t.is_missing_position())
+        """Returns the partitions whose tenures have not ended and have neither a position nor a reset in progress."""
+        owned = (tenure for tenure in tenures if tenure.phase is not Phase.ENDED)
+        return frozenset(tenure.partition for tenure in owned if tenure.fetch_state is FetchState.INITIALIZING)

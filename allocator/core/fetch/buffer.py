@@ -59,7 +59,9 @@ class PartitionBuffer:
     A seek, reset or reassignment creates a new buffer, so the response to a request for the old buffer is dropped.
     """
 
-    def __init__(self, tp: TopicPartition, epoch: int, position: OffsetAndMetadata, budget: ByteBudget) -> None:
+    def __init__(
+        self, tp: TopicPartition, epoch: int, position: OffsetAndMetadata, budget: ByteBudget, now: float = 0.0
+    ) -> None:
         self.tp = tp
         self.epoch = epoch
         self.fetch_offset = position.offset
@@ -71,6 +73,8 @@ class PartitionBuffer:
         self.queue: deque[Union[Chunk, OutOfRange, Failure]] = deque()
         self.held = 0
         self.in_flight = False
+        # when a broker last responded about the partition, or its log came into doubt
+        self.seen_at = now
         # True: fetch nothing until the consumer has reacted to an error
         self.halted = False
         self.failures = 0

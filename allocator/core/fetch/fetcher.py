@@ -176,6 +176,14 @@ class Fetcher:
         self._fetching.wake()
         self._wake_readers()
 
+    def compare(self, partitions: Iterable[TopicPartition]) -> None:
+        """Compares positions with new metadata at once, before records that were read ahead are delivered."""
+        self._positions.check(partitions)
+
+    def recreated(self, tp: TopicPartition) -> None:
+        """Called when the topic is known to have been created again: drops the position, and reports the loss."""
+        self._positions.recreated(tp)
+
     def prepare(self, partitions: Iterable[TopicPartition]) -> None:
         """Connects to the leaders of partitions that will soon be assigned."""
         for tp in partitions:

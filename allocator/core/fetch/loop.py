@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from allocator.core.aio.backoff import Backoff
 from allocator.core.aio.tasks import BackgroundTasks
-from allocator.core.client.errors import FETCH, RequestFailed, reaction_to
+from allocator.core.client.errors import FETCH, ErrorCode, RequestFailed, reaction_to
 from allocator.core.client.fetch_messages import BOUNDED, FetchedPartition, FetchRequest, FetchResponse
 from allocator.core.errors import AllocatorError, BrokerError, Closed
 from allocator.core.fetch.buffer import OutOfRange, PartitionBuffer
@@ -299,6 +299,8 @@ class FetchLoop:
             reaction = reaction_to(part.code, FETCH)
             message = "%s:%d at offset %d: error %d, %s"
             self._failures.note((tp, part.code), message, *tp, wanted.offset, part.code, reaction.value)
+            if part.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                self._planner.doubt(buffer, time.monotonic())
         if effects.chunk is not None:
             buffer.push(effects.chunk)
             fetched = self._client.measures.fetched
@@ -337,8 +339,9 @@ class FetchLoop:
     def _fetch_next(self, plan: PlannedFetch) -> None:
         """Sends the next request before it reports the records, so that the broker works while the consumer handles
         them."""
-        self._planner.ended(plan)
-        following = self._planner.next_of(plan.broker, time.monotonic())
+        now = time.monotonic()
+        self._planner.ended(plan, now)
+        following = self._planner.next_of(plan.broker, now)
         if following is not None:
             self._send(following)
         version = self._client.api_version(FetchRequest)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from allocator.core.client.fetch_messages import BOUNDED, FetchRequest, FetchSession, Wanted
+from allocator.core.client.fetch_messages import BOUNDED, BY_ID, FetchRequest, FetchSession, Wanted
 from allocator.core.fetch.buffer import ByteBudget, PartitionBuffer
 from allocator.core.fetch.pace import Pace
 from allocator.core.subscription import Phase, SubscriptionState
@@ -28,6 +28,9 @@ LEASE_CHECK_S: Final = 5.0
 # How late a response may be before its partitions count as unreachable. Higher: reported later; lower: a busy broker
 # counts as unreachable
 LATE_S: Final = 5.0
+# How long a partition may be without a response before a topic that was created again could go unnoticed. Higher: a
+# shorter deletion goes unnoticed; lower: more metadata requests for partitions that are read in bursts
+UNSEEN_S: Final = 5.0
 
 
 class BrokerPartitions:
@@ -171,7 +174,7 @@ class Planner:
             if partition.position is None or partition.phase is not Phase.ACTIVE:
                 continue
             if tp not in self._buffers:
-                self._buffers[tp] = PartitionBuffer(tp, partition.epoch, partition.position, self.budget)
+                self._buffers[tp] = PartitionBuffer(tp, partition.epoch, partition.position, self.budget, now)
             if not partition.is_fetchable():
                 continue
             count += 1
@@ -218,12 +221,15 @@ class Planner:
             return None
         return self._plan(broker, now)
 
-    def ended(self, plan: PlannedFetch) -> None:
-        """Called after the response to a request, or its failure. Moves partitions with records to the end."""
+    def ended(self, plan: PlannedFetch, answered_at: float | None = None) -> None:
+        """Called after the response to a request, or its failure (no time). Moves partitions with records to the
+        end."""
         plan.broker.to_the_end(plan.with_records)
         self.budget.reserve(-plan.reserved)
         for buffer in plan.buffers.values():
             buffer.in_flight = False
+            if answered_at is not None:
+                buffer.seen_at = answered_at
         if plan.urgent:
             plan.broker.urgent = None
         else:
@@ -293,9 +299,21 @@ class Planner:
                 broker.again_at = min(broker.again_at, buffer.next_try)
             elif buffer.held >= self.budget.share:
                 self.short_of_bytes = True
-            else:
+            elif now - buffer.seen_at < UNSEEN_S or not self.doubt(buffer, now):
                 wanting.append(buffer)
         return wanting
+
+    def doubt(self, buffer: PartitionBuffer, now: float) -> bool:
+        """Notes that the topic may have been created again, unless each request names its id. Returns whether it may
+        have been."""
+        version = self._client.api_version(FetchRequest)
+        named = version is not None and version >= BY_ID and self._client.topic_id(buffer.tp.topic) is not None
+        buffer.seen_at = now
+        if named or self._state.on_doubt is None:
+            return False
+        self._state.assignment[buffer.tp].doubt_log()
+        self._state.on_doubt()
+        return True
 
     def _wanted(self, buffer: PartitionBuffer, size: int) -> Wanted:
         """Returns the request for one partition. It is the same object as before if nothing has changed."""

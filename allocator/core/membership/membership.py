@@ -91,6 +91,10 @@ class Membership(Protocol):
     def committer(self) -> Committer | None:
         """The identity that commits carry; None if Kafka does not know the members of the group."""
 
+    @property
+    def ensemble(self) -> ZooKeeperClient | None:
+        """The session with the ZooKeeper that coordinates the group; None if it has another coordinator."""
+
     async def connect(self) -> None:
         """Connects to the service that coordinates the group, while the caller does other work before `join`.
 
@@ -202,6 +206,10 @@ class GroupMembership:
 
     @property
     def committer(self) -> Committer | None:
+        return None
+
+    @property
+    def ensemble(self) -> ZooKeeperClient | None:
         return None
 
     def leave_for_good(self) -> None:

@@ -100,6 +100,10 @@ class SessionMembership(GroupMembership):
         """The display name of the member; empty before it joined."""
         return self.member_id
 
+    @property
+    def ensemble(self) -> ZooKeeperClient | None:
+        return self._zk
+
     def may_act(self) -> bool:
         return self._keeper.may_act
 
@@ -240,7 +244,7 @@ class SessionMembership(GroupMembership):
             self._polls.polled()  # the user could not poll during `join`
             joined.set_result(None)
         if limit_s is not None:
-            scope.start(self._wait_for_silence(), "silence")
+            scope.start(self._polls.until_silent(), "silence")
         self._changed.set()  # reads the current assignment
         await self._take_part(scope)
 
@@ -287,13 +291,6 @@ class SessionMembership(GroupMembership):
         """Raises MembershipLost if this member, or its znode `name`, is not in `names`."""
         if (name or self.member_id) not in names:
             raise MembershipLost("its znode was deleted")
-
-    async def _wait_for_silence(self) -> None:
-        while True:
-            left_s = self._polls.left_s
-            if left_s <= 0:
-                raise _Silence(f"its user has not polled for {self._polls.limit_s:g} s")
-            await asyncio.sleep(left_s)
 
     async def _until_leaving(self) -> None:
         while not self._leaving:
@@ -359,6 +356,14 @@ class PollTimer:
     @property
     def silent(self) -> bool:
         return self.left_s <= 0
+
+    async def until_silent(self) -> None:
+        """Raises `_Silence` once the user has not polled for too long."""
+        while True:
+            left_s = self.left_s
+            if left_s <= 0:
+                raise _Silence(f"its user has not polled for {self.limit_s:g} s")
+            await asyncio.sleep(left_s)
 
     async def heard(self) -> None:
         """Waits until the user polls again. Returns at once if the last poll is recent enough."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.coordinator import Coordinator
@@ -11,6 +11,8 @@ from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.offsets.messages import fetch_request
 from allocator.core.offsets.pending_commit import Offsets, Refusal, Stored, ToCommit
 from allocator.core.types import OffsetAndMetadata, OffsetStorage, Partitions, TopicPartition
+
+Outdated = Callable[[Iterable[TopicPartition]], Awaitable[Partitions]]
 
 
 class StoredOffsets(GroupOffsets):
@@ -28,16 +30,24 @@ class StoredOffsets(GroupOffsets):
         self.storage = storage
         self._old = GroupOffsets(client, group, coordinator=coordinator, in_zookeeper=True)
         self._both: asyncio.Lock | None = None
+        self.outdated: Outdated | None = None
+        """Returns those of the given partitions whose offsets in ZooKeeper belong to a former topic of the same name;
+        None if that cannot be known."""
 
     async def fetch(self, partitions: Iterable[TopicPartition] | None, *, require_stable: bool = False) -> Offsets:
         if self.storage == "kafka":
             return await super().fetch(partitions, require_stable=require_stable)
         wanted = None if partitions is None else set(partitions)
-        old = await self._old.fetch(wanted)
+        old = await self.current(await self._old.fetch(wanted))
         if self.storage == "zookeeper":
             return old
         new = await super().fetch(wanted, require_stable=require_stable)
         return {p: max((o[p] for o in (new, old) if p in o), key=lambda o: o.offset) for p in {**old, **new}}
+
+    async def current(self, old: Offsets) -> Offsets:
+        """Returns these offsets from ZooKeeper without those of former topics. Raises ZooKeeperError."""
+        gone = await self.outdated(old) if self.outdated is not None and old else ()
+        return {p: offset for p, offset in old.items() if p not in gone}
 
     async def commit(
         self,
@@ -102,7 +112,7 @@ class StoredOffsets(GroupOffsets):
 
         Raises NoOffsetsError or CommitFailed. Then some may have been copied, and the call may be repeated.
         """
-        found = await self._old.fetch(partitions)
+        found = await self.current(await self._old.fetch(partitions))
         copies = {p: OffsetAndMetadata(o.offset, "carried over from ZooKeeper") for p, o in found.items()}
         await super().commit(copies, refusal)
         return len(found)

@@ -59,6 +59,7 @@ class TopicPartitionState(Progress):
         "epoch",
         "fetch_state",
         "high_watermark",
+        "in_doubt",
         "paused",
         "record",
         "reset_strategy",
@@ -79,6 +80,9 @@ class TopicPartitionState(Progress):
         self.epoch = self.record.next_epoch()
         self.fetch_state = FetchState.INITIALIZING
         self.paused = False
+        self.in_doubt = 0
+        """The number of times that the log came into doubt since this was last decided: it may be that of another
+        topic with the same name. 0: it is not in doubt."""
         self._reset_from: int | None = None  # the position that the log did not have, while a reset is awaited
         self.reset_strategy: int | None = None
         """The timestamp that the awaited reset sends to ListOffsets; None if no reset is awaited."""
@@ -102,10 +106,6 @@ class TopicPartitionState(Progress):
         if self.high_watermark is None or self._position is None:
             return None
         return max(0, self.high_watermark - self._position.offset)
-
-    def is_missing_position(self) -> bool:
-        """Returns whether the partition has neither a position nor a reset in progress."""
-        return self.fetch_state is FetchState.INITIALIZING
 
     def begin(self, committed: OffsetAndMetadata, former: Progress | None, *, own: bool) -> OffsetAndMetadata:
         start = super().begin(committed, former, own=own)
@@ -137,8 +137,10 @@ class TopicPartitionState(Progress):
             self.fetch_again()
 
     def to_commit(self, *, delivered: bool = False) -> Committed | None:
-        # past the truncation, the position belongs to records that the log no longer has
-        return None if self.fetch_state is FetchState.TRUNCATED else super().to_commit(delivered=delivered)
+        # past the truncation, the position belongs to records that the log no longer has; in doubt, perhaps too
+        if self.fetch_state is FetchState.TRUNCATED or self.in_doubt:
+            return None
+        return super().to_commit(delivered=delivered)
 
     def fetch_again(self) -> None:
         """Drops the records that were read ahead. The position stays, with its leader epoch and topic id."""
@@ -147,6 +149,16 @@ class TopicPartitionState(Progress):
 
     # -- gates
 
+    def doubt_log(self) -> None:
+        """Stops deliveries and commits until `end_doubt`: the topic may have been created again."""
+        if self._position is not None:
+            self.in_doubt += 1
+            self.record.version += 1
+
+    def end_doubt(self) -> None:
+        self.in_doubt = 0
+        self.record.version += 1
+
     def drain(self) -> None:
         super().drain()
         self.fetch_again()
@@ -154,14 +166,14 @@ class TopicPartitionState(Progress):
     def is_fetchable(self) -> bool:
         """Returns whether records may be delivered.
 
-        The position must be valid, and the partition must be neither paused nor held back nor draining nor held by a
-        handler that takes no more.
+        The position must be valid, and the partition must be neither paused nor held back nor draining nor in doubt
+        nor held by a handler that takes no more.
         """
         return self.fetch_state is FetchState.FETCHING and self.is_wanted()
 
     def is_wanted(self) -> bool:
         """Like `is_fetchable`, but does not check the position."""
-        if self.paused or self.phase is not Phase.ACTIVE or self.partition in self.record.held_back:
+        if self.paused or self.in_doubt or self.phase is not Phase.ACTIVE or self.partition in self.record.held_back:
             return False
         return not self.holds or not any(hold.full for hold in self.holds)
 

@@ -72,6 +72,8 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         """Called when someone has ended the work on delivered records."""
         self.on_start: Callable[[], None] = lambda: None
         """Called when a reset has found the start of a partition without a committed offset, past earlier records."""
+        self.on_doubt: Callable[[], None] | None = None
+        """Called when a log came into doubt (`TopicPartitionState.in_doubt`); None if nobody can decide."""
         self.reader = ReaderHolds(lambda: self.on_freed())
         """What the reader works on. Empty while a processor handles the records."""
 
@@ -104,6 +106,10 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         """Returns the last tenure of this partition that has ended; None if this member never owned it."""
         return self._former.get(partition)
 
+    def topics(self) -> set[str]:
+        """Returns the topics of the partitions that this member owns or owned."""
+        return {tp.topic for each in (self.assignment, self._former) for tp in each}
+
     def forget_logs(self, are_gone: Callable[[str], bool] = lambda topic: True) -> None:
         """Called when the logs of some topics are gone. Forgets what this process has handled of them."""
         for tp, former in self._former.items():
@@ -112,6 +118,11 @@ class SubscriptionState(Tenures[TopicPartitionState]):
         for tp, tenure in self.assignment.items():
             if tenure.handled_from is not None and are_gone(tp.topic):
                 tenure.handled_from = None
+
+    def is_in_doubt(self, partition: TopicPartition) -> bool:
+        """Returns whether the topic of an owned partition may have been created again."""
+        state = self.assignment.get(partition)
+        return state is not None and state.in_doubt > 0
 
     # -- fetching
 

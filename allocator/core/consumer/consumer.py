@@ -420,7 +420,7 @@ class ConsumerBase:
         record of the call.
 
         If a record or batch is given, it answers for this one: whether the ownership under which it was delivered still
-        lasts.
+        lasts. Without a group (`membership="fixed"`), whether this member owns its partition.
         """
         hold = self._engine.hold_of_call
         if record is None or (hold is not None and hold.is_of(record)):

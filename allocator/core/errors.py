@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from allocator.core.text.quoting import shown
+from allocator.core.text.quoting import Quote, shown
 
 if TYPE_CHECKING:
     from allocator.core.record import TopicPartition
@@ -270,11 +270,14 @@ class DeserializationError(_AtOffset):
     """The user's deserializer raised the `__cause__` of this error. `part` is "key" or "value"."""
 
     def __init__(self, topic: str, partition: int, offset: int, part: str, cause: BaseException) -> None:
-        why = f"the {part} deserializer raised {shown(cause)}"
+        raised = shown(cause)
+        why = f"the {part} deserializer raised {raised}"
         super().__init__(
             topic, partition, offset, f"{why}; continue with batch.from_offset({offset + 1}) or seek past it"
         )
         self.part = part
+        self.raised = raised
+        """The deserializer's error as text. It may quote the record."""
 
 
 class OrderRefused(AllocatorError):
@@ -325,8 +328,10 @@ class HandlerFailed(AllocatorError):
         self, handler: str, topic: str, partition: int, offset: int, attempts: int, error: BaseException
     ) -> None:
         tried = f"{attempts} times" if attempts > 1 else "once"
-        self.what = f"handler {handler!r} failed {tried} at {topic}:{partition} offset {offset}: {shown(error)}"
-        """The text of the error without the remedy."""
+        raised = shown(error)
+        where = f"handler {handler!r} failed {tried} at {topic}:{partition} offset {offset}: "
+        self.what = Quote(where + raised, where + raised.hidden)
+        """The text of the error without the remedy. It may quote the record."""
         super().__init__(f"{self.what}; correct it, or set a dead-letter topic for such records")
         self.topic = topic
         self.partition = partition

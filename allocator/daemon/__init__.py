@@ -12,8 +12,9 @@ from allocator import lazy_names
 if TYPE_CHECKING:
     from allocator.daemon.config import Config, load
     from allocator.daemon.daemon import Daemon
+    from allocator.daemon.logs import configure_logs
     from allocator.daemon.preflight import try_servers
-    from allocator.daemon.process import Beside, configure_logs, load_with_code, run
+    from allocator.daemon.process import Beside, load_with_code, run
 
 __all__ = ["Beside", "Config", "Daemon", "configure_logs", "load", "load_with_code", "run", "try_servers"]
 
@@ -24,6 +25,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "config": "Config load",
             "daemon": "Daemon",
             "preflight": "try_servers",
-            "process": "Beside configure_logs load_with_code run",
+            "logs": "configure_logs",
+            "process": "Beside load_with_code run",
         },
     )

@@ -284,8 +284,8 @@ class RecordsSection:
         Texts("a list of paths such as value.card.number", check=lambda text: Masks([text])),
         None,
         "Fields whose values are shown as `***`: `value.card.number`, `value..email` (at any depth), `headers.token`, "
-        "`key`. Any mask also hides headers and the messages of errors, which may quote a record; `!headers.trace` "
-        "shows a header.",
+        "`key`. Any mask also hides headers and the messages of errors, which may quote a record, in the log too; "
+        "`!headers.trace` shows a header.",
     )
     formats: tuple[str, ...] | None = setting(
         Texts("a list of formats such as orders:value=avro:orders.avsc", check=_check_format),

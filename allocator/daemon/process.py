@@ -1,17 +1,15 @@
-"""Runs the daemon as a process: signals, exit codes, and logs."""
+"""Runs the daemon as a process: signals and exit codes."""
 
 from __future__ import annotations
 
 import asyncio
-import datetime
-import json
 import logging
 import os
 import signal
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
-from typing import Any, TextIO
+from typing import Any
 
 from allocator import Consumer, RebalanceListener
 from allocator.assignors import resolve
@@ -19,10 +17,11 @@ from allocator.core.aio import TaskGroup, first_of
 from allocator.core.client import check_security
 from allocator.core.consumer import EnsembleOptions, join_again_if
 from allocator.core.settings import find
-from allocator.core.text import CONTROL, limit_reached, plain, shown
+from allocator.core.text import limit_reached, shown
 from allocator.core.zookeeper import check_options
 from allocator.daemon.config import Config, load
 from allocator.daemon.daemon import Daemon
+from allocator.daemon.logs import configure_logs
 from allocator.daemon.notify import Notifier
 from allocator.daemon.preflight import refuse_new_chroot
 from allocator.daemon.settings_reader import SettingsReader
@@ -109,7 +108,7 @@ def run(config: Config, beside: Beside | None = None, *, create: bool = False) -
     `beside` is entered before the daemon starts and left after it has ended. `create` allows it to create a missing
     chroot.
     """
-    configure_logs(config.log.level, config.log.format)
+    configure_logs(config.log.level, config.log.format, quote_records=not config.records.masks)
     try:
         handler = check(config)
     except (AssignorError, ConfigError, MissingExtra) as error:
@@ -217,66 +216,3 @@ async def _until_signal(
 def _exit_now(code: int) -> None:
     logging.shutdown()
     os._exit(code)
-
-
-# -- logs --------------------------------------------------------------------------------------------------------------
-
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-_CHATTY = ("kafka", "kazoo")  # libraries that log every request at "info" or below
-
-
-def configure_logs(level: str = "info", form: str = "json", stream: TextIO | None = None) -> None:
-    """Writes the logs of the process to `stream` (None: standard error), and replaces the previous configuration.
-
-    Control characters are escaped, so that text from a server or a znode cannot forge a line or control a terminal.
-    """
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    for name in _CHATTY:
-        logging.getLogger(name).setLevel(logging.NOTSET if level == "debug" else logging.WARNING)
-
-
-class JsonFormatter(logging.Formatter):
-    """Formats a record as one JSON object: time, level, logger, message, the fields of `extra`, and the exception."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
-            "time": _time(record),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        line.update((key, value) for key, value in _extras(record).items() if key not in line)
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        if record.stack_info:
-            line["stack"] = self.formatStack(record.stack_info)
-        return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(line, default=str, ensure_ascii=False))
-
-
-class TextFormatter(logging.Formatter):
-    """`2024-05-01T10:00:00.123Z info allocator.x: message key=value`"""
-
-    def format(self, record: logging.LogRecord) -> str:
-        extras = "".join(f" {key}={value}" for key, value in _extras(record).items())
-        text = plain(f"{_time(record)} {record.levelname.lower()} {record.name}: {record.getMessage()}{extras}")
-        if record.exc_info:
-            text += _indented(self.formatException(record.exc_info))
-        if record.stack_info:
-            text += _indented(self.formatStack(record.stack_info))
-        return text
-
-
-def _indented(lines: str) -> str:
-    # indented, so that no line of an exception looks like a log line
-    return "".join(f"\n  {line}" for line in plain(lines, lines=True).split("\n"))
-
-
-def _extras(record: logging.LogRecord) -> dict[str, Any]:
-    return {key: value for key, value in vars(record).items() if key not in _STANDARD}
-
-
-def _time(record: logging.LogRecord) -> str:
-    moment = datetime.datetime.fromtimestamp(record.created, datetime.timezone.utc)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

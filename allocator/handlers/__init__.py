@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from allocator.handlers.consumer import Consumer
     from allocator.handlers.handlers import Handler, load_handler
     from allocator.handlers.handling import Handling, contradictions
-    from allocator.handlers.letter_headers import origin_of, restored
+    from allocator.handlers.letter_headers import error_chain, origin_of, restored
     from allocator.handlers.processor import Processor
     from allocator.handlers.retry_topics import RetryPlan, due_ms, is_retry_topic
     from allocator.handlers.settings import HANDLING
@@ -30,6 +30,7 @@ __all__ = [
     "RetryPlan",
     "contradictions",
     "due_ms",
+    "error_chain",
     "is_retry_topic",
     "load_handler",
     "origin_of",
@@ -43,7 +44,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "consumer": "Consumer",
             "handlers": "Handler load_handler",
             "handling": "Handling contradictions",
-            "letter_headers": "origin_of restored",
+            "letter_headers": "error_chain origin_of restored",
             "processor": "Processor",
             "retry_topics": "RetryPlan due_ms is_retry_topic",
             "settings": "HANDLING",

@@ -95,7 +95,7 @@ def shortened(error: BaseException) -> BaseException:
 
     A handler may quote a record of 50 MB in an error. To log that would take longer than the lease.
     """
-    if not any(len(text_of(each)) > LONGEST_TEXT for each in _chain(error)):
+    if not any(len(text_of(each)) > LONGEST_TEXT for each in error_chain(error)):
         return error
     text = text_of(error)
     kind = type(type(error).__name__, (Exception,), {"__module__": type(error).__module__})
@@ -105,7 +105,7 @@ def shortened(error: BaseException) -> BaseException:
     return found.with_traceback(error.__traceback__)
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
+def error_chain(error: BaseException | None) -> Iterator[BaseException]:
     """Yields an error and those that a traceback shows before it."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:

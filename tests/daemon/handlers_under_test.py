@@ -9,6 +9,8 @@ import sys
 import time
 from typing import Any
 
+from allocator.errors import AllocatorError
+
 DONE = os.environ.get("DONE_FILE", "")
 POISON = os.environ.get("POISON", "").encode()
 
@@ -77,3 +79,35 @@ def held(record: Any) -> None:
 def blocks(record: Any) -> None:
     note(record)
     time.sleep(600)
+
+
+class Refused(AllocatorError):
+    """An error of the user below the library's own base."""
+
+
+def quoting(record: Any) -> None:
+    """Fails at each record, and quotes it in each way that a handler may."""
+    text = record.value.decode()
+    way = record.offset % 6
+    if way == 1:
+        raise Refused(text)
+    if way == 2:
+        try:
+            raise KeyError(text)
+        except KeyError as error:
+            raise LookupError("not there") from error
+    if way == 3:
+        raise ValueError(f"line 1\n{text}\nline 3 \x1b[31m")
+    if way == 4:
+        raise ValueError(text * 10_000)
+    if way == 5:
+        json.loads(text)
+    raise ValueError(text)
+
+
+async def quoting_task(record: Any) -> None:
+    """Like `quoting`, in a task that nobody awaits too."""
+    task = asyncio.ensure_future(asyncio.to_thread(quoting, record))
+    await asyncio.wait({task})
+    del task
+    quoting(record)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from allocator.daemon import process as logs
+from allocator.daemon import logs
 from allocator.daemon.notify import Notifier
 from allocator.errors import ConfigError
 from allocator.handlers.handlers import load_handler

@@ -35,7 +35,7 @@ from allocator.core.znodes.documents import (
 )
 from allocator.core.znodes.store import Store
 from allocator.core.zookeeper.client import ZooKeeperClient
-from allocator.daemon import process as logs
+from allocator.daemon import logs
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.topics import zookeeper_client
 from allocator.types import TopicPartition

@@ -161,9 +161,11 @@ class TaskGroup(BackgroundTasks):
         errors, self._errors = self._errors, []
         for error in errors:
             if error is not raised:
-                why = f"besides {raised!r}" if raised is not None else "while its task group was cancelled"
                 bug = None if isinstance(error, AllocatorError) else error
-                log.warning("a task failed %s: %r", why, error, exc_info=bug)
+                if raised is None:
+                    log.warning("a task failed while its task group was cancelled: %r", error, exc_info=bug)
+                else:
+                    log.warning("a task failed besides %r: %r", raised, error, exc_info=bug)
 
 
 async def first_of(*works: Coroutine[Any, Any, Any]) -> tuple[bool, ...]:

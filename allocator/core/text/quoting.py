@@ -12,6 +12,7 @@ import os
 import re
 import reprlib
 from collections.abc import Sequence
+from typing import overload
 
 SHOWN = 80  # characters of one value
 SHOWN_ERROR = 300  # characters of an exception, which may quote a value
@@ -22,6 +23,17 @@ CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 3
 _SHORT.maxstring = _SHORT.maxother = SHOWN
+
+
+class Quote(str):
+    """Text of an error that user code raised. It may quote a record, so a log that must not has `hidden` instead."""
+
+    hidden: str
+
+    def __new__(cls, text: str, hidden: str = "...") -> Quote:
+        quote = super().__new__(cls, text)
+        quote.hidden = hidden
+        return quote
 
 
 def plain(text: str, *, lines: bool = False) -> str:
@@ -53,14 +65,18 @@ def _repr_of(value: object) -> str:
         return f"<{type(value).__name__}, whose __repr__ raised {type(raised).__name__}>"
 
 
+@overload
+def shown(value: BaseException) -> Quote: ...
+@overload
+def shown(value: object) -> str: ...
 def shown(value: object) -> str:
-    """Returns the value in one line of at most SHOWN characters, SHOWN_ERROR for an exception."""
+    """Returns the value in one line of at most SHOWN characters. For an exception: a `Quote` of at most SHOWN_ERROR."""
     if isinstance(value, BaseException):
         # the repr of a UnicodeError contains the whole input
         text = plain(
             f"{type(value).__name__}({text_of(value)})" if isinstance(value, UnicodeError) else _repr_of(value)
         )
-        return text if len(text) <= SHOWN_ERROR else text[: SHOWN_ERROR - 3] + "..."
+        return Quote(text if len(text) <= SHOWN_ERROR else text[: SHOWN_ERROR - 3] + "...", type(value).__qualname__)
     if isinstance(value, (str, bytes, bytearray)):
         text = repr(value[:SHOWN])  # cut first: quoting a large value takes time
         if len(value) > SHOWN:

@@ -17,6 +17,7 @@ from fake_cluster import FakeCluster
 from fetch_encode import TRANSACTIONAL, R, batch, control
 
 from allocator.core.client import protocol
+from allocator.core.client.client import KafkaClient
 from allocator.core.client.errors import RequestFailed, broker_error
 from allocator.core.client.fetch_messages import FetchRequest
 from allocator.core.client.offset_commit import OffsetCommit, OffsetCommitResponse
@@ -181,6 +182,8 @@ class ClientOfMember:
     def follow(self, topics: Iterable[str]) -> None: ...
 
     def note_broker(self, *broker: Any) -> None: ...
+
+    reading = KafkaClient.reading
 
     def cut(self) -> None:
         self.cuts += 1

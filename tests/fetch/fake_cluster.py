@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Optional
 
 from fetch_encode import R, batch
 
+from allocator.core.client.client import KafkaClient
 from allocator.core.client.fetch_messages import FetchedPartition, FetchRequest, FetchResponse
 from allocator.core.subscription import RecordsLost
 from allocator.core.telemetry.measures import Measures
@@ -58,6 +59,7 @@ class FakeCluster:
 
     request_timeout_s = 5.0
     retry_backoff_s: float = 0.01
+    reading = KafkaClient.reading
 
     def __init__(self, version: int = 12) -> None:
         self.version = version
@@ -68,6 +70,7 @@ class FakeCluster:
         self.logs: dict[TopicPartition, list[tuple[int, int, bytes]]] = {}
         self.start: dict[TopicPartition, int] = {}
         self.errors: dict[TopicPartition, list[int]] = {}
+        self.hung_up: list[Any] = []  # the nodes whose connections the client closed
         self.aborted: dict[TopicPartition, list[tuple[int, int]]] = {}
         self.down: set[int] = set()
         self.refusals: dict[int, list[int]] = {}
@@ -157,6 +160,9 @@ class FakeCluster:
 
     async def prepare(self, node: int, _: Any) -> None:
         """Nothing is to prepare."""
+
+    def hang_up(self, node: Any, request_class: Any) -> None:
+        self.hung_up.append(node)
 
     async def refresh(self, topics: Iterable[str] = ()) -> None:
         self.refreshed.append(frozenset(topics))

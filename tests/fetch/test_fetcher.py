@@ -349,6 +349,33 @@ async def test_before_kip_74_a_record_above_the_limit_raises_and_more_prefetch_b
         assert offsets((await collect(fetcher, state, 2))[A0]) == [0, 1]
 
 
+@pytest.mark.parametrize("times", [1, 5])
+async def test_a_response_that_cannot_be_used_costs_its_connection(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture, times: int
+) -> None:
+    """The records of the other partitions arrive meanwhile."""
+    state = start_at([cluster.add(A0), cluster.add(A1)])
+    cluster.append(A0)
+    cluster.append(A1)
+    send, odd = cluster.send, []
+
+    async def broken(where: Any, request: Any, timeout_s: float | None = None) -> Any:
+        response = await send(where, request, timeout_s)
+        parts = getattr(response, "parts", [])
+        if len(odd) < times and any(part.records for part in parts if part.partition == 0):
+            odd.append(where)
+            parts[:] = [part._replace(records="no bytes") if part.partition == 0 else part for part in parts]
+        return response
+
+    cluster.send = broken  # type: ignore[method-assign]
+    async with fetching(cluster, state) as fetcher:
+        seen = await collect(fetcher, state, 2)
+    assert {tp: offsets(records) for tp, records in seen.items()} == {A0: [0], A1: [0]}
+    assert cluster.hung_up == odd
+    assert len(odd) == times
+    assert [record.levelname for record in caplog.records].count("ERROR") == times
+
+
 async def test_an_unexpected_error_in_the_fetcher_is_raised(cluster: FakeCluster) -> None:
     state = start_at([cluster.add(A0)])
 

@@ -593,6 +593,24 @@ async def test_leaving_in_a_first_join_of_an_old_broker_leaves_no_unknown_member
         assert [each.member_id for each in broker.requests(LEAVE)[0].members] == ["member-1"]
 
 
+async def test_a_leader_that_fails_at_what_members_wrote_joins_again() -> None:
+    async with broker_with_topic() as broker:
+        one = member(broker)
+        compute, failures = one.membership.compute_assignment, [IndexError("a bug"), TypeError("another one")]
+
+        async def fails(*joined: Any) -> Any:
+            if failures:
+                raise failures.pop()
+            return await compute(*joined)
+
+        one.membership.compute_assignment = fails  # type: ignore[method-assign]
+        async with one:
+            await holds(one, ALL)
+            assert not failures
+            assert one.membership.ended is None
+            assert one.owner.errors == []
+
+
 async def test_a_listener_that_raises_ends_the_membership_with_its_error() -> None:
     async with broker_with_topic() as broker:
         one = member(broker)

@@ -18,6 +18,7 @@ from allocator.core.offsets.messages import Identity
 from allocator.errors import BrokerError, BrokersUnavailable, ConfigError, Fenced, InstanceIdInUse
 from allocator.protocols.kip848.group import Kip848Phase
 from allocator.protocols.kip848.membership import Kip848Membership
+from allocator.protocols.kip848.messages import IdPartitions
 from allocator.protocols.kip848.settings import Kip848Settings
 from allocator.testing import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
@@ -222,6 +223,30 @@ async def test_after_a_failure_everything_is_reported_again() -> None:
         assert [(owned(beat), beat.subscribed_topic_names, beat.member_epoch) for beat in full] == [
             (ids(0, 1, 2), ["t"], 1)
         ]
+
+
+async def test_a_response_that_cannot_be_used_is_requested_again(caplog: pytest.LogCaptureFixture) -> None:
+    """The broker sends an assignment whose list of topics is null, which the protocol does not allow."""
+    async with Kip848Broker() as broker, member(broker) as one:
+        respond, odd = broker.response, []
+
+        def broken(request: Any, code: int, assignment: IdPartitions | None) -> Any:
+            response = respond(request, code, assignment)
+            if response.assignment is not None and len(odd) < 2:
+                odd.append(request)
+                response.assignment.topic_partitions = None
+            return response
+
+        broker.response = broken  # type: ignore[method-assign]
+        connections = broker.connections
+        broker.target = ids(0)
+        await holds(one, parts(0))
+        assert len(odd) == 2
+        assert broker.connections == connections + 2
+        assert events(one)[:1] == ["begin"]
+        assert "lost" not in events(one)
+        assert "ConsumerGroupHeartbeatRequest cannot be used" in caplog.text
+        assert one.membership.ended is None
 
 
 async def test_a_revocation_whose_response_was_lost_counts_from_the_lost_response() -> None:

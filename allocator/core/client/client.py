@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from allocator.core.aio.tasks import within
@@ -19,6 +19,7 @@ from allocator.core.client.errors import (
     NoResponse,
     NoTimeLeft,
     RequestFailed,
+    Undecodable,
     broker_error,
     unreachable,
 )
@@ -27,6 +28,7 @@ from allocator.core.client.pool import ConnectionPool, Directory, parse_addresse
 from allocator.core.client.security import check_security, tls_context, warn_of_clear_text
 from allocator.core.errors import AllocatorError, BrokerError, BrokersUnavailable, Closed, ConfigError
 from allocator.core.telemetry.measures import Measures
+from allocator.core.text.quoting import shown
 from allocator.core.types import TopicPartition
 
 __all__ = ["Broker", "KafkaClient"]
@@ -349,7 +351,12 @@ class KafkaClient:
         response = await self._exchange(key, _metadata_request(names), deadline)
         if not response.brokers and self._metadata.brokers:
             raise RequestFailed("lists no brokers: it has just started")
-        self._apply(self._metadata.updated(response, complete=names is None))
+        try:
+            with self.reading(key, protocol.MetadataRequest):
+                metadata = self._metadata.updated(response, complete=names is None)
+        except BrokerError as error:
+            raise Undecodable(str(error)) from error
+        self._apply(metadata)
 
     def _apply(self, metadata: Metadata) -> None:
         before, self._metadata, self._read_at = self._metadata, metadata, time.monotonic()
@@ -468,6 +475,24 @@ class KafkaClient:
         """
         if self._pool is not None:
             self._pool.close(self._pool.key(node_id, request_class.API_KEY))
+
+    @contextlib.contextmanager
+    def reading(self, node_id: Any, request_class: Any) -> Iterator[None]:
+        """Makes an internal error of the block cost one connection. The block reads a response of this broker.
+
+        Raises a retriable `BrokerError` instead, so that the caller repeats the request as after any other failure: the
+        response may be damaged, or name what nobody requested.
+        """
+        try:
+            yield
+        except AllocatorError:
+            raise
+        except Exception as error:
+            what = f"broker {node_id}: its response to {request_class.__name__} cannot be used"
+            log.error("%s", what, exc_info=error)
+            if node_id is not None:
+                self.hang_up(node_id, request_class)
+            raise BrokerError(f"{what}: {shown(error)}", retriable=True) from error
 
     def _where(self, key: Any) -> str:
         broker = self._directory.broker_metadata(key)

@@ -114,7 +114,7 @@ def read_response(header: Any, frame: memoryview) -> Any:
 def _decoded(response_class: Any, data: io.BytesIO) -> Any:
     try:
         response = response_class.decode(data)
-    except (ValueError, struct.error) as error:
+    except Exception as error:  # kafka-python raises what the damage leads to, such as an IndexError
         raise Undecodable(f"cannot decode a {response_class.__name__}: {error}") from error
     if hasattr(response_class, "fields"):  # not the bare tokens of SASL v0
         _check_arrays(response, _arrays_of(response_class, response.API_VERSION))

@@ -143,15 +143,30 @@ async def _request_offsets(
         topics=[request.ListOffsetsTopic(name=name, partitions=parts) for name, parts in topics.items()],
         max_version=MAX_VERSION,
     )
+    results: dict[TopicPartition, Union[OffsetAndTimestamp, BrokerError, None]] = {tp: _left_out(tp) for tp in at}
     try:
         response = await client.send(leader, message, timeout_s)
+        with client.reading(leader, request):
+            before_all = _read_offsets(response, at, results)
     except BrokerError as exc:
         return dict.fromkeys(at, exc)
-    results: dict[TopicPartition, Union[OffsetAndTimestamp, BrokerError, None]] = {tp: _left_out(tp) for tp in at}
+    if before_all:
+        results.update(await _request_offsets(client, leader, before_all, isolation_level, timeout_s))
+    return results
+
+
+def _read_offsets(
+    response: Any,
+    at: Mapping[TopicPartition, int],
+    results: dict[TopicPartition, Union[OffsetAndTimestamp, BrokerError, None]],
+) -> dict[TopicPartition, int]:
+    """Fills `results`. Returns where to look instead for partitions whose log has no segment that is old enough."""
     before_all = {}
     for topic in response.topics:
         for part in topic.partitions:
             tp = TopicPartition(topic.name, part.partition_index)
+            if tp not in at:
+                continue  # nobody requested it; the requested ones count as left out
             if part.error_code:
                 results[tp] = for_code(part.error_code, f"{tp.topic}:{tp.partition}")
             elif response.API_VERSION >= 1:
@@ -162,9 +177,7 @@ async def _request_offsets(
             elif at[tp] >= 0:
                 # no segment is that old, so the record, if it exists, is in the first segment
                 before_all[tp] = EARLIEST
-    if before_all:
-        results.update(await _request_offsets(client, leader, before_all, isolation_level, timeout_s))
-    return results
+    return before_all
 
 
 def _current_epoch(client: KafkaClient, tp: TopicPartition) -> int:
@@ -216,13 +229,14 @@ async def ends_of_epochs(
     )
     response = await client.send(leader, message, timeout_s)
     found: dict[TopicPartition, Union[EpochEnd, BrokerError]] = {tp: _left_out(tp) for tp in epochs}
-    for topic in response.topics:
-        for part in topic.partitions:
-            tp = TopicPartition(topic.topic, part.partition)
-            if tp not in epochs:
-                continue
-            if part.error_code:
-                found[tp] = for_code(part.error_code, f"{tp.topic}:{tp.partition}")
-            else:
-                found[tp] = EpochEnd(part.leader_epoch, part.end_offset)
+    with client.reading(leader, request):
+        for topic in response.topics:
+            for part in topic.partitions:
+                tp = TopicPartition(topic.topic, part.partition)
+                if tp not in epochs:
+                    continue
+                if part.error_code:
+                    found[tp] = for_code(part.error_code, f"{tp.topic}:{tp.partition}")
+                else:
+                    found[tp] = EpochEnd(part.leader_epoch, part.end_offset)
     return found

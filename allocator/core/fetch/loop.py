@@ -41,6 +41,10 @@ REPLICA_LEASE_S = 300.0
 REPLICA_AVOIDED_S = 20.0
 
 
+Parts = Iterator[tuple[TopicPartition, FetchedPartition]]
+"""What a response has of each partition."""
+
+
 class Sink(PositionFaults, Protocol):
     """Receives the reports of the loop. `Fetcher` implements it."""
 
@@ -216,7 +220,7 @@ class FetchLoop:
             if response is None or error is not None:
                 self._failed(plan, error)
             elif plan.session.received(response) or plan.repeated:
-                self._handle_response(plan, response)
+                self._read(plan, self._parts(plan, response), response.API_VERSION)
             else:
                 plan.repeated = True
                 self._send(plan)
@@ -240,22 +244,35 @@ class FetchLoop:
         self._planner.ended(plan)
         self.wake()
 
-    def _handle_response(self, plan: PlannedFetch, response: FetchResponse) -> None:
-        """Puts the records of each partition into its buffer."""
-        parts: Iterator[tuple[TopicPartition, FetchedPartition]]
+    def _parts(self, plan: PlannedFetch, response: FetchResponse) -> Parts:
+        """Yields what the response has of each partition."""
         if response.error_code:
             refused = FetchedPartition("", -1, response.error_code, -1, -1, -1, [], b"")
-            parts = ((tp, refused) for tp in plan.wanted)
+            yield from ((tp, refused) for tp in plan.wanted)
         else:
             size = sum(len(part.records) for part in response.parts)
             self._planner.note_size(plan, size, time.monotonic())
-            parts = plan.session.parts(response.parts)
-        self._handle_parts(plan, parts, response.API_VERSION)
+            yield from plan.session.parts(response.parts)
 
-    def _handle_parts(
-        self, plan: PlannedFetch, parts: Iterator[tuple[TopicPartition, FetchedPartition]], version: int
-    ) -> None:
-        """Handles the partitions of a response. After `MAX_SCAN_BYTES`, lets other tasks run before the rest."""
+    def _read(self, plan: PlannedFetch, parts: Parts, version: int) -> None:
+        """Handles the partitions of a response, and sends the next request."""
+        try:
+            with self._client.reading(plan.node, FetchRequest):
+                done = self._handle_parts(plan, parts, version)
+        except BrokerError as error:
+            self._failed(plan, error)
+            self._report_records(plan)
+            return
+        if done:
+            self._fetch_next(plan)
+        else:
+            self._tasks.start(self._read_rest(plan, parts, version))
+
+    def _handle_parts(self, plan: PlannedFetch, parts: Parts, version: int) -> bool:
+        """Puts the records of each partition into its buffer.
+
+        Returns False after `MAX_SCAN_BYTES`, so that other tasks run before the rest.
+        """
         scanned = 0
         for tp, part in parts:
             if tp not in plan.wanted:
@@ -265,12 +282,11 @@ class FetchLoop:
                 scanned += len(part.records)
             self._handle_partition(plan, tp, part, version)
             if scanned > MAX_SCAN_BYTES:
-                self._tasks.start(self._handle_rest(plan, parts, version))
-                return
-        self._fetch_next(plan)
+                return False
+        return True
 
-    async def _handle_rest(self, *rest: Any) -> None:
-        self._handle_parts(*rest)
+    async def _read_rest(self, *rest: Any) -> None:
+        self._read(*rest)
 
     def _handle_partition(self, plan: PlannedFetch, tp: TopicPartition, part: FetchedPartition, version: int) -> None:
         """Applies the response about one partition, but leaves reporting its records to `_fetch_next`."""
@@ -347,6 +363,9 @@ class FetchLoop:
         version = self._client.api_version(FetchRequest)
         if following is None or plan.broker.again_at < math.inf or version is None or version < BOUNDED:
             self.wake()
+        self._report_records(plan)
+
+    def _report_records(self, plan: PlannedFetch) -> None:
         for tp in plan.with_records:
             if self._planner.is_current(plan.buffers[tp]):
                 self._sink.arrived(plan.buffers[tp])

@@ -196,7 +196,9 @@ class GroupOffsets:
             raise self._group_error(fetch_code(response), identity)
         again = set() if wanted is None else set(wanted)  # a partition that the response omits may have an offset
         unknown = set()
-        for tp, code, committed in fetch_results(response):
+        with self._client.reading(self.coordinator.node, protocol.OffsetFetchRequest):
+            results = list(fetch_results(response))
+        for tp, code, committed in results:
             again.discard(tp)
             if committed is not None:
                 metadata = as_read(committed.metadata or "", self._client.metadata.cluster_id)
@@ -416,6 +418,8 @@ class GroupOffsets:
         errors: dict[int, BrokerError] = {}
         omitted = set(sent)
         for tp, code in response.results:
+            if tp not in sent:
+                continue  # nobody committed it; the committed ones count as left out
             omitted.discard(tp)
             if code == 0:
                 for call in callers:

@@ -293,11 +293,7 @@ class GroupCoordinator(KafkaGroup):
         # `skip_assignment`
         if joined.member_id == joined.leader and not joined.skip_assignment:
             log.info("%s: leads %d members (generation %d)", self.group, len(joined.members), self._generation)
-            assignments = await unless(
-                self._participant.compute_assignment(joined.protocol_name, joined_members(joined)),
-                self._signals.lost,
-                self._signals.stop,
-            )
+            assignments = await unless(self._compute(joined), self._signals.lost, self._signals.stop)
         started = self._clock()
         response = await self._slow.sync(
             self._me, joined.protocol_name, assignments, self._signals.lost, self._signals.stop
@@ -311,6 +307,10 @@ class GroupCoordinator(KafkaGroup):
         self.heartbeat.expect_rebalance()
         self._participant.acknowledged(started, rebalancing=False)
         return bytes(response.assignment or b"")
+
+    async def _compute(self, joined: Any) -> Mapping[str, bytes]:
+        with self._client.reading(self._coordinator.node, JoinGroupRequest):  # it has what other members wrote
+            return await self._participant.compute_assignment(joined.protocol_name, joined_members(joined))
 
     async def _react(self, table: Reactions, code: int, what: str) -> None:
         """Handles a refused JoinGroup or SyncGroup."""

@@ -266,7 +266,8 @@ class Kip848Group(KafkaGroup):
         if response.error_code:
             await self._react(response)
             return
-        self._adopt(response)
+        with self._client.reading(self._coordinator.node, ConsumerGroupHeartbeatRequest):
+            self._adopt(response)
         # an earlier response was lost. If it had an assignment, the coordinator has waited for a release since then
         missed = reported is None and epoch != JOIN_EPOCH
         known = self._assigned if missed and response.assignment is not None else known

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from blocks import command_faults
 from doctor_patient import Patient
+from printed import Shell
 from racked import racked_brokers
 
 from allocator.operate import doctor
+from allocator.operate.doctor import Finding
 from allocator.operate.doctor.doctor import examine
 from allocator.testing import LocalCluster, wait_until, wait_until_async
 
@@ -33,8 +35,14 @@ def listed(cluster: LocalCluster, count: int) -> None:
     )
 
 
+def line(finding: Finding, cluster: LocalCluster) -> str:
+    """The command of a finding, as the doctor prints it."""
+    assert finding.command is not None
+    return str(finding.command.naming({"BROKERS": cluster.bootstrap}))
+
+
 async def test_a_broker_that_died(
-    cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str], group: str
+    cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str], group: str, tmp_path: Path
 ) -> None:
     cluster = await asyncio.to_thread(racked_brokers, cluster_factory)
     twice = await asyncio.to_thread(topic_factory, 3, replication=2, cluster=cluster)
@@ -62,6 +70,9 @@ async def test_a_broker_that_died(
     await wait_until_async(both_found, 60, lambda: f"both findings, not {found}", interval_s=0.5)
     assert "Start the brokers with their replicas: broker 2." in found["leaderless"][0].do
     assert "broker 2 unavailable" in found["under-replicated"][0].what
+    shell = Shell(tmp_path)
+    for finding, topic in (("leaderless", once), ("under-replicated", twice)):
+        assert topic in await asyncio.to_thread(shell.run, line(found[finding][0], cluster))
 
 
 @pytest.mark.servers
@@ -81,7 +92,7 @@ async def test_a_broker_that_clients_cannot_reach(group: str) -> None:
 
 @pytest.mark.servers
 @pytest.mark.long
-async def test_brokers_of_two_versions(group: str) -> None:
+async def test_brokers_of_two_versions(group: str, tmp_path: Path) -> None:
     protocol = {"inter.broker.protocol.version": "1.1"}
     async with LocalCluster("1.1.1", broker_config=protocol) as old:
         joining: dict[str, Any] = {"zookeeper.connect": old.zookeeper, "broker.id": 7, **protocol}
@@ -89,6 +100,8 @@ async def test_brokers_of_two_versions(group: str) -> None:
             await asyncio.to_thread(listed, old, 2)
             found = await Patient(old, "t", group, 1).examined(group=None)
             assert found["mixed-versions"][0].where == ("broker 0: 1.1", "broker 7: 2.8")
+            versions = await asyncio.to_thread(Shell(tmp_path).run, line(found["mixed-versions"][0], old))
+            assert versions.count("(id: ") == 2
 
 
 def test_the_page_lists_every_finding_and_no_other() -> None:

@@ -62,7 +62,14 @@ def _brokers(seen: Observation) -> Iterator[Finding]:
             tuple(f"broker {node}" for node in sorted(seen.brokers)),
             f"This version gets no more fixes; {missing}.",
             "Plan a migration: mirror the topics, map the offsets, then cut over.",
-            ShellCommand.of("allocator mirror", "BROKERS", "NEW-BROKERS", topic="TOPIC", zookeeper="ZOOKEEPER"),
+            ShellCommand.of(
+                "allocator mirror",
+                "BROKERS",
+                "NEW-BROKERS",
+                topic="TOPIC",
+                zookeeper="ZOOKEEPER",
+                old_zookeeper="KAFKA-ZOOKEEPER",
+            ),
         )
 
 

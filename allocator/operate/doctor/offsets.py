@@ -81,23 +81,18 @@ def _outside(seen: Observation, report: GroupReport) -> Iterator[Finding]:
 
 
 def _gone(seen: Observation, report: GroupReport) -> Iterator[Finding]:
-    gone = {p for p in report.partitions if p not in seen.replicas}
+    # the assignment of a group without members is outdated; Kafka deletes the offsets of a topic together with it
+    assigned = report.state.assigned if report.state.members else frozenset()
+    gone = {p for p in {*assigned, *report.logs.committed} if p not in seen.replicas}
     if gone and seen.replicas:
-        assigned = gone & report.state.assigned if report.state.members else set()
         yield Finding(
             "partition-gone",
-            Severity.WARNING if assigned else Severity.INFO,
-            f"the group has {'an assignment' if assigned else 'offsets'} of {len(gone)} partitions that do not exist",
+            Severity.WARNING if gone & assigned else Severity.INFO,
+            f"the group has {'an assignment' if gone & assigned else 'offsets'} of {len(gone)} partitions that do not "
+            "exist",
             names(gone),
-            "The topic was deleted. If a topic of this name is created again, members start at the old offsets.",
-            "If it stays deleted, do nothing: Kafka deletes the offsets later.",
-            ShellCommand.of(
-                "kafka-consumer-groups.sh",
-                bootstrap_server="BROKERS",
-                group=report.state.group,
-                delete_offsets=True,
-                topic=min(gone).topic,
-            ),
+            "The topic was deleted. Kafka deletes its offsets, and the leader takes its partitions from the members.",
+            "If this stays for more than a minute, check the other findings about this group.",
         )
 
 

@@ -40,6 +40,8 @@ class MemoryOffsets:
         offsets: ToCommit,
         refusal: Refusal | None = None,
         stored: Stored | None = None,
+        *,
+        patience_s: float = 0.0,
     ) -> None:
         await self._finish(self._enter(offsets, refusal, stored))
 

@@ -31,13 +31,14 @@ class KeptOffsets(GroupOffsets):
         offsets: Any,
         refusal: Any = None,
         stored: Callable[[TopicPartition, OffsetAndMetadata], None] | None = None,
+        **limits: Any,
     ) -> None:
         def note(partition: TopicPartition, offset: OffsetAndMetadata) -> None:
             self._known[partition] = _Kept((offset.offset, None), self._idle.clock())
             if stored is not None:
                 stored(partition, offset)
 
-        await super().commit(offsets, refusal, note)
+        await super().commit(offsets, refusal, note, **limits)
 
     async def keep(
         self, committed: Mapping[TopicPartition, OffsetAndMetadata], still_owned: Callable[[], bool]

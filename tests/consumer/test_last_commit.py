@@ -19,7 +19,7 @@ from allocator.errors import CommitFailed
 from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster
 from allocator.operate.switching import SwitchingConsumer
 from allocator.testing import FaultProxy, LocalCluster, produce, wait_until_async
-from allocator.types import TopicPartition
+from allocator.types import OffsetStorage, TopicPartition
 
 pytestmark = pytest.mark.deadline(150)
 
@@ -76,7 +76,9 @@ async def test_a_leaving_member_commits_although_its_connection_to_zookeeper_was
     assert found.offset == 9
 
 
+@pytest.mark.parametrize("offsets", ["kafka", "both"])
 async def test_releases_do_not_wait_one_after_another_for_a_silent_coordinator(
+    offsets: OffsetStorage,
     kafka_cluster: LocalCluster,
     zk_chroot: str,
     topic_factory: Callable[..., str],
@@ -99,7 +101,7 @@ async def test_releases_do_not_wait_one_after_another_for_a_silent_coordinator(
         await ends[record.partition].wait()
 
     where: dict[str, Any] = {"brokers": kafka_cluster.bootstrap, "group": group, "zookeeper": zk_chroot}
-    async with Consumer(topic, listener=Listener(), **where) as consumer:
+    async with Consumer(topic, listener=Listener(), offsets=offsets, **where) as consumer:
         work = asyncio.ensure_future(consumer.process(handle, concurrency=3, commit_interval_s=0.2))
         await wait_until_async(lambda: len(begun) == 3, 60, "the calls of the handler")
         kafka_cluster.brokers[0].pause()

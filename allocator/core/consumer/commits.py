@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from functools import partial
@@ -177,7 +178,7 @@ class Commits:
         partitions: Iterable[TopicPartition] | None = None,
         *,
         or_raise: bool = False,
-        patience_s: float | None = None,
+        patience_s: float = math.inf,
     ) -> None:
         """Commits what is done, of these partitions or of all. Leaves out partitions that are lost meanwhile; with
         `or_raise`, raises Fenced for them. After the first request, gives up once the coordinator has not responded for
@@ -244,20 +245,15 @@ class Commits:
         return Fenced(f"group {self.offsets.group!r}: not committed: {names} (this member has lost it since)")
 
     async def _commit_chosen(
-        self, group: StoredOffsets, choose: Choice, *, follows: bool = True, patience_s: float | None = None
+        self, group: StoredOffsets, choose: Choice, *, follows: bool = True, patience_s: float = math.inf
     ) -> None:
         """`follows`: whether the offsets follow a seek. Those that are committed again do not, so the seek stays to be
         committed."""
-        call = _Call(self._state, self.membership, self._now, follows=follows, patience_s=patience_s)
-        await group.commit(partial(self._chosen, call, choose), call.refusal, call.stored)
-        if call.gave_up:
-            error = CommitFailed(f"{group.group}: offsets are not committed: the coordinator does not respond")
-            error.retriable = True
-            raise error
+        call = _Call(self._state, self.membership, self._now, follows=follows)
+        choice = partial(self._chosen, call, choose)
+        await group.commit(choice, call.refusal, call.stored, patience_s=patience_s)
 
     def _chosen(self, call: _Call, choose: Choice, over: Collection[TopicPartition]) -> Offsets:
-        if call.gives_up(self.offsets.coordinator.silent_s):
-            return {}
         offsets = choose(over)
         return call.note(self.metadata.added(offsets), offsets)
 
@@ -355,14 +351,11 @@ class _Call:
         now: Callable[[], float],
         *,
         follows: bool = True,
-        patience_s: float | None = None,
     ) -> None:
         self._state = state
         self._membership = membership
         self._now = now
         self._follows = follows
-        self._patience_s = patience_s
-        self.gave_up = False
         self.offsets: Offsets = {}
         self._noted: dict[TopicPartition, tuple[Progress | None, int, DoneSet | None]] = {}
 
@@ -374,11 +367,6 @@ class _Call:
             done = each.done if isinstance(each, Committed) else None
             self._noted[partition] = tenure, tenure.moves if tenure is not None and self._follows else -1, done
         return to_send
-
-    def gives_up(self, silent_s: float) -> bool:
-        """Returns whether to send no further request, since the coordinator has not responded for `silent_s`."""
-        self.gave_up = self._patience_s is not None and bool(self.offsets) and silent_s > self._patience_s
-        return self.gave_up
 
     def refusal(self, partition: TopicPartition) -> BrokerError | None:
         if self._state.assignment.get(partition) is not self._noted[partition][0]:

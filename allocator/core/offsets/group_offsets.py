@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
+from typing import Final
 
 from allocator.core.aio.backoff import Backoff
 from allocator.core.client import protocol
@@ -47,6 +49,9 @@ BACKOFF_MAX_S = 1.0
 # retries of a partition after UNKNOWN_SERVER_ERROR, which may be temporary. Higher: 0.8.1 has more time for its
 # ZooKeeper; lower: callers get the error of a broken coordinator sooner
 MOST_UNKNOWN = 5
+
+
+SILENT: Final = "the coordinator does not respond"
 
 
 class GroupOffsets:
@@ -254,12 +259,15 @@ class GroupOffsets:
         offsets: ToCommit,
         refusal: Refusal | None = None,
         stored: Stored | None = None,
+        *,
+        patience_s: float = math.inf,
     ) -> None:
         """Commits the offset of the next record to read of each partition. Returns when Kafka has stored them.
 
         Calls `offsets`, if it is a function, and `refusal` before each request is written, because retries and
         connecting may outlast the ownership of a partition, or a newer offset may be known. Calls `stored` for each
-        offset when the response arrives.
+        offset when the response arrives. After the first request, gives up once the coordinator has not responded for
+        `patience_s`, so that commits do not wait for it one after another.
 
         Retries partitions that may succeed later, but not partitions that the cluster does not have. Drops metadata
         that is too large, with a warning. Raises `CommitFailed` with the partitions that were not committed and the
@@ -267,19 +275,21 @@ class GroupOffsets:
         `ConfigError` for an offset below 0, before anything is sent. A cancelled call may have committed.
         """
         if offsets:
-            await self._finish(self._enter(offsets, refusal, stored))
+            await self._finish(self._enter(offsets, refusal, stored, patience_s))
 
     def commit_async(
         self,
         offsets: ToCommit,
         refusal: Refusal | None = None,
         stored: Stored | None = None,
+        *,
+        patience_s: float = math.inf,
     ) -> asyncio.Task[None]:
         """Starts a commit and returns its task, whose error the caller handles. `close` waits for it.
 
         When this returns, the order of the commit is fixed.
         """
-        call = self._enter(offsets, refusal, stored)
+        call = self._enter(offsets, refusal, stored, patience_s)
         task = asyncio.get_running_loop().create_task(self._finish(call), name="commit")
         task.add_done_callback(lambda _: self._withdraw(call))  # the task may be cancelled before it starts
         return self._kept(task)
@@ -294,9 +304,11 @@ class GroupOffsets:
         offsets: ToCommit,
         refusal: Refusal | None,
         stored: Stored | None,
+        patience_s: float,
     ) -> PendingCommit:
         """Adds a commit to the queue, which fixes its order; the caller then awaits `_finish`."""
-        call = PendingCommit(offsets if callable(offsets) else self._texted(offsets), refusal, stored)
+        to_commit = offsets if callable(offsets) else self._texted(offsets)
+        call = PendingCommit(to_commit, refusal, stored, patience_s)
         self._waiting.append(call)
         return call
 
@@ -316,12 +328,15 @@ class GroupOffsets:
             with self._client.measures.span("commit", partitions=len(call.left)):
                 async with self._turn:  # first come, first served
                     # an earlier call's request may already have committed these offsets
-                    while self._is_left(call) and time.monotonic() < deadline:
-                        await self._send_some(deadline)
+                    while self._is_left(call) and time.monotonic() < deadline and not self._gives_up(call):
+                        await self._send_some(call, deadline)
                 if call.failed or call.left:
                     raise self._failure(call)
         finally:
             self._withdraw(call)
+
+    def _gives_up(self, call: PendingCommit) -> bool:
+        return call.tried and self.coordinator.silent_s > call.patience_s
 
     def _is_left(self, call: PendingCommit) -> bool:
         """Lets the waiting calls choose their offsets. Returns whether this call has some to commit."""
@@ -337,8 +352,11 @@ class GroupOffsets:
         if not call.ended.done():
             call.ended.set_result(None)
 
-    async def _send_some(self, deadline: float) -> None:
-        """Sends one request with the offsets of all waiting calls, and notes its result in each call."""
+    async def _send_some(self, caller: PendingCommit, deadline: float) -> None:
+        """Sends one request with the offsets of all waiting calls, and notes its result in each call.
+
+        Then pauses if `caller` has to repeat it.
+        """
         if self._abandoned:  # an earlier request must not take effect after this one
             await self.coordinator.settled(OffsetCommit)
             self._abandoned = False
@@ -359,6 +377,8 @@ class GroupOffsets:
                 raise RequestFailed("not sent: the lease is not valid, or partitions were lost")
 
         request.check = check
+        for call in callers:
+            call.tried = True
         try:
             # the calls choose again before each request, and may give up while no coordinator is found
             response = await self.coordinator.send(request, deadline, lookup_s=self.coordinator.patience_s)
@@ -368,7 +388,7 @@ class GroupOffsets:
         except BrokerError as exc:
             for call in callers:
                 call.note(call.left, exc, final=not exc.retriable)
-            if exc.retriable:
+            if exc.retriable and not self._gives_up(caller):
                 await self._pause(deadline)
             return
         pause = self._read(response, senders, callers, some, identity)
@@ -478,7 +498,8 @@ class GroupOffsets:
             reasons.setdefault(str(exc), []).append(tp)
         for tp in call.left:
             why = call.last.get(tp)
-            reason = f"not within {self._timeout_s:g} s" + (f", last: {why}" if why is not None else "")
+            limit = SILENT if self._gives_up(call) else f"not within {self._timeout_s:g} s"
+            reason = limit + (f", last: {why}" if why is not None else "")
             reasons.setdefault(reason, []).append(tp)
         what = "; ".join(f"{names_of(partitions)} ({reason})" for reason, partitions in reasons.items())
         error = (Fenced if call.fenced else CommitFailed)(f"group {self.group!r}: not committed: {what}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from heapq import nsmallest
 from typing import Any, Optional, Union
@@ -42,8 +43,12 @@ class PendingCommit:
         offsets: ToCommit,
         refusal: Refusal | None = None,
         stored: Stored | None = None,
+        patience_s: float = math.inf,
     ) -> None:
         self.left: Offsets = {}
+        self.patience_s = patience_s
+        """After the first request, the call gives up once the coordinator has not responded for so long."""
+        self.tried = False  # a request with offsets of this call was written
         self.choice = offsets if callable(offsets) else None
         if not callable(offsets):
             for tp, value in offsets.items():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterable
 
 from allocator.core.client.client import KafkaClient
+from allocator.core.errors import CommitFailed
 from allocator.core.offsets.coordinator import Coordinator
-from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.offsets.group_offsets import SILENT, GroupOffsets
 from allocator.core.offsets.messages import fetch_request
 from allocator.core.offsets.pending_commit import Offsets, Refusal, Stored, ToCommit
 from allocator.core.types import OffsetAndMetadata, OffsetStorage, Partitions, TopicPartition
@@ -54,39 +56,53 @@ class StoredOffsets(GroupOffsets):
         offsets: ToCommit,
         refusal: Refusal | None = None,
         stored: Stored | None = None,
+        *,
+        patience_s: float = math.inf,
     ) -> None:
         if self.storage == "kafka":
-            await super().commit(offsets, refusal, stored)
+            await super().commit(offsets, refusal, stored, patience_s=patience_s)
         elif self.storage == "zookeeper":
-            await self._old.commit(offsets, refusal, stored)
+            await self._old.commit(offsets, refusal, stored, patience_s=patience_s)
         else:
-            await self.commit_async(offsets, refusal, stored)
+            await self.commit_async(offsets, refusal, stored, patience_s=patience_s)
 
     def commit_async(
         self,
         offsets: ToCommit,
         refusal: Refusal | None = None,
         stored: Stored | None = None,
+        *,
+        patience_s: float = math.inf,
     ) -> asyncio.Task[None]:
         if self.storage == "kafka":
-            return super().commit_async(offsets, refusal, stored)
+            return super().commit_async(offsets, refusal, stored, patience_s=patience_s)
         if self.storage == "zookeeper":
-            return self._old.commit_async(offsets, refusal, stored)
-        return self._kept(asyncio.get_running_loop().create_task(self._commit_twice(offsets, refusal, stored)))
+            return self._old.commit_async(offsets, refusal, stored, patience_s=patience_s)
+        twice = self._commit_twice(offsets, refusal, stored, patience_s)
+        return self._kept(asyncio.get_running_loop().create_task(twice))
 
     async def _commit_twice(
         self,
         offsets: ToCommit,
         refusal: Refusal | None,
         stored: Stored | None,
+        patience_s: float,
     ) -> None:
         """Commits the same offsets to both storages. Raises the first error; the other commit may have succeeded."""
         if self._both is None:
             self._both = asyncio.Lock()
+        waits = self._both.locked()
         async with self._both:
+            if waits and self.coordinator.silent_s > patience_s:  # the call before this one has tried
+                error = CommitFailed(f"group {self.group!r}: not committed: {SILENT}")
+                error.retriable = True
+                raise error
             over: set[TopicPartition] = set()
             while chosen := offsets(over) if callable(offsets) else offsets:
-                each = super().commit_async(chosen, refusal), self._old.commit_async(chosen, refusal)
+                each = (
+                    super().commit_async(chosen, refusal, patience_s=patience_s),
+                    self._old.commit_async(chosen, refusal, patience_s=patience_s),
+                )
                 for result in await asyncio.gather(*each, return_exceptions=True):
                     if isinstance(result, BaseException):
                         raise result

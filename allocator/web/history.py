@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
+from allocator.core.text import plain
 from allocator.operate import GroupState, Logs
 from allocator.types import TopicPartition
 
@@ -434,11 +435,21 @@ def reasons(before: GroupState, after: GroupState, crashed: Collection[str] = ()
             found.append(f"allocator function {new.strategy} instead of {old.strategy}")
         if old.refused != new.refused:
             found.append(f"{len(new.refused)} members refused")
+        found += _commands(before, after, old.orders.keys(), new.orders.keys())
         if not found and new.generation > old.generation:
             found.append("computed again with the same members and topics")
     if before.members and not after.members:
         found.append("no member is left")
     return found
+
+
+def _commands(before: GroupState, after: GroupState, old: Collection[str], new: Collection[str]) -> list[str]:
+    """Returns the commands of operators that the leader has begun to follow, and those that are withdrawn."""
+    known = {order.id: order for order in (*before.orders.entries, *after.orders.entries)}
+    given = [known[each] for each in new if each not in old and each in known]
+    gone = [each for each in old if each not in new]
+    names = dict.fromkeys(f"the command {known[each]}" if each in known else "a command" for each in gone)
+    return [f"command {order} of {plain(order.who)}" for order in given] + [f"{each} was withdrawn" for each in names]
 
 
 def _counts(state: GroupState) -> Counter[str]:

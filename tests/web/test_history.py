@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from allocator.core.commands.orders import Order, Orders
 from allocator.core.types import Partitions
-from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, Waiting
+from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, OrderState, Waiting
 from allocator.operate.group_report import Coordinated, GroupState, Logs
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.history import History, News, Point, Series
@@ -111,6 +112,28 @@ def test_topics_that_grow_and_functions_that_change_are_reasons() -> None:
         ["computed again with the same members and topics"],
     ]
     assert [len(rebalance.moves) for rebalance in history.rebalances] == [1, 0, 0]
+
+
+def test_commands_of_operators_are_reasons() -> None:
+    pin = Order.make("pin", {"partitions": {"t": "0"}, "place": {"member": "a"}}, who="alice@ops1", now_ms=1)
+    kept = {pin.id: OrderState("kept")}
+
+    def seen(number: int, orders: Orders, states: dict[str, OrderState]) -> GroupState:
+        found = state(number, {A: of(0, 1)})
+        assert found.document is not None
+        return replace(found, orders=orders, document=replace(found.document, orders=states))
+
+    # the commands are read before the leader follows them
+    history = observed(
+        (seen(1, Orders(), {}), 10.0),
+        (seen(1, Orders((pin,)), {}), 11.0),
+        (seen(2, Orders((pin,)), kept), 12.0),
+        (seen(3, Orders(), {}), 13.0),
+    )
+    assert [rebalance.why for rebalance in history.rebalances] == [
+        ["command pin t:0 to a of alice@ops1"],
+        ["the command pin t:0 to a was withdrawn"],
+    ]
 
 
 def test_a_rebalance_in_progress_at_the_start_of_the_watch_says_so_and_ends() -> None:

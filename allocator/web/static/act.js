@@ -103,7 +103,7 @@ export const openActions = (group) => {
     given = made();
     return `The command ${given.kind} ${form.says(given.kind)}: ${argumentsOf(given) || "the whole group"}. ${hours.value ? `It ends after ${hours.value} h.` : "It stays in force until it is withdrawn."}`;
   };
-  const give = twice("Add the command", () => `Yes, ${given.kind}`, says, async () => { const done = await change(name, "orders/put", given); return `Command ${done.order} is added${done.state_why ? `, but ${done.state}: ${done.state_why}` : ""}. The leader executes it; the summary shows its state.`; });
+  const give = twice("Add the command", () => `Yes, ${given.kind}`, says, async () => { const done = await change(name, "orders/put", given); reason.value = hours.value = ""; return `Command ${done.order} is added${done.state_why ? `, but ${done.state}: ${done.state_why}` : ""}. The leader executes it; the summary shows its state.`; });
   const ordering = part("Commands", standing, field("Command", order), details, field("Why", reason), field("Hours", hours, "without a number it stays in force until it is withdrawn"), look, " ", give);
 
   // -- the end of a group ----------------------------------------------------------------------------------------

@@ -17,19 +17,24 @@ const luminance = (hex, by) => {
   return 0.21 * part(1) ** 2.2 + 0.72 * part(3) ** 2.2 + 0.07 * part(5) ** 2.2;
 };
 
-// A member keeps its colour and texture while it exists, even if other members join or leave
+const LOOKS = HUES.length * TEXTURES * SHADES.length;
+const hashed = (text) => { let hash = 0; for (const each of text) hash = (Math.imul(hash, 31) + each.codePointAt(0)) >>> 0; return hash % LOOKS; };
+
+// The colour and texture of a member come from its name, so that they outlive a reload; of equal ones, the later member gets
+// the next free ones, and few members get different colours. They stay while it exists, even if other members join or leave
 export class Looks {
-  constructor() { this.slots = new Map(); }
-  keep(ids) {
-    const present = new Set(ids);
-    for (const id of this.slots.keys()) if (!present.has(id)) this.slots.delete(id);
+  constructor() { this.slots = new Map(); this.names = new Map(); }
+  keep(members) {
+    this.names = new Map(members.map(({ id, name }) => [id, name]));
+    for (const id of this.slots.keys()) if (!this.names.has(id)) this.slots.delete(id);
     const used = new Set(this.slots.values());
-    let next = 0;
-    for (const id of ids) {
+    for (const { id, name } of members) {
       if (this.slots.has(id)) continue;
-      while (used.has(next)) next += 1;
-      used.add(next);
-      this.slots.set(id, next);
+      let slot = hashed(name);
+      const taken = () => used.has(slot) || (used.size < HUES.length && [...used].some((other) => other % HUES.length === slot % HUES.length));
+      while (used.size < LOOKS && taken()) slot = (slot + 1) % LOOKS;
+      used.add(slot);
+      this.slots.set(id, slot);
     }
   }
   of(id) {
@@ -37,11 +42,16 @@ export class Looks {
     const hue = HUES[slot % HUES.length];
     const by = SHADES[Math.floor(slot / (HUES.length * TEXTURES)) % SHADES.length];
     const dark = luminance(hue, by) < 0.25;
-    return { fill: shade(hue, by), texture: Math.floor(slot / HUES.length) % TEXTURES, ink: dark ? "#fff" : "#000", tag: tagOf(slot) };
+    return { fill: shade(hue, by), texture: Math.floor(slot / HUES.length) % TEXTURES, ink: dark ? "#fff" : "#000", tag: initials(this.names.get(id) ?? "") };
   }
 }
 
-const tagOf = (slot) => (slot < 26 ? "" : String.fromCharCode(64 + Math.floor(slot / 26))) + String.fromCharCode(65 + (slot % 26));
+// "billing-web1@host#3" -> "B1": the first letter, and the number of the name or else the first letter of its last word
+export const initials = (name) => {
+  const words = name.split("@")[0].split(/[^\p{L}\p{N}]+/u).filter(Boolean), last = words.at(-1) ?? "";
+  const end = last.match(/[0-9]$/)?.[0] ?? (words.length > 1 ? last[0] : "");
+  return `${words[0]?.[0] ?? "?"}${end}`.toUpperCase();
+};
 
 export const paint = (c, x, y, size, look, height = size) => {
   c.fillStyle = look.fill;

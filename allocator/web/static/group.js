@@ -47,9 +47,15 @@ const MEMBERS = [
 ];
 const WITH_LOAD = [{ ...MEMBERS[0], width: 175 }, ...MEMBERS.slice(1), { key: "load", head: "load", width: 52, numeric: true, value: (m) => state.loads?.members[m.id] ?? null, text: (m) => number(state.loads?.members[m.id]) }];
 function lagOfMember(member) { return state.lag ? state.lag.members[member.id] ?? null : null; }
+// what commands of operators keep from the member
+const MARKS_OF = { cordon: "cordoned", evacuate: "evacuated" };
+function commanded(member) {
+  const called = [member.id, member.name, member.client_id, member.name.split("@")[0]];
+  return [...new Set(state.orders.filter((order) => order.kind in MARKS_OF && ["kept", "waiting", "done"].includes(order.state) && called.includes(order.arguments.member)).map((order) => MARKS_OF[order.kind]))];
+}
 export function notes(member) { return [
   member.gone && "its znode is deleted, its claim exists", member.refused && "refused", member.releasing && `releases ${member.releasing}`,
-  member.id === state.group.leader && "leads", member.rack && `rack ${member.rack}`, member.weight > 0 && member.weight !== 1 && `weight ${member.weight}`,
+  ...commanded(member), member.id === state.group.leader && "leads", member.rack && `rack ${member.rack}`, member.weight > 0 && member.weight !== 1 && `weight ${member.weight}`,
 ].filter(Boolean).join(", "); }
 
 export const groupFigures = (group) => {
@@ -123,7 +129,7 @@ export const summary = (route, query, act) => {
   const update = (kind) => {
     if (!state.group) return;
     if (["group", "lag", "overview", "all"].includes(kind)) numbers.replaceChildren(groupFigures(state.group));
-    if (["group", "lag", "loads", "all"].includes(kind)) { members.use(state.loads ? WITH_LOAD : MEMBERS); members.show(state.group.members); grids.update(); load.update(); }
+    if (["group", "lag", "loads", "orders", "all"].includes(kind)) { members.use(state.loads ? WITH_LOAD : MEMBERS); members.show(state.group.members); grids.update(); load.update(); }
     if (["findings", "all"].includes(kind)) found.update(state.findings);
     if (["orders", "all"].includes(kind)) ordered.update();
     if (["rebalances", "series", "events", "resize", "all"].includes(kind)) { history(); drawCharts(); }

@@ -1,9 +1,10 @@
-// Requests of an operator: the token, the response, and buttons that show a preview first. The token stays in this page.
+// Requests of an operator: the token, the response, and buttons that show a preview first. The token stays in this tab.
 
 import { element } from "./dom.js";
 import { inKafka, state } from "./state.js";
 
-let token = "";
+const KEY = "token";
+let token = sessionStorage.getItem(KEY) ?? "";
 
 // changes that only the leader of a group in ZooKeeper executes
 const OF_LEADERS = ["rebalance", "pause", "resume", "plan"];
@@ -26,7 +27,7 @@ export const choice = (name, options) => element("select", { name }, ...options.
 
 export const secret = () => {
   const node = element("input", { type: "password", autocomplete: "off", value: token, name: "token" });
-  node.addEventListener("input", () => { token = node.value; });
+  node.addEventListener("input", () => { token = node.value; sessionStorage.setItem(KEY, token); });
   return node;
 };
 export const credentials = (words = "Every change needs the token of the server, and is logged.") => {

@@ -23,7 +23,7 @@ export const knownNow = (name) => state.connected && (name === "zookeeper" ? sta
 export const learn = (group) => {
   state.group = group;
   const ids = group.members.map((member) => member.id);
-  looks.keep(ids);
+  looks.keep(group.members);
   state.members = new Map(group.members.map((member) => [member.id, member]));
   state.departed = group.departed;
   state.topics = group.topics.map((topic) => {

@@ -12,16 +12,19 @@ from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any, Final, NamedTuple, Optional
 
+from kafka.errors import NoOffsetForPartitionError
+
 from allocator import RebalanceListener
 from allocator.core.aio import TaskGroup, first_of, wait_for_event, wall_ms, within
+from allocator.core.client import ErrorCode
 from allocator.core.consumer import ConsumerBase, client_of, membership_from
 from allocator.core.fetch import Batch
-from allocator.core.subscription import NoPosition
 from allocator.errors import (
     AllocatorError,
     BrokerError,
     CommitFailed,
     ConfigError,
+    CorruptRecordError,
     OffsetOutOfRange,
     TopicAuthorizationFailed,
 )
@@ -33,7 +36,16 @@ from allocator.migrate.source_watch import SourceWatch
 from allocator.migrate.takeover import MirrorClusters, find_targets_lost, take_over
 from allocator.migrate.topics import deletes_after
 from allocator.migrate.translate import ends_of
-from allocator.producer import BatchSender, Encoded, PartitionQueue, SequenceLost, encode
+from allocator.producer import (
+    SMALL_BYTES,
+    BatchSender,
+    Encoded,
+    PartitionQueue,
+    SequenceLost,
+    encode,
+    halves,
+    merged,
+)
 from allocator.types import Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -120,7 +132,11 @@ class Copying(RebalanceListener):
             auto_offset_reset="none",  # `_out_of_range` handles positions that the log does not have
         )
         self._sender = BatchSender(
-            clusters.new, self._acknowledged, self._refused, self._consumer.may_act, buffer_bytes=settings.buffer_bytes
+            clusters.new,
+            self._acknowledged,
+            self._refused,
+            self._consumer.may_act,
+            buffer_bytes=settings.buffer_bytes,
         )
         self._topics = MirroredTopics(report, clusters, self._stop)
         self._copies: dict[TopicPartition, PartitionCopy] = {}
@@ -192,7 +208,7 @@ class Copying(RebalanceListener):
                     await self._out_of_range(TopicPartition(error.topic, error.partition), error)
                 except TopicAuthorizationFailed as error:
                     self._stop(error.topic, Stop(str(error), Remedy.UNFIT))
-                except NoPosition:
+                except NoOffsetForPartitionError:
                     pass  # partitions without a committed offset: `_begin` sets where they begin
                 if self._error is not None:
                     raise self._error
@@ -250,11 +266,14 @@ class Copying(RebalanceListener):
         queue, copy = self._sender.queues.get(partition), self._copies.get(partition)
         if copy is None:
             return
-        for encoded in encode(batch, self._sender.takes_zstd):
+        # `_expires` judges a batch by its newest record, so it gets the batches as they are
+        small = SMALL_BYTES if copy.expires_after_ms is None else 0
+        for encoded in encode(batch, self._sender.takes_zstd, small=small):
             if self._expires(partition, copy, encoded):
                 return
             await self._throttle.take(encoded.size, self._stopping)
-            await self._patiently(partial(self._sender.wait_for_space, encoded.size))
+            if not self._sender.has_space(encoded.size):
+                await self._patiently(partial(self._sender.wait_for_space, encoded.size))
             if self._stopping.is_set() or not self._sender.put(partition, queue, encoded):
                 return
             await asyncio.sleep(0)
@@ -306,6 +325,12 @@ class Copying(RebalanceListener):
         if isinstance(error, SequenceLost):
             raise error  # the next start continues at the commit
         batch = queue.pending[0].batch
+        if error.code == ErrorCode.MESSAGE_TOO_LARGE and batch.records > 1:  # merged, or written anew for an old format
+            with contextlib.suppress(CorruptRecordError):
+                smaller = halves(batch)
+                queue.merged_bytes = batch.size // 2
+                self._sender.replace_first(partition, smaller)
+                return
         reason = (
             f"the new cluster refuses old offsets {batch.first} to {batch.next - 1} of partition {partition.partition} "
             f"({batch.size} bytes): {error}; nothing is skipped"
@@ -352,7 +377,7 @@ class Copying(RebalanceListener):
             return
         try:
             position = await self._consumer.position(partition)
-        except NoPosition:
+        except NoOffsetForPartitionError:
             return  # just assigned, without a position yet
         if self._all_acknowledged(partition) and partition in self._copies:
             self._copies[partition].pass_to(position)
@@ -431,7 +456,7 @@ class Copying(RebalanceListener):
             except TopicAuthorizationFailed as error:
                 self._stop(error.topic, Stop(str(error), Remedy.UNFIT))
         ages = {topic: await deletes_after(clusters.old, clusters.new, topic) for topic in topics}
-        await self._sender.add(partitions)
+        await self._sender.add(partitions, merged)
         for partition, each in taken.items():
             if each.lost is not None:
                 self._report.count_lost(each.lost, clusters.map.incarnation(partition).number)

@@ -8,7 +8,16 @@ names the partition. `BatchSender` sends batches; `Producer` and `TransactionalW
 from __future__ import annotations
 
 from allocator.producer.columns import ColumnsToSend
-from allocator.producer.encoding import Encoded, encode, encode_headers, written
+from allocator.producer.encoding import (
+    SMALL_BYTES,
+    BatchTooLarge,
+    Encoded,
+    encode,
+    encode_headers,
+    halves,
+    merged,
+    written,
+)
 from allocator.producer.partitioner import Partitioner
 from allocator.producer.producer import DeliveryFailed, Producer
 from allocator.producer.sender import BatchSender, PartitionQueue, SequenceLost
@@ -16,6 +25,7 @@ from allocator.producer.topics import add_partitions, create_topic
 from allocator.producer.transaction import NewRecord, TooLargeForTopic, TransactionalWriter
 
 __all__ = [
+    "SMALL_BYTES",
     "BatchSender",
     "ColumnsToSend",
     "DeliveryFailed",
@@ -31,5 +41,7 @@ __all__ = [
     "create_topic",
     "encode",
     "encode_headers",
+    "halves",
+    "merged",
     "written",
 ]

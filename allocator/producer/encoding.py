@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, groupby
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import cramjam
 from crc32c import crc32c
 
-from allocator.core.fetch import Batch
+from allocator.core.fetch import Batch, scan
 from allocator.core.varint import signed_varint
 from allocator.errors import AllocatorError, CorruptRecordError
 from allocator.types import Record
@@ -33,8 +34,12 @@ CODECS: Final = {"none": 0, "gzip": _GZIP, "snappy": _SNAPPY, "lz4": _LZ4, "zstd
 # Bytes of records in one batch before compression. Higher: fewer requests; lower: a failed request repeats less, and
 # topics with a small max.message.bytes accept the batch
 TARGET_BYTES: Final = 512 << 10
+# Source batches below this size are merged. Higher: fewer requests; lower: fewer records are encoded again
+SMALL_BYTES: Final = 64 << 10
 # The length field has 31 bits. It does not count the 12 bytes of the base offset and of itself
 MOST_BYTES: Final = (1 << 31) - 1 + 12
+
+_BASE: Final = struct.Struct(">q")
 
 # encoded fields of a record: attributes (unused), the length that means null, a header count of 0
 _ATTRIBUTES, _NULL, _NONE = b"\0", b"\x01", b"\0"
@@ -86,16 +91,16 @@ class BatchTooLarge(AllocatorError):
         )
 
 
-def encode(batch: Batch, zstd: bool = True, target: int = TARGET_BYTES) -> Iterator[Encoded]:
+def encode(batch: Batch, zstd: bool = True, target: int = TARGET_BYTES, small: int = SMALL_BYTES) -> Iterator[Encoded]:
     """Yields all records of `batch` in order, as batches of v2. `next` of the last one also covers invisible records.
 
-    A fetched batch of v2 keeps its payload if a broker accepts it from a producer. `zstd` False: the brokers do not
-    know zstd, so its records are compressed with gzip. Raises CorruptRecordError and BatchTooLarge, after the batches
-    before the fault.
+    A fetched batch of v2 keeps its payload if a broker accepts it from a producer. Only adjacent batches of less than
+    `small` bytes become one. `zstd` False: the brokers do not know zstd, so its records are compressed with gzip.
+    Raises CorruptRecordError and BatchTooLarge, after the batches before the fault.
     """
     waiting: Encoded | None = None
     try:
-        for part, codec, data in batch.encoded():
+        for part, codec, data in batch.encoded(small):
             if codec == _ZSTD and not zstd:
                 codec, data = _GZIP, None
             whole = None if data is None else _unchanged(part, data)
@@ -143,6 +148,52 @@ def written(records: Iterator[Record], codec: int, target: int = TARGET_BYTES) -
         rows, count, base_time, max_time, runs, after = encoded
         payload = compress(rows, codec)
         yield Encoded(runs[0][0], after, tuple(runs), count, codec, base_time, max_time, memoryview(payload))
+
+
+def merged(batches: Sequence[Encoded]) -> list[Encoded]:
+    """Returns the records of consecutive batches as one batch for each codec in turn, or more if timestamps need it.
+
+    A batch that does not decode stays as it is, and is not merged with those before and after it.
+    """
+    return [one for _, same in groupby(batches, attrgetter("attributes")) for one in _merged(list(same))]
+
+
+def _merged(batches: list[Encoded]) -> list[Encoded]:
+    try:
+        return _written_again(batches, (0, sum(each.records for each in batches)))
+    except CorruptRecordError:
+        half = len(batches) // 2
+        return [*_merged(batches[:half]), *_merged(batches[half:])] if half else batches
+
+
+def halves(batch: Encoded) -> list[Encoded]:
+    """Returns the records of a batch, which has several, as two batches. Raises CorruptRecordError."""
+    return _written_again([batch], (0, batch.records // 2, batch.records))
+
+
+def _written_again(batches: Sequence[Encoded], bounds: Sequence[int]) -> list[Encoded]:
+    """Returns the records of `batches` as batches that each end at one of `bounds`, which number these records."""
+    wire: list[bytes] = []
+    runs: list[tuple[int, int]] = []  # as in `Encoded`, of all batches
+    count = 0
+    for each in batches:
+        wire += (_BASE.pack(count), each.stamped(-1, -1, -1)[_BASE.size :])
+        runs += [(source, count + before) for source, before in each.runs]
+        count += each.records
+    numbered = Batch("", 0, scan(b"".join(wire), topic="", partition=0, start=0))  # its offsets are the numbers
+    made: list[Encoded] = []
+    for first, stop in zip(bounds, bounds[1:]):
+        part = numbered.from_offset(first).until_offset(stop)
+        for one in written(iter(part), batches[0].attributes, MOST_BYTES):
+            own = [
+                (source + max(0, one.first - before), max(0, before - one.first))
+                for (source, before), (_, end) in zip(runs, [*runs[1:], (0, count)])
+                if before < one.next and end > one.first
+            ]
+            after = own[-1][0] + one.records - own[-1][1]
+            made.append(one._replace(first=own[0][0], next=after, runs=tuple(own)))
+    made[-1] = made[-1]._replace(next=batches[-1].next)
+    return made
 
 
 def compress(data: bytes, codec: int) -> bytes:

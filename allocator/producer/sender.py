@@ -12,7 +12,7 @@ import contextlib
 import logging
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Optional, Protocol, TypeVar
 
@@ -21,6 +21,7 @@ from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 from allocator.core.aio import BackgroundTasks, Backoff, TaskGroup, wait_for_event
 from allocator.core.client import ErrorCode, KafkaClient, for_code
 from allocator.errors import AllocatorError, BrokerError
+from allocator.producer.encoding import SMALL_BYTES, TARGET_BYTES
 from allocator.producer.requests import init_request, produce_request, produced
 from allocator.types import TopicPartition
 
@@ -62,6 +63,8 @@ class Sendable(Protocol):
 
 
 B = TypeVar("B", bound=Sendable)
+# batches of one partition in order -> the same records in fewer batches
+Merge = Callable[[Sequence[B]], Iterable[B]]
 
 
 class SequenceLost(BrokerError):
@@ -110,6 +113,10 @@ class PartitionQueue(Generic[B]):
     """Whether `error` means that no retry of the first batch can succeed."""
     resume_at: float = 0.0
     tries: int = 0
+    merge: Optional[Merge[B]] = None
+    """Merges small batches that wait, because few batches may be in flight. None: each is sent as it is."""
+    merged_bytes: int = TARGET_BYTES
+    """Maximum size of the batches that become one."""
 
     @property
     def pending(self) -> list[Pending[B]]:
@@ -126,6 +133,23 @@ class PartitionQueue(Generic[B]):
         self.sent.append(item)
         self.unanswered += 1
         return data
+
+    def merge_waiting(self) -> tuple[list[Pending[B]], list[Pending[B]]]:
+        """Merges the small batches at the front of `waiting` that were never sent. Returns those before and after."""
+        small: list[Pending[B]] = []
+        size = 0
+        for item in self.waiting:
+            size += item.size
+            if item.sequence is not None or item.size >= SMALL_BYTES or size > self.merged_bytes:
+                break
+            small.append(item)
+        if self.merge is None or len(small) < 2:
+            return [], []
+        made = [Pending(batch) for batch in self.merge([item.batch for item in small])]
+        for _ in small:
+            self.waiting.popleft()
+        self.waiting.extendleft(reversed(made))
+        return small, made
 
     def failed(self, item: Pending[B], error: BrokerError) -> None:
         """Stores why a batch was not acknowledged. Only the first batch can be refused; later batches are sent
@@ -265,14 +289,17 @@ class BatchSender(Generic[B]):
 
     # -- batches --------------------------------------------------------------------------------------------------
 
-    async def add(self, partitions: Iterable[TopicPartition]) -> None:
-        """Prepares `put` for these partitions. Drops their unacknowledged batches. Raises BrokerError."""
+    async def add(self, partitions: Iterable[TopicPartition], merge: Merge[B] | None = None) -> None:
+        """Prepares `put` for these partitions. Drops their unacknowledged batches. Raises BrokerError.
+
+        `merge`: batches that wait may be merged, so they are put without times.
+        """
         added = list(partitions)
         self.drop(added)
         if self.identity is None:
             self.identity = await self._new_identity()
         for partition in added:
-            self.queues.setdefault(partition, PartitionQueue(*self.identity))
+            self.queues.setdefault(partition, PartitionQueue(*self.identity, merge=merge))
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         """Drops the unacknowledged batches of these partitions.
@@ -329,9 +356,13 @@ class BatchSender(Generic[B]):
 
     async def wait_for_space(self, size: int) -> None:
         """Waits until `size` more bytes fit into `buffer_bytes`."""
-        while self.held and self.held + size > self.buffer_bytes and not self.stopped:
+        while not self.has_space(size):
             self._progress.clear()
             await self._progress.wait()
+
+    def has_space(self, size: int) -> bool:
+        """Returns whether `wait_for_space` returns at once."""
+        return self.stopped or not self.held or self.held + size <= self.buffer_bytes
 
     def idle(self, partition: TopicPartition) -> bool:
         """Returns whether all batches of the partition are acknowledged."""
@@ -397,6 +428,11 @@ class BatchSender(Generic[B]):
                 continue
             if queue.broken or self._under_way[leader] >= UNDER_WAY or len(queue.sent) >= queue.max_sent:
                 continue
+            before, after = queue.merge_waiting()
+            self.held -= sum(each.size for each in before)
+            for each in after:
+                self.resize(each)
+            item = queue.waiting[0]
             if sizes[leader] and sizes[leader] + item.batch.size > REQUEST_BYTES:
                 continue
             chosen[leader][partition] = queue, item, queue.take()

@@ -28,8 +28,10 @@ def values(size: int) -> Iterator[bytes]:
     return itertools.cycle(made)
 
 
-def fill(bootstrap: str, topic: str, partitions: int, count: int, size: int, codec: str) -> None:
-    """Writes `count` records, in batches that go round robin to the partitions."""
+def fill(
+    bootstrap: str, topic: str, partitions: int, count: int, size: int, codec: str, batch_records: int = BATCH
+) -> None:
+    """Writes `count` records, in batches of `batch_records` that go round robin to the partitions."""
     from confluent_kafka import Producer
 
     producer = Producer(
@@ -37,7 +39,7 @@ def fill(bootstrap: str, topic: str, partitions: int, count: int, size: int, cod
             "bootstrap.servers": bootstrap,
             "compression.type": codec,
             "linger.ms": 100,
-            "batch.num.messages": BATCH,
+            "batch.num.messages": batch_records,
             "batch.size": 1_000_000,
             "queue.buffering.max.messages": 1_000_000,
             "message.max.bytes": 1_000_000,
@@ -46,7 +48,7 @@ def fill(bootstrap: str, topic: str, partitions: int, count: int, size: int, cod
     for n, value in zip(range(count), values(size)):
         while True:
             try:
-                producer.produce(topic, value, partition=n // BATCH % partitions)
+                producer.produce(topic, value, partition=n // batch_records % partitions)
                 break
             except BufferError:
                 producer.poll(0.05)

@@ -31,7 +31,7 @@ from allocator.testing.jars import class_path
 from allocator.testing.java import find_java
 from allocator.testing.versions import kafka_release
 from allocator.types import TopicPartition
-from bench.consume.fill import fill
+from bench.consume.fill import BATCH, fill
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMATS = {"0.10": {"message.format.version": "0.10.2"}, "v2": {}}
@@ -138,15 +138,21 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=100, help="bytes of a value")
     parser.add_argument("--partitions", type=int, default=4)
     parser.add_argument("--codec", default="none")
+    parser.add_argument("--batch-records", type=int, default=BATCH, help="records of a source batch; 1: linger.ms=0")
+    parser.add_argument("--latency-ms", type=float, default=0.0, help="round trip to the new cluster")
     parser.add_argument("--runs", type=int, default=3, help="runs of each contender; the table shows medians")
     parser.add_argument("--json", type=Path, help="write the figures of each run to this file")
     options = parser.parse_args()
     results: dict[tuple[str, str], list[dict[str, float]]] = {}
-    with LocalCluster(kafka="2.8.2", heap="1g") as old, LocalCluster(kafka="3.9.1", heap="1g") as new:
+    far = options.latency_ms > 0
+    with LocalCluster(kafka="2.8.2", heap="1g") as old, LocalCluster(kafka="3.9.1", heap="1g", proxied=far) as new:
+        for node in new.brokers if far else ():
+            node.proxy.latency(options.latency_ms / 2000)
         for form in options.formats:
             topic = f"t-{uuid.uuid4().hex[:8]}"
             old.create_topic(topic, options.partitions, config=FORMATS[form])
-            fill(old.bootstrap, topic, options.partitions, options.records, options.size, options.codec)
+            made = options.partitions, options.records, options.size, options.codec, options.batch_records
+            fill(old.bootstrap, topic, *made)
             for turn in range(options.runs):
                 # one run of each in turn, so that a temporary disturbance affects all contenders
                 for name in options.contenders[::-1] if turn % 2 else options.contenders:
@@ -156,7 +162,8 @@ def main() -> None:
                     measured["cpu_s"], measured["load"] = _cpu() - before, os.getloadavg()[0]
                     results.setdefault((form, name), []).append(measured)
                     new.delete_topic(topic)
-    Console().print(table(results, f"{options.records:,} records of {options.size} bytes, {options.codec}"))
+    what = f"{options.records:,} records of {options.size} bytes, {options.codec}, {options.batch_records} in a batch"
+    Console().print(table(results, f"{what}, {options.latency_ms:g} ms away"))
     if options.json is not None:
         options.json.write_text(json.dumps({f"{form} {name}": runs for (form, name), runs in results.items()}))
 

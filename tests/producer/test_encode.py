@@ -15,7 +15,7 @@ from record_sets import FUZZ_TIMES, HIGHEST, LOWEST, by_kafka_python, record_set
 
 from allocator.errors import CorruptRecordError
 from allocator.producer import encoding
-from allocator.producer.encoding import CODECS, TARGET_BYTES, BatchTooLarge, Encoded, encode
+from allocator.producer.encoding import CODECS, TARGET_BYTES, BatchTooLarge, Encoded, encode, halves, merged
 
 each_decoder = pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
 some_target = st.sampled_from([1, 50, 9000, 1 << 19])
@@ -64,6 +64,36 @@ def test_all_readers_find_the_records_of_the_old_log(decoder: Any, data: bytes, 
     assert [each.first for each in batches] == sorted({each.first for each in batches})
     assert all(each.first < each.next for each in batches)
     assert all(each.next <= following.first for each, following in zip(batches, batches[1:]))
+
+
+@each_decoder
+@settings(max_examples=150 * FUZZ_TIMES)
+@given(data=record_sets(), skipped=st.integers(0, 400))
+def test_merged_and_halved_batches_have_the_same_records_and_offsets(decoder: Any, data: bytes, skipped: int) -> None:
+    start = struct.unpack_from(">q", data)[0] + skipped
+    small, rows = mirrored(decoder, data, start, 1)
+    large = merged(small)
+    halved = [half for each in large for half in (halves(each) if each.records > 1 else [each])]
+    assert len(large) <= len(small) <= len(rows)
+    assert max((each.records for each in halved), default=0) <= (len(rows) + 1) // 2 or len(rows) == 1
+    for batches in (large, halved):
+        assert contents([row_of(record) for record in make(decoder, sent(batches))]) == contents(rows)
+        assert new_offsets(batches) == {row[0]: n for n, row in enumerate(rows)}
+        assert [each.first for each in batches] == sorted({each.first for each in batches})
+        assert all(each.next <= following.first for each, following in zip(batches, batches[1:]))
+        assert [each.next for each in batches[-1:]] == [each.next for each in small[-1:]]
+
+
+@each_decoder
+def test_batches_of_one_codec_become_one_and_a_corrupt_batch_stays_as_it_is(decoder: Any) -> None:
+    parts = [produced([R(0, b"v%d" % n)], n, codec) for n, codec in enumerate(["none"] * 5 + ["gzip"] * 4)]
+    small, _ = mirrored(decoder, b"".join(parts), 0, 1)
+    assert [each.records for each in merged(small)] == [5, 4]
+    bad = small[2]._replace(payload=memoryview(b"\x5a" + bytes(small[2].payload[1:])))
+    found = merged([*small[:2], bad, *small[3:]])
+    assert [each.records for each in found] == [2, 1, 2, 4]
+    assert found[1] is bad
+    assert [each.next for each in found] == [2, 3, 5, 9]
 
 
 @settings(max_examples=150 * FUZZ_TIMES)

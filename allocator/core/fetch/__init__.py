@@ -14,7 +14,7 @@ from allocator.core.fetch.arrow import pyarrow
 from allocator.core.fetch.batch import Batch, deserialized
 from allocator.core.fetch.codecs import lz4_of_old
 from allocator.core.fetch.columns import varint
-from allocator.core.fetch.decode import accelerated
+from allocator.core.fetch.decode import accelerated, scan
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.fetch.range_reader import RangeReader, RangeUnread
 
@@ -27,5 +27,6 @@ __all__ = [
     "deserialized",
     "lz4_of_old",
     "pyarrow",
+    "scan",
     "varint",
 ]

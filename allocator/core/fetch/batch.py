@@ -167,28 +167,35 @@ class Batch(Sequence[Record]):
         """Returns the records below `offset`. They share the bytes."""
         return self._between(self._start, min(offset, self._stop))
 
-    def encoded(self) -> Iterator[tuple[Batch, int, memoryview | None]]:
-        """Yields each record batch of the wire as a `Batch`, with its codec and its bytes, for a mirror.
+    def encoded(self, small: int = 0) -> Iterator[tuple[Batch, int, memoryview | None]]:
+        """Yields the record batches of the wire, each as a `Batch`, with its codec and its bytes, for a mirror.
 
         The bytes are None if they also hold records outside this batch, or are not in format v2. Then adjacent record
-        batches with the same codec are one `Batch`.
+        batches with the same codec are one `Batch`. So are adjacent ones of less than `small` bytes.
         """
         at = 0
-        older: Segment | None = None
+        group: list[Segment] = []
+        data: memoryview | None = None  # the bytes of `group` if it is one record batch
         for segment in self._found.segments[self._first : self._end]:
-            data = None
+            wire = None
             if segment.magic == 2:
-                at, data = self._wire(segment, at)
-            whole = data is not None and self._whole(segment)
-            if older is not None and (whole or segment.codec != older.codec):
-                yield self._between(max(self._start, older.base_offset), segment.base_offset), older.codec, None
-                older = None
-            if whole:
-                yield self._between(segment.base_offset, segment.next_offset), segment.codec, data
-            elif older is None:
-                older = segment
-        if older is not None:
-            yield self._between(max(self._start, older.base_offset), self._stop), older.codec, None
+                at, wire = self._wire(segment, at)
+            if not self._whole(segment):
+                wire = None
+            alone = wire is not None and segment.size >= small
+            if group and (alone or segment.codec != group[0].codec):
+                yield self._of_segments(group), group[0].codec, data
+                group = []
+            data = None if group else wire
+            group.append(segment)
+            if alone:
+                yield self._of_segments(group), segment.codec, data
+                group = []
+        if group:
+            yield self._of_segments(group), group[0].codec, data
+
+    def _of_segments(self, group: Sequence[Segment]) -> Batch:
+        return self._between(max(self._start, group[0].base_offset), min(self._stop, group[-1].next_offset))
 
     # -- columns
 
@@ -268,11 +275,9 @@ class Batch(Sequence[Record]):
         )
         other._stop = max(start, stop)
         segments = self._found.segments
-        other._first, other._end = self._first, self._end
-        while other._first < other._end and segments[other._first].next_offset <= start:
-            other._first += 1
-        while other._first < other._end and segments[other._end - 1].base_offset >= stop:
-            other._end -= 1
+        # a record batch may hold a single record, so a response has thousands of segments
+        other._first = _first_number(self._first, self._end, lambda number: segments[number].next_offset > start)
+        other._end = _first_number(other._first, self._end, lambda number: segments[number].base_offset >= stop)
         return other
 
     def _wire(self, segment: Segment, at: int) -> tuple[int, memoryview]:
@@ -359,6 +364,14 @@ class Batch(Sequence[Record]):
 
     def _deserialized(self, record: Record) -> Record:
         return deserialized(record, self._key_deserializer, self._value_deserializer)
+
+
+def _first_number(low: int, high: int, reached: Callable[[int], bool]) -> int:
+    """Returns the first number for which `reached` is true, or `high`. From that number on it is true."""
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reached(middle) else (middle + 1, high)
+    return low
 
 
 def _short(value: Any) -> str:

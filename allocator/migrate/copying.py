@@ -39,6 +39,7 @@ from allocator.migrate.translate import ends_of
 from allocator.producer import (
     SMALL_BYTES,
     BatchSender,
+    BatchTooLarge,
     Encoded,
     PartitionQueue,
     SequenceLost,
@@ -208,6 +209,8 @@ class Copying(RebalanceListener):
                     await self._out_of_range(TopicPartition(error.topic, error.partition), error)
                 except TopicAuthorizationFailed as error:
                     self._stop(error.topic, Stop(str(error), Remedy.UNFIT))
+                except CorruptRecordError as error:
+                    await self._stop_behind(TopicPartition(error.topic, error.partition), error)
                 except NoOffsetForPartitionError:
                     pass  # partitions without a committed offset: `_begin` sets where they begin
                 if self._error is not None:
@@ -224,7 +227,10 @@ class Copying(RebalanceListener):
                     await self._begin_postponed()
                 await self._topics.check_origins({each.topic for each in self._copies})
                 if batch is not None and batch.topic not in self._report.stops:
-                    await self._send(batch)
+                    try:
+                        await self._send(batch)
+                    except (CorruptRecordError, BatchTooLarge) as error:
+                        await self._stop_behind(TopicPartition(batch.topic, batch.partition), error)
                     if self._stopping.is_set():
                         break  # the rest of the batch is unsent, and may not count as done
                     self._unsent = None
@@ -520,6 +526,11 @@ class Copying(RebalanceListener):
         if stop.remedy in (Remedy.RESTART, Remedy.UNFIT):
             self._sender.drop([each for each in self._copies if each.topic == topic])
         self._pause_stopped(self._consumer.assignment())
+
+    async def _stop_behind(self, partition: TopicPartition, error: AllocatorError) -> None:
+        """Stops a topic that cannot be read further, after the records before that place."""
+        await self._drain(frozenset({partition}))
+        self._stop(partition.topic, Stop(str(error), Remedy.UNFIT))
 
     def _pause_stopped(self, partitions: Partitions) -> None:
         self._consumer.pause([each for each in partitions if not self._topics.is_mirrored(each.topic)])

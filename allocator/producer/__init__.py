@@ -27,6 +27,7 @@ from allocator.producer.transaction import NewRecord, TooLargeForTopic, Transact
 __all__ = [
     "SMALL_BYTES",
     "BatchSender",
+    "BatchTooLarge",
     "ColumnsToSend",
     "DeliveryFailed",
     "Encoded",

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 from kafka.admin import ConfigResource, KafkaAdminClient
-from mirroring import Pair, contents, mirroring, transactions
+from mirroring import Pair, contents, mirroring, numbered, transactions
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.fetch import RangeReader
+from allocator.migrate.report import TopicsStopped
 from allocator.testing import wait_until_async
+from allocator.types import TopicPartition
 
 pytestmark = pytest.mark.deadline(180)
 MakePair = Callable[..., Any]
@@ -83,3 +85,30 @@ async def test_a_record_too_large_for_its_new_topic_stops_at_that_record(make_pa
     with pytest.raises(Exception, match=r"refuses old offsets 50 to 50 of partition 0 .*MESSAGE_TOO_LARGE"):
         await mirror.run(until_caught_up=True)
     assert len((await contents(pair.new, pair.topic))[0]) == 50
+
+
+async def test_a_corrupt_batch_stops_only_its_topic(make_pair: MakePair, cluster_factory: Any) -> None:
+    old = await asyncio.to_thread(lambda: cluster_factory(kafka="2.8.2"))
+    pair = await make_pair(old, "3.9.1")
+    other = await pair.add_topic()
+    for name in ("first", "corrupt"):
+        await pair.fill(10, name)
+    await pair.fill(10, "other", other)
+    (broker,) = old.brokers
+    await asyncio.to_thread(broker.stop)
+    (segment,) = (old.directory / "kafka-0" / "data" / f"{pair.topic}-0").glob("*.log")
+    segment.write_bytes(segment.read_bytes().replace(b"corrupt 5", b"corrupt X"))
+    await asyncio.to_thread(broker.start)
+    async with KafkaClient(old.bootstrap) as client:
+        client.follow(pair.topics)
+
+        async def is_led() -> bool:
+            await client.refresh()
+            return all(client.leader(TopicPartition(topic, 0)) is not None for topic in pair.topics)
+
+        await wait_until_async(is_led, 60, "the broker to lead its partitions again")
+    mirror = pair.mirror()
+    with pytest.raises(TopicsStopped, match=rf"{pair.topic}.* offset 10.*checksum"):
+        await mirror.run(until_caught_up=True)
+    assert await pair.copied() == numbered("first", 10)
+    assert await pair.copied(other) == numbered("other", 10)

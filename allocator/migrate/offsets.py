@@ -192,6 +192,8 @@ async def _plan(
         committed = {each: offset for each, offset in committed.items() if each.topic in topics}
     if not committed:
         raise CopyRefused(f"{old} has no committed offsets" + (f" of {', '.join(topics)}" if topics else ""))
+    for store in (old, new):
+        await store.wait_for_leaders(committed)
     if by == "timestamp":
         found = await translate.by_timestamp(old, new, committed, progress)
     elif by == "content":

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -23,6 +24,7 @@ from allocator.types import OffsetAndMetadata, TopicPartition
 
 CONNECT_S = 10.0  # Higher: a mistyped address is reported later; lower: a slow server is given up.
 PATIENCE_S = 30.0  # limit of the wait for a coordinator that is still loading
+LEADERS_S = 5.0  # Higher: waits longer for an election; lower: a dead broker is reported sooner.
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,24 @@ class OpenOffsetStore:
     async def refuse_members(self) -> None:
         """Raises MembersAlive if the group has members."""
         refuse_members(await self.members(), self.store.group)
+
+    async def wait_for_leaders(self, partitions: Collection[TopicPartition]) -> None:
+        """Raises BrokerError with the partitions that have no leader within `LEADERS_S`; missing ones do not count."""
+        deadline = time.monotonic() + LEADERS_S
+        while True:
+            existing = {each for each in partitions if each.partition in (self.client.partitions(each.topic) or ())}
+            dead = sorted(each for each in existing if self.client.leader(each) is None)
+            if not dead:
+                return
+            if time.monotonic() > deadline:
+                names = ", ".join("{}:{}".format(*each) for each in dead[:5]) + (" and others" if dead[5:] else "")
+                raise BrokerError(
+                    f"{names} of {self.store.brokers} has no leader, so its log cannot be read; start its broker "
+                    "again, or copy only other topics",
+                    retriable=True,
+                )
+            await asyncio.sleep(self.client.retry_backoff_s)
+            await self.client.refresh()
 
     async def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, int]:
         """Returns the committed offsets. A partition without one is absent."""

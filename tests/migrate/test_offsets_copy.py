@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from allocator.core.aio import wall_ms
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.zookeeper.client import NoChroot
-from allocator.errors import ConfigError
+from allocator.errors import BrokerError, ConfigError
 from allocator.migrate.offsets import CopyRefused, copy_offsets, restore_offsets
 from allocator.migrate.storage import OffsetStore
 from allocator.operate import MembersAlive
@@ -263,3 +264,21 @@ async def test_offsets_of_a_recreated_topic_are_neither_copied_nor_restored(
         assert row.problem == "offset 40 belongs to a topic that was deleted and created again since"
         (row,) = (await copy_offsets(source, target, by=by)).rows
         assert row.problem == "offset 70 is beyond the end of its own log, 60: it was created again, or cut"
+
+
+async def test_a_partition_without_a_leader_is_named_soon(
+    cluster_factory: Any, topic_factory: Callable[..., str], group: str
+) -> None:
+    settings = {"zookeeper.session.timeout.ms": 4000, "offsets.topic.replication.factor": 2}
+    two = await asyncio.to_thread(lambda: cluster_factory(kafka="2.8.2", brokers=2, broker_config=settings))
+    topic = await asyncio.to_thread(topic_factory, 2, 1, None, two)
+    await commit(two, group, {TopicPartition(topic, 0): 0, TopicPartition(topic, 1): 0})
+    dead = await asyncio.to_thread(two.leader, topic, 1)
+    assert dead is not None
+    await asyncio.to_thread(dead.stop)
+    (alive,) = (broker for broker in two.brokers if broker is not dead)
+    here = OffsetStore(f"127.0.0.1:{alive.port}", group)
+    began = time.monotonic()
+    with pytest.raises(BrokerError, match=f"^{topic}:1 of .* has no leader.*start its broker"):
+        await copy_offsets(here, replace(here, group=f"{group}-2"), by="timestamp")
+    assert time.monotonic() - began < 30

@@ -107,9 +107,11 @@ class RangeReader:
         try:
             return await within(request, self.patience_s)
         except asyncio.TimeoutError:
-            names = ", ".join(sorted({partition.topic for partition in partitions}))
+            dead = sorted("{}:{}".format(*each) for each in partitions if self.client.leader(each) is None)
+            names = ", ".join(dead or sorted({partition.topic for partition in partitions}))
+            why = "no leader" if dead else "no response"
             raise RangeUnread(
-                f"{names}: no response within {self.patience_s:g} s; check that its leader is available", retriable=True
+                f"{names}: {why} within {self.patience_s:g} s; check that its broker is available", retriable=True
             ) from None
 
     async def read(

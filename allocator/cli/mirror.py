@@ -195,6 +195,7 @@ def _show(mirroring: Mirror, records_s: float, bytes_s: float, as_json: bool) ->
     progress = mirroring.progress()
     lag = sum(each.lag or 0 for each in progress)
     unknown = sum(each.lag is None for each in progress)
+    waiting = {f"{each.partition.topic}:{each.partition.partition}": each.waits for each in progress if each.waits}
     if as_json:
         status = {
             "partitions": len(progress),
@@ -210,6 +211,7 @@ def _show(mirroring: Mirror, records_s: float, bytes_s: float, as_json: bool) ->
             "left_out": mirroring.left_out,
             "records_s": round(records_s, 1),
             "bytes_s": round(bytes_s, 1),
+            "waiting": waiting,
             "behind": {f"{each.partition.topic}:{each.partition.partition}": each.lag for each in progress if each.lag},
         }
         say(json.dumps(status))
@@ -227,5 +229,6 @@ def _show(mirroring: Mirror, records_s: float, bytes_s: float, as_json: bool) ->
         + (f"; {mirroring.already_present:,} already present after a crash" if mirroring.already_present else "")
         + (f"; {mirroring.duplicated:,} duplicated, or not written by the mirror" if mirroring.duplicated else "")
         + (f"; {mirroring.lost_at_source:,} deleted before they were mirrored" if mirroring.lost_at_source else "")
+        + "".join(f"; {partition} waits: {why}" for partition, why in list(waiting.items())[:5])
         + (f"; stopped: {', '.join(sorted(mirroring.stopped))}" if mirroring.stopped else "")
     )

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any, Final, NamedTuple, Optional
@@ -30,7 +30,7 @@ from allocator.errors import (
 )
 from allocator.migrate.mirrored_topics import MirroredTopics
 from allocator.migrate.offset_map import Run
-from allocator.migrate.positions import PartitionCopy, Target, target_lost
+from allocator.migrate.positions import PartitionCopy, Target, Wait, target_lost
 from allocator.migrate.report import MirrorReport, Remedy, SourceLoss, Stop
 from allocator.migrate.source_watch import SourceWatch
 from allocator.migrate.takeover import MirrorClusters, find_targets_lost, take_over
@@ -65,16 +65,19 @@ class SourceConsumer(ConsumerBase):
 class MirrorProgress(NamedTuple):
     """The progress of one partition. `next` is the old position after the last acknowledged record.
 
-    `end` is the end of the old log; None before the first response of its leader.
+    `end` is the end of the old log; None before the first response of its leader. While the partition waits, `waits`
+    says for what, and both may be unknown.
     """
 
     partition: TopicPartition
-    next: int
+    next: Optional[int]
     end: Optional[int]
+    waits: Optional[str] = None
 
     @property
     def lag(self) -> int | None:
-        return None if self.end is None else max(0, self.end - self.next)
+        """The number of old offsets that are not mirrored; None if it is unknown."""
+        return None if self.end is None or self.next is None else max(0, self.end - self.next)
 
 
 class Throttle:
@@ -141,10 +144,10 @@ class Copying(RebalanceListener):
         )
         self._topics = MirroredTopics(report, clusters, self._stop)
         self._copies: dict[TopicPartition, PartitionCopy] = {}
-        self._watch = SourceWatch(clusters, client_of(self._consumer), self._copies, report.stops)
+        self._waits: dict[TopicPartition, Wait] = {}
+        self._watch = SourceWatch(clusters, client_of(self._consumer), self._copies, self._waits, report.stops)
         self._committing = asyncio.Lock()
         self._targets_checked = 0.0
-        self._postponed: set[TopicPartition] = set()  # those without a leader, on either cluster
         self._error: Exception | None = None
         self._unsent: TopicPartition | None = None  # partition whose last batch is not completely passed to the sender
         self._last: list[MirrorProgress] = []
@@ -165,33 +168,44 @@ class Copying(RebalanceListener):
             await self._topics.keep(settings.topics)
         await clusters.map.open(settings.replication)
 
-    async def goal(self) -> dict[TopicPartition, int]:
-        """Returns the ends of the old topics."""
+    async def goal(self) -> dict[TopicPartition, Optional[int]]:
+        """Returns the ends of the old topics; None for partitions without a leader."""
         old, pattern = self._clusters.old, re.compile(self._settings.pattern or "")
         await old.refresh(self._settings.topics)
         topics = self._settings.topics or [topic for topic in old.topics() if pattern.match(topic)]
         await self._topics.leave_out(topics)
         topics = [topic for topic in topics if topic not in self._report.left_out]
-        wanted = [TopicPartition(topic, n) for topic in topics for n in old.partitions(topic) or ()]
-        return {partition: log.end for partition, log in (await ends_of(old, wanted)).items()}
+        return await self._ends(TopicPartition(topic, n) for topic in topics for n in old.partitions(topic) or ())
 
-    async def run(self, goal: Mapping[TopicPartition, int] | None) -> None:
+    async def _ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Optional[int]]:
+        old = self._clusters.old
+        existing = [each for each in partitions if each.partition in (old.partitions(each.topic) or ())]
+        found = await ends_of(old, [each for each in existing if old.leader(each) is not None])
+        return {each: found[each].end if each in found else None for each in existing}
+
+    async def run(self, goal: dict[TopicPartition, Optional[int]] | None) -> None:
         """Copies until it is stopped, or until all processes together have reached `goal`."""
         scope = TaskGroup()
         await scope.run(self._read(goal), sender=self._sender.run(scope), commits=self._commits())
 
     def progress(self) -> list[MirrorProgress]:
         """Returns the progress of this process's partitions; after `run`, of its last partitions."""
-        if not self._copies:
+        if not self._copies and not self._waits:
             return self._last
         found = []
-        for partition in sorted(self._copies):
+        for partition in sorted(self._copies.keys() | self._waits.keys()):
+            copy, wait = self._copies.get(partition), self._waits.get(partition)
+            if wait is None and self._clusters.new.leader(partition) is None:
+                wait = Wait.NEW_LEADER  # the sender repeats its requests
+            why = None if wait is None else wait.value
+            if copy is None or wait is Wait.DOUBTED:
+                found.append(MirrorProgress(partition, None if copy is None else copy.acked, None, why))
+                continue
             with contextlib.suppress(AllocatorError):  # the partition has just moved
-                end = self._consumer.high_watermark(partition)
-                found.append(MirrorProgress(partition, self._copies[partition].acked, end))
+                found.append(MirrorProgress(partition, copy.acked, self._consumer.high_watermark(partition), why))
         return found
 
-    async def _read(self, goal: Mapping[TopicPartition, int] | None) -> None:
+    async def _read(self, goal: dict[TopicPartition, Optional[int]] | None) -> None:
         consumer = self._consumer
         client_of(consumer).on_metadata(self._watch.metadata_changed)
         if not await ends_unless(self._stopping, consumer.start()):
@@ -219,7 +233,7 @@ class Copying(RebalanceListener):
                     await self._watch.check(self._unsent)
                 for partition, replaced in sorted((await self._watch.settle(self._drain)).items()):
                     self._stop(partition.topic, replaced.stop)
-                if batch is not None and self._unsent in self._watch.doubted:
+                if batch is not None and self._unsent in self._waits:
                     consumer.seek(self._unsent, batch.base_offset)
                     batch = self._unsent = None
                 if time.monotonic() - self._targets_checked > TARGETS_S:
@@ -259,11 +273,12 @@ class Copying(RebalanceListener):
 
     async def _patiently(self, wait: Callable[[], Coroutine[Any, Any, None]]) -> bool:
         """Waits for the sender, but not for partitions without a leader. Returns False if `stop` came first."""
+        new = self._clusters.new
         while not self._stopping.is_set():
             with contextlib.suppress(asyncio.TimeoutError):
                 return await within(ends_unless(self._stopping, wait()), POLL_S)
-            new = self._clusters.new
-            self._postpone({each for each in self._copies if new.leader(each) is None and not self._sender.idle(each)})
+            gone = {each for each in self._copies if new.leader(each) is None and not self._sender.idle(each)}
+            self._postpone(gone, Wait.NEW_LEADER)
         return False
 
     async def _send(self, batch: Batch) -> None:
@@ -391,23 +406,28 @@ class Copying(RebalanceListener):
     def _all_acknowledged(self, partition: TopicPartition) -> bool:
         return self._unsent != partition and self._sender.idle(partition)
 
-    async def _reached(self, goal: Mapping[TopicPartition, int]) -> bool:
+    async def _reached(self, goal: dict[TopicPartition, Optional[int]]) -> bool:
         mine, stops = self._consumer.assignment(), self._report.stops
+        unknown = [each for each, end in goal.items() if end is None]
+        for each in unknown:
+            del goal[each]
+        goal.update(await self._ends(unknown))
         await self._commit(mine)
-        if all(self._acked(each) >= end for each, end in goal.items() if each in mine and each.topic not in stops):
-            await self._check_targets()
-        left = {each: end for each, end in goal.items() if end and each.topic not in stops}
-        if any(self._acked(each) < end for each, end in left.items() if each in mine):
-            return False
+        left = {each: end for each, end in goal.items() if end != 0 and each.topic not in stops}
+        for partition in mine & left.keys():
+            end, copy = left[partition], self._copies.get(partition)
+            if end is None or copy is None or copy.acked < end:
+                return False
+        await self._check_targets()
+        left = {each: end for each, end in left.items() if each.topic not in stops}
         committed = await self._clusters.offsets.fetch(list(left))
-        late = [each for each, end in left.items() if each not in committed or committed[each].offset < end]
+        reached = {
+            each for each, offset in committed.items() if (end := left[each]) is not None and offset.offset >= end
+        }
+        late = left.keys() - reached
         if late:
             await self._stop_others(late)
         return all(each.topic in stops for each in late)
-
-    def _acked(self, partition: TopicPartition) -> int:
-        copy = self._copies.get(partition)
-        return 0 if copy is None else copy.acked
 
     async def _stop_others(self, partitions: Iterable[TopicPartition]) -> None:
         """Stops recreated topics of other processes: they will not reach the goal."""
@@ -442,9 +462,9 @@ class Copying(RebalanceListener):
         """Drops the partitions. The next owner finds the written records on the new cluster."""
         self._sender.drop(partitions)
         self._clusters.map.forget(partitions)
-        self._postponed -= partitions
         for partition in partitions:
             self._copies.pop(partition, None)
+            self._waits.pop(partition, None)
 
     async def _begin(self, partitions: Partitions) -> None:
         clusters, topics = self._clusters, {partition.topic for partition in partitions}
@@ -453,8 +473,11 @@ class Copying(RebalanceListener):
         while True:
             partitions = frozenset(each for each in partitions if self._topics.is_mirrored(each.topic))
             topics = {partition.topic for partition in partitions}
-            self._postpone(await self._leaderless(partitions))
-            partitions -= self._postponed
+            for client, wait in (clusters.old, Wait.OLD_LEADER), (clusters.new, Wait.NEW_LEADER):
+                await client.refresh(topics)
+                gone = {each for each in partitions if client.leader(each) is None}
+                self._postpone(gone, wait)
+                partitions -= gone
             ids, target_ids = await clusters.source_ids.of(topics), await clusters.target_ids.of(topics)
             try:
                 taken = await take_over(clusters, self._settings, partitions, ids, target_ids)
@@ -491,29 +514,25 @@ class Copying(RebalanceListener):
             self._consumer.seek(partition, taken[partition].position)
         # set only after the seek: earlier, `_commit` would count all records before the former position as done
         self._copies.update(copies)
+        for partition in partitions:
+            self._waits.pop(partition, None)
         self._pause_stopped(partitions)
 
-    def _postpone(self, partitions: AbstractSet[TopicPartition]) -> None:
+    def _postpone(self, partitions: AbstractSet[TopicPartition], wait: Wait) -> None:
         """Gives up partitions without a leader until they have one. The others continue."""
         if partitions:
             names = ", ".join("{}:{}".format(*each) for each in sorted(partitions)[:5])
-            log.warning("%s: %d partitions have no leader and wait: %s", self._settings.group, len(partitions), names)
+            log.warning("%s: %d partitions wait (%s): %s", self._settings.group, len(partitions), wait.value, names)
             self.on_partitions_lost(frozenset(partitions))
-            self._postponed |= partitions
+            self._waits.update(dict.fromkeys(partitions, wait))
             self._consumer.pause(partitions & self._consumer.assignment())
 
-    async def _leaderless(self, partitions: Collection[TopicPartition]) -> set[TopicPartition]:
-        found = set()
-        for client in (self._clusters.old, self._clusters.new):
-            await client.refresh({each.topic for each in partitions})
-            found |= {each for each in partitions if client.leader(each) is None}
-        return found
-
     async def _begin_postponed(self) -> None:
-        again = self._postponed & self._consumer.assignment()
-        again -= await self._leaderless(again) if again else again
+        again = {each for each in self._waits if each not in self._copies} & self._consumer.assignment()
+        for client in (self._clusters.old, self._clusters.new) if again else ():
+            await client.refresh({each.topic for each in again})
+            again = {each for each in again if client.leader(each) is not None}
         if again:
-            self._postponed -= again
             await self._begin(frozenset(again))
             self._consumer.resume(each for each in again & self._consumer.assignment() if each in self._copies)
 

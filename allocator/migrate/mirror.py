@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import Final
+from typing import Final, Optional
 
 from allocator.core.aio import wait_for_event, wall_ms
 from allocator.core.client import KafkaClient
@@ -64,7 +64,7 @@ class Mirror(MirrorReport):
         """
         stopping = self._stopping = asyncio.Event()
         self.last_progress_ms = wall_ms()
-        goal: dict[TopicPartition, int] | None = None
+        goal: dict[TopicPartition, Optional[int]] | None = None
         while not stopping.is_set():
             try:
                 async with contextlib.AsyncExitStack() as stack:

@@ -6,6 +6,7 @@ offset, because some old offsets have no visible record: transaction markers, an
 
 from __future__ import annotations
 
+import enum
 import re
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Optional
@@ -16,6 +17,16 @@ from allocator.producer import Encoded
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 _TEXT: Final = re.compile(r"mirrored (\d+) to (\d+)(?: of (\S+))?(?: topic \S+)?")
+
+
+class Wait(enum.Enum):
+    """Why a partition of this process is not copied now. It continues by itself."""
+
+    DOUBTED = "its old log has no leader, or may be another log"
+    """Its copy is kept. Its records are compared with the mirrored ones once it has a leader."""
+    OLD_LEADER = "it has no leader on the old cluster"
+    """It has no copy: it is taken over once it has a leader, as if this process had just been assigned it."""
+    NEW_LEADER = "it has no leader on the new cluster"
 
 
 class Target(NamedTuple):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping, MutableMapping
 
 from allocator.core.client import KafkaClient
 from allocator.errors import LogTruncated, OffsetOutOfRange
-from allocator.migrate.positions import PartitionCopy
+from allocator.migrate.positions import PartitionCopy, Wait
 from allocator.migrate.takeover import Log, MirrorClusters, Replaced, find_replaced
 from allocator.migrate.topics import ZNODE, same_topic
 from allocator.migrate.translate import ends_of
@@ -14,14 +14,13 @@ from allocator.types import Partitions, TopicPartition
 
 
 class SourceWatch:
-    """Marks partitions as doubted if their log may be another one, and compares their records with the mirrored ones.
+    """Doubts partitions whose log may be another one, and compares their records with the mirrored ones.
 
     Guarantee: a partition is doubted before the consumer gets the first batch of its new log. A caller that settles
-    doubts before it sends a batch, and puts batches of partitions back that stay `doubted`, sends no record of a new
-    log.
+    doubts before it sends a batch, and puts batches of waiting partitions back, sends no record of a new log.
 
     `client` is the consumer's own: its metadata shows a change before the consumer fetches. `copies` has the partitions
-    of this process, and `stopped` the topics that are no longer mirrored.
+    of this process, `waits` those that are not copied now, and `stopped` the topics that are no longer mirrored.
     """
 
     def __init__(
@@ -29,13 +28,14 @@ class SourceWatch:
         clusters: MirrorClusters,
         client: KafkaClient,
         copies: Mapping[TopicPartition, PartitionCopy],
+        waits: MutableMapping[TopicPartition, Wait],
         stopped: Container[str],
     ) -> None:
         self._clusters = clusters
         self._client = client
         self._copies = copies
+        self._waits = waits
         self._stopped = stopped
-        self.doubted: set[TopicPartition] = set()
 
     def metadata_changed(self) -> None:
         """Doubts topics if their id has changed, or if one of their partitions has no leader."""
@@ -51,7 +51,7 @@ class SourceWatch:
                 self._doubt(topic)
 
     def _doubt(self, topic: str) -> None:
-        self.doubted.update(each for each in self._copies if each.topic == topic)
+        self._waits.update(dict.fromkeys((each for each in self._copies if each.topic == topic), Wait.DOUBTED))
 
     async def check(self, partition: TopicPartition) -> None:
         """Doubts the topic if it was recreated before this batch was fetched."""
@@ -65,13 +65,20 @@ class SourceWatch:
     async def settle(self, drain: Callable[[Partitions], Awaitable[None]]) -> dict[TopicPartition, Replaced]:
         """Compares doubted partitions with the mirrored records after `drain`. Returns those that were replaced.
 
-        A partition without a leader stays doubted.
+        A partition without a leader goes on waiting.
         """
         old, replaced = self._clusters.old, {}
-        self.doubted &= self._copies.keys()
-        for topic in {each.topic for each in self.doubted}:
+        for topic in {each.topic for each, wait in self._waits.items() if wait is Wait.DOUBTED}:
+            led = frozenset(
+                each
+                for each, wait in self._waits.items()
+                if each.topic == topic and wait is Wait.DOUBTED and self._client.leader(each) is not None
+            )
+            if not led:
+                continue
+            for each in led:
+                del self._waits[each]  # now, so that a doubt that arises during the comparison stays
             ids = await self._clusters.source_ids.of([topic])
-            led = frozenset(each for each in self.doubted if each.topic == topic and old.leader(each) is not None)
             await drain(led)
             ends = await ends_of(old, led)
             logs = {
@@ -80,7 +87,6 @@ class SourceWatch:
                 if each in ends and each in self._copies
             }
             replaced.update(await find_replaced(self._clusters, logs, ids))
-            self.doubted -= led
         return replaced
 
     async def replaced(self, partition: TopicPartition, start: int, error: OffsetOutOfRange) -> Replaced | None:

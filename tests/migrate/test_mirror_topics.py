@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from mirroring import Pair, commit, committed, fill, mirroring, more, numbered, settings
+from mirroring import Pair, commit, committed, contents, fill, killed, mirroring, more, numbered, settings, started
 
 from allocator.core.client.client import KafkaClient
 from allocator.migrate.mirror import Mirror
@@ -177,11 +177,47 @@ async def test_a_partition_without_a_leader_stops_no_other(
         if not running:
             await stack.enter_async_context(mirroring(mirror))
         await wait_until_async(lambda: more(copied, before + 29), 60, "the records of the other partition")
+        shown = {each.partition.partition: (each.lag, each.waits) for each in mirror.progress()}
+        assert shown[1] == (0, None)
+        assert " no leader" in (shown[0][1] or "")
+        assert shown[0][0] is None or side == "new"
         await asyncio.to_thread(dead.start)
         if side == "old":
             await fill(pair.old, pair.topic, 20)
         await wait_until_async(lambda: mirror.records == 50, 60, "the records of the partition whose leader is back")
     await pair.assert_equal()
+
+
+async def test_a_mirror_with_a_goal_copies_all_others_and_waits_for_a_partition_without_a_leader(
+    make_pair: MakePair, cluster_factory: Callable[..., LocalCluster]
+) -> None:
+    """It is killed meanwhile, and a leader fails again while partitions wait."""
+    quick = {"zookeeper.session.timeout.ms": 4000, "offsets.topic.replication.factor": 2}
+    old = await asyncio.to_thread(lambda: cluster_factory(kafka="2.8.2", brokers=2, broker_config=quick))
+    pair = await make_pair(old, "3.9.1", 2, old_zookeeper=None)
+    dead = await asyncio.to_thread(old.leader, pair.topic, 0)
+    assert dead is not None
+    await fill(old, pair.topic, 20, partition=None)
+    await pair.catch_up()
+    before = len((await contents(pair.new, pair.topic))[1])
+    await fill(old, pair.topic, 20, partition=0)
+    await fill(old, pair.topic, 30, partition=1)
+    await asyncio.to_thread(dead.stop)
+
+    async def copied() -> int:
+        return len((await contents(pair.new, pair.topic)).get(1, []))
+
+    for turn in range(3):
+        with started(pair.settings, "--once") as process:
+            await wait_until_async(lambda least=before + 29 + 10 * turn: more(copied, least), 60, "the other partition")
+            await fill(old, pair.topic, 10, partition=1)
+            if turn == 2:
+                await asyncio.to_thread(dead.start)
+                assert await asyncio.to_thread(process.wait, 60) == 0
+            killed(process)
+    mirror = await pair.catch_up()
+    assert (mirror.records, mirror.duplicated) == (0, 0)
+    await pair.assert_equal(with_offsets=False)
 
 
 async def test_a_second_target_with_the_same_group_is_told_so(

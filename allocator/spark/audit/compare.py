@@ -138,6 +138,10 @@ class Comparison:
         rows = self._rows.where((F.col("side") == left) & (F.col("o") < _by_partition(offsets, "p")))
         return {row.p: row["count"] for row in rows.groupBy("p").count().collect()}
 
+    def count_at(self, ms: int) -> int:
+        """Returns the number of records with this timestamp."""
+        return self._rows.where(F.col("ht") == _hash(F.lit(ms).cast("long"))).count()
+
     def pair(
         self,
         ends: tuple[Mapping[int, int], Mapping[int, int]] | None = None,

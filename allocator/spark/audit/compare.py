@@ -140,7 +140,7 @@ class Comparison:
 
     def count_at(self, ms: int) -> int:
         """Returns the number of records with this timestamp."""
-        return self._rows.where(F.col("ht") == _hash(F.lit(ms).cast("long"))).count()
+        return int(self._rows.where(F.col("ht") == _hash(F.lit(ms).cast("long"))).count())
 
     def pair(
         self,

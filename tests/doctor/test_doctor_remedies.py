@@ -420,9 +420,14 @@ async def orders(it: Ward) -> None:
         cordon = await it.order("cordon", member=names[0])
         kept = await it.order("evacuate", member=names[1])
         done = await it.order("evacuate", member=names[2])
-        await it.order("pin", partitions={patient.topic: "0"}, place={"member": names[2]})
-        await wait_until_async(lambda: not second.assignment(), 40, "the evacuation")
+        await wait_until_async(lambda: not (second.assignment() or third.assignment()), 40, "the evacuations")
+        pin = await it.order("pin", partitions={patient.topic: "0"}, place={"member": names[2]})
         await third.close()
+
+        async def is_gone() -> bool:
+            return pin in (await printed(patient)).get("order-not-kept", "")
+
+        await wait_until_async(is_gone, 40, "the pin to be the only command that is not kept", interval_s=0.3)
         await it.heals("order-not-kept")
         assert await it.orders() == {budget, cordon, kept, done}
         await it.heals("orders-over")

@@ -243,7 +243,14 @@ async def kiel(it: Ward) -> None:
     async with it.patient.consumer(membership="kiel", zookeeper=it.patient.zookeeper) as consumer:
         await owned(it.patient, consumer)
         assert "add --execute" in await it.runs("kiel-layout")
+
+        async def read_on() -> None:
+            while True:  # a member keeps the partition of a batch that its user has in hand
+                await consumer.getbatch(0.5)
+
+        reading = asyncio.ensure_future(read_on())
         await it.heals("kiel-layout", more=" --execute")
+        reading.cancel()
         await owned(it.patient, consumer)
 
 

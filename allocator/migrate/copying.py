@@ -136,11 +136,7 @@ class Copying(RebalanceListener):
             auto_offset_reset="none",  # `_out_of_range` handles positions that the log does not have
         )
         self._sender = BatchSender(
-            clusters.new,
-            self._acknowledged,
-            self._refused,
-            self._consumer.may_act,
-            buffer_bytes=settings.buffer_bytes,
+            clusters.new, self._acknowledged, self._refused, self._consumer.may_act, buffer_bytes=settings.buffer_bytes
         )
         self._topics = MirroredTopics(report, clusters, self._stop)
         self._copies: dict[TopicPartition, PartitionCopy] = {}
@@ -346,7 +342,7 @@ class Copying(RebalanceListener):
         if isinstance(error, SequenceLost):
             raise error  # the next start continues at the commit
         batch = queue.pending[0].batch
-        if error.code == ErrorCode.MESSAGE_TOO_LARGE and batch.records > 1:  # merged, or written anew for an old format
+        if error.code == ErrorCode.MESSAGE_TOO_LARGE and batch.records > 1:  # merged, or encoded for an old format
             with contextlib.suppress(CorruptRecordError):
                 smaller = halves(batch)
                 queue.merged_bytes = batch.size // 2
@@ -473,11 +469,10 @@ class Copying(RebalanceListener):
         while True:
             partitions = frozenset(each for each in partitions if self._topics.is_mirrored(each.topic))
             topics = {partition.topic for partition in partitions}
-            for client, wait in (clusters.old, Wait.OLD_LEADER), (clusters.new, Wait.NEW_LEADER):
-                await client.refresh(topics)
-                gone = {each for each in partitions if client.leader(each) is None}
-                self._postpone(gone, wait)
-                partitions -= gone
+            gone = await _leaderless(clusters, partitions)
+            for wait in Wait:
+                self._postpone({each for each, why in gone.items() if why is wait}, wait)
+            partitions -= gone.keys()
             ids, target_ids = await clusters.source_ids.of(topics), await clusters.target_ids.of(topics)
             try:
                 taken = await take_over(clusters, self._settings, partitions, ids, target_ids)
@@ -529,9 +524,8 @@ class Copying(RebalanceListener):
 
     async def _begin_postponed(self) -> None:
         again = {each for each in self._waits if each not in self._copies} & self._consumer.assignment()
-        for client in (self._clusters.old, self._clusters.new) if again else ():
-            await client.refresh({each.topic for each in again})
-            again = {each for each in again if client.leader(each) is not None}
+        if again:
+            again -= (await _leaderless(self._clusters, again)).keys()
         if again:
             await self._begin(frozenset(again))
             self._consumer.resume(each for each in again & self._consumer.assignment() if each in self._copies)
@@ -588,3 +582,13 @@ class Copying(RebalanceListener):
             loss = SourceLoss(partition, error.offset, ends.start - 1)
             self._report.count_lost(loss, self._clusters.map.incarnation(partition).number)
         self._consumer.seek(partition, max(ends.start, error.offset))
+
+
+async def _leaderless(clusters: MirrorClusters, partitions: AbstractSet[TopicPartition]) -> dict[TopicPartition, Wait]:
+    """Returns those of the partitions that have no leader now, and on which cluster."""
+    found: dict[TopicPartition, Wait] = {}
+    for client, wait in (clusters.old, Wait.OLD_LEADER), (clusters.new, Wait.NEW_LEADER):
+        left = partitions - found.keys()
+        await client.refresh({each.topic for each in left})
+        found.update(dict.fromkeys((each for each in left if client.leader(each) is None), wait))
+    return found

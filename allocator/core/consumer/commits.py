@@ -73,7 +73,9 @@ class Commits:
         self._state = state
         self._fetcher = fetcher
         self._must_own = must_own
-        self.configured_s = self._interval_s = interval_s
+        self.configured_s = interval_s
+        """The interval of the settings, which `every` may have replaced."""
+        self._interval_s = interval_s
         self._woken: asyncio.Event | None = None
         self._at_once = False
         self._old_offsets = old_offsets
@@ -369,11 +371,12 @@ class _Call:
         return to_send
 
     def refusal(self, partition: TopicPartition) -> BrokerError | None:
-        if self._state.assignment.get(partition) is not self._noted[partition][0]:
+        tenure = self._state.assignment.get(partition)
+        if tenure is not self._noted[partition][0]:
             return BrokerError("this member has lost it since")
         if not self._membership.may_act():
             return BrokerError("the lease is not valid", retriable=True)
-        if self._state.is_in_doubt(partition):
+        if tenure is not None and tenure.in_doubt:
             return BrokerError("its topic was missing and may have been created again", retriable=True)
         return None
 

@@ -50,7 +50,10 @@ class Doubts:
     async def committed(self, partitions: Iterable[TopicPartition]) -> CommittedOffsets:
         """Returns the committed offsets of partitions that begin, and notes which topics these belong to."""
         wanted = frozenset(partitions)
-        self._changed(await self._look({tp.topic for tp in wanted}))
+        changed = await self._look({tp.topic for tp in wanted})
+        for tp, tenure in self._state.assignment.items() if changed else ():
+            if tp.topic in changed and tenure.position is not None:
+                self._fetcher.recreated(tp)  # this member began to read the former topic
         return await self._committed(wanted)
 
     async def outdated(self, group: str, partitions: Iterable[TopicPartition]) -> Partitions:
@@ -128,9 +131,3 @@ class Doubts:
         changed = {topic for topic, zxid in found.items() if self._created.get(topic, zxid) != zxid}
         self._created.update(found)
         return changed
-
-    def _changed(self, topics: set[str]) -> None:
-        """Resets the positions that this member already has in topics that were created again."""
-        for tp, tenure in self._state.assignment.items() if topics else ():
-            if tp.topic in topics and tenure.position is not None:
-                self._fetcher.recreated(tp)

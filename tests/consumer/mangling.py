@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import io
 import struct
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from kafka.protocol.consumer import (
@@ -84,6 +84,12 @@ other_numbers = _changing(lambda name, field, value: value + 7 if name in PARTIT
 PARTITION = ("partition", "partition_index")
 
 
+async def _frames(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    while True:
+        (size,) = struct.unpack(">i", await reader.readexactly(4))
+        yield await reader.readexactly(size)
+
+
 class Mangler:
     """Forwards to `broker_port`."""
 
@@ -139,20 +145,16 @@ class Mangler:
     async def _requests(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, requests: dict[int, Any]
     ) -> None:
-        while True:
-            size = await reader.readexactly(4)
-            data = await reader.readexactly(*struct.unpack(">i", size))
+        async for data in _frames(reader):
             key, version, correlation_id = struct.unpack_from(">hhi", data)
             if key in DAMAGED:
                 requests[correlation_id] = DAMAGED[key].decode(data, version=version, header=True)
-            writer.write(size + data)
+            writer.write(struct.pack(">i", len(data)) + data)
 
     async def _responses(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, requests: dict[int, Any]
     ) -> None:
-        while True:
-            size = await reader.readexactly(4)
-            frame = await reader.readexactly(*struct.unpack(">i", size))
+        async for frame in _frames(reader):
             request = requests.pop(struct.unpack_from(">i", frame)[0], None)
             if request is not None:
                 damage, client, left = self._damage.get(request.API_KEY, (cut_short, "", 0))

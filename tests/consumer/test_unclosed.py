@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -30,8 +31,20 @@ def collected(work: Callable[[], Any], expected: int = 0) -> list[str]:
             return [text for text in texts if text.startswith("unclosed ") and "close()" in text]
 
         asyncio.run(work())
-        wait_until(lambda: len(found()) >= expected, 20, "the warnings")
+        wait_until(lambda: len(found()) >= expected, 20, lambda: f"the warnings, not {caught}; {held_by()}")
         return found()
+
+
+def held_by() -> str:
+    """Says what still refers to the objects, up to four steps away."""
+    lines = []
+    for owner in [each for each in gc.get_objects() if isinstance(each, (Allocation, Consumer, GroupedConsumer))]:
+        layer: list[Any] = [owner]
+        for _ in range(4):
+            found = {id(each): each for each in gc.get_referrers(*layer) if not inspect.isframe(each)}
+            layer = [each for each in found.values() if each is not layer]
+            lines.append(", ".join(sorted({f"{type(each).__name__} {str(each)[:80]}" for each in layer})[:20]))
+    return "\n".join(lines)
 
 
 def test_an_object_that_never_started_or_failed_to_start_does_not_warn() -> None:

@@ -18,7 +18,15 @@ from allocator.core.zookeeper import ZooKeeperClient, ZooKeeperError, retrying
 from allocator.errors import AllocatorError, Closed, ConfigError, NotOwned
 from allocator.handlers import Consumer
 from allocator.operate.cluster_choice import ClusterChoice, choice_path, read_choice
-from allocator.types import MembershipName, Offset, OffsetAndMetadata, PartitionKey, PartitionLike, TopicPartition
+from allocator.types import (
+    MembershipName,
+    Offset,
+    OffsetAndMetadata,
+    PartitionKey,
+    PartitionLike,
+    Record,
+    TopicPartition,
+)
 
 log = logging.getLogger(__name__)
 
@@ -236,9 +244,9 @@ class SwitchingConsumer:
         """Returns the partitions that this member owns on the current cluster."""
         return frozenset() if self._consumer is None else self._consumer.assignment()
 
-    def may_act(self) -> bool:
+    def may_act(self, record: Record | Batch | None = None) -> bool:
         """Like `Consumer.may_act`; False while the group is frozen."""
-        return self._consumer is not None and self._consumer.may_act()
+        return self._consumer is not None and self._consumer.may_act(record)
 
     async def _follow(self) -> None:
         """Leaves and joins until the member reads the chosen cluster."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
 
 from allocator.compat.generation import Generation, PartitionStart
 from allocator.compat.generation_source import (
@@ -18,7 +17,7 @@ from allocator.compat.group_config import ConsumerGroupConfig, client_of
 from allocator.compat.kept_offsets import KeptOffsets
 from allocator.core.aio import wait_for_event, warn_unclosed
 from allocator.core.client import KafkaClient
-from allocator.core.offsets import GroupOffsets
+from allocator.core.offsets import may_expire
 from allocator.errors import AllocatorError, GroupClosed
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -190,12 +189,13 @@ class ConsumerGroup:
         self, pending: PendingGeneration, client: KafkaClient, member: GenerationSource, tracker: GenerationTracker
     ) -> Generation | None:
         """Creates a generation. Returns None if it ended before it began."""
-        options: dict[str, Any] = {"timeout_s": self.config.timeout_s, "retention_s": self.config.retention_s}
-        kept = None
-        if pending.committer is None:  # Kafka does not know the members, so it deletes offsets of idle partitions
-            offsets: GroupOffsets = (kept := KeptOffsets(client, self.config.group, **options))
-        else:
-            offsets = GroupOffsets(client, self.config.group, committer=pending.committer, **options)
+        offsets = KeptOffsets(
+            client,
+            self.config.group,
+            committer=pending.committer,
+            timeout_s=self.config.timeout_s,
+            retention_s=self.config.retention_s,
+        )
         try:
             committed = await tracker.unless_stopped(offsets.fetch(pending.partitions))
         except AllocatorError:
@@ -226,8 +226,8 @@ class ConsumerGroup:
             pending.id,
             len(pending.partitions),
         )
-        if kept is not None:
-            generation.start(kept.keep(committed, still_owned), "idle offsets")
+        if may_expire(pending.committer, client):
+            generation.start(offsets.keep(committed, still_owned), "idle offsets")
         if self.config.watch_partition_changes:
             for topic in self.config.topics:
                 generation.start(self._watch(topic, client, member), f"watch of {topic}")

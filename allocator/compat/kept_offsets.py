@@ -18,10 +18,10 @@ class _Kept:
 
 
 class KeptOffsets(GroupOffsets):
-    """`GroupOffsets` for a member that Kafka does not know. The user may commit offsets at any time."""
+    """`GroupOffsets` that can be kept from being deleted while idle. The user may commit offsets at any time."""
 
-    def __init__(self, client: KafkaClient, group: str, *, timeout_s: float, retention_s: float | None) -> None:
-        super().__init__(client, group, timeout_s=timeout_s, retention_s=retention_s)
+    def __init__(self, client: KafkaClient, group: str, **options: Any) -> None:
+        super().__init__(client, group, **options)
         self._known: dict[TopicPartition, _Kept] = {}
         self._idle = IdleOffsets(self, self._to_keep, super().commit)
         self._still_owned: Callable[[], bool] = bool

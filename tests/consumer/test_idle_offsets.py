@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from group_bench import COMMIT, GroupServer
 from hand_clock import Clock
 from stored import stored_offsets
 
-from allocator import Consumer, TopicPartition
+from allocator import Consumer, ConsumerGroup, ConsumerGroupConfig, TopicPartition
 from allocator.compat.kept_offsets import KeptOffsets
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.coordinator import SHORTEST_RETENTION_S
@@ -162,8 +163,11 @@ async def test_the_offsets_of_a_live_group_do_not_expire(
     topic = await asyncio.to_thread(lambda: topic_factory(2, cluster=cluster))
     await asyncio.to_thread(cluster.produce, topic, [(None, b"x", 0), (None, b"x", 1)] * 5)
 
+    place: dict[str, Any] = (
+        {"zookeeper": cluster.zookeeper} if membership == "zookeeper" else {"membership": membership}
+    )
+
     def consumer(name: str) -> Consumer:
-        place = {"zookeeper": cluster.zookeeper} if membership == "zookeeper" else {"membership": membership}
         return Consumer(topic, brokers=cluster.bootstrap, group=name, **place)
 
     async def read_all(one: Consumer) -> None:
@@ -171,10 +175,12 @@ async def test_the_offsets_of_a_live_group_do_not_expire(
         while seen < 10:
             seen += len(await one.getbatch(30) or ())
 
-    stopped = f"{group}-stopped"
+    stopped, generations = f"{group}-stopped", f"{group}-generations"
+    config = ConsumerGroupConfig(group=generations, brokers=cluster.bootstrap, topics=[topic], **place)
     async with consumer(stopped) as one:
         await read_all(one)
-    async with consumer(group) as one:
+    async with consumer(group) as one, ConsumerGroup(config) as other:
+        await (await other.next()).commit({topic: {0: 5, 1: 5}})
         await read_all(one)
         await one.commit()
         assert await committed(cluster, group, topic) == {0: 5, 1: 5}
@@ -185,6 +191,7 @@ async def test_the_offsets_of_a_live_group_do_not_expire(
         await wait_until_async(forgotten, 200, "the other group's offsets to expire")
         await asyncio.sleep(30)  # as long again as the check takes, so that the second offset would expire too
         assert await committed(cluster, group, topic) == {0: 5, 1: 5}
+        assert await committed(cluster, generations, topic) == {0: 5, 1: 5}
     async with consumer(group) as one:
         assert await one.getbatch(3) is None
         assert {await one.position(TopicPartition(topic, number)) for number in range(2)} == {5}

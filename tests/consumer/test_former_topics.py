@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from real_service import Service, read
+from real_service import Service, owns, read
 
 from allocator import Consumer, GroupedConsumer
+from allocator.errors import CommitFailed
 from allocator.testing import LocalCluster, wait_until_async
 
 Options = Callable[[LocalCluster], "dict[str, Any]"]
@@ -50,8 +51,29 @@ def setting(
 async def recreate(setting: Service) -> None:
     await asyncio.to_thread(setting.cluster.delete_topic, setting.topic)
     await asyncio.sleep(3 * POLL_S)  # a request that waits at the broker meanwhile may notice nothing
-    await asyncio.to_thread(setting.cluster.create_topic, setting.topic, 1)
+    await asyncio.to_thread(setting.cluster.create_topic, setting.topic, len(setting.partitions))
     await setting.produce(1000, 1080)  # more than were read of the old one
+
+
+def pause(consumer: Consumer) -> asyncio.Event:
+    """Pauses all partitions. No doubt about them is decided until the event is set."""
+    decide, refresh = asyncio.Event(), consumer._engine.client.refresh
+
+    async def wait(*topics: Any) -> bool:
+        await decide.wait()
+        return await refresh(*topics)
+
+    consumer._engine.client.refresh = wait  # type: ignore[method-assign]
+    consumer.pause(*consumer.assignment())
+    return decide
+
+
+async def resume(consumer: Consumer) -> None:
+    """Resumes all partitions after a pause that brings them into doubt."""
+    await asyncio.sleep(4 * POLL_S)  # also after the response to the last request
+    consumer.resume(*consumer.assignment())
+    state = consumer._engine.state
+    await wait_until_async(lambda: all(map(state.is_in_doubt, state.assignment)), 10, "the doubt")
 
 
 @pytest.mark.parametrize(
@@ -155,3 +177,123 @@ async def test_a_restart_of_the_brokers_repeats_nothing(
                 await setting.produce(50 * turn, 50 * turn + 50)
                 assert await read(consumer, 50) == list(range(50 * turn, 50 * turn + 50))
             assert consumer.losses == ()
+
+
+# -- while it is in doubt --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair(
+    cluster_factory: Callable[..., LocalCluster],
+    topic_factory: Callable[..., str],
+    group: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Service:
+    """Two partitions where only the coordinator tells."""
+    monkeypatch.setattr("allocator.core.fetch.planner.UNSEEN_S", POLL_S)
+    cluster = cluster_factory(kafka="1.1.1")
+    return Service(cluster, topic_factory(2, cluster=cluster), group, partitions=2)
+
+
+async def read_old(setting: Service, consumer: Consumer) -> None:
+    await setting.produce(0, 50)
+    assert sorted(await read(consumer, 50)) == list(range(50))
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_an_offset_of_the_former_topic_is_not_committed_to_the_next_one(
+    pair: Service, asynchronous: bool
+) -> None:
+    first, second = pair.partitions
+    async with pair.consumer(auto_commit_interval_s=None) as consumer:
+        await read_old(pair, consumer)
+        await consumer.commit({first: 25})
+        decide = pause(consumer)
+        await recreate(pair)
+        await resume(consumer)
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if asynchronous:
+            consumer.commit_async({first: 25}, lambda offsets, error: done.set_result(error))
+        else:
+            commit = asyncio.ensure_future(consumer.commit({first: 25}))
+            commit.add_done_callback(lambda _: done.set_result(commit.exception()))
+        await asyncio.sleep(0.05)
+        decide.set()
+        error = await done
+        assert isinstance(error, CommitFailed)
+        assert "created again" in str(error)
+        assert await consumer.committed(first) is None
+        # the second partition had no committed offset to compare, and belongs to the same topic
+        assert sorted(await read(consumer, 80)) == list(range(1000, 1080))
+        assert {loss.partition for loss in consumer.losses} == {first, second}
+
+
+@pytest.mark.parametrize("at_close", [False, True])
+async def test_a_commit_waits_for_the_decision(pair: Service, at_close: bool) -> None:
+    async with pair.consumer(auto_commit_interval_s=60.0 if at_close else None) as consumer:
+        await read_old(pair, consumer)
+        if at_close:
+            await consumer.getbatch(0)  # all records are done
+        decide = pause(consumer)
+        await resume(consumer)
+        asyncio.get_running_loop().call_later(0.05, decide.set)
+        if not at_close:
+            await consumer.commit()
+    async with pair.consumer() as consumer:
+        offsets = [await consumer.committed(each) for each in pair.partitions]
+        assert [at and at.offset for at in offsets] == [25, 25]
+
+
+async def test_a_partition_that_moves_away_in_doubt_ends_nothing(pair: Service) -> None:
+    async with pair.consumer() as one:
+        await read_old(pair, one)
+        await one.commit()
+        decide = pause(one)
+        await resume(one)
+        async with pair.consumer() as other:
+            await asyncio.gather(owns(one, 1), owns(other, 1))
+            decide.set()
+            await pair.produce(50, 60)
+            assert sorted([*await read(one, 5), *await read(other, 5)]) == list(range(50, 60))
+
+
+async def test_topics_of_another_cluster_tell_nothing(
+    pair: Service, cluster_factory: Callable[..., LocalCluster]
+) -> None:
+    """The group keeps the ZooKeeper of its old brokers."""
+    old = cluster_factory(kafka="0.9.0.1")
+    await asyncio.to_thread(old.create_topic, pair.topic, 2)
+    async with pair.consumer(zookeeper=old.zookeeper) as consumer:
+        await read_old(pair, consumer)
+        await consumer.commit()
+        decide = pause(consumer)
+        await asyncio.to_thread(old.delete_topic, pair.topic)
+        await asyncio.to_thread(old.create_topic, pair.topic, 2)
+        await resume(consumer)
+        decide.set()
+        await pair.produce(50, 60)
+        assert sorted(await read(consumer, 10)) == list(range(50, 60))
+        assert consumer.losses == ()
+
+
+@pytest.mark.long
+async def test_a_znode_decides_while_the_coordinator_is_away(
+    topic_factory: Callable[..., str], group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("allocator.core.fetch.planner.UNSEEN_S", POLL_S)
+    settings = {"offsets.topic.replication.factor": 1, "offsets.topic.num.partitions": 4}
+    with LocalCluster("1.1.1", brokers=2, broker_config=settings) as cluster:
+        setting = Service(cluster, topic_factory(2, cluster=cluster), group, partitions=2)
+        async with setting.consumer(zookeeper=cluster.zookeeper) as consumer:
+            await read_old(setting, consumer)
+            await consumer.commit()
+            client = consumer._engine.client
+            away = await consumer._engine.commits.offsets.find()
+            (there,) = [tp for tp in setting.partitions if client.leader(tp) != away]
+            consumer.pause(*setting.partitions)
+            await asyncio.sleep(4 * POLL_S)
+            broker = cluster.brokers[sorted(each.node_id for each in client.brokers).index(away)]
+            await asyncio.to_thread(broker.stop)
+            consumer.resume(*setting.partitions)
+            await asyncio.to_thread(cluster.produce, setting.topic, [(None, b"7", there.partition)] * 10)
+            assert await read(consumer, 10) == [7] * 10

@@ -24,7 +24,7 @@ from allocator.core.offsets.pending_commit import MOST_PARTITIONS, Choice, names
 from allocator.core.offsets.storage import StoredOffsets, fetch_old_offsets
 from allocator.core.subscription.done import DoneSet
 from allocator.core.subscription.loss import Committed
-from allocator.core.subscription.progress import Progress
+from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.subscription.tenures import Phase
 from allocator.core.types import OffsetAndMetadata, OnCommit, Partitions, TopicPartition
@@ -40,6 +40,7 @@ BACKOFF_S = 0.1  # first pause after a failed automatic commit
 # seconds without a response of the coordinator after which a release goes on without its commit. Higher: after a longer
 # outage no record is read twice; lower: partitions move sooner, and a close takes less time
 RELEASE_PATIENCE_S = 30.0
+IN_DOUBT = "its topic was missing and may have been created again"
 
 
 class Commits:
@@ -164,14 +165,15 @@ class Commits:
         error."""
         group = self.offsets
         if offsets:
-            await self._until_decided(offsets)
             call = _Call(self._state, self.membership, self._now)
-            await group.commit(call.note(self._to_send(offsets), offsets), call.refusal, call.stored)
+            to_send = call.note(self._to_send(offsets), offsets)
+            await self._until_decided(lambda: any(map(self._state.is_in_doubt, offsets)))
+            await group.commit(to_send, call.refusal, call.stored)
 
-    async def _until_decided(self, partitions: Iterable[TopicPartition]) -> None:
-        """Waits for a limited time while it is in doubt whether these offsets belong to a topic that is gone."""
-        until = time.monotonic() + self._client.request_timeout_s
-        while any(map(self._state.is_in_doubt, partitions)) and time.monotonic() < until:
+    async def _until_decided(self, in_doubt: Callable[[], bool], patience_s: float = math.inf) -> None:
+        """Waits for a limited time while it is in doubt whether offsets belong to a topic that is gone."""
+        until = time.monotonic() + min(patience_s, self._client.request_timeout_s)
+        while in_doubt() and time.monotonic() < until:
             await self._fetcher.news(until - time.monotonic())
 
     async def commit_done(
@@ -183,18 +185,25 @@ class Commits:
     ) -> None:
         """Commits what is done, of these partitions or of all. Leaves out partitions that are lost meanwhile; with
         `or_raise`, raises Fenced for them. After the first request, gives up once the coordinator has not responded for
-        `patience_s` seconds, so that commits do not wait for it one after another.
+        `patience_s` seconds, so that commits do not wait for it one after another. Waits as long for topics in doubt,
+        and leaves those out that remain; with `or_raise`, raises CommitFailed for them.
 
         Raises CommitFailed before it sends anything if the lease is not valid, or the coordinator's error.
         """
         wanted, group = None if partitions is None else frozenset(partitions), self.offsets
+
+        def in_doubt() -> bool:
+            tenures = self._state.assignment
+            return any(t.in_doubt and t.is_uncommitted for p, t in tenures.items() if wanted is None or p in wanted)
+
+        await self._until_decided(in_doubt, patience_s)
         uncommitted = self._uncommitted(wanted)
         first = next(uncommitted, None)
         if first is not None:
             tenures = [first, *uncommitted] if or_raise else []
             self._must_act()
             await self._commit_chosen(group, partial(self._done, wanted), patience_s=patience_s)
-            if (error := self._lost(tenures)) is not None:
+            if (error := self._left(tenures)) is not None:
                 raise error
 
     def commit_async(self, offsets: Offsets | None, callback: OnCommit | None = None) -> None:
@@ -202,7 +211,7 @@ class Commits:
         `close` waits for them."""
         group = self.offsets
         call = _Call(self._state, self.membership, self._now)
-        tenures: list[Progress] = []
+        tenures: list[TopicPartitionState] = []
         if offsets is None:
             tenures = list(self._uncommitted(None))
             if tenures:
@@ -216,11 +225,11 @@ class Commits:
         task.add_done_callback(partial(self._decided, call, tenures, callback))
 
     def _decided(
-        self, call: _Call, tenures: list[Progress], callback: OnCommit | None, task: asyncio.Task[None]
+        self, call: _Call, tenures: list[TopicPartitionState], callback: OnCommit | None, task: asyncio.Task[None]
     ) -> None:
         if task.cancelled():
             return
-        group, error = self.offsets.group, task.exception() or self._lost(tenures)
+        group, error = self.offsets.group, task.exception() or self._left(tenures)
         if error is not None and not isinstance(error, AllocatorError):
             log.error("%s: a commit ended with an internal error", group, exc_info=error)
             return
@@ -232,18 +241,22 @@ class Commits:
         except Exception:
             log.exception("%s: the callback of a commit failed", group)
 
-    def _uncommitted(self, partitions: Partitions | None) -> Iterator[Progress]:
+    def _uncommitted(self, partitions: Partitions | None) -> Iterator[TopicPartitionState]:
         for partition, tenure in self._state.assignment.items():
             if (partitions is None or partition in partitions) and tenure.is_uncommitted:
                 yield tenure
 
-    def _lost(self, tenures: list[Progress]) -> Fenced | None:
-        """Returns the error if some of these tenures have ended before their commit."""
-        lost = [t.partition for t in tenures if t.phase is Phase.ENDED and t.is_uncommitted]
-        if not lost:
-            return None
-        names = names_of(lost)
-        return Fenced(f"group {self.offsets.group!r}: not committed: {names} (this member has lost it since)")
+    def _left(self, tenures: list[TopicPartitionState]) -> AllocatorError | None:
+        """Returns the error if some of these tenures are not committed: they have ended before, or are in doubt."""
+        left = [each for each in tenures if each.is_uncommitted]
+        lost = [each.partition for each in left if each.phase is Phase.ENDED]
+        if lost:
+            names = names_of(lost)
+            return Fenced(f"group {self.offsets.group!r}: not committed: {names} (this member has lost it since)")
+        doubted = [each.partition for each in left if each.in_doubt]
+        return (
+            CommitFailed(f"{self.offsets.group}: not committed: {names_of(doubted)} ({IN_DOUBT})") if doubted else None
+        )
 
     async def _commit_chosen(
         self, group: StoredOffsets, choose: Choice, *, follows: bool = True, patience_s: float = math.inf
@@ -262,7 +275,7 @@ class Commits:
         """Returns what to commit now, for as many partitions as one request takes. Leaves out those in `over`."""
         found: dict[TopicPartition, OffsetAndMetadata] = {}
         for partition, tenure in self._state.assignment.items():
-            if (partitions is None or partition in partitions) and partition not in over:
+            if (partitions is None or partition in partitions) and partition not in over and not tenure.in_doubt:
                 point = tenure.to_commit()
                 if point is not None:
                     found[partition] = point
@@ -332,7 +345,7 @@ class Commits:
         if self._offsets is not None:
             await self._offsets.settled(partitions)
 
-    def _kept(self) -> Mapping[TopicPartition, Progress]:
+    def _kept(self) -> Mapping[TopicPartition, TopicPartitionState]:
         """Returns the tenures whose committed offsets Kafka may delete unless they are committed again."""
         if self.offsets.storage == "zookeeper" or not self.membership.may_act():  # offsets in ZooKeeper do not expire
             return {}
@@ -358,7 +371,7 @@ class _Call:
         self._now = now
         self._follows = follows
         self.offsets: Offsets = {}
-        self._noted: dict[TopicPartition, tuple[Progress | None, int, DoneSet | None]] = {}
+        self._noted: dict[TopicPartition, tuple[TopicPartitionState | None, int, int, DoneSet | None]] = {}
 
     def note(self, to_send: Offsets, offsets: Offsets) -> Offsets:
         """Notes the current tenures of these offsets. Returns what to send."""
@@ -366,20 +379,24 @@ class _Call:
         for partition, each in offsets.items():
             tenure = self._state.assignment.get(partition)
             done = each.done if isinstance(each, Committed) else None
-            self._noted[partition] = tenure, tenure.moves if tenure is not None and self._follows else -1, done
+            moves, logs = (-1, 0) if tenure is None else (tenure.moves, tenure.logs)
+            self._noted[partition] = tenure, moves if self._follows else -1, logs, done
         return to_send
 
     def refusal(self, partition: TopicPartition) -> BrokerError | None:
         tenure = self._state.assignment.get(partition)
-        if tenure is not self._noted[partition][0]:
+        noted, _, logs, _ = self._noted[partition]
+        if tenure is not noted:
             return BrokerError("this member has lost it since")
+        if tenure is not None and tenure.logs != logs:
+            return BrokerError("its topic was created again since, and the offset belongs to the former one")
         if not self._membership.may_act():
             return BrokerError("the lease is not valid", retriable=True)
         if tenure is not None and tenure.in_doubt:
-            return BrokerError("its topic was missing and may have been created again", retriable=True)
+            return BrokerError(IN_DOUBT, retriable=True)
         return None
 
     def stored(self, partition: TopicPartition, sent: OffsetAndMetadata) -> None:
-        tenure, moves, done = self._noted[partition]
+        tenure, moves, _, done = self._noted[partition]
         if tenure is not None:
             tenure.note_committed(sent.offset, done if sent.metadata else None, moves=moves, at=self._now())

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
+from typing import TYPE_CHECKING
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.consumer.starting_positions import CommittedOffsets
@@ -18,6 +19,9 @@ from allocator.core.membership.membership import Membership
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 
+if TYPE_CHECKING:
+    from allocator.core.zookeeper.client import ZooKeeperClient
+
 log = logging.getLogger(__name__)
 
 
@@ -26,9 +30,9 @@ class Doubts:
 
     A partition is in doubt once metadata lacks its topic, which brokers that have just started lack too, and after a
     while in which nothing was fetched. Until it is decided, nothing of it is delivered or committed. A topic is another
-    one if its id has changed (Kafka 2.8 and newer); if its znode was created again, in case the group's ZooKeeper is
-    that of the brokers; or if the coordinator no longer has the committed offset, because coordinators delete the
-    offsets of deleted topics (0.10.2 and newer, KAFKA-2000). Otherwise it is held to be the same.
+    one if its id has changed (Kafka 2.8 and newer). Without ids its znode tells, in case the group's ZooKeeper is that
+    of the brokers. Otherwise it is another one if the coordinator has none of its committed offsets any more, because
+    coordinators delete the offsets of deleted topics (0.10.2 and newer, KAFKA-2000).
     """
 
     def __init__(
@@ -43,27 +47,42 @@ class Doubts:
         self._fetcher = fetcher
         self._committed = committed
         self.membership: Membership
-        # topic -> the zxid that created it, as of the last look
+        # topic -> the zxid that created the topic whose records are read
         self._created: dict[str, int] = {}
+        self._theirs: set[str | None] = set()  # ids of clusters that keep their topics in this member's ensemble
         self._woken: asyncio.Event | None = None
 
     async def committed(self, partitions: Iterable[TopicPartition]) -> CommittedOffsets:
         """Returns the committed offsets of partitions that begin, and notes which topics these belong to."""
         wanted = frozenset(partitions)
-        changed = await self._look({tp.topic for tp in wanted})
+        created = await self._look({tp.topic for tp in wanted})
+        changed = self._changed(created)
         for tp, tenure in self._state.assignment.items() if changed else ():
             if tp.topic in changed and tenure.position is not None:
                 self._fetcher.recreated(tp)  # this member began to read the former topic
+        self._created.update(created)
         return await self._committed(wanted)
 
     async def outdated(self, group: str, partitions: Iterable[TopicPartition]) -> Partitions:
         """Returns those whose offsets in ZooKeeper were written before their topic was created."""
-        ensemble = self.membership.ensemble
+        ensemble = await self._ensemble()
         if ensemble is None:
             return NO_PARTITIONS
         from allocator.core.zookeeper.topics import outdated
 
         return await outdated(ensemble, group, partitions)
+
+    async def _ensemble(self) -> ZooKeeperClient | None:
+        """Returns the session of this member, if it is with the ensemble of the brokers. Raises ZooKeeperError."""
+        ensemble, cluster = self.membership.ensemble, self._client.metadata
+        if ensemble is None or cluster.cluster_id in self._theirs:
+            return ensemble
+        from allocator.core.zookeeper.topics import is_of
+
+        if not await is_of(ensemble, cluster):
+            return None
+        self._theirs.add(cluster.cluster_id)
+        return ensemble
 
     def metadata_came(self) -> None:
         """Called with each metadata. A topic that is missing may come back with other records at the same offsets."""
@@ -91,43 +110,51 @@ class Doubts:
                 continue  # the next metadata wakes it
             try:
                 await self._client.refresh(there)
-                decided = {tp for tp in doubted if self._client.partitions(tp.topic) is not None}
+                assigned = self._state.assignment
+                decided = {
+                    tp for tp in doubted.keys() & assigned.keys() if self._client.partitions(tp.topic) is not None
+                }
                 self._fetcher.compare(decided)
-                others = await self._others(decided)
+                created = await self._look({tp.topic for tp in decided})
+                others = await self._others(decided, created)
             except AllocatorError as error:
                 log.debug("cannot compare %d topics yet: %s", len(there), error)
                 await asyncio.sleep(self._client.retry_backoff_s)
                 self.wake()
                 continue
-            for tp in decided:
-                tenure, count = doubted[tp]
-                if self._state.assignment.get(tp) is tenure and tenure.in_doubt == count:
+            here = {tp: assigned[tp] for tp in decided if assigned.get(tp) is doubted[tp][0]}
+            # a topic that came into doubt again in the meantime is decided as a whole, the next time
+            again = {tp.topic for tp, tenure in here.items() if tenure.in_doubt != doubted[tp][1]}
+            for tp, tenure in here.items():
+                if tp.topic not in again:
                     tenure.end_doubt()
-                    if tp in others:
+                    if tp.topic in others:
                         self._fetcher.recreated(tp)
+            self._created.update({topic: zxid for topic, zxid in created.items() if topic not in again})
             self._fetcher.wake()
 
-    async def _others(self, doubted: Iterable[TopicPartition]) -> set[TopicPartition]:
-        """Returns the partitions among these, of topics without an id, whose log is another one."""
-        tenures = {tp: self._state.assignment.get(tp) for tp in doubted if self._client.topic_id(tp.topic) is None}
-        changed = await self._look({tp.topic for tp in tenures})
-        known = {tp for tp, tenure in tenures.items() if tenure is not None and tenure.committed is not None}
+    async def _others(self, doubted: Iterable[TopicPartition], created: Mapping[str, int]) -> set[str]:
+        """Returns the topics of these partitions that have no id and are others. `created`: see `_look`."""
+        assigned = self._state.assignment
+        told = created.keys() & self._created.keys()  # by their znodes
+        rest = {tp for tp in doubted if self._client.topic_id(tp.topic) is None and tp.topic not in told}
+        known = {tp for tp in rest if tp in assigned and assigned[tp].committed is not None}
         found = await self._committed(known) if known else {}
-        return {tp for tp in tenures if tp.topic in changed or (tp in known and tp not in found)}
+        return self._changed(created) | ({tp.topic for tp in known} - {tp.topic for tp in found})
 
-    async def _look(self, topics: Iterable[str]) -> set[str]:
-        """Reads when these topics were created. Returns those that were created again since the last look."""
-        ensemble = self.membership.ensemble
+    def _changed(self, created: Mapping[str, int]) -> set[str]:
+        return {topic for topic, zxid in created.items() if self._created.get(topic, zxid) != zxid}
+
+    async def _look(self, topics: Set[str]) -> dict[str, int]:
+        """Returns the zxid that created each of these topics that has no id, as far as this member can know it."""
         wanted = {topic for topic in topics if self._client.topic_id(topic) is None}
-        if ensemble is None or not wanted:
-            return set()
-        from allocator.core.zookeeper.topics import created_at
-
         try:
-            found = await created_at(ensemble, wanted)
+            ensemble = await self._ensemble() if wanted else None
+            if ensemble is None:
+                return {}
+            from allocator.core.zookeeper.topics import created_at
+
+            return await created_at(ensemble, wanted)
         except AllocatorError as error:
             log.debug("cannot read when %d topics were created: %s", len(wanted), error)
-            return set()
-        changed = {topic for topic, zxid in found.items() if self._created.get(topic, zxid) != zxid}
-        self._created.update(found)
-        return changed
+            return {}

@@ -15,6 +15,7 @@ from allocator.core.types import TopicPartition
 
 if TYPE_CHECKING:
     from allocator.core.client.client import KafkaClient
+    from allocator.core.subscription.partition import TopicPartitionState
 
 # How long a broker may hold back an urgent request, which fetches partitions that became fetchable while the main
 # request waits at the broker. Higher: fewer requests; lower: the next such partition waits less
@@ -299,21 +300,31 @@ class Planner:
                 broker.again_at = min(broker.again_at, buffer.next_try)
             elif buffer.held >= self.budget.share:
                 self.short_of_bytes = True
-            elif now - buffer.seen_at < UNSEEN_S or not self.doubt(buffer, now):
+            elif now - buffer.seen_at < UNSEEN_S or not (self._state.is_in_doubt(buffer.tp) or self.doubt(buffer, now)):
                 wanting.append(buffer)
         return wanting
 
     def doubt(self, buffer: PartitionBuffer, now: float) -> bool:
         """Notes that the topic may have been created again, unless each request names its id. Returns whether it may
-        have been."""
+        have been. So its other partitions that are not read come into doubt too: only together can it be decided."""
         version = self._client.api_version(FetchRequest)
         named = version is not None and version >= BY_ID and self._client.topic_id(buffer.tp.topic) is not None
         buffer.seen_at = now
         if named or self._state.on_doubt is None:
             return False
-        self._state.assignment[buffer.tp].doubt_log()
+        doubted = self._state.assignment[buffer.tp]
+        if not doubted.in_doubt:
+            for tp, partition in self._state.assignment.items():
+                if tp.topic == buffer.tp.topic and tp != buffer.tp and not self._is_read(tp, partition, now):
+                    partition.doubt_log()
+        doubted.doubt_log()
         self._state.on_doubt()
         return True
+
+    def _is_read(self, tp: TopicPartition, partition: TopicPartitionState, now: float) -> bool:
+        """Returns whether the next responses about this partition will tell that its topic is gone."""
+        buffer = self._buffers.get(tp)
+        return partition.is_fetchable() and buffer is not None and now - buffer.seen_at < UNSEEN_S
 
     def _wanted(self, buffer: PartitionBuffer, size: int) -> Wanted:
         """Returns the request for one partition. It is the same object as before if nothing has changed."""

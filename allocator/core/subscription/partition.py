@@ -137,8 +137,8 @@ class TopicPartitionState(Progress):
             self.fetch_again()
 
     def to_commit(self, *, delivered: bool = False) -> Committed | None:
-        # past the truncation, the position belongs to records that the log no longer has; in doubt, perhaps too
-        if self.fetch_state is FetchState.TRUNCATED or self.in_doubt:
+        # past the truncation, the position belongs to records that the log no longer has
+        if self.fetch_state is FetchState.TRUNCATED:
             return None
         return super().to_commit(delivered=delivered)
 

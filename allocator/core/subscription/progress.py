@@ -120,6 +120,7 @@ class Progress(Tenure):
         "committed_at",
         "handled_from",
         "holds",
+        "logs",
         "moves",
         "proof",
         "topic_id",
@@ -139,6 +140,8 @@ class Progress(Tenure):
         """What the coordinator has confirmed last, by a fetch or a commit; None if nothing is committed."""
         self.committed_at: float | None = None
         """When this tenure last committed, on the clock of the commits; None if it has not."""
+        self.logs = 0
+        """The number of times that the log was found to be another one."""
         self.moves = 0
         """Number of moves of the position that a commit has to follow, even backwards."""
         self._goes_back = False
@@ -231,6 +234,7 @@ class Progress(Tenure):
             hold.void = hold.of_former_log = True
             hold.conclude()
         self.moves += 1
+        self.logs += 1
         self._goes_back = True
         self.committed = self.beyond = self.handled_from = None
 

@@ -4,12 +4,39 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import Any
 
+from allocator.core.client.metadata import Metadata
+from allocator.core.text import parse_json
 from allocator.core.types import Partitions, TopicPartition
-from allocator.core.zookeeper.client import ZooKeeperClient
+from allocator.core.zookeeper.client import NoZnode, ZooKeeperClient
 
+CLUSTER_ID = "/cluster/id"
+BROKER = "/brokers/ids/{}"
 TOPIC = "/brokers/topics/{}"
 OFFSET = "/consumers/{}/offsets/{}/{}"
+
+
+async def is_of(zk: ZooKeeperClient, cluster: Metadata) -> bool:
+    """Returns whether the brokers keep their topics in this ensemble and chroot. Raises ZooKeeperError."""
+    if cluster.cluster_id is not None:
+        return (await _object(zk, CLUSTER_ID)).get("id") == cluster.cluster_id
+    brokers = list(cluster.brokers.values())  # before 0.10.1
+    found = await asyncio.gather(*(_object(zk, BROKER.format(broker.node_id)) for broker in brokers))
+    return any(
+        (each.get("host"), each.get("port")) == (broker.host, broker.port)
+        or f"//{broker.host}:{broker.port}'" in str(each.get("endpoints"))
+        for broker, each in zip(brokers, found)
+    )
+
+
+async def _object(zk: ZooKeeperClient, path: str) -> dict[str, Any]:
+    """Returns the JSON object of a broker's znode; an empty one if there is none."""
+    try:
+        found = parse_json((await zk.get(path))[0])
+    except (NoZnode, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 async def created_at(zk: ZooKeeperClient, topics: Iterable[str]) -> dict[str, int]:

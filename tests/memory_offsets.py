@@ -14,7 +14,7 @@ from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
 class MemoryOffsets:
     """Implements what `Commits` uses of `StoredOffsets`. Subclasses override `send` to delay or refuse a request."""
 
-    group, storage, committer = "g", "kafka", None
+    group, storage, committer, may_expire = "g", "kafka", None, True
     limit = 4096
     """Bytes of the metadata of a commit."""
     silent_s = 0.0

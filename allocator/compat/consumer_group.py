@@ -17,7 +17,6 @@ from allocator.compat.group_config import ConsumerGroupConfig, client_of
 from allocator.compat.kept_offsets import KeptOffsets
 from allocator.core.aio import wait_for_event, warn_unclosed
 from allocator.core.client import KafkaClient
-from allocator.core.offsets import may_expire
 from allocator.errors import AllocatorError, GroupClosed
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -226,7 +225,7 @@ class ConsumerGroup:
             pending.id,
             len(pending.partitions),
         )
-        if may_expire(pending.committer, client):
+        if offsets.may_expire:
             generation.start(offsets.keep(committed, still_owned), "idle offsets")
         if self.config.watch_partition_changes:
             for topic in self.config.topics:

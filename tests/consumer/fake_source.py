@@ -128,7 +128,7 @@ class FakeSource:
     """
 
     generation, committer = 1, None
-    broker_version = (3, 9, 1)
+    broker_version, request_timeout_s = (3, 9, 1), 30.0
     commit_last = ConsumerCore.commit_last
     until_free = ConsumerCore.until_free
 

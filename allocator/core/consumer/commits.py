@@ -19,7 +19,7 @@ from allocator.core.consumer.commit_metadata import CommitMetadata
 from allocator.core.errors import AllocatorError, BrokerError, CommitFailed, Fenced, IllegalState
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.membership.membership import Membership
-from allocator.core.offsets.idle import IdleOffsets, may_expire
+from allocator.core.offsets.idle import IdleOffsets
 from allocator.core.offsets.pending_commit import MOST_PARTITIONS, Choice, names_of
 from allocator.core.offsets.storage import StoredOffsets, fetch_old_offsets
 from allocator.core.subscription.done import DoneSet
@@ -97,7 +97,7 @@ class Commits:
         self._woken = asyncio.Event()
         self._state.on_start = self._commit_at_once
         tasks.start(self._commit_regularly(self._woken), "auto-commit")
-        if may_expire(self._offsets.committer, self._client):
+        if self._offsets.may_expire:
             tasks.start(self._idle.run(), "idle offsets")
 
     async def _find_coordinator(self) -> None:
@@ -112,7 +112,7 @@ class Commits:
     def leave_fresh(self, tasks: BackgroundTasks) -> None:
         """Starts to commit idle offsets again while the member leaves, so that they do not expire if every process of
         the group is short-lived. A release waits for it."""
-        if self._idle is not None and may_expire(self.membership.committer, self._client):
+        if self._idle is not None and self.offsets.may_expire:
             old = self._idle.not_ours()
             if self._interval_s is not None:
                 # the release commits the others

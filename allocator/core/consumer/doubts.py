@@ -79,7 +79,7 @@ class Doubts:
             return ensemble
         from allocator.core.zookeeper.topics import is_of
 
-        if not await is_of(ensemble, cluster):
+        if not await is_of(ensemble, cluster.cluster_id, {n: (b.host, b.port) for n, b in cluster.brokers.items()}):
             return None
         self._theirs.add(cluster.cluster_id)
         return ensemble

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.offsets.idle import IdleOffsets, may_expire
+from allocator.core.offsets.idle import IdleOffsets
 from allocator.core.offsets.messages import Committer, Identity
 from allocator.core.offsets.storage import fetch_old_offsets
 
@@ -27,5 +27,4 @@ __all__ = [
     "Identity",
     "IdleOffsets",
     "fetch_old_offsets",
-    "may_expire",
 ]

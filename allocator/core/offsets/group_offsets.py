@@ -102,6 +102,12 @@ class GroupOffsets:
         self._abandoned = False  # the request of a cancelled call may still be in flight
         self._backoff = Backoff(client.retry_backoff_s, BACKOFF_MAX_S)  # after failed commit requests
 
+    @property
+    def may_expire(self) -> bool:
+        """Whether Kafka deletes an idle offset of a group with members: it does not know the members, or its brokers
+        do not look at them (before KIP-211)."""
+        return self.committer is None or self._client.broker_version < (2, 1)
+
     async def find(self) -> int | None:
         """Finds the coordinator again and returns its node id; None on 0.8.1, which has no coordinator. Raises
         NoOffsetsError."""

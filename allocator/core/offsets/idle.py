@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Set
 from typing import Any, Final, Optional, Protocol
 
 from allocator.core.aio.clock import boot_clock
-from allocator.core.client import KafkaClient
 from allocator.core.errors import AllocatorError
 from allocator.core.offsets.coordinator import SHORTEST_RETENTION_S
 from allocator.core.offsets.group_offsets import GroupOffsets
@@ -42,12 +41,6 @@ MAX_PERIOD_S: Final = 6 * 3600.0  # upper limit, because the brokers' retention 
 # member that lives only briefly may renew no offset; lower: more turns
 CHECK_S: Final = 20.0
 IDLE_S: Final = 5.0  # seconds between turns while the member owns nothing
-
-
-def may_expire(committer: object | None, client: KafkaClient) -> bool:
-    """Returns whether Kafka deletes an idle offset of a living group: to Kafka the group has no members (`committer` is
-    None), or the brokers do not look at members (before KIP-211)."""
-    return committer is None or client.broker_version < (2, 1)
 
 
 class IdleOffsets:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from allocator.core.client.metadata import Metadata
 from allocator.core.text import parse_json
 from allocator.core.types import Partitions, TopicPartition
 from allocator.core.zookeeper.client import NoZnode, ZooKeeperClient
@@ -17,16 +16,18 @@ TOPIC = "/brokers/topics/{}"
 OFFSET = "/consumers/{}/offsets/{}/{}"
 
 
-async def is_of(zk: ZooKeeperClient, cluster: Metadata) -> bool:
-    """Returns whether the brokers keep their topics in this ensemble and chroot. Raises ZooKeeperError."""
-    if cluster.cluster_id is not None:
-        return (await _object(zk, CLUSTER_ID)).get("id") == cluster.cluster_id
-    brokers = list(cluster.brokers.values())  # before 0.10.1
-    found = await asyncio.gather(*(_object(zk, BROKER.format(broker.node_id)) for broker in brokers))
+async def is_of(zk: ZooKeeperClient, cluster_id: str | None, brokers: Mapping[int, tuple[str, int]]) -> bool:
+    """Returns whether the brokers of this cluster keep their topics in this ensemble and chroot.
+
+    `brokers`: node id -> host and port. They decide before Kafka 0.10.1, where clusters have no id. Raises
+    ZooKeeperError.
+    """
+    if cluster_id is not None:
+        return (await _object(zk, CLUSTER_ID)).get("id") == cluster_id
+    found = await asyncio.gather(*(_object(zk, BROKER.format(node_id)) for node_id in brokers))
     return any(
-        (each.get("host"), each.get("port")) == (broker.host, broker.port)
-        or f"//{broker.host}:{broker.port}'" in str(each.get("endpoints"))
-        for broker, each in zip(brokers, found)
+        (each.get("host"), each.get("port")) == (host, port) or f"//{host}:{port}'" in str(each.get("endpoints"))
+        for (host, port), each in zip(brokers.values(), found)
     )
 
 

@@ -154,6 +154,12 @@ class MemberJson(Response):
     strategies: Union[list[str], UnsetType] = UNSET
     refused: Union[str, UnsetType, None] = UNSET
     releasing: Union[int, UnsetType] = UNSET
+    logs: Annotated[
+        Union[str, UnsetType, None],
+        described(
+            "A command that prints the log of the member's process, if systemd runs it; null without a process id."
+        ),
+    ] = UNSET
 
 
 class TopicJson(Response):

@@ -9,6 +9,7 @@ from typing import Any
 
 from allocator.core.commands import KINDS, Budget
 from allocator.core.znodes import to_ranges
+from allocator.operate import ShellCommand
 from allocator.types import TopicPartition
 from allocator.web.history import REBALANCES, rounded
 from allocator.web.watch import WatchedGroup, Watcher
@@ -157,6 +158,9 @@ def _member(group: WatchedGroup, member: str) -> dict[str, Any]:
         client_id=info.name,
         host=info.host,
         pid=info.pid,
+        logs=None
+        if info.pid is None
+        else str(ShellCommand(("ssh", "--", info.host, "journalctl", f"_PID={info.pid}"))),
         version=info.version,
         rack=info.rack,
         weight=info.weight,

@@ -8,7 +8,7 @@ const { age, ageStep, ago, expand, lagStep, number, ranges, span, whole } = awai
 const { build, parse, sameView } = await from("route");
 const { direction, inSight, matches, ordered, places } = await from("rows");
 const { layout } = await from("flow");
-const { ratio, reported, unevenness } = await from("load");
+const { ratio, unevenness } = await from("load");
 
 const CASES = {
   "unknown is a word and never a number": () => {
@@ -17,9 +17,7 @@ const CASES = {
     assert.deepEqual([age(null, 120), age(null, null), ago(null, 5)], ["over 2 min", "unknown", "unknown"]);
     assert.deepEqual([lagStep(null), ageStep(null), lagStep(0), ageStep(3600), lagStep(1e9)], [null, null, 0, 4, 5]);
   },
-  "a load is per unit of weight, and unknown if it is not known": () => {
-    const members = [{ id: "a", weight: 2 }, { id: "b", weight: 1 }, { id: "c", weight: 1 }, { id: "gone", gone: true }];
-    assert.deepEqual(members.map(reported({ members: { a: 30, b: 0, c: null } })), [15, 0, null, null]);
+  "an imbalance is unknown if a load is not known": () => {
     assert.deepEqual([unevenness([3, 1]), unevenness([0, 0]), unevenness([3, null]), ratio(null)], [1.5, 1, null, "unknown"]);
   },
   "numbers and times are short": () => {

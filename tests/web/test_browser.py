@@ -40,7 +40,7 @@ from allocator.core.zookeeper.client import ConnectionLost
 from allocator.operate import Clusters
 from allocator.operate.dead_letters import DeadLetterQueue, Letter, LetterFilter, Outcome
 from allocator.operate.deletion import GroupRemains
-from allocator.operate.what_if import Scenario, plan_of
+from allocator.operate.what_if import GroupPlan, Scenario, plan_of
 from allocator.testing import LocalCluster
 from allocator.testing.waiting import wait_until, wait_until_async
 from allocator.types import Record, TopicPartition
@@ -258,6 +258,9 @@ class RecordedWork(GroupWork):
         return {"group": group, "order": "o-12345678", "state": "given", "state_why": "", "withdrawn": []}
 
     async def preview(self, group: str, order: OrderRequest, user: str) -> dict[str, Any]:
+        if "partitions" not in order.arguments:
+            found = (await self.planned()).to_json()
+            return {"group": group, "order": {"state": "given"}, "partitions": [], "plan": found, "creates": None}
         rows = [
             {"topic": p.topic, "partition": p.partition, "owner_name": "worker-00@node-0#0", "committed": 100}
             | {"log_start": 0, "log_end": 160, "lag": 60, "to": 0 if order.kind == "seek" else None}
@@ -268,10 +271,13 @@ class RecordedWork(GroupWork):
     async def plan(self, group: str, body: PlanRequest, user: str) -> dict[str, Any]:
         changes = {name: getattr(body, name) for name in Suppositions.__struct_fields__}
         self.requests.append(("plan", (changes, [order.kind for order in body.orders], body.apply)))
-        state = watcher().groups[group].report.state
-        scenario = Scenario.of(state, {"orders": 6000, "payments": 4000}).removing(next(iter(state.members)))
-        found = await plan_of(scenario, _view, round_trip_s=0.002)
+        found = await self.planned()
         return {**found.to_json(), "executed": body.apply, "applied": ["o-12345678"] if body.apply else []}
+
+    async def planned(self) -> GroupPlan:
+        state = watcher().groups["billing"].report.state
+        scenario = Scenario.of(state, {"orders": 6000, "payments": 4000}).removing(next(iter(state.members)))
+        return await plan_of(scenario, _view, round_trip_s=0.002)
 
     async def delete(self, group: str, body: DeleteRequest, user: str) -> dict[str, Any]:
         execute = body.confirm is not None
@@ -284,6 +290,7 @@ async def _view(assignor: Any, members: Any, counts: Any, owned: Any) -> GroupVi
 
 
 EVERY = LetterFilter()
+SEEK = "#partitions button[aria-label='Seek orders:0']"
 
 
 class LettersInMemory(DeadLetterQueue):
@@ -350,6 +357,9 @@ async def test_an_operator_gives_orders_plans_and_settles_letters(browser: Any) 
             "it.dispatchEvent(new Event('input')); it.dispatchEvent(new Event('change'))"
         )
 
+    def opens(label: str) -> None:
+        page.run(f"document.querySelector('button[aria-label=\"{label}\"]').click()")
+
     def records(url: str) -> None:
         page.open(f"{url}/#/group/billing/partitions?q=orders:0")
         page.sees("#partitions", "paused")
@@ -362,23 +372,35 @@ async def test_an_operator_gives_orders_plans_and_settles_letters(browser: Any) 
         page.sees("dialog", "The command stays for its other partitions")
         page.click("Yes, withdraw pause")
         page.sees("dialog .result", "Withdrawn")
-        page.click("Add the command")
-        page.sees("dialog .result", "first show what exactly this command does")
-        fill("record-order", "skip")
+        page.click("Close")
+        assert page.focused() == "paused"
+        opens("Skip the partitions below")
+        page.click("Skip")
+        page.sees("dialog .result", "enter the offset")
         fill("record-offset", "42")
-        page.click("Show what it does")
-        page.sees("dialog .result", "committed already, so the command changes nothing")
-        fill("record-order", "seek")
-        page.click("Show what it does")
-        page.sees("dialog .result", "100 records of 1 partition would be read again")
+        page.click("Skip")
+        page.sees("dialog .step", "committed already, so the command changes nothing")
+        page.click("Close")
+        opens("Seek orders:0")
+        page.click("Seek")
+        page.sees("dialog .step", "100 records of 1 partition would be read again")
+        page.run("document.querySelector('[name=record-why]').focus()")
+        page.press("a fixed handler")  # after which another command would be given than was shown
+        page.click("Seek")
+        page.sees("dialog .step", "100 records of 1 partition would be read again")
         assert page.violations() == []
-        page.click("Add the command")
         page.click("Yes, seek")
         page.sees("dialog .result", "is added")
-        page.click("Close")
-        wait_until(lambda: page.focused() == "Commands…", PATIENCE_S, "the focus comes back to the row")
+        page.run(
+            f"const seek = document.querySelector({SEEK!r}); seek.replaceWith(seek.cloneNode(true))"
+        )  # drawn again
+        closed = (
+            "[...document.querySelectorAll('dialog button')].at(-1).click(); return document.activeElement.ariaLabel"
+        )
+        assert page.run(closed) == "Seek orders:0", "the focus comes back to the row at once"
         page.go("#/group/billing/partitions?q=orders")
-        page.click("Commands about these 24 partitions…")
+        page.sees(".filters", "24 of 40 partitions")
+        page.click("In force…")
         page.sees("dialog", "seek orders:3")
         page.click("Seek orders:3 back to 70")
         page.click("Yes, seek back")
@@ -431,23 +453,23 @@ async def test_an_operator_gives_orders_plans_and_settles_letters(browser: Any) 
     def end() -> None:
         page.go("#/group/billing")
         page.sees("#phase", "stable")
-        page.run("document.getElementById('act').click()")
-        fill("order-kind", "canary")
-        page.click("Add the command")
+        page.click("Canary…")
+        page.click("Canary")
         page.sees("dialog .result", "enter how many partitions")
         fill("order-count", "2")
-        page.click("Add the command")
-        page.sees("dialog", "4 members before it, count 2")
+        page.click("Canary")
+        page.sees("dialog .step", "4 members before it, count 2")
+        page.sees("dialog .step", "partitions would move")
         page.click("Yes, canary")
         page.sees("dialog .result", "is added")
-        page.click("Delete the group")
-        page.sees("dialog .result", "first show what is deleted")
-        page.click("Show what is deleted")
-        page.sees("dialog .result", "1 znode and the committed offsets of 12 partitions")
-        page.click("Delete the group")
+        page.click("Close")
+        page.click("Delete…")
+        page.click("Delete")
+        page.sees("dialog .step", "1 znode and the committed offsets of 12 partitions")
+        page.click("Yes, delete")
         page.sees("dialog .result", "enter the name of the group")
         fill("delete-confirm", "billing")
-        page.click("Delete the group")
+        page.click("Yes, delete")
         page.sees("dialog .result", "Deleted: 1 znode")
         page.click("Close")
         page.go("#/audit")  # with the token that the page already has
@@ -495,26 +517,26 @@ async def test_a_group_of_kafkas_own_protocol_gets_orders_about_records_alone(
             shown = "return [...document.querySelectorAll('.tabs a')].filter((a) => !a.hidden).map((a) => a.innerText)"
             assert "Plan" not in page.run(shown)
             assert page.violations() == []
-            page.run("document.getElementById('act').click()")
-            page.sees("dialog", "Reset offsets")
-            shown = page.text("dialog")
-            assert "Recompute" not in shown
-            assert "Pause and resume" not in shown
-            assert "Commands" not in shown
-            page.press("\ue00c")
+            assert page.text("#acts").split("\n") == [
+                "Reset offsets…",
+                "Copy offsets…",
+                "Mark a deployment…",
+                "Delete…",
+            ]
             page.go(f"#/group/{group}/partitions")
             page.sees("#partitions", f"{topic}:1")
-            page.run(f"document.querySelector('button[aria-label=\"Commands about {topic}:1\"]').click()")
-            page.sees("dialog", "No command about them")
+            assert "Pin…" not in page.text("#partitions")
+            page.run(f"document.querySelector('button[aria-label=\"Pause {topic}:1\"]').click()")
             page.run("document.querySelector('dialog input[name=token]').focus()")
             page.press(TOKEN)
-            page.click("Show what it does")
-            page.sees("dialog .result", f"It creates the topic {group}.orders")
+            page.click("Pause")
+            page.sees("dialog .step", f"It creates the topic {group}.orders")
             assert page.violations() == []
-            page.click("Add the command")
-            page.sees("dialog .step", f"It creates the topic {group}.orders.")
             page.click("Yes, pause")
             page.sees("dialog .result", "is added")
+            page.click("Close")
+            page.sees("#partitions", "paused")
+            page.run(f"document.querySelector('button[aria-label=\"Commands about {topic}:1\"]').click()")
             page.sees("dialog .row", "by token")
 
         await asyncio.to_thread(walk)
@@ -539,37 +561,47 @@ async def test_a_change_needs_the_token_and_a_second_click(browser: Any, zk_chro
         def check() -> None:
             page.open(f"{it.url}/#/group/g")
             page.sees("#phase", "stable")
-            page.run("document.getElementById('act').click()")
+            page.click("Rebalance…")
+            page.sees("dialog", "do not stop")
             page.click("Rebalance")
-            page.sees("dialog .step", "do not stop")
-            page.click("Yes, rebalance g")
             page.sees("dialog .result", "the token is missing or wrong")
             page.run("document.querySelector('dialog input[name=token]').focus()")
             page.press(TOKEN)
-            page.click("Yes, rebalance g")
+            page.click("Rebalance")
+            page.sees("dialog .step", "No partition would move.")
+            assert page.focused() == "Yes, rebalance"
+            page.click("Yes, rebalance")
             page.sees("dialog .result", "the next generation will follow")
             assert page.focused() == "Rebalance"
-            page.click("Pause")
+            page.click("Close")
+            assert page.focused() == "Rebalance…"
+            page.click("Pause…")
             page.sees("dialog", "The group reads nothing until you resume")
-            assert page.focused() == "Yes, pause g"
-            page.click("Yes, pause g")
+            page.click("Pause")
+            page.sees("dialog .step", "At most 1 member with 2 partitions would leave")
+            page.click("Yes, pause")
             page.sees("dialog .result", "its members will leave")
             page.sees("#phase", "paused, still running: 1")
+            page.click("Close")
+            page.click("Resume…")
             page.click("Resume")
-            page.click("Yes, resume g")
+            page.click("Yes, resume")
             page.sees("#phase", "stable")
-            choose = "const kind = document.querySelector('select[name=order-kind]'); kind.value = {!r};"
-            choose += (
-                "kind.dispatchEvent(new Event('change')); return kind.closest('section').querySelectorAll({!r}).length"
-            )
-            for kind, inputs in {"swap": 2, "pin": 1, "budget": 0, "cordon": 1}.items():
-                assert page.run(choose.format(kind, "select:not([name=order-kind])")) == inputs, kind
-            page.click("Add the command")
-            page.sees("dialog", "The command cordon assigns no further partitions to a member")
+            page.click("Close")
+            page.go(f"#/group/g/member/{member_id(0)}")
+            for kind, inputs in {"Swap": 1, "Evacuate": 0, "Cordon": 0}.items():
+                page.click(f"{kind}…")
+                page.sees("#dialog-title", f"{kind} worker-00@node-0")
+                assert page.run("return document.querySelectorAll('dialog select').length") == inputs, kind
+                if kind != "Cordon":
+                    page.click("Close")
+            page.click("Cordon")
+            page.sees("dialog .step", "member worker-00@node-0#0: No partition would move.")
             page.click("Yes, cordon")
             page.sees("dialog .result", "is added")
-            page.click("Reset offsets")
-            page.sees("dialog .result", "first show the plan of exactly this change")
+            page.click("Close")
+            page.go("#/group/g")
+            page.click("Mark a deployment…")
             page.run("document.querySelector('dialog input[name=note]').focus()")
             page.press("version 1.4.2")
             page.click("Mark")
@@ -578,7 +610,12 @@ async def test_a_change_needs_the_token_and_a_second_click(browser: Any, zk_chro
             page.click("Close")
             page.sees("#timeline", "◆")
             page.sees("#orders", "cordon member worker-00@node-0")
-            assert page.focused() == "Change…"
+            assert page.focused() == "Mark a deployment…"
+            page.run("document.querySelector('#orders button[aria-label]').click()")
+            page.click("Withdraw")
+            page.click("Yes, withdraw cordon")
+            page.sees("dialog .result", "Withdrawn")
+            page.click("Close")
             assert TOKEN not in page.driver.page_source
             # the token is entered once for a tab, and ends with it
             assert page.run("return document.cookie + JSON.stringify(localStorage)") == "{}"
@@ -625,7 +662,7 @@ async def test_real_servers_are_shown_with_their_offsets_and_reset_by_hand(
         def reset() -> None:
             page.go(f"#/group/{group}")
             page.sees("#phase", "empty")
-            page.run("document.getElementById('act').click()")
+            page.click("Reset offsets…")
             page.run("document.querySelector('dialog input[name=token]').focus()")
             page.press(TOKEN)
             page.run(
@@ -633,11 +670,11 @@ async def test_real_servers_are_shown_with_their_offsets_and_reset_by_hand(
                 "kind.dispatchEvent(new Event('change')); const amount = document.querySelector('input[name=amount]');"
                 "amount.value = '-5'; amount.dispatchEvent(new Event('input'))"
             )
-            page.click("Show the plan")
-            page.sees("dialog .result", "15 records of 3 partitions would be read again")
+            page.click("Reset offsets")
+            page.sees("dialog .step", "15 records of 3 partitions would be read again")
             page.run("document.querySelector('dialog input[name=confirm]').focus()")
             page.press(group)
-            page.click("Reset offsets")
+            page.click("Yes, reset offsets")
             page.sees("dialog .result", "3 offsets committed")
             page.click("Close")
             page.go(f"#/group/{group}/partitions?q={topic}:0")
@@ -654,7 +691,7 @@ async def test_a_read_only_page_offers_no_change(browser: Any, zk_chroot: str) -
         def check() -> None:
             page.open(f"{it.url}/#/group/g")
             page.sees("#phase", "stable")
-            assert page.run("return document.getElementById('act').checkVisibility()") is False
+            assert page.text("#acts") == ""
 
         await asyncio.to_thread(check)
         assert (await it.json("/api/groups"))["read_only"] is True

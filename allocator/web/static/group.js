@@ -1,11 +1,12 @@
 // One group: the header that all its views share, and the summary.
 
+import { groupActions } from "./act.js";
 import { offers } from "./requests.js";
 import { Chart, MARKS, timeline } from "./charts.js";
 import { element, link, say } from "./dom.js";
 import { findings } from "./findings.js";
 import { age, number, rate, span, whole } from "./format.js";
-import { loadOfMembers } from "./load.js";
+import { imbalance } from "./load.js";
 import { map } from "./map.js";
 import { orders } from "./orders.js";
 import { figures, owner, panel, phaseBadge, section, to } from "./parts.js";
@@ -14,18 +15,17 @@ import { Table } from "./table.js";
 
 const TABS = [["summary", "Summary"], ["partitions", "Partitions"], ["rebalances", "Rebalances"], ["plan", "Plan"]];
 
-// Name, state and tabs; `act` opens the dialog of changes
-export const groupHead = (route, act) => {
+// Name, state, changes and tabs
+export const groupHead = (route) => {
   const phase = element("span", { id: "phase" }), strategy = element("span", { id: "strategy", class: "muted" });
-  const change = element("button", { id: "act", type: "button", hidden: true }, "Change…");
-  change.addEventListener("click", act);
+  const acts = groupActions();
   const tabs = element("nav", { class: "tabs", "aria-label": "Views of the group" }, ...TABS.map(([view, words]) => link(to(view), words, { "aria-current": route.view === view ? "page" : undefined, hidden: view === "plan" })));
   const planning = tabs.lastElementChild; // for operators: a plan costs the servers a little
   const inner = route.item !== null;
   const node = element("div", { class: "head", "data-from": "zookeeper" },
-    element("div", { class: "title" }, element(inner ? "p" : "h2", { id: "name", class: "name", tabindex: "-1" }, route.group), phase, strategy, element("span", { class: "spacer" }), change), tabs);
+    element("div", { class: "title" }, element(inner ? "p" : "h2", { id: "name", class: "name", tabindex: "-1" }, route.group), phase, strategy, element("span", { class: "spacer" }), acts.node), tabs);
   const update = () => {
-    change.hidden = state.overview?.read_only !== false;
+    acts.update();
     planning.hidden = !offers("plan");
     if (!state.group) return;
     const group = state.group, current = knownNow(source());
@@ -39,13 +39,18 @@ export const groupHead = (route, act) => {
   return { node, update };
 };
 
+// a number with a bar: its share of the largest in the column, which `scale` sets
+const measured = (key, value, words) => { const node = element("span", { class: "measured" }, words, element("i", { class: key, "aria-hidden": "true" })); node.style.setProperty("--value", value ?? 0); return node; };
+const measure = (key, head, width, value, words, hint) => ({ key, head, width, hint, numeric: true, value, text: (m) => words(value(m)), cell: (m) => measured(key, value(m), words(value(m))) });
+const MEASURES = { partitions: (m) => m.partitions, lag: lagOfMember, load: (m) => state.loads?.members[m.id] ?? null };
+const scale = (node) => { for (const [key, value] of Object.entries(MEASURES)) node.style.setProperty(`--most-${key}`, Math.max(1e-9, ...state.group.members.map((each) => value(each) ?? 0))); };
 const MEMBERS = [
-  { key: "member", head: "member", width: 222, grow: true, value: (m) => m.name, text: (m) => m.name, cell: (m) => owner(m.id) },
-  { key: "notes", head: "notes", width: 60, grow: true, text: notes },
-  { key: "partitions", head: "partitions", width: 90, numeric: true, value: (m) => m.partitions, text: (m) => whole(m.partitions) },
-  { key: "lag", head: "lag", width: 62, numeric: true, value: lagOfMember, text: (m) => number(lagOfMember(m)) },
+  { key: "member", head: "member", width: 175, grow: true, value: (m) => m.name, text: (m) => m.name, cell: (m) => owner(m.id) },
+  { key: "notes", head: "notes", width: 90, grow: true, wrap: true, text: notes },
+  measure("partitions", "partitions", 90, MEASURES.partitions, whole),
+  measure("lag", "lag", 62, MEASURES.lag, number),
 ];
-const WITH_LOAD = [{ ...MEMBERS[0], width: 175 }, ...MEMBERS.slice(1), { key: "load", head: "load", width: 52, numeric: true, value: (m) => state.loads?.members[m.id] ?? null, text: (m) => number(state.loads?.members[m.id]) }];
+const WITH_LOAD = [...MEMBERS, measure("load", "load", 62, MEASURES.load, number, "the load that the member reports")];
 function lagOfMember(member) { return state.lag ? state.lag.members[member.id] ?? null : null; }
 // what commands of operators keep from the member
 const MARKS_OF = { cordon: "cordoned", evacuate: "evacuated" };
@@ -70,8 +75,8 @@ export const groupFigures = (group) => {
 const RANGES = [[1, "1 hour"], [6, "6 hours"], [24, "1 day"], [168, "7 days"], [720, "30 days"]];
 const LEGEND = [["fault", "a member crashed"], ["order", "a change by a user"], ["deployment", "a deployment"], ["outage", "a cluster did not respond"]].map(([kind, words]) => element("span", {}, element("b", { class: `mark ${kind}` }, MARKS[kind]), words));
 
-export const summary = (route, query, act) => {
-  const ordered = orders(act);
+export const summary = (route, query) => {
+  const ordered = orders(), uneven = element("div");
   const found = findings(route.group), grids = map(() => state.topics, query);
   const numbers = element("div", { id: "figures" });
   const members = new Table({ id: "members", label: "Members", columns: MEMBERS, key: (m) => m.id, empty: "No members." });
@@ -87,8 +92,7 @@ export const summary = (route, query, act) => {
     new Chart("Throughput", [{ key: "consumed", label: "committed", kind: "a" }, { key: "produced", label: "written", kind: "b" }], "/s"),
     new Chart("Commits", [{ key: "commits", label: "partitions", kind: "a" }], "/s"),
   ];
-  const load = loadOfMembers(route, query);
-  for (const part of [found, ordered, load]) part.node.dataset.from = "zookeeper"; // grey while the cluster does not respond
+  for (const part of [found, ordered]) part.node.dataset.from = "zookeeper"; // grey while the cluster does not respond
   const strip = element("div", { id: "timeline" }), none = element("p", { class: "muted" }), legend = element("p", { class: "legend" }, ...LEGEND), all = link(to("rebalances"), "All rebalances");
   const drawings = element("div", { id: "charts", class: "charts", "data-from": "kafka" }, ...charts.map((chart) => chart.figure)), unmeasured = element("p", { class: "muted" }, "No measurement yet.");
   // the stream has the last hour; longer periods come from the history file
@@ -112,8 +116,8 @@ export const summary = (route, query, act) => {
     element("section", { "data-from": "kafka", "aria-label": "Figures" }, numbers), found.node,
     element("div", { class: "columns", "data-from": "zookeeper" },
       panel("Owners", [grids.chooser], grids.node),
-      panel("Members", [members.nothing, members.sorters], members.node)),
-    ordered.node, load.node,
+      panel("Members", [members.nothing, members.sorters], uneven, members.node)),
+    ordered.node,
     panel("Rebalances", [none, element("span", { class: "spacer" }), buttons, all], strip, legend),
     panel("Over time", [unmeasured], drawings));
   const shown = () => past ?? { points: state.points, rebalances: state.rebalances, events: state.events };
@@ -129,13 +133,13 @@ export const summary = (route, query, act) => {
   const update = (kind) => {
     if (!state.group) return;
     if (["group", "lag", "overview", "all"].includes(kind)) numbers.replaceChildren(groupFigures(state.group));
-    if (["group", "lag", "loads", "orders", "all"].includes(kind)) { members.use(state.loads ? WITH_LOAD : MEMBERS); members.show(state.group.members); grids.update(); load.update(); }
+    if (["group", "lag", "loads", "orders", "all"].includes(kind)) { members.use(state.loads ? WITH_LOAD : MEMBERS); scale(members.node); members.show(state.group.members); grids.update(); uneven.replaceChildren(imbalance()); }
     if (["findings", "all"].includes(kind)) found.update(state.findings);
     if (["orders", "all"].includes(kind)) ordered.update();
     if (["rebalances", "series", "events", "resize", "all"].includes(kind)) { history(); drawCharts(); }
-    if (kind === "resize") { grids.draw(); load.update(); }
+    if (kind === "resize") { grids.draw(); }
   };
   if (range > 1) loadPast();
-  const ticking = setInterval(() => { if (state.group && !document.hidden) { history(); load.update(); } }, 5000);
+  const ticking = setInterval(() => { if (state.group && !document.hidden) { history(); uneven.replaceChildren(imbalance()); } }, 5000);
   return { node: body, update, close: () => { members.close(); ordered.close(); clearInterval(ticking); state.only = null; }, title: () => `${state.group?.problems ? "(!) " : ""}${route.group}` };
 };

@@ -1,6 +1,6 @@
 // The dead letters of a topic: search by error, topic and time, show one, write back or discard after a preview.
 
-import { statusLine, credentials, field as line, offers, openDialog, part, post, read } from "./requests.js";
+import { closeDialog, statusLine, credentials, field as line, offers, openDialog, part, post, read } from "./requests.js";
 import { element } from "./dom.js";
 import { moment, plural, whole } from "./format.js";
 import { check, field, search } from "./parts.js";
@@ -69,11 +69,11 @@ export const letters = (route, query) => {
       ...(got.stack ? [part("Stack", box("Stack", got.stack))] : []),
       ...contents,
       ...(got.settled === null ? [element("div", { class: "row" }, element("button", { type: "button", onclick: () => again("redrive", { letters: [got.letter] }) }, "Redrive this letter…"), element("button", { type: "button", onclick: () => again("discard", { letters: [got.letter] }) }, "Discard this letter…"))] : []),
-    ], { after: "#letters tbody button" });
+    ]);
     return "";
   });
   // close the dialog of a letter before the one that settles it opens
-  const again = (what, chosen) => { document.getElementById("dialog").close(); begin(what, chosen); };
+  const again = (what, chosen) => { closeDialog(); begin(what, chosen); };
 
   // -- settling: a preview first, then exactly those letters --------------------------------------------------
   const DOES = { redrive: ["Redrive", "written back to their topics, each once", "redriven"], discard: ["Discard", "noted as done with; they stay in the topic until its retention removes them", "discarded"] };
@@ -90,7 +90,7 @@ export const letters = (route, query) => {
       return `${plural(result.count, "letter")} ${done}${result.refused.length ? `, ${whole(result.refused.length)} refused` : ""}.`;
     });
     openDialog(`${verb} letters of ${name}`, [said, rows.node, ...refused, ...(more > 0 ? [element("p", { class: "muted" }, `and ${whole(more)} more are refused`)] : []), ...(what === "discard" ? [line("Reason", reason, "for lists of settled letters")] : []), ...(names.length ? [go] : [])],
-      { close: () => { rows.close(); if (listed) report(list); }, after: "#letters tbody button" });
+      { close: () => { rows.close(); if (listed) report(list); } });
     rows.show(seen.letters);
     return "";
   });

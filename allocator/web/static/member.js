@@ -2,7 +2,10 @@
 
 import { element, link } from "./dom.js";
 import { age, ago, moment, number, rate, span, whole } from "./format.js";
+import { openOrder } from "./act.js";
 import { notes } from "./group.js";
+import { leads } from "./orders.js";
+import { capital, opener } from "./requests.js";
 import { map } from "./map.js";
 import { partitionTable } from "./partitions.js";
 import { figures, owner, panel, section, swatch, to } from "./parts.js";
@@ -31,7 +34,7 @@ const shares = (name) => state.rebalances.map((each) => {
 
 export const member = (route, query) => {
   const id = route.item, mine = (cell) => cell.owner === id || cell.to === id;
-  const title = element("h2", { tabindex: "-1", class: "owner" }), about = element("div"), gone = element("p", { class: "empty", hidden: true });
+  const title = element("h2", { tabindex: "-1", class: "owner" }), acts = element("div", { class: "acts" }, ...["cordon", "evacuate", "swap"].map((kind) => opener(`${capital(kind)}…`, () => openOrder(kind, { member: nameOf(id) })))), about = element("div"), gone = element("p", { class: "empty", hidden: true });
   const facts = element("dl", { class: "facts" });
   const grids = map(() => state.topics, query), table = partitionTable(route, query, mine, "Partitions of the member");
   const history = new Table({ id: "shares", label: "What it got and lost", columns: HISTORY, key: (r) => r.id, sort: "-when", empty: "Nothing that this server knows." });
@@ -40,7 +43,7 @@ export const member = (route, query) => {
   const update = (kind) => {
     const found = state.members.get(id);
     if (!state.group) return;
-    inner.hidden = !found; gone.hidden = !!found;
+    inner.hidden = !found; gone.hidden = !!found; acts.hidden = !found || !leads();
     gone.textContent = "This member has left the group.";
     if (kind !== "overview") history.show(shares(nameOf(id)));
     if (!found) { title.textContent = nameOf(id); drawn = ""; return; }
@@ -56,13 +59,13 @@ export const member = (route, query) => {
     const lines = [
       ["client id", found.client_id], ["host", found.host], ["process", found.pid], ["version", found.version], ["joined", found.joined === null || found.joined === undefined ? null : `${moment(found.joined)} (${ago(found.joined, now())})`],
       ["session timeout", found.session_timeout_s ? span(found.session_timeout_s) : null], ["rack", found.rack ?? "none"], ["weight", found.weight],
-      ["subscribes to", found.pattern ? `pattern ${found.pattern}` : found.topics?.join(", ")], ["allocator functions", found.strategies?.join(", ")], ["notes", notes(found) || "none"], ["refused", found.refused], [inKafka() ? "member id" : "znode", id],
+      ["subscribes to", found.pattern ? `pattern ${found.pattern}` : found.topics?.join(", ")], ["allocator functions", found.strategies?.join(", ")], ["logs, of a service of systemd", found.logs && element("code", {}, found.logs)], ["notes", notes(found) || "none"], ["refused", found.refused], [inKafka() ? "member id" : "znode", id],
     ].filter(([head, value]) => head !== "refused" || value);
-    facts.replaceChildren(...lines.flatMap(([head, value]) => [element("dt", {}, head), element("dd", {}, value === null || value === undefined ? "unknown" : String(value))]));
+    facts.replaceChildren(...lines.flatMap(([head, value]) => [element("dt", {}, head), element("dd", {}, value?.nodeType ? value : value === null || value === undefined ? "unknown" : String(value))]));
     if (kind === "resize") grids.draw(); else grids.update();
     if (kind !== "overview") table.update();
   };
-  return { node: element("div", { class: "body", "data-from": "zookeeper" }, title, gone, inner, past), needs: "offsets", update, close: () => { table.close(); history.close(); state.only = null; }, title: () => `${nameOf(id)} of ${route.group}` };
+  return { node: element("div", { class: "body", "data-from": "zookeeper" }, element("div", { class: "title" }, title, element("span", { class: "spacer" }), acts), gone, inner, past), needs: "offsets", update, close: () => { table.close(); history.close(); state.only = null; }, title: () => `${nameOf(id)} of ${route.group}` };
 };
 
 const READERS = [

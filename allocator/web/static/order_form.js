@@ -1,4 +1,4 @@
-// The form for an operator command to the leader: its kind and arguments. The dialog of changes and the plans use it.
+// The form for an operator command to the leader: its kind and arguments. The dialogs of commands and the plans use it.
 
 import { choice, field } from "./requests.js";
 import { element } from "./dom.js";
@@ -19,18 +19,21 @@ const canary = (group, count) => {
   return { known, promoted: [], ...present?.arguments, count };
 };
 
-export const orderForm = (group) => {
+// `preset`: arguments that are known already, and have no field
+export const orderForm = (group, preset = {}) => {
   const names = group.members.map((each) => [each.name, each.name]), racks = [...new Set(group.members.map((each) => each.rack).filter(Boolean))];
-  const one = choice("order-member", names), second = choice("order-new", names);
+  const one = choice("order-member", names), oneField = (words) => (preset.member ? [] : [field(words, one)]), second = choice("order-new", names);
   const spots = [...group.members.map((each) => [JSON.stringify({ member: each.name }), each.name]), ...racks.map((rack) => [JSON.stringify({ rack }), `rack ${rack}`])];
   const spot = choice("order-place", spots), which = element("input", { name: "order-partitions", placeholder: "orders:0-3,7 payments:1", spellcheck: "false" });
   const atOnce = element("input", { name: "order-at-once", type: "number", min: "1" }), perMinute = element("input", { name: "order-per-minute", type: "number", min: "1" });
   const each = element("input", { name: "order-count", type: "number", min: "0", step: "1" });
+  if (preset.member) one.value = preset.member;
+  if (preset.partitions) which.value = preset.partitions;
   const count = (input) => (input.value === "" ? null : Number(input.value));
   const ORDERS = {
-    cordon: ["assigns no further partitions to a member; it keeps those that it has", () => ({ member: one.value }), () => [field("Member", one)]],
-    evacuate: ["assigns all partitions of a member to others", () => ({ member: one.value }), () => [field("Member", one)]],
-    swap: ["assigns all partitions of a member to another one", () => ({ old: one.value, new: second.value }), () => [field("From member", one), field("To member", second)]],
+    cordon: ["assigns no further partitions to a member; it keeps those that it has", () => ({ member: one.value }), () => oneField("Member")],
+    evacuate: ["assigns all partitions of a member to others", () => ({ member: one.value }), () => oneField("Member")],
+    swap: ["assigns all partitions of a member to another one", () => ({ old: one.value, new: second.value }), () => [...oneField("From member"), field("To member", second)]],
     pin: ["keeps partitions at one member, or within one rack", () => ({ partitions: partitionsOf(which.value), place: JSON.parse(spot.value) }), () => [field("Partitions", which), field("Place", spot)]],
     freeze: ["moves no partition that has a live owner", () => ({}), () => []],
     budget: ["limits how many partitions move at once and per minute", () => ({ at_once: count(atOnce), per_minute: count(perMinute) }), () => [field("At once", atOnce), field("Per minute", perMinute)]],

@@ -2,6 +2,8 @@
 
 import { badge, element } from "./dom.js";
 import { ago, expand, moment, plural } from "./format.js";
+import { openOrder, openWithdrawal } from "./act.js";
+import { capital, offers, opener } from "./requests.js";
 import { inKafka, now, state } from "./state.js";
 import { Table } from "./table.js";
 
@@ -35,7 +37,10 @@ const SHORT = { pause: () => "paused", quarantine: () => "quarantined", skip: (o
 export const inForce = (order) => order.state !== "done";
 export const short = (order) => SHORT[order.kind]?.(order) ?? order.kind;
 
-export const orders = (open) => {
+// Whether an operator may add commands to a leader
+export const leads = () => offers("orders/put") && !inKafka();
+const ends = (order) => leads() && !["expired", "done"].includes(order.state);
+export const orders = () => {
   const columns = [
     { key: "kind", head: "command", width: 200, grow: true, value: (o) => o.kind, text: (o) => `${o.kind} ${words(o)}`, cell: (o) => [element("b", {}, o.kind), ` ${words(o)}`] },
     { key: "state", head: "state", width: 150, grow: true, text: (o) => `${o.state} ${o.state_why}`, cell: (o) => [badge(o.state, KIND[o.state] ?? "quiet"), ` ${o.state_why}`] },
@@ -43,10 +48,11 @@ export const orders = (open) => {
     { key: "at", head: "when", width: 95, value: (o) => o.at, text: (o) => ago(o.at, now()) },
     { key: "why", head: "why", width: 180, grow: true, text: (o) => o.why || "no reason given" },
     { key: "expires", head: "ends", width: 150, value: (o) => o.expires, text: (o) => (o.expires === null ? "no end" : moment(o.expires)) },
+    { key: "end", head: "", width: 115, text: (o) => (ends(o) ? "Withdraw…" : ""), cell: (o) => (ends(o) ? opener("Withdraw…", () => openWithdrawal(o), { class: "quiet", "aria-label": `Withdraw ${o.kind} ${words(o)}` }) : "") },
   ];
   const table = new Table({ id: "orders", label: "Commands", columns, key: (o) => o.id, empty: "No commands." });
-  const change = element("button", { type: "button", onclick: open }, "Change commands…");
+  const change = element("div", { class: "acts" }, ...["freeze", "budget", "canary"].map((kind) => opener(`${capital(kind)}…`, () => openOrder(kind))));
   const node = element("section", { id: "orders-section", "aria-labelledby": "orders-title" }, element("div", { class: "title" }, element("h3", { id: "orders-title" }, "Commands"), table.nothing, element("span", { class: "spacer" }), change), table.node);
-  const update = () => { change.hidden = inKafka() || !state.hello?.actions.includes("orders/put"); node.hidden = !state.orders.length && change.hidden; table.node.hidden = !state.orders.length; table.show(state.orders); };
+  const update = () => { change.hidden = !leads(); node.hidden = !state.orders.length && change.hidden; table.node.hidden = !state.orders.length; table.show(state.orders); };
   return { node, update, close: () => table.close() };
 };

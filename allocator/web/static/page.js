@@ -14,7 +14,6 @@ import { build, parse, sameView } from "./route.js";
 import { rebalance, rebalances } from "./rebalances.js";
 import { records } from "./records.js";
 import { KEPT, clear, knownNow, learn, now, source, state } from "./state.js";
-import { openActions } from "./act.js";
 
 const get = (id) => document.getElementById(id);
 const VIEWS = { overview, summary, partitions, rebalances, rebalance, member, topic, plan, topics, brokers, audit, letters, records };
@@ -118,9 +117,8 @@ const show = (first = false) => {
   view?.close();
   const main = get("view");
   if (!before || before.group !== next.group) connect();
-  const act = () => openActions(state.group);
-  view = VIEWS[next.view](next, query, act);
-  head = next.group === null ? clusterHead(next) : groupHead(next, act);
+  view = VIEWS[next.view](next, query);
+  head = next.group === null ? clusterHead(next) : groupHead(next);
   get("missing").hidden = true; main.hidden = false;
   main.replaceChildren(...[head?.node, view.node].filter(Boolean));
   crumbs(); showTitle(); head?.update(); view.update("all"); load();

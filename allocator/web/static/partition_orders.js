@@ -1,7 +1,7 @@
-// The dialog for operator commands about records: lists, withdraws, previews and adds the commands of some partitions.
+// The dialogs for operator commands about some partitions: those in force, and one of each kind that adds a command.
 
-import { statusLine, change, choice, credentials, field, openDialog, part } from "./requests.js";
-import { sum } from "./act.js";
+import { capital, change, choice, credentials, field, openDialog, statusLine } from "./requests.js";
+import { openOrder, sum } from "./act.js";
 import { element } from "./dom.js";
 import { ago, number, plural, ranges, whole } from "./format.js";
 import { partitionsOf } from "./order_form.js";
@@ -9,11 +9,12 @@ import { ordersOn, words } from "./orders.js";
 import { now, state } from "./state.js";
 import { Table } from "./table.js";
 
-const KINDS = {
+export const KINDS = {
   pause: "owners keep the partitions, and their handlers get no records of them",
   quarantine: "records go to the dead-letter topic, without a call of the handler",
   skip: "the handler is not called with one record, which counts as done",
   seek: "owners continue at another position",
+  pin: "the leader keeps the partitions at one member, or within one rack",
 };
 const ENDS = {
   pause: "Their handlers get records again.", quarantine: "Their handlers get records again; the records in the dead-letter topic stay there.",
@@ -52,12 +53,11 @@ const ROWS = [
 let refresh = null;
 // Called by the table of partitions when commands may have changed
 export const ordersChanged = () => refresh?.();
+const titled = (cells) => (cells.length === 1 ? `${cells[0].topic}:${cells[0].number}` : plural(cells.length, "partition"));
 
-export const openPartitionOrders = (cells) => {
-  const name = state.group.group, { node: result, button, twice } = statusLine();
-  const about = argumentsOf(cells), title = cells.length === 1 ? `${cells[0].topic}:${cells[0].number}` : plural(cells.length, "partition");
-
-  // -- in force --------------------------------------------------------------------------------------------------
+// The commands in force about the partitions
+export const openInForce = (cells) => {
+  const name = state.group.group, { node: result, twice, button } = statusLine(), about = argumentsOf(cells);
   const standing = element("div");
   const found = () => [...new Set(cells.flatMap((cell) => ordersOn(cell.topic, cell.number)))];
   const mine = (order) => argumentsOf(cells.filter((cell) => ordersOn(cell.topic, cell.number).includes(order)));
@@ -83,29 +83,26 @@ export const openPartitionOrders = (cells) => {
     standing.replaceChildren(...(all.length ? all.map((order) => element("div", { class: "row" },
       element("span", {}, element("b", {}, order.kind), ` ${words(order)}, by ${order.who} ${ago(order.at, now())}${order.why ? `: ${order.why}` : ""} (${order.state}${order.state_why ? `: ${order.state_why}` : ""})`),
       takeBack(order), ...backTo(order))) : [element("p", { class: "muted" }, "No command about them.")]));
-    if (held) (standing.querySelector("button") ?? kind).focus();
+    if (held) (standing.querySelector("button") ?? close).focus();
   };
   refresh = draw; draw();
+  const close = openDialog(`Commands about ${titled(cells)}`, [credentials(), standing, result], { close: () => { refresh = null; } });
+};
 
-  // -- a new command ---------------------------------------------------------------------------------------------
-  const kind = choice("record-order", Object.entries(KINDS).map(([key, says]) => [key, `${key}: ${says}`]));
-  const which = element("input", { name: "record-partitions", value: called(about), spellcheck: "false" });
+// Adds a command of one kind about the partitions
+export const openPartitionOrder = (kind, cells) => {
+  if (kind === "pin") { openOrder(kind, { partitions: called(argumentsOf(cells)) }); return; }
+  const name = state.group.group, { node: result, twice } = statusLine();
+  const which = element("input", { name: "record-partitions", value: called(argumentsOf(cells)), spellcheck: "false" });
   const offset = element("input", { type: "number", name: "record-offset", min: "0", step: "1", value: "" });
   const place = choice("record-to", [["earliest", "the first record"], ["latest", "the end: only new records"], ["offset", "an offset"], ["time", "a time"]]);
   const when = element("input", { type: "datetime-local", step: "1", name: "record-when" });
   const why = element("input", { name: "record-why", maxlength: "1000" }), hours = element("input", { name: "record-hours", type: "number", min: "0", step: "any", placeholder: "no end" });
   const fields = element("div"), shown = element("div");
   const table = new Table({ id: "record-plan", label: "Partitions of the command", columns: ROWS, key: (r) => `${r.topic}:${r.partition}`, empty: "No partition." });
-  let previewed = null, creates = null; // the command topic, if this command would create it
-  const forget = () => { previewed = null; shown.replaceChildren(); };
-  const pick = () => {
-    const seeks = kind.value === "seek" ? [field("Continue at", place), ...(place.value === "time" ? [field(`Date and time, local time (${Intl.DateTimeFormat().resolvedOptions().timeZone})`, when)] : place.value === "offset" ? [field("Offset", offset)] : [])] : [];
-    fields.replaceChildren(...(kind.value === "skip" ? [field("Offset of the record", offset)] : seeks));
-    forget();
-  };
-  kind.addEventListener("change", pick); place.addEventListener("change", pick);
-  for (const input of [which, offset, when]) input.addEventListener("input", forget);
-  pick();
+  const pick = () => fields.replaceChildren(...(kind === "skip" ? [field("Offset of the record", offset)] : kind !== "seek" ? [] : [
+    field("Continue at", place), ...(place.value === "time" ? [field(`Date and time, local time (${Intl.DateTimeFormat().resolvedOptions().timeZone})`, when)] : place.value === "offset" ? [field("Offset", offset)] : [])]));
+  place.addEventListener("change", pick); pick();
   const at = () => { if (offset.value === "") throw new Error("enter the offset"); return Number(offset.value); };
   const target = () => {
     if (place.value === "offset") return String(at());
@@ -114,24 +111,18 @@ export const openPartitionOrders = (cells) => {
     if (Number.isNaN(time)) throw new Error("choose a date and a time");
     return `timestamp:${time}`;
   };
-  const order = () => ({ kind: kind.value, arguments: { partitions: partitionsOf(which.value), ...(kind.value === "skip" ? { offset: at() } : kind.value === "seek" ? { to: target() } : {}) } });
-  const full = () => ({ ...order(), why: why.value, ...(hours.value ? { hours: Number(hours.value) } : {}), ...(creates ? { create: true } : {}) });
-  const look = async () => {
-    const requested = order(), seen = await change(name, "orders/preview", requested);
-    previewed = JSON.stringify(requested);
-    creates = seen.creates;
+  let given = null;
+  const says = async () => {
+    given = { kind, arguments: { partitions: partitionsOf(which.value), ...(kind === "skip" ? { offset: at() } : kind === "seek" ? { to: target() } : {}) } };
+    const seen = await change(name, "orders/preview", given);
+    given = { ...given, why: why.value, ...(hours.value ? { hours: Number(hours.value) } : {}), ...(seen.creates ? { create: true } : {}) };
     shown.replaceChildren(table.node);
     table.show(seen.partitions);
-    return `${effect(requested.kind, seen.partitions, requested.arguments.offset)}${seen.order.state === "pending" ? ` It has no effect yet: ${seen.order.state_why}.` : ""} ${creates ? ` It creates the topic ${creates}, which stores the commands of this group.` : ""} Nothing was changed.`;
+    return [effect(kind, seen.partitions, given.arguments.offset), seen.order.state === "pending" && `It has no effect yet: ${seen.order.state_why}.`,
+      hours.value ? `It ends after ${hours.value} h.` : kind === "seek" ? "It is executed once." : "It stays in force until it is withdrawn.", seen.creates && `It creates the topic ${seen.creates}, which stores the commands of this group.`].filter(Boolean).join(" ");
   };
-  const says = () => {
-    const requested = order();
-    if (previewed !== JSON.stringify(requested)) throw new Error("first show what exactly this command does");
-    return `The command ${requested.kind} of ${words(requested)}: ${KINDS[requested.kind]}. ${hours.value ? `It ends after ${hours.value} h.` : requested.kind === "seek" ? "It is executed once." : "It stays in force until it is withdrawn."}${creates ? ` It creates the topic ${creates}.` : ""}`;
-  };
-  const give = twice("Add the command", () => `Yes, ${kind.value}`, says, async () => { const done = await change(name, "orders/put", full()); forget(); return `Command ${done.order} is added${done.state_why ? `, but ${done.state}: ${done.state_why}` : ""}. The table of partitions shows it.`; });
-  openDialog(`Commands about ${title}`, [
-    credentials(), result, part("In force", standing),
-    part("New command", field("Command", kind), field("Partitions", which), fields, field("Why", why), field("Hours", hours, "without a number it stays in force until it is withdrawn"), button("Show what it does", "", look), shown, give),
-  ], { close: () => { refresh = null; table.close(); }, after: `tbody button[aria-label="Commands about ${CSS.escape(title)}"]` });
+  const give = twice(capital(kind), `Yes, ${kind}`, says, async () => { const done = await change(name, "orders/put", given); shown.replaceChildren(); return `Command ${done.order} is added${done.state_why ? `, but ${done.state}: ${done.state_why}` : ""}. The table of partitions shows it.`; });
+  openDialog(`${capital(kind)} ${titled(cells)}`, [
+    credentials(), element("p", { class: "muted" }, `${capital(KINDS[kind])}.`), field("Partitions", which), fields, field("Why", why), field("Hours", hours, "without a number it stays in force until it is withdrawn"), shown, give, result,
+  ], { close: () => table.close() });
 };

@@ -1,10 +1,10 @@
 // Tables of partitions with their offsets: of a group, a topic or a member.
 
-import { offers } from "./requests.js";
-import { badge, element, link, say } from "./dom.js";
+import { capital, offers, opener } from "./requests.js";
+import { badge, element, link } from "./dom.js";
 import { ago, number, plural, rate, span, whole } from "./format.js";
-import { KIND, inForce, ordersOn, short } from "./orders.js";
-import { openPartitionOrders, ordersChanged } from "./partition_orders.js";
+import { KIND, inForce, leads, ordersOn, short } from "./orders.js";
+import { KINDS, openInForce, openPartitionOrder, ordersChanged } from "./partition_orders.js";
 import { choice, field, owner, search, to } from "./parts.js";
 import { matches } from "./rows.js";
 import { called, cells, nameOf, now, partitionRows, state } from "./state.js";
@@ -22,14 +22,19 @@ const COLUMNS = [
   { key: "commit", head: "last commit", width: 108, numeric: true, value: (r) => r.committed_at, text: (r) => (r.committed_at === null ? "none seen" : ago(r.committed_at, now())), hint: "when the committed offset was seen to change last" },
   { key: "fence", head: "fence", width: 130, numeric: true, value: (r) => r.fence, text: (r) => (r.fence === null ? "unknown" : `${r.fence_exact ? "" : "at most "}${whole(r.fence)}`), hint: "the fencing token of the owner: a sink refuses writes with a smaller one" },
 ];
-// the operator commands about the partition, and a button to change them; visible in narrow windows too
+// the operator commands about the partitions, each a button that shows them, and a button for each kind of command
+const kinds = () => (offers("orders/put") ? Object.keys(KINDS).filter((kind) => kind !== "pin" || leads()) : []);
+const acts = (kinds, cells, title, look) => kinds.map((kind) => opener(`${capital(kind)}…`, () => openPartitionOrder(kind, cells()), { class: look, "aria-label": `${capital(kind)} ${title}` }));
 const standing = (row) => ordersOn(row.topic, row.number).filter(inForce);
+const ROW = ["pause", "seek", "pin"];
 const ORDERS = {
-  key: "orders", head: "commands", width: 140, beside: true, value: (r) => standing(r).length || null, text: (r) => `${standing(r).map((each) => `${short(each)} ${each.state}`).join(", ")}${offers("orders/put") ? " Commands…" : ""}`,
-  cell: (r) => [
-    ...standing(r).map((each) => badge(short(each), KIND[each.state] === "bad" ? "bad" : "busy")),
-    offers("orders/put") ? element("button", { type: "button", class: "quiet", "aria-label": `Commands about ${r.topic}:${r.number}`, onclick: () => openPartitionOrders([r.cell]) }, "Commands…") : null,
-  ].filter(Boolean),
+  key: "orders", head: "commands", width: 290, value: (r) => ordersOn(r.topic, r.number).length || null, text: (r) => `${ordersOn(r.topic, r.number).map((each) => `${short(each)} ${each.state}`).join(", ")} ${kinds().join(" ")}`,
+  cell: (r) => {
+    const known = ordersOn(r.topic, r.number), title = `${r.topic}:${r.number}`;
+    const marks = known.filter(inForce).map((each) => badge(short(each), KIND[each.state] === "bad" ? "bad" : "busy")), some = kinds();
+    const look = known.length && some.length ? [opener(marks.length ? marks : "done", () => openInForce([r.cell]), { class: "quiet", "aria-label": `Commands about ${title}` })] : marks;
+    return [...look, ...acts(some.filter((kind) => ROW.includes(kind) && !known.some((each) => each.kind === kind && inForce(each))), () => [r.cell], title, "quiet")];
+  },
 };
 const SHOW = [["", "all"], ["lagging", "with lag"], ["unowned", "without an owner"], ["moving", "moving"], ["moved", "moved last"], ["unknown", "lag unknown"], ["retired", "not subscribed"], ["ordered", "with commands"]];
 const KEPT = {
@@ -41,7 +46,7 @@ const KEPT = {
 export const partitionTable = (route, query, chosen, label, id = "partitions") => {
   const table = new Table({ id, label, columns: COLUMNS, key: (r) => `${r.topic}:${r.number}`, sort: route.query.sort ?? "", empty: "No partition matches.", onsort: (sort) => query({ sort }) });
   const count = element("p", { class: "muted", role: "status" });
-  const about = element("button", { type: "button", hidden: true, onclick: () => openPartitionOrders(table.rows.map((row) => row.cell)) });
+  const chosenCells = () => table.rows.map((row) => row.cell), about = element("div", { class: "acts", role: "group", hidden: true });
   const change = (part) => { Object.assign(route.query, part); query(part); update(); };
   const filters = element("div", { class: "filters" },
     field("Search", search("q", route.query.q ?? "", (q) => change({ q }), "topic:number or owner")),
@@ -53,8 +58,10 @@ export const partitionTable = (route, query, chosen, label, id = "partitions") =
     const rows = partitionRows(cells().filter(chosen)), { q = "", show = "" } = route.query;
     table.show(rows.filter((r) => (!show || KEPT[show]?.(r)) && (!q || matches(`${r.topic}:${r.number} ${r.owner === null ? "" : nameOf(r.owner)}`, q))));
     table.count(count, rows.length, "partitions");
-    about.hidden = !offers("orders/put") || !table.rows.length;
-    say(about, `Commands about ${table.rows.length === 1 ? "this partition" : `these ${plural(table.rows.length, "partition")}`}…`);
+    about.hidden = !kinds().length || !table.rows.length;
+    const these = table.rows.length === 1 ? "this partition" : `these ${plural(table.rows.length, "partition")}`;
+    about.setAttribute("aria-label", `Commands about ${these}`);
+    if (about.childElementCount !== kinds().length + 1) about.replaceChildren(...acts(kinds(), chosenCells, "the partitions below"), opener("In force…", () => openInForce(chosenCells())));
     ordersChanged();
   };
   return { node: element("div", { "data-from": "kafka" }, filters, table.node), update, close: () => table.close() };

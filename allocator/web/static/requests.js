@@ -3,6 +3,8 @@
 import { element } from "./dom.js";
 import { inKafka, state } from "./state.js";
 
+export const capital = (words) => `${words[0].toUpperCase()}${words.slice(1)}`;
+
 const KEY = "token";
 let token = sessionStorage.getItem(KEY) ?? "";
 
@@ -26,7 +28,8 @@ export const field = (label, input, hint = "") => element("label", {}, label, in
 export const choice = (name, options) => element("select", { name }, ...options.map(([value, words]) => element("option", { value }, words)));
 
 export const secret = () => {
-  const node = element("input", { type: "password", autocomplete: "off", value: token, name: "token" });
+  const node = element("input", { type: "password", autocomplete: "off", name: "token" });
+  node.value = token; // an attribute would be part of the page's source
   node.addEventListener("input", () => { token = node.value; sessionStorage.setItem(KEY, token); });
   return node;
 };
@@ -45,31 +48,42 @@ export const statusLine = () => {
     if (from) { from.disabled = false; if (from.isConnected) from.focus(); }
   };
   const button = (words, kind, work, attributes = {}) => element("button", { type: "button", class: kind, onclick: (event) => report(work, event.currentTarget), ...attributes }, words);
-  // the first click shows a preview, the second one executes it. `says()` may throw; `yes` is the label for the second click
+  // the first click shows a preview beside the button of the second one, which executes it. `says()` may throw; `yes` is its label
   const twice = (words, yes, says, work) => {
     const box = element("div", { class: "step" }), first = element("button", { type: "button" }, words);
     const close = () => { box.replaceChildren(first); if (box.isConnected) first.focus(); };
-    first.addEventListener("click", () => {
-      let text;
-      try { text = says(); } catch (error) { fail(error); return; }
+    // what was shown is no longer what the inputs say
+    const outdated = (event) => { if (!/confirm|token/.test(event.target.name)) box.replaceChildren(first); };
+    first.addEventListener("click", () => report(async () => {
+      const text = await says();
       const sure = button(typeof yes === "function" ? yes() : yes, "danger", async () => { const done = await work(); close(); return done; });
       box.replaceChildren(element("p", {}, text), sure, " ", element("button", { type: "button", onclick: close }, "No"));
       sure.focus();
-    });
+      box.closest("dialog, section")?.addEventListener("input", outdated);
+      return "";
+    }, first));
     box.append(first);
     return box;
   };
   return { node, report, fail, button, twice };
 };
 
-// Shows a dialog, and calls `close` when it is closed. The focus returns to the former element, or to `after`
+// Shows a dialog, and calls `close` when it is closed. The focus returns to the button that opened it
 const dialog = document.getElementById("dialog");
-export const openDialog = (title, children, { close = null, after = "#act" } = {}) => {
-  const before = document.activeElement;
-  const done = element("button", { type: "button", onclick: () => dialog.close() }, "Close");
+let ended = null;
+// the event of the browser waits for a frame, in which another dialog may be open already
+const end = () => { const work = ended; ended = null; work?.(); };
+dialog.addEventListener("close", () => { if (!dialog.open) end(); });
+export const closeDialog = () => { dialog.close(); end(); };
+// the view may have drawn the button again meanwhile
+const again = (node) => (node.isConnected ? node : [...document.querySelectorAll("main button")].find((each) => each.textContent === node.textContent && each.ariaLabel === node.ariaLabel));
+export const openDialog = (title, children, { close = null } = {}) => {
+  const before = document.activeElement, done = element("button", { type: "button", onclick: closeDialog }, "Close");
   dialog.replaceChildren(element("h2", { id: "dialog-title" }, title), ...children, element("div", { class: "row" }, done));
-  dialog.addEventListener("close", () => { close?.(); (before?.isConnected && before !== document.body ? before : document.querySelector(after))?.focus(); }, { once: true });
+  ended = () => { close?.(); again(before)?.focus(); if (document.activeElement === document.body) document.getElementById("main").focus(); };
   dialog.showModal();
   return done;
 };
+// A button that opens a dialog. Not each browser gives the focus to a button that is clicked
+export const opener = (words, open, attributes = {}) => element("button", { type: "button", onclick: (event) => { event.currentTarget.focus(); open(); }, ...attributes }, ...[words].flat());
 export const part = (title, ...children) => element("section", {}, element("h3", {}, title), ...children);

@@ -12,7 +12,7 @@ const WIDE = 112; // the width of a column that takes more than one cell
 // numbers, and columns with `largest`, sort the largest first; names sort from A
 const natural = (column) => (column.numeric || column.largest ? `-${column.key}` : column.key);
 
-// columns: [{key, head, width, grow, beside, numeric, largest, value(row), text(row), cell(row), hint}]. The first one names the row.
+// columns: [{key, head, width, grow, beside, numeric, largest, wrap, value(row), text(row), cell(row), hint}]. The first one names the row.
 // `width` is the minimum; columns that `grow` share the remaining width. `cell` creates nodes; a row is redrawn if its `text`
 // has changed. In a card, a column `beside` is shown in the line of the name.
 export class Table {
@@ -127,7 +127,7 @@ export class Table {
     node.replaceChildren(...this.shown.map((column, number) => {
       const words = column.text(row), inner = inside(column), plain = inner.every((each) => typeof each === "string");
       const more = number ? (this.cards ? [element("span", { class: "head", "aria-hidden": "true" }, column.head)] : []) : this.beside.map((each) => element("span", { class: "beside" }, ...inside(each)));
-      const cell = element(number ? "td" : "th", { class: column.numeric ? "n" : undefined, role: number ? "cell" : "rowheader", scope: number ? undefined : "row", title: plain ? words : undefined });
+      const cell = element(number ? "td" : "th", { class: column.numeric ? "n" : column.wrap ? "wraps" : undefined, role: number ? "cell" : "rowheader", scope: number ? undefined : "row", title: plain ? words : undefined });
       cell.append(...(number ? [...more, ...inner] : this.beside.length ? [element("span", { class: "named" }, ...inner), ...more] : inner));
       if (this.cards) cell.style.gridColumn = `span ${this.spans[number]}`;
       return cell;

@@ -81,6 +81,13 @@ def _change(message: Any, version: int, change: Callable[[str, Any, Any], Any]) 
 null_lists = _changing(lambda name, field, value: None if field.is_array() else value)
 of_others = _changing(lambda name, field, value: "nobody" if isinstance(value, str) else value)
 other_numbers = _changing(lambda name, field, value: value + 7 if name in PARTITION else value)
+
+
+def error_codes(code: int) -> Damage:
+    """Returns a damage that gives each partition of a Fetch response this error code, and no records."""
+    return _changing(lambda name, field, value: code if name == "error_code" else None if name == "records" else value)
+
+
 PARTITION = ("partition", "partition_index")
 
 

@@ -12,6 +12,7 @@ from mangling import (
     DAMAGED,
     Mangler,
     cut_short,
+    error_codes,
     noise,
     null_lists,
     of_another_request,
@@ -84,6 +85,20 @@ async def test_a_consumer_starts_despite_damaged_responses(
             async with consumer(cluster, topic, f"{group}-{number}") as one:
                 await reads(one, b"0", b"1")
             assert mangler.undamaged() < 2, damage
+
+
+async def test_a_fetch_with_an_unknown_error_code_is_repeated(
+    cluster: LocalCluster, topic_factory: Callable[..., str], group: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = topic_factory(1, cluster=cluster)
+    async with mangled(cluster) as mangler, consumer(cluster, topic, group) as one:
+        mangler.damage(KEYS["Fetch"], error_codes(999), CLIENT, 3)
+        await asyncio.to_thread(produce, cluster.bootstrap, topic, [(None, b"0", 0)])
+        batch = await one.getbatch(30.0)  # raises nothing
+        assert batch is not None
+        assert [record.value for record in batch] == [b"0"]
+        assert not mangler.undamaged()
+    assert "error 999, retry after the back-off" in caplog.text
 
 
 @pytest.mark.deadline(120)

@@ -57,6 +57,7 @@ class ErrorCode(enum.IntEnum):
     # Java's clients repeat such a batch. Old brokers also return the code for a record that they never accept
     CORRUPT_MESSAGE = 2, FAIL, "damaged in transit, or a record that the topic never accepts, such as one without a key"
     UNKNOWN_TOPIC_OR_PARTITION = 3, REFRESH, "the broker does not have it, or this user may not see it"
+    INVALID_FETCH_SIZE = 4, FAIL, "the broker cannot serve a fetch of this size"
     LEADER_NOT_AVAILABLE = 5, REFRESH, "its replicas elect a leader"
     NOT_LEADER_OR_FOLLOWER = 6, REFRESH, "another broker leads the partition"
     REQUEST_TIMED_OUT = 7, RETRY, "the broker could not do it in time"
@@ -112,6 +113,7 @@ class ErrorCode(enum.IntEnum):
     LISTENER_NOT_FOUND = 72, REFRESH, "the leader has no listener of this name"
     FENCED_LEADER_EPOCH = 74, REFRESH, "the partition has a newer leader"
     UNKNOWN_LEADER_EPOCH = 75, REFRESH, "the broker does not know the newest leader yet"
+    UNSUPPORTED_COMPRESSION_TYPE = 76, FAIL, "the records have a codec that this version of the request lacks"
     OFFSET_NOT_AVAILABLE = 78, RETRY, "a new leader does not know its high watermark yet"
     MEMBER_ID_REQUIRED = 79
     GROUP_MAX_SIZE_REACHED = 81, FAIL, "the group has as many members as the broker allows (group.max.size)"
@@ -168,6 +170,13 @@ def reaction_to(code: int, special: Mapping[int, T]) -> Union[Reaction, T]:
         return found
     known = BY_CODE.get(code)
     return FAIL if known is None else known.reaction
+
+
+def reaction_to_fetch(code: int) -> Reaction:
+    """Returns the reaction to a code in a Fetch response. A code of a newer Kafka counts as UNKNOWN_SERVER_ERROR, as in
+    Kafka's own client: it is repeated.
+    """
+    return reaction_to(code if code in BY_CODE else ErrorCode.UNKNOWN_SERVER_ERROR, FETCH)
 
 
 def for_code(code: int, what: str) -> BrokerError:

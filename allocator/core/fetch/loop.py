@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from allocator.core.aio.backoff import Backoff
 from allocator.core.aio.tasks import BackgroundTasks
-from allocator.core.client.errors import FETCH, ErrorCode, RequestFailed, reaction_to
+from allocator.core.client.errors import ErrorCode, RequestFailed, reaction_to_fetch
 from allocator.core.client.fetch_messages import BOUNDED, FetchedPartition, FetchRequest, FetchResponse
 from allocator.core.errors import AllocatorError, BrokerError, Closed
 from allocator.core.fetch.buffer import OutOfRange, PartitionBuffer
@@ -312,7 +312,7 @@ class FetchLoop:
                 if partition.update_preferred_read_replica(part.preferred_replica, expiry):
                     log.info("%s:%d: fetching from broker %d, the preferred replica", *tp, part.preferred_replica)
         elif part.code and not isinstance(effects.stop, OutOfRange):
-            reaction = reaction_to(part.code, FETCH)
+            reaction = reaction_to_fetch(part.code)
             message = "%s:%d at offset %d: error %d, %s"
             self._failures.note((tp, part.code), message, *tp, wanted.offset, part.code, reaction.value)
             if part.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple, Optional, Union
 
-from allocator.core.client.errors import FETCH, Reaction, error_of, reaction_to
+from allocator.core.client.errors import Reaction, error_of, reaction_to_fetch
 from allocator.core.client.fetch_messages import BOUNDED, FetchedPartition, Wanted
 from allocator.core.errors import AllocatorError, BrokerError, CorruptRecordError, RecordTooLarge
 from allocator.core.fetch.buffer import Chunk, Failure, OutOfRange, PartitionBuffer
@@ -74,7 +74,7 @@ def effects_of(
         return _effects_of_records(part, buffer, wanted, version, record_bytes) if part.records else SERVED
     if from_replica:
         return LEAVE_REPLICA
-    reaction = reaction_to(part.code, FETCH)
+    reaction = reaction_to_fetch(part.code)
     if reaction in EFFECTS:
         return EFFECTS[reaction]
     if reaction is Reaction.RESET:

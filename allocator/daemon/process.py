@@ -17,6 +17,7 @@ from allocator.core.aio import TaskGroup, first_of
 from allocator.core.client import check_security
 from allocator.core.consumer import EnsembleOptions, join_again_if
 from allocator.core.settings import find
+from allocator.core.telemetry import Measures
 from allocator.core.text import limit_reached, shown
 from allocator.core.zookeeper import check_options
 from allocator.daemon.config import Config, load
@@ -109,6 +110,7 @@ def run(config: Config, beside: Beside | None = None, *, create: bool = False) -
     chroot.
     """
     configure_logs(config.log.level, config.log.format, quote_records=not config.records.masks)
+    Measures.configure_spans(quote_records=not config.records.masks)
     try:
         handler = check(config)
     except (AssignorError, ConfigError, MissingExtra) as error:

@@ -20,7 +20,7 @@ from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.record import Record
 from allocator.core.telemetry.measures import Measures
-from allocator.core.telemetry.tracing import handling
+from allocator.core.telemetry.tracing import configure_spans, handling
 from allocator.errors import CommitFailed
 from allocator.handlers.handlers import Handler, traced
 from allocator.testing import LocalCluster, ProducedRecord, produce
@@ -127,6 +127,22 @@ async def test_a_commit_that_fails_is_an_error_in_its_span(
     commit = spans.one("commit")
     assert commit.status.status_code is trace.StatusCode.ERROR
     assert attributes(commit)["error.type"] == "allocator.errors.CommitFailed"
+
+
+def test_with_masks_a_span_has_the_class_and_the_place_of_an_error_without_its_text(spans: Kept) -> None:
+    def broken(each: Any) -> None:
+        raise ValueError("card " + "4929")  # the traceback shows this line
+
+    configure_spans(quote_records=False)
+    try:
+        with pytest.raises(ValueError, match="card 4929"):
+            traced(Handler("broken", broken), "billing").call_plain(record())
+    finally:
+        configure_spans(quote_records=True)
+    span = spans.one("process orders")
+    assert span.status.description == "ValueError"
+    assert "test_tracing.py" in span.to_json()
+    assert "card 4929" not in span.to_json()
 
 
 def test_an_error_of_a_handler_is_recorded_and_raised(spans: Kept) -> None:

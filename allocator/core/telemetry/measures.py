@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from allocator.core.telemetry.tracing import spans_of
+from allocator.core.telemetry.tracing import configure_spans, spans_of
 from allocator.core.types import TopicPartition
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
@@ -118,6 +118,11 @@ class Measures:
     """Seconds in the handler; None: not measured."""
     spans: Callable[[str, Mapping[str, Any]], AbstractContextManager[Any]] | None = None
     """Starts the span of a "fetch", "commit" or "rebalance"; None: tracing is off."""
+
+    @staticmethod
+    def configure_spans(*, quote_records: bool) -> None:
+        """Sets whether spans of this process have the texts of errors, which may quote a record."""
+        configure_spans(quote_records=quote_records)
 
     def trace(self, group: str | None, client_id: str) -> None:
         """Starts to trace requests and rebalances, if the process has a tracer provider."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -22,7 +23,14 @@ OPERATIONS = {"fetch": "receive", "commit": "settle"}  # kind of span -> `messag
 # kinds of span without a parent; the span of a commit is a child of its caller's span
 BACKGROUND = frozenset({"fetch", "rebalance"})
 LINKED = 128  # records of a batch that its span links to, as OpenTelemetry's SDK keeps no more
+_quote_records = True
 Begin = Callable[[str, Mapping[str, Any]], AbstractContextManager[Any]]
+
+
+def configure_spans(*, quote_records: bool) -> None:
+    """With `quote_records` False, spans of this process have the class and the place of an error, but not its text."""
+    global _quote_records
+    _quote_records = quote_records
 
 
 def spans_of(group: str | None, client_id: str) -> Optional[Begin]:
@@ -91,9 +99,15 @@ def _span(
         except Exception as error:
             module, name = type(error).__module__, type(error).__qualname__
             span.set_attribute("error.type", name if module == "builtins" else f"{module}.{name}")
-            with contextlib.suppress(Exception):
-                span.record_exception(error)
-            span.set_status(trace.Status(trace.StatusCode.ERROR, f"{type(error).__name__}: {text_of(error)}"))
+            status = type(error).__name__
+            if _quote_records:
+                with contextlib.suppress(Exception):
+                    span.record_exception(error)
+                status += f": {text_of(error)}"
+            else:
+                place = "".join(traceback.format_tb(error.__traceback__))
+                span.add_event("exception", {"exception.type": status, "exception.stacktrace": place})
+            span.set_status(trace.Status(trace.StatusCode.ERROR, status))
             raise
 
 

@@ -7,14 +7,21 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
+import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from types import FunctionType, TracebackType
 from typing import Any
 
 from allocator.core.text import text_of
 from allocator.errors import ConfigError
 from allocator.handlers.handlers import check_done
+
+MAX_PLACES = 50  # of an error in another process
+Places = list[tuple[str, int, str]]
+"""The file, the line and the function of each call."""
 
 _SPAWN = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
 
@@ -89,8 +96,9 @@ class _Child:
     def call(self, argument: Any) -> BaseException | None:
         """Returns the handler's error. Raises EOFError or OSError if the process has ended."""
         self._pipe.send(argument)
-        error: BaseException | None = self._pipe.recv()
-        return error
+        error: BaseException | None
+        error, places = self._pipe.recv()
+        return None if error is None else error.with_traceback(_traceback_of(places))
 
     def kill(self) -> None:
         with contextlib.suppress(OSError):
@@ -113,12 +121,12 @@ def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
             argument = pipe.recv()
-            error = None
+            error, places = None, Places()
             try:
                 function(argument)
             except BaseException as raised:  # noqa: BLE001 - the user's; the parent decides what follows
-                error = _portable(raised)
-            pipe.send(error)
+                error, places = _portable(raised), _places_of(raised)
+            pipe.send((error, places))
 
 
 def _do_nothing(number: int, frame: Any) -> None:
@@ -150,6 +158,26 @@ def _portable(error: BaseException) -> BaseException:
     except Exception:  # noqa: BLE001 - whatever the user's class raises
         return RuntimeError(f"{type(error).__module__}.{type(error).__qualname__}: {text_of(error)}")
     return error
+
+
+def _places_of(error: BaseException) -> Places:
+    """Returns where the error was raised, without the calls of this module. Pickle drops the traceback."""
+    calls = [
+        (frame.f_code.co_filename, line, frame.f_code.co_name)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_code.co_filename != __file__
+    ]
+    return calls[-MAX_PLACES:]
+
+
+def _traceback_of(places: Places) -> TracebackType | None:
+    """Returns a traceback through these places."""
+    found: TracebackType | None = None
+    for file, line, name in reversed(places):
+        code = (lambda: sys._getframe()).__code__.replace(co_filename=file, co_name=name)
+        # without an instruction, readers take the line from the traceback
+        found = TracebackType(found, FunctionType(code, {"sys": sys})(), -1, line)
+    return found
 
 
 def check_picklable(function: Any, name: str) -> None:

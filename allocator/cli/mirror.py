@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import signal
 import sys
 import time
@@ -16,10 +17,11 @@ import click
 
 from allocator.cli.access import Access
 from allocator.cli.options import Seconds, config_option, repeated
+from allocator.cli.output import duration
 from allocator.cli.progress import Meter, is_shown, progress, quiet_option, say
 from allocator.core.aio import TaskGroup
 from allocator.errors import AllocatorError
-from allocator.migrate import Mirror, MirrorSettings
+from allocator.migrate import Lag, Mirror, MirrorSettings
 
 METER_S = 0.25  # seconds between two updates of the progress bar
 RATE_S = 10.0  # the progress bar shows the rate of this many seconds
@@ -177,9 +179,17 @@ async def _measure(mirroring: Mirror, meter: Meter) -> None:
         before.append((time.monotonic(), mirroring.records))
         (then, was), (now, records) = before[0], before[-1]
         progress_of = mirroring.progress()
-        lag = sum(each.lag or 0 for each in progress_of)
+        left = sum(each.lag or 0 for each in progress_of)
         rate = (records - was) / (now - then) if now > then else None
-        meter.left(lag, f"{mirroring.settings.group} ({len(progress_of)} partitions)", "records", rate)
+        if progress_of:
+            show_lag(meter, mirroring.settings.group, len(progress_of), left, rate, mirroring.lag(progress_of))
+
+
+def show_lag(meter: Meter, group: str, partitions: int, left: int, rate: Optional[float], lag: Lag) -> None:
+    """Shows `left` records on the progress bar, as far as they are known, and the lag."""
+    behind = "" if lag.seconds is None else f", {duration(lag.seconds)} behind"
+    what = f"{group} ({partitions} partitions{', lag unknown' if lag.records is None else behind})"
+    meter.left(left, what, "records", rate, math.inf if lag.eta_s is None else lag.eta_s)
 
 
 async def _report(mirroring: Mirror, status_s: float, as_json: bool) -> None:
@@ -193,13 +203,15 @@ async def _report(mirroring: Mirror, status_s: float, as_json: bool) -> None:
 
 def _show(mirroring: Mirror, records_s: float, bytes_s: float, as_json: bool) -> None:
     progress = mirroring.progress()
-    lag = sum(each.lag or 0 for each in progress)
+    lag, known = mirroring.lag(progress), sum(each.lag or 0 for each in progress)
     unknown = sum(each.lag is None for each in progress)
     waiting = {f"{each.partition.topic}:{each.partition.partition}": each.waits for each in progress if each.waits}
     if as_json:
         status = {
             "partitions": len(progress),
-            "lag": lag if progress and not unknown else None,
+            "lag": lag.records,
+            "lag_s": None if lag.seconds is None else round(lag.seconds, 1),
+            "eta_s": None if lag.eta_s is None else round(lag.eta_s, 1),
             "records": mirroring.records,
             "found": mirroring.already_present,
             "repeated": mirroring.duplicated,
@@ -221,8 +233,12 @@ def _show(mirroring: Mirror, records_s: float, bytes_s: float, as_json: bool) ->
         for each in sorted(progress, key=lambda each: -(each.lag or 0))[:5]
         if each.lag
     )
-    lags = f", lag {lag:,}" if progress else " yet"
-    lags += (f" ({behind})" if behind else "") + (f", not known yet for {unknown} partitions" if unknown else "")
+    lags = f", lag {'unknown' if unknown == len(progress) else f'{known:,}'}" if progress else " yet"
+    lags += f" ({behind})" if behind else ""
+    lags += f", unknown for {unknown} partitions" if 0 < unknown < len(progress) else ""
+    if known:
+        lags += ", the oldest record waits for " + ("an unknown time" if lag.seconds is None else duration(lag.seconds))
+        lags += ", remaining time unknown" if lag.eta_s is None else f", {duration(lag.eta_s)} left"
     say(
         f"{len(progress)} partitions{lags}; {mirroring.records:,} records mirrored, {records_s:,.0f}/s, "
         f"{bytes_s / 1e6:.1f} MB/s"

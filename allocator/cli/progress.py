@@ -6,6 +6,7 @@ Writes only to a terminal, on stderr. The line disappears when the work ends or 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -40,6 +41,8 @@ class Step:
     unit: str = ""
     rate: Optional[float] = None
     """Units per second; None to compute it from `done`."""
+    left_s: Optional[float] = None
+    """Remaining seconds; None to compute them from `done`, infinite if they are unknown."""
 
     @property
     def name(self) -> str:
@@ -54,9 +57,11 @@ class Meter:
         self.step = step
         self._most = 0.0
 
-    def left(self, left: float, what: str, unit: str, rate: Optional[float] = None) -> None:
+    def left(
+        self, left: float, what: str, unit: str, rate: Optional[float] = None, left_s: Optional[float] = None
+    ) -> None:
         """Sets a step of which `left` units remain. The bar starts at the largest remainder since `what` started."""
-        step = Step(what, unit=unit, rate=rate)
+        step = Step(what, unit=unit, rate=rate, left_s=left_s)
         self._most = max(left, self._most if step.name == self.step.name else 0.0)
         self.step = replace(step, done=self._most - left, total=self._most)
 
@@ -111,8 +116,9 @@ def line(step: Step, task: Task, width: int) -> Table:
     rate = task.speed if step.rate is None else step.rate
     words = [step.what, *([f"{step.done:,.0f}{total} {step.unit}".rstrip()] if step.done or step.total else [])]
     words += [] if rate is None else [f"{rate:,.0f}/s"]
-    left_s = task.time_remaining
-    words += [] if left_s is None or not step.total or step.done >= step.total else [f"{duration(left_s)} left"]
+    left_s = task.time_remaining if step.left_s is None else step.left_s
+    if left_s is not None and step.total and step.done < step.total:
+        words.append("remaining time unknown" if left_s == math.inf else f"{duration(left_s)} left")
     while len(words) > 1 and sum(len(word) + GAP for word in words) > width:
         del words[-1]
     room = min(BAR, width - 1 - sum(len(word) + GAP for word in words))

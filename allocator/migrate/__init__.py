@@ -9,6 +9,7 @@ copy.
 from __future__ import annotations
 
 from allocator.migrate.cutover import Cutover
+from allocator.migrate.lag import Lag
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offsets import CopyPlan, copy_offsets, restore_offsets, restoring
@@ -17,6 +18,7 @@ from allocator.migrate.storage import OffsetStore
 __all__ = [
     "CopyPlan",
     "Cutover",
+    "Lag",
     "Mirror",
     "MirrorSettings",
     "OffsetStore",

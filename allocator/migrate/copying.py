@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable
 from collections.abc import Set as AbstractSet
 from functools import partial
-from typing import Any, Final, NamedTuple, Optional
+from typing import Any, Final, Optional
 
 from kafka.errors import NoOffsetForPartitionError
 
@@ -28,6 +28,7 @@ from allocator.errors import (
     OffsetOutOfRange,
     TopicAuthorizationFailed,
 )
+from allocator.migrate.lag import LagMeter, MirrorProgress
 from allocator.migrate.mirrored_topics import MirroredTopics
 from allocator.migrate.offset_map import Run
 from allocator.migrate.positions import PartitionCopy, Target, Wait, target_lost
@@ -60,24 +61,6 @@ class SourceConsumer(ConsumerBase):
     """Reads the old cluster in large batches."""
 
     _fetching = {"max_partition_bytes": 4 << 20}
-
-
-class MirrorProgress(NamedTuple):
-    """The progress of one partition. `next` is the old position after the last acknowledged record.
-
-    `end` is the end of the old log; None before the first response of its leader. While the partition waits, `waits`
-    says for what, and both may be unknown.
-    """
-
-    partition: TopicPartition
-    next: Optional[int]
-    end: Optional[int]
-    waits: Optional[str] = None
-
-    @property
-    def lag(self) -> int | None:
-        """The number of old offsets that are not mirrored; None if it is unknown."""
-        return None if self.end is None or self.next is None else max(0, self.end - self.next)
 
 
 class Throttle:
@@ -147,6 +130,7 @@ class Copying(RebalanceListener):
         self._error: Exception | None = None
         self._unsent: TopicPartition | None = None  # partition whose last batch is not completely passed to the sender
         self._last: list[MirrorProgress] = []
+        self.lags = LagMeter(clusters.old, self._copies, report.stops)
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -182,7 +166,7 @@ class Copying(RebalanceListener):
     async def run(self, goal: dict[TopicPartition, Optional[int]] | None) -> None:
         """Copies until it is stopped, or until all processes together have reached `goal`."""
         scope = TaskGroup()
-        await scope.run(self._read(goal), sender=self._sender.run(scope), commits=self._commits())
+        await scope.run(self._read(goal), sender=self._sender.run(scope), commits=self._commits(), ends=self.lags.run())
 
     def progress(self) -> list[MirrorProgress]:
         """Returns the progress of this process's partitions; after `run`, of its last partitions."""
@@ -195,10 +179,20 @@ class Copying(RebalanceListener):
                 wait = Wait.NEW_LEADER  # the sender repeats its requests
             why = None if wait is None else wait.value
             if copy is None or wait is Wait.DOUBTED:
-                found.append(MirrorProgress(partition, None if copy is None else copy.acked, None, why))
+                found.append(MirrorProgress(partition, None if copy is None else copy.acked, None, waits=why))
                 continue
-            with contextlib.suppress(AllocatorError):  # the partition has just moved
-                found.append(MirrorProgress(partition, copy.acked, self._consumer.high_watermark(partition), why))
+            at, end, lag_s = copy.acked, None, None
+            if partition.topic not in self._report.stops:  # nobody measures those
+                fetched = None
+                with contextlib.suppress(AllocatorError):  # the partition has just moved
+                    fetched = self._consumer.high_watermark(partition)
+                end = self.lags.end(partition, fetched)
+            if end is not None:
+                queue = self._sender.queues.get(partition)
+                pending = None if queue is None else queue.first
+                oldest_ms = copy.newest_ms if pending is None else pending.batch.base_time
+                lag_s = self.lags.age_s(partition, at, oldest_ms) if at < end else 0.0
+            found.append(MirrorProgress(partition, at, end, lag_s, why))
         return found
 
     async def _read(self, goal: dict[TopicPartition, Optional[int]] | None) -> None:
@@ -252,6 +246,8 @@ class Copying(RebalanceListener):
                     break
             await self._drain(consumer.assignment())
             await self._commit(consumer.assignment())
+            with contextlib.suppress(AllocatorError, asyncio.TimeoutError):
+                await within(self.lags.measure(), STOP_S)
             self._last = self.progress()
         finally:
             await consumer.close()

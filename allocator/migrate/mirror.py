@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 from typing import Final, Optional
 
 from allocator.core.aio import wait_for_event, wall_ms
@@ -12,7 +13,8 @@ from allocator.core.client import KafkaClient
 from allocator.core.offsets import GroupOffsets
 from allocator.core.zookeeper import NoChroot, ZooKeeperClient
 from allocator.errors import AllocatorError, ConfigError
-from allocator.migrate.copying import Copying, MirrorProgress, Throttle, ends_unless
+from allocator.migrate.copying import Copying, Throttle, ends_unless
+from allocator.migrate.lag import Lag, MirrorProgress
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offset_map import OffsetMap, map_topic
 from allocator.migrate.report import MirrorReport
@@ -93,6 +95,10 @@ class Mirror(MirrorReport):
     def progress(self) -> list[MirrorProgress]:
         """Returns the progress of this process's partitions; after `run`, of its last partitions."""
         return [] if self._copying is None else self._copying.progress()
+
+    def lag(self, progress: Sequence[MirrorProgress]) -> Lag:
+        """Returns the lag of the partitions in `progress` together."""
+        return Lag(None, None, None) if self._copying is None or not progress else self._copying.lags.total(progress)
 
     async def _open(self, stack: contextlib.AsyncExitStack, stopping: asyncio.Event) -> None:
         settings = self.settings

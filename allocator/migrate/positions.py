@@ -66,6 +66,8 @@ class PartitionCopy:
     """Id of the new topic; None if unknown."""
     expires_after_ms: Optional[int] = None
     """Age at which the new cluster deletes records that the old cluster keeps; None if it deletes none."""
+    newest_ms: int = -1
+    """Timestamp of the acknowledged record with the largest one in its batch; -1 if there is none."""
 
     @property
     def target(self) -> Target:
@@ -84,6 +86,7 @@ class PartitionCopy:
         others = target - self.end
         self.end = target + encoded.records
         self.acked = encoded.next
+        self.newest_ms = encoded.max_time
         return others
 
     def pass_to(self, source: int) -> None:

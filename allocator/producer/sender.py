@@ -123,6 +123,12 @@ class PartitionQueue(Generic[B]):
         """All batches in order. If a batch was refused, it is the first."""
         return [*self.sent, *self.waiting]
 
+    @property
+    def first(self) -> Pending[B] | None:
+        """The first batch that is not acknowledged."""
+        queue = self.sent or self.waiting
+        return queue[0] if queue else None
+
     def take(self) -> bytes:
         """Moves the first waiting batch to `sent`, and returns its bytes."""
         item = self.waiting.popleft()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Collection, Iterator
+from itertools import groupby
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.core import Metric
@@ -33,15 +34,19 @@ class MirrorCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         mirror, name = self._mirror, self._mirror.settings.group
         progress = mirror.progress()
-        lags: dict[str, int | None] = {}
-        for each in progress:
-            before = lags.get(each.partition.topic, 0)
-            lags[each.partition.topic] = None if before is None or each.lag is None else before + each.lag
+        by_topic = groupby(sorted(progress), lambda each: each.partition.topic)
+        lags = [([name, topic], mirror.lag(list(of_topic))) for topic, of_topic in by_topic]
         yield gauge(
             "allocator_mirror_lag",
             "Records of the old cluster that are not mirrored yet; absent if unknown for any partition",
             TOPIC,
-            (([name, topic], records) for topic, records in sorted(lags.items())),
+            ((labels, lag.records) for labels, lag in lags),
+        )
+        yield gauge(
+            "allocator_mirror_lag_seconds",
+            "Age of the oldest record that is not mirrored yet; absent if unknown for any partition",
+            TOPIC,
+            ((labels, lag.seconds) for labels, lag in lags),
         )
         for what, text, counts in (
             ("records", "Records that the new cluster acknowledged", mirror.records_of),
@@ -60,7 +65,12 @@ class MirrorCollector(Collector):
             yield counter(f"allocator_mirror_{what}", f"{text}, since the start", GROUP, [([name], number)])
         last_ms = mirror.last_progress_ms
         for what, text, value in (
+            ("eta_seconds",
+             "Time until nothing is left, at the rates of the last minute; absent if unknown, or if it never comes",
+             mirror.lag(progress).eta_s),
             ("partitions", "Partitions that this process mirrors", len(progress)),
+            ("waiting_partitions", "Partitions of these that wait, for example for a leader",
+             sum(each.waits is not None for each in progress)),
             ("stopped_topics", "Topics that are not mirrored until an operator decides how to continue (see the log)",
              len(mirror.stopped)),
             ("up", "1 while the mirror reaches its servers, 0 while it retries", float(mirror.problem is None)),

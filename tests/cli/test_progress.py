@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -54,3 +55,24 @@ def test_the_doctor_tells_a_terminal_how_long_it_polls() -> None:
     code, shown, _ = in_a_terminal([sys.executable, "-c", command, "doctor", "billing", *away])
     assert code == 1
     assert "polling twice, 0.5 s apart" in shown
+
+
+@pytest.mark.parametrize(
+    ("lag", "wanted"),
+    [
+        ("4000, 300.0, 500.0", "m (2 partitions, 5 min behind) 1,000 of 5,000 records 7/s 8 min left"),
+        ("4000, None, None", "m (2 partitions) 1,000 of 5,000 records 7/s remaining time unknown"),
+        ("None, None, None", "m (2 partitions, lag unknown) 1,000 of 5,000 records 7/s remaining time unknown"),
+    ],
+)
+def test_a_terminal_shows_an_unknown_lag_as_unknown(lag: str, wanted: str) -> None:
+    code = f"""
+from allocator.cli.mirror import show_lag
+from allocator.cli.progress import progress
+from allocator.migrate import Lag
+with progress("m", False) as meter:
+    for left in 5000, 4000:
+        show_lag(meter, "m", 2, left, 7.0, Lag({lag}))
+"""
+    _, shown, _ = in_a_terminal([sys.executable, "-c", code], columns=120)
+    assert wanted in " ".join(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|[━╸╺]", "", shown).split())

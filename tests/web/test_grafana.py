@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from prometheus_client.core import Metric
 
 from allocator.cli.access import Access
 from allocator.core.telemetry.measures import Measures
-from allocator.migrate.copying import MirrorProgress
+from allocator.migrate.lag import Lag, MirrorProgress
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.operate.group_report import GroupState, Logs
@@ -60,6 +61,9 @@ class MirrorOfOne(Mirror):
 
     def progress(self) -> list[MirrorProgress]:
         return [MirrorProgress(P, 1, 3), MirrorProgress(P._replace(topic="new"), 0, None)]
+
+    def lag(self, progress: Sequence[MirrorProgress]) -> Lag:
+        return Lag(2, 3.0, 4.0)
 
 
 def mirror() -> MirrorOfOne:

@@ -51,7 +51,7 @@ class Failures:
         if delayed or self._action(error) is not Action.RETRY:
             return None
         delay_s = self._retries.delay_s(lane.attempts, since_s)
-        if delay_s is not None:
+        if delay_s is not None and not lane.worker.stopping:
             offset = offset_of(lane.units[0].argument)
             self._log(lane.worker, offset, "the handler failed", error, lane.attempts, delay_s)
         return delay_s
@@ -68,11 +68,10 @@ class Failures:
     async def give_up(self, lane: Lane, error: BaseException) -> bool:
         """Writes the record to a retry topic or to the dead-letter topic, or skips it.
 
-        Returns False if the partition leaves this member first. Raises HandlerFailed if none of these is possible.
+        Returns False if the partition leaves this member first. Raises HandlerFailed if none of these is possible. A
+        worker that stops does so too: the next owner would call the handler once more for a record that is given up.
         """
         worker = lane.worker
-        if worker.stopping:
-            return False  # the next owner of the partition tries again
         argument = lane.units[0].argument
         offset = offset_of(argument)
         action = self._action(error)
@@ -104,6 +103,8 @@ class Failures:
                 return sent
         letters = self._dead_letters
         if letters is None or final:
+            if worker.stopping:
+                return False  # the next owner of the partition tries again
             raise failed from error
         if isinstance(error, Quarantined):
             # at level debug, because the partition may have millions of records
@@ -122,9 +123,9 @@ class Failures:
         return sent
 
     async def _until_sent(self, worker: LaneOwner, offset: int, what: str, send: Callable[[], Awaitable[None]]) -> bool:
-        """Calls `send` until it succeeds. Returns False if the partition leaves this member first."""
+        """Calls `send` until it succeeds. Returns False if it has not when the worker stops."""
         refusals = 0
-        while not worker.stopping:
+        while True:
             try:
                 await send()
             except AllocatorError as refused:
@@ -134,9 +135,10 @@ class Failures:
                     raise
                 self._log(worker, offset, what, refused, refusals, delay_s)
                 await wait_for_event(worker.stopped, delay_s)
+                if worker.stopping:
+                    return False
             else:
                 return True
-        return False
 
     def _log(
         self, worker: LaneOwner, offset: int, what: str, error: BaseException, failures: int, delay_s: float

@@ -109,14 +109,14 @@ class PartitionWorker(LaneOwner):
         if finished:
             self.admission.window.finish(finished)
             lane.attempts = 0
+        if error is not None and not self.cut_off:
+            self._failed(lane, error)
         if self.stopping:
             self._settle()
             return
-        if error is not None:
-            self._failed(lane, error)
-        elif lane.units:
+        if error is None and lane.units:
             self._work.lanes.wake(lane)
-        else:
+        elif error is None:
             self.lanes.pop(lane.key, None)
         self.admission.fill()
 
@@ -133,8 +133,9 @@ class PartitionWorker(LaneOwner):
         lane.held = True
         delay_s = self._work.failures.delay_s(lane, error, loop.time() - lane.since)
         if delay_s is not None:
-            self._waiting.add(lane)
-            lane.timer = loop.call_later(delay_s, self._again, lane)
+            if not self.stopping:  # else the next owner of the partition tries again
+                self._waiting.add(lane)
+                lane.timer = loop.call_later(delay_s, self._again, lane)
             return
         letter = loop.create_task(self._give_up(lane, error), name=f"give up {self.name}")
         self._letters.add(letter)

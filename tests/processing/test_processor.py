@@ -555,6 +555,31 @@ async def test_stopping_finishes_running_calls_then_commits_then_leaves() -> Non
     assert it.source.events == ["start", "on_partitions_assigned", "commit", "on_partitions_revoked", "close"]
 
 
+@pytest.mark.parametrize("outcome", ["dead letter", "skipped", "retried", "no letters"])
+async def test_a_record_whose_last_attempt_fails_while_it_stops_gets_no_other(
+    outcome: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next owner would call the handler again."""
+    caplog.set_level(logging.INFO)
+    cluster, letters, called, stopped = Cluster(records=1), Letters(), asyncio.Event(), asyncio.Event()
+
+    async def handle(record: Record) -> None:
+        called.set()
+        await stopped.wait()
+        raise ValueError("no")
+
+    options: dict[str, Any] = {"policy": ErrorPolicy.of(skip_on=[ValueError])} if outcome == "skipped" else {}
+    options["retries"] = Retries(3 if outcome == "retried" else 0)
+    async with running(cluster, handle, None if outcome == "no letters" else letters, **options) as it:
+        await called.wait()
+        it.processor.stop()
+        await until(lambda: "partitions drain" in caplog.text)
+        stopped.set()
+        await it.stop()
+    assert letters.offsets == ([0] if outcome == "dead letter" else [])
+    assert cluster.committed.get(PARTITION, 0) == (outcome in ("dead letter", "skipped"))
+
+
 async def test_a_second_cancellation_while_a_commit_hangs_ends_everything(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     source, recorder = FakeSource(Cluster(records=3)), Recorder()

@@ -156,6 +156,36 @@ def test_repeated_records_that_retention_deletes_during_an_audit_are_no_differen
     assert "note: 6 records may be copies of those that retention deleted" in report.to_text()
 
 
+@pytest.mark.parametrize(
+    ("deleted", "more", "kinds", "offsets"),
+    [
+        (2, b"", {"extra": 2}, [0, 1]),
+        (1, b"", {"extra": 1}, [0]),
+        (2, b"b", {"extra": 2, "duplicated": 1}, [0, 1, 4]),
+        (0, b"b", {"duplicated": 1}, [4]),
+    ],
+)
+def test_copies_of_records_that_retention_has_deleted_are_extra_and_not_duplicated(
+    spark: SparkSession,
+    kafka_cluster: LocalCluster,
+    topic_factory: Callable[..., str],
+    deleted: int,
+    more: bytes,
+    kinds: dict[str, int],
+    offsets: list[int],
+) -> None:
+    brokers, names = kafka_cluster.bootstrap, [topic_factory(), topic_factory()]
+    for name in names:
+        produce(brokers, name, [(b"k", value, 0) for value in (b"a", b"b", b"a", b"b")])
+    if more:
+        produce(brokers, names[1], [(b"k", more, 0)])
+    if deleted:
+        delete_records(brokers, names[0], deleted)
+    report = audit(*(Topic(brokers, name) for name in names), ignore=["timestamp"], spark=spark)
+    assert {kind: count for kind, count in report.kinds.items() if count} == kinds, report.to_text()
+    assert sorted(each.other_offset or 0 for each in report.samples) == offsets
+
+
 def test_times_beyond_the_range_of_spark_are_compared(
     spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], tmp_path: Path
 ) -> None:

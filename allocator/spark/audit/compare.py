@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pyspark import StorageLevel
@@ -126,6 +127,8 @@ class Comparison:
         """Side ("l" or "r") -> partition -> offset. The partners of earlier rows may have been deleted."""
         self._complete: tuple[Mapping[int, int], Mapping[int, int]] = ({}, {})
         """For both sides, partition -> offset. All earlier records have been read together with their copies."""
+        self._older: dict[int, int] = {}
+        """Partition of the right -> offset. Earlier rows may be copies of records before the start of the left."""
         self.undecided = 0
         """Number of records of which `differences` cannot decide whether they are reordered."""
         self._alone = 0
@@ -147,12 +150,14 @@ class Comparison:
         ends: tuple[Mapping[int, int], Mapping[int, int]] | None = None,
         deleted: tuple[Mapping[int, int], Mapping[int, int]] = ({}, {}),
         copies: tuple[Mapping[int, int], Mapping[int, int]] = ({}, {}),
+        starts: Mapping[int, int] = MappingProxyType({}),
     ) -> int:
         """Pairs the records. Call it once, before the other methods. The arguments have a map for each side.
 
         Rows without a partner are dropped at or after `ends` (partition -> offset). They are also dropped if their
         partner may be one of the unread records before `deleted` (partition -> offset) of the other side, or if they
-        are before `copies` (partition -> offset) of their side. Returns the number of the latter two.
+        are before `copies` (partition -> offset) of their side. Returns the number of the latter two. `starts` has the
+        partitions of the left that do not begin at offset 0.
         """
         self._complete = ends or ({}, {})
         copied = {}
@@ -161,6 +166,8 @@ class Comparison:
             copied[other] = {p: max(found.get(p, 0), known.get(p, 0)) for p in {*found, *known}}
         self.copies = copied
         suspects = self._in_suspect_buckets("left_semi") if self._suspects else self._rows.where(F.lit(False))
+        if starts and self._suspects and self._by == "partition":
+            self._older = self._copies_before(suspects.where(F.col("p").isin(sorted(starts))), sorted(starts))
         # Spark does not merge small partitions of a kept frame
         shuffled = int(self._rows.sparkSession.conf.get("spark.sql.shuffle.partitions", "200"))
         pairs = self._keep(self._pair(suspects, math.ceil(shuffled * len(self._suspects) / BUCKETS) or 1))
@@ -179,6 +186,16 @@ class Comparison:
         side."""
         self._dropped = pairs.where(arrived)
         return pairs.where(maybe & ~arrived).count() if any(self.copies.values()) else 0
+
+    def _copies_before(self, suspects: DataFrame, partitions: Sequence[int]) -> dict[int, int]:
+        """Returns partition of the right -> the first offset that has a partner, if equal rows are paired from the end.
+
+        Of "abab", the left may have kept only the last two. The first two of the right are copies of what it deleted.
+        """
+        others = self._in_suspect_buckets("left_anti").where(~F.col("side") & F.col("p").isin(partitions))
+        paired = _pair(suspects, self._by, from_end=True).where(F.col("lo").isNotNull() & F.col("ro").isNotNull())
+        offsets = others.select("p", "o").union(paired.select(F.col("rp"), F.col("ro")))
+        return {row.p: row.o for row in offsets.groupBy("p").agg(F.min("o").alias("o")).collect()}
 
     def _possible_copies(self, side: str, other: str, deleted: Mapping[int, int]) -> dict[int, int]:
         """Returns partition of `other` -> offset; an earlier row may be the partner of a deleted record of `side`.
@@ -209,9 +226,12 @@ class Comparison:
 
     def _pair(self, rows: DataFrame, partitions: int | None = None) -> DataFrame:
         """Pairs equal rows. Of identical rows, those that may be copies of deleted records have no partner."""
-        if not any(self.copies.values()):
+        right = self.copies.get("r", {})
+        right = {p: max(right.get(p, 0), self._older.get(p, 0)) for p in {*right, *self._older}}
+        left = self.copies.get("l", {})
+        if not left and not right:
             return _pair(rows, self._by, partitions)
-        copy = _before(self.copies["l"], self.copies["r"])
+        copy = _before(left, right)
         late = ~_before(*self._complete) if any(self._complete) else F.lit(False)
         return _pair(rows.withColumn("copy", copy).withColumn("late", late), self._by, partitions)
 
@@ -440,6 +460,8 @@ class Comparison:
         known = wanted.join(there, ["t", *HASHES], "left_semi").withColumn("known", F.lit(True))
         joined = rows.join(known, ["t", *HASHES], "left")
         again = ~F.col("side") & F.col("kind").isNull() & F.col("known")
+        if self._older:
+            again = again & ~F.coalesce(F.col("o") < _by_partition(self._older, "p"), F.lit(False))
         return joined.withColumn("kind", F.when(again, "duplicated").otherwise(F.col("kind"))).drop("known")
 
     def _ends(self, rows: DataFrame) -> DataFrame:

@@ -182,7 +182,8 @@ def audit(
     with Comparison(rows[0], rows[1], chosen) as comparison:
         lost = _unread(comparison, one, True), _unread(comparison, other, False)
         known = ({}, {}) if before is None else (before.left.copies, before.right.copies)
-        copies = comparison.pair(ends, (lost[0].firsts, lost[1].firsts), known)
+        starts = {} if path is not None else {p: low for p, (low, _) in one.planned.items() if low}
+        copies = comparison.pair(ends, (lost[0].firsts, lost[1].firsts), known, starts)
         partitions = comparison.partitions()
         # two topics are read with the milliseconds of every record
         late = 0 if ends is not None or "timestamp" in ignore else comparison.count_at(LAST_MS)

@@ -34,6 +34,7 @@ LAZY = {
     "records": ("allocator.cli.records:records", "Show records of a topic by offset, time or key, decoded and masked."),
     "cutover": ("allocator.cli.cutover:cutover", "Move groups to a new cluster, following a plan, while services run."),
     "offsets": ("allocator.cli.offsets:offsets", "Copy the offsets of a group to another group or cluster."),
+    "topics": ("allocator.cli.topics:topics", "Carry settings and ACLs of topics over to another cluster."),
     "traffic": ("allocator.cli.traffic:traffic", "Record the content of topics, for tests."),
     "top": ("allocator.cli.top:top", "Show groups, members, lag and rates, live in this terminal."),
     "web": ("allocator.cli.web:web", "Serve a status page for groups, with metrics for Prometheus."),
@@ -42,7 +43,7 @@ LAZY = {
 TASKS = {
     "Consume": ("run", "deadletters"),
     "Inspect groups": ("group", "top", "web", "doctor", "skew", "records"),
-    "Move to another cluster": ("offsets", "mirror", "audit", "cutover", "archive"),
+    "Move to another cluster": ("topics", "offsets", "mirror", "audit", "cutover", "archive"),
     "Experiment": ("cluster", "traffic", "completion"),
 }
 

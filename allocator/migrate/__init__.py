@@ -8,6 +8,7 @@ copy.
 
 from __future__ import annotations
 
+from allocator.migrate.carrying import carry_over
 from allocator.migrate.cutover import Cutover
 from allocator.migrate.lag import Lag
 from allocator.migrate.mirror import Mirror
@@ -22,6 +23,7 @@ __all__ = [
     "Mirror",
     "MirrorSettings",
     "OffsetStore",
+    "carry_over",
     "copy_offsets",
     "restore_offsets",
     "restoring",

@@ -46,6 +46,7 @@ MEMBER: Final = {
 # and afterwards
 NO_MEMBER: Final = {
     "records": ["{topic}", "{brokers}", "--from", "earliest"],
+    "topics copy": ["{address}", "{address}", "--topic", "{topic}", "--configs"],  # refused: it is one cluster
     "offsets copy": ["{group}", "b", "{servers}", "--execute", "--restore-file", "{tmp}/restore.json"],
     "offsets restore": ["{tmp}/restore.json"],
     "deadletters list": LETTERS,

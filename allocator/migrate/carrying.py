@@ -1,0 +1,259 @@
+"""Carries settings and ACLs of topics over to another cluster: finds the differences, and then sets what is missing.
+
+Like MirrorMaker 2 it adds and changes, removes nothing, and lets nobody write to the new topics: a record that a
+producer writes there too early would be missing on the old cluster. `writers` carries the rights of producers too.
+
+Protocol: DescribeConfigs, IncrementalAlterConfigs, DescribeAcls, CreateAcls. Before 0.11, settings and ACLs can be read
+only in ZooKeeper, in `/config/topics/<topic>` and `/kafka-acl/Topic/<topic>`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, Optional
+
+from kafka.protocol.admin import (
+    ACLOperation,
+    ACLPermissionType,
+    ACLResourcePatternType,
+    ACLResourceType,
+    CreateAclsRequest,
+    DescribeAclsRequest,
+    IncrementalAlterConfigsRequest,
+)
+
+from allocator.core.client import KafkaClient, for_code
+from allocator.core.text import parse_json, shown
+from allocator.core.zookeeper import NoZnode, ZooKeeperClient
+from allocator.errors import BrokerError, ConfigError
+from allocator.migrate.storage import CONNECT_S, connected
+from allocator.migrate.topics import carried, refuse_same_cluster, settings_of
+
+TOPIC: Final = 2  # the type of a topic in requests about settings
+SET: Final = 0
+READ_TOO: Final = "the right to write is left out: it becomes READ"
+
+
+class Rule(NamedTuple):
+    """An ACL of one topic, with Kafka's names: `operation` "READ", `permission` "ALLOW"."""
+
+    topic: str
+    principal: str
+    host: str
+    operation: str
+    permission: str
+
+    def __str__(self) -> str:
+        return f"{self.permission} {self.operation} to {self.principal} from {self.host}"
+
+
+class Change(NamedTuple):
+    """A setting or an ACL that the new topic lacks or has otherwise. `now` is None if it lacks it."""
+
+    topic: str
+    what: str
+    wanted: str
+    now: Optional[str]
+
+
+@dataclass
+class Carrying:
+    """The differences, and what is left out: (topic, what, why)."""
+
+    settings: list[Change] = field(default_factory=list)
+    rules: list[Rule] = field(default_factory=list)
+    left_out: list[tuple[str, str, str]] = field(default_factory=list)
+
+    @property
+    def changes(self) -> list[Change]:
+        """All differences."""
+        return [*self.settings, *(Change(each.topic, "ACL", str(each), None) for each in self.rules)]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "changes": [each._asdict() for each in self.changes],
+            "left_out": [dict(zip(("topic", "what", "why"), each)) for each in self.left_out],
+        }
+
+
+async def carry_over(
+    old_brokers: str,
+    new_brokers: str,
+    topics: Sequence[str],
+    *,
+    configs: bool,
+    acls: bool,
+    writers: bool = False,
+    skip_settings: Collection[str] = (),
+    old_zookeeper: str | None = None,
+    old_security: Mapping[str, Any] | None = None,
+    new_security: Mapping[str, Any] | None = None,
+    execute: bool = False,
+) -> Carrying:
+    """Compares topics of both clusters; with `execute`, sets what differs on the new one.
+
+    Raises ConfigError for missing topics and old brokers, and BrokerError, also for a cluster without an authorizer.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        old = await connected(stack, old_brokers, old_security)
+        new = await connected(stack, new_brokers, new_security)
+        await refuse_same_cluster(old, new)
+        for client, which in (old, "old"), (new, "new"):
+            missing = sorted(topic for topic in topics if not client.partitions(topic))
+            if missing:
+                raise ConfigError(
+                    f"the {which} cluster has no topic {missing[0]!r}; correct --topic, or mirror it first"
+                )
+        ensemble = None
+        if old_zookeeper is not None and old.api_version(DescribeAclsRequest) is None:
+            ensemble = ZooKeeperClient(old_zookeeper)
+            stack.push_async_callback(ensemble.close)
+            await ensemble.connect(CONNECT_S, make_chroot=False)
+        found = Carrying()
+        if configs:
+            await _compare_settings(found, old, new, topics, ensemble, skip_settings)
+        if acls:
+            await _compare_rules(found, old, new, topics, ensemble, writers)
+        if execute:
+            await _set(new, found.settings)
+            await _grant(new, found.rules)
+        return found
+
+
+async def _compare_settings(
+    found: Carrying,
+    old: KafkaClient,
+    new: KafkaClient,
+    topics: Sequence[str],
+    ensemble: ZooKeeperClient | None,
+    skip_settings: Collection[str],
+) -> None:
+    if new.api_version(IncrementalAlterConfigsRequest) is None:
+        raise ConfigError("the new cluster cannot change single settings before Kafka 2.3; use kafka-configs.sh there")
+    wanted, there = await settings_of(old, topics, ensemble), await settings_of(new, topics)
+    for topic in topics:
+        taken = carried(wanted[topic], new.broker_version >= (2, 1))
+        for name, value in sorted(wanted[topic].items()):
+            if name not in taken or name in skip_settings:
+                found.left_out.append((topic, name, "it belongs to one cluster, or is skipped"))
+            elif there[topic].get(name) != value:
+                found.settings.append(Change(topic, name, value, there[topic].get(name)))
+
+
+async def _compare_rules(
+    found: Carrying,
+    old: KafkaClient,
+    new: KafkaClient,
+    topics: Sequence[str],
+    ensemble: ZooKeeperClient | None,
+    writers: bool,
+) -> None:
+    if ensemble is not None:
+        rules = [rule for topic in topics for rule in await _rules_in_zookeeper(ensemble, topic)]
+    else:
+        rules, patterns = await _rules(old, topics)
+        found.left_out += patterns
+    there = {*(await _rules(new, topics))[0]}
+    for rule in sorted(rules):
+        if not writers and rule.permission == "ALLOW" and rule.operation in ("WRITE", "ALL"):
+            found.left_out.append((rule.topic, str(rule), READ_TOO if rule.operation == "ALL" else "it is to write"))
+            if rule.operation == "WRITE":
+                continue
+            rule = rule._replace(operation="READ")
+        if rule not in there:
+            there.add(rule)
+            found.rules.append(rule)
+
+
+async def _rules(client: KafkaClient, topics: Collection[str]) -> tuple[list[Rule], list[tuple[str, str, str]]]:
+    """Returns the ACLs of these topics, and those of a prefix or of all topics, which apply to them too."""
+    if client.api_version(DescribeAclsRequest) is None:
+        raise ConfigError("brokers before 0.11 do not report ACLs: name their ZooKeeper (--old-zookeeper)")
+    request = DescribeAclsRequest(
+        resource_type_filter=ACLResourceType.TOPIC,
+        resource_name_filter=None,
+        pattern_type_filter=ACLResourcePatternType.ANY,
+        principal_filter=None,
+        host_filter=None,
+        operation=ACLOperation.ANY,
+        permission_type=ACLPermissionType.ANY,
+        max_version=3,
+    )
+    response = await client.send_any(request)
+    if response.error_code:
+        raise for_code(response.error_code, f"ACLs ({shown(response.error_message or '')})")
+    rules, others = [], []
+    for resource in response.resources:
+        name = resource.resource_name
+        # before 2.0 there are only literal ones
+        is_prefix = getattr(resource, "pattern_type", None) == ACLResourcePatternType.PREFIXED
+        applies = [topic for topic in sorted(topics) if topic.startswith(name) or name == "*"]
+        for acl in resource.acls:
+            operation, permission = ACLOperation(acl.operation).name, ACLPermissionType(acl.permission_type).name
+            rule = Rule(name, acl.principal, acl.host, operation, permission)
+            if is_prefix or name == "*":
+                others += [(topic, str(rule), f"it is of {name!r}, not of one topic") for topic in applies]
+            elif name in topics:
+                rules.append(rule)
+    return rules, others
+
+
+async def _rules_in_zookeeper(ensemble: ZooKeeperClient, topic: str) -> list[Rule]:
+    try:
+        data, _ = await ensemble.get(f"/kafka-acl/Topic/{topic}")
+    except NoZnode:
+        return []
+    try:
+        return [
+            Rule(topic, acl["principal"], acl["host"], _constant(acl["operation"]), _constant(acl["permissionType"]))
+            for acl in parse_json(data)["acls"]
+        ]
+    except (ValueError, LookupError, AttributeError, TypeError) as error:
+        raise ConfigError(f"/kafka-acl/Topic/{topic} of the old ZooKeeper cannot be read: {shown(data)}") from error
+
+
+def _constant(name: str) -> str:
+    """Returns "CLUSTER_ACTION" for "ClusterAction"."""
+    return "".join(f"_{letter}" if letter.isupper() and at else letter for at, letter in enumerate(name)).upper()
+
+
+async def _set(new: KafkaClient, changes: Iterable[Change]) -> None:
+    kind = IncrementalAlterConfigsRequest.AlterConfigsResource
+    by_topic: dict[str, list[Any]] = {}
+    for each in changes:
+        one = kind.AlterableConfig(name=each.what, config_operation=SET, value=each.wanted)
+        by_topic.setdefault(each.topic, []).append(one)
+    if not by_topic:
+        return
+    resources = [kind(resource_type=TOPIC, resource_name=topic, configs=some) for topic, some in by_topic.items()]
+    request = IncrementalAlterConfigsRequest(resources=resources, validate_only=False, max_version=1)
+    for result in (await new.send_any(request)).responses:
+        _raise(result, f"settings of topic {result.resource_name!r}")
+
+
+async def _grant(new: KafkaClient, rules: Sequence[Rule]) -> None:
+    if not rules:
+        return
+    creations = [
+        CreateAclsRequest.AclCreation(
+            resource_type=ACLResourceType.TOPIC,
+            resource_name=rule.topic,
+            resource_pattern_type=ACLResourcePatternType.LITERAL,
+            principal=rule.principal,
+            host=rule.host,
+            operation=ACLOperation[rule.operation],
+            permission_type=ACLPermissionType[rule.permission],
+        )
+        for rule in rules
+    ]
+    response = await new.send_any(CreateAclsRequest(creations=creations, max_version=3))
+    for rule, result in zip(rules, response.results):
+        _raise(result, f"ACL of topic {rule.topic!r}: {rule}")
+
+
+def _raise(result: Any, what: str) -> None:
+    if result.error_code:
+        error = for_code(result.error_code, what)
+        raise BrokerError(f"{error} ({shown(result.error_message or '')})", code=error.code, retriable=error.retriable)

@@ -14,6 +14,7 @@ from progress_machine import PARTITIONS, QUIET_S, ProgressMachine, play
 from progress_mutations import MUTATIONS, Mutation
 
 import allocator
+from allocator.core.offsets.idle import IDLE_S
 
 HERE = Path(__file__).parent
 PACKAGE = Path(allocator.__file__).parent
@@ -81,6 +82,20 @@ def test_after_a_refused_record_at_its_end_the_rest_of_a_batch_is_not_returned()
         state.begin(ids=False, reset="earliest", auto=True, sink=False, latency_s=0.01, empty=True)
         state.produce(PARTITIONS[0], count=1, kind="plain", poison=0)
         state.read(n=0, kinds=["getone", "getbatch"], timeout_s=0.3, then="", later=False)
+
+
+@pytest.mark.parametrize("auto", [True, False])
+def test_an_idle_offset_never_replaces_a_commit_whose_response_is_lost(auto: bool) -> None:
+    """The new owner commits while it looks which of the committed offsets are old."""
+    with machine() as state:
+        state.begin(ids=False, reset="earliest", auto=auto, sink=False, latency_s=0.15, empty=False)
+        state.reads(state.members[0], ["getone"], 0.3, "all", later=False)
+        state.move(PARTITIONS[0], to=1)
+        state.reads(state.members[0], ["getone"] * 3, 0.1, "", later=False)
+        state.go(rest_s=IDLE_S - 0.04 - state.loop.now)
+        state.next_commit_fails("unanswered")
+        state.reads(state.members[1], ["getone"] * 2, 0.1, "" if auto else "all", later=True)
+        state.wait(QUIET_S)
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.rule)

@@ -114,9 +114,6 @@ class Commits:
         the group is short-lived. A release waits for it."""
         if self._idle is not None and self.offsets.may_expire:
             old = self._idle.not_ours()
-            if self._interval_s is not None:
-                # the release commits the others
-                old = {p for p in old if not self._state.assignment[p].is_uncommitted}
             if old:
                 self._refreshing = tasks.start(self._refresh(self._idle, old), "idle offsets of the leaving member")
 
@@ -349,7 +346,13 @@ class Commits:
         """Returns the tenures whose committed offsets Kafka may delete unless they are committed again."""
         if self.offsets.storage == "zookeeper" or not self.membership.may_act():  # offsets in ZooKeeper do not expire
             return {}
-        return {p: t for p, t in self._state.assignment.items() if t.committed is not None and not t.in_doubt}
+        # an automatic commit, or that of a release, commits what is done; one may be stored already and unanswered
+        automatic = self._interval_s is not None
+        return {
+            p: t
+            for p, t in self._state.assignment.items()
+            if t.committed is not None and not t.in_doubt and not (automatic and t.is_uncommitted)
+        }
 
     def _now(self) -> float:
         return boot_clock() if self._idle is None else self._idle.clock()

@@ -131,11 +131,13 @@ def _check(tp: TopicPartition, offset: Any) -> None:
 def take_some(callers: Sequence[PendingCommit], group: str) -> dict[TopicPartition, PendingCommit]:
     """Returns the partitions of the next request, as many as fit, each with the call whose offset is sent.
 
-    That is the newest call, but a choice gives way to other calls.
+    That is the newest call with a mapping. If there is none, it is the oldest with a choice, because the response to
+    its last request may be lost, and a newer one may choose an idle offset, which that request has replaced.
     """
     some: dict[TopicPartition, PendingCommit] = {}
     bytes_left = MOST_BYTES
-    for call in sorted(callers, key=lambda call: call.choice is None):  # stable: keeps the order of the calls otherwise
+    choices = [call for call in reversed(callers) if call.choice is not None]
+    for call in [*choices, *(call for call in callers if call.choice is None)]:
         for tp, value in call.left.items():
             if tp in some:
                 some[tp] = call

@@ -84,6 +84,16 @@ def test_after_a_refused_record_at_its_end_the_rest_of_a_batch_is_not_returned()
         state.read(n=0, kinds=["getone", "getbatch"], timeout_s=0.3, then="", later=False)
 
 
+def test_an_operators_seek_leaves_the_sink_at_the_position() -> None:
+    """The user seeks too, while the sink waits for the records in hand."""
+    with machine() as state:
+        state.begin(ids=False, reset="earliest", auto=True, sink=True, latency_s=0.01, empty=False)
+        state.reads(state.members[0], ["all"], 0.1, "", later=False)
+        state.operator_seeks(PARTITIONS[0], 1.0)
+        state.seek(PARTITIONS[0], 0.6, seconds=0.02)
+        state.reads(state.members[0], ["getbatch"], 0.1, "", later=False)
+
+
 @pytest.mark.parametrize("auto", [True, False])
 def test_an_idle_offset_never_replaces_a_commit_whose_response_is_lost(auto: bool) -> None:
     """The new owner commits while it looks which of the committed offsets are old."""

@@ -190,7 +190,8 @@ class OperatorOrders:
         offset, clipped = await self._offset(partition, order.arguments["to"])
         if not self._is_newest(order, partition) or not core.sought(partition, offset):
             return None
-        if core.sink is not None and not await core.sink.rewind(partition, offset):
+        # the user may have sought while the sink waited for the records in hand
+        if core.sink is not None and not (await core.sink.rewind(partition, offset) and core.sought(partition, offset)):
             return None
         what = f"sought to {offset}{clipped}" + ("" if before is None else f" from {before.offset}")
         log.warning("%s: %s:%d: %s by the command of %s", core.group, *partition, what, order.who)

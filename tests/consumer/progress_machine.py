@@ -121,7 +121,7 @@ class Member:
                 sink=machine.sink,
             )
         self.held: list[Hold] = []
-        self.named: list[tuple[Log, int]] = []
+        self.named: list[tuple[TopicPartition, Log, int]] = []
         """Records of the last request that an error named instead."""
         self.calls: list[Hold] = []
         self.gated = False
@@ -151,7 +151,7 @@ class Member:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def work(self) -> list[tuple[Log, int]]:
-        return [(hold.log, hold.record.offset) for hold in self.held] + self.named
+        return [(hold.log, hold.record.offset) for hold in self.held] + [(log, offset) for _, log, offset in self.named]
 
     async def read(self, kind: str, timeout_s: float) -> bool:
         """Requests records. Returns whether anything came."""
@@ -201,7 +201,7 @@ class Member:
 
     def _named(self, partition: TopicPartition, offset: int) -> None:
         self.oracle.delivers(self, partition, offset, self.consumer.losses)
-        self.named.append((self.oracle.views[partition].log, offset))
+        self.named.append((partition, self.oracle.views[partition].log, offset))
 
     def _got(self, record: Any) -> None:
         partition = TopicPartition(record.topic, record.partition)
@@ -502,14 +502,10 @@ class ProgressMachine(RuleBasedStateMachine):
         moving = self.in_background(move())
         self.moves.update(dict.fromkeys(going, moving))
         self.go(rest_s=QUIET_S)
-        held = {hold.partition for hold in member.held} | {TopicPartition("t", p) for p in self._named_of(member)}
+        held = {hold.partition for hold in member.held} | {partition for partition, _, _ in member.named}
         waits = [p for p in going if p not in held and member.hand.tenures.is_assigned(p)]
         if waits and not moving.done() and not self.disturbed:
             raise Broken(f"{waits} wait for the records of {held} that {member} has in hand")
-
-    def _named_of(self, member: Member) -> set[int]:
-        logs = [log for log, _ in member.named]
-        return {p.partition for p, log in self.cluster.content.items() if log in logs}
 
     async def _lose(self, n: int) -> list[TopicPartition]:
         """The session of a member is lost. Returns its partitions without those that are moving already."""

@@ -266,8 +266,9 @@ class Oracle:
         for view in self.views.values():
             if view.member is member:
                 view.may_be = self._not_handled(view, view.may_be)
-                view.sought = {
-                    order: (target, self._not_handled(view, found)) for order, (target, found) in view.sought.items()
+                view.sought = {  # the seek may also come after the end
+                    order: (target, self._not_handled(view, found) | _found(view.log, target))
+                    for order, (target, found) in view.sought.items()
                 }
 
     def _not_handled(self, view: View, starts: set[int]) -> set[int]:

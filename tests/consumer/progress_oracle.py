@@ -125,7 +125,7 @@ class Oracle:
         elif at is not None and not named:
             self.committed[partition] = Stored(log, at.offset, at.member)
             self.excused[log] = at.offset
-            if at.offset > log.end:
+            if at.offset > log.end or view is not None:  # an owner that notices it is reset
                 self.licences[partition].append(0)
         if view is not None:
             view.log, view.may_be, view.ends, view.in_hand = log, set(), set(), []
@@ -238,7 +238,7 @@ class Oracle:
 
     # -- handlers ------------------------------------------------------------------------------------------------
 
-    def calls(self, member: Any, partition: TopicPartition, offset: int) -> str:
+    def calls(self, member: Any, partition: TopicPartition, offset: int) -> tuple[View, str]:
         """A call of a handler begins. Returns what `handled` has to know."""
         view = self.views.get(partition)
         if view is None or view.member is not member:
@@ -249,15 +249,15 @@ class Oracle:
             self.excused[view.log] = max(self.excused[view.log], min(view.ends))
             view.may_be, view.ends = view.ends, set()
         view.known = True
-        return view.newest
+        return view, view.newest
 
-    def handled(self, member: Any, partition: TopicPartition, log: Log, offset: int, begun: str) -> None:
+    def handled(self, member: Any, partition: TopicPartition, log: Log, offset: int, begun: tuple[View, str]) -> None:
         self.returned[log].add(offset)
         self.proof[member, log].add(offset)
-        view = self.views.get(partition)
-        if view is not None and view.member is member and view.log is log:
+        view, newest = begun
+        if self.views.get(partition) is view and view.log is log:  # else the call has outlived its tenure
             view.handled.add(offset)
-            if begun == view.newest:
+            if newest == view.newest:
                 view.unsure.discard(offset)
             else:
                 view.unsure.add(offset)

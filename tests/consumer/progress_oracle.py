@@ -46,6 +46,8 @@ class View:
         self.handled: set[int] = set()
         self.unsure: set[int] = set()
         """Handled offsets that a seek of an operator may have asked for again since."""
+        self.explicit = False
+        """Whether the committed offset is one that the user has committed since the user's last seek."""
         self.known = False
         """Whether a position was seen."""
         self.stopped = False
@@ -156,6 +158,7 @@ class Oracle:
         view = self.views[partition]
         view.may_be, view.ends, view.in_hand, view.known, view.stopped = {offset}, set(), [], True, False
         view.handled, view.replaced = {each for each in view.handled if each < offset}, set()
+        view.explicit = False
         # the seek of an operator may come before or after this one
         view.sought = {
             order: (target, {*_found(view.log, target), offset}) for order, (target, _) in view.sought.items()
@@ -308,8 +311,10 @@ class Oracle:
         if log is not self.content[partition] or (before is not None and before[:2] == (log, offset)):
             return
         view = self.views.get(partition)
-        if view is not None and view.member is member and offset in view.ends:  # it has found the end
-            self.excused[log] = max(self.excused[log], offset)
+        if view is not None and view.member is member:
+            view.explicit = offset in self.tried[member, log]
+            if offset in view.ends:  # it has found the end
+                self.excused[log] = max(self.excused[log], offset)
         if offset > log.end:
             raise Broken(f"{member} commits {partition}@{offset}, beyond the end {log.end}")
         unread = [each for each in self.missing(log) if each < offset]
@@ -337,6 +342,8 @@ class Oracle:
         else:
             found = self._not_handled(view, view.positions()) if view.processed else view.positions()
         stored = None if at is None or at.log is not log else at.offset
+        if view.explicit and stored is not None and stored > max(found, default=stored):
+            return  # an operator's seek back came before the user's commit
         if stored is None and self.reset == "earliest":
             stored = log.start
         if view.known and (stored is None or log.next_visible(stored) not in map(log.next_visible, found)):

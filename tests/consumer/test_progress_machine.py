@@ -94,6 +94,18 @@ def test_an_operators_seek_leaves_the_sink_at_the_position() -> None:
         state.reads(state.members[0], ["getbatch"], 0.1, "", later=False)
 
 
+def test_an_operators_seek_ends_with_the_tenure_in_which_it_waits_for_the_sink() -> None:
+    """The other member carries it out, and its user seeks; then the first member is the owner again."""
+    with machine() as state:
+        state.begin(ids=True, reset="latest", auto=False, sink=True, latency_s=0.15, empty=True)
+        state.move(PARTITIONS[1], to=1)
+        state.create_topic_again(how="another cluster", kept=True)
+        state.produce(PARTITIONS[1], count=5, kind="plain", poison=1)
+        state.operator_seeks(PARTITIONS[1], 0.3)
+        state.lose_session(n=1, sought=1.0, back=False, then="commit")
+        state.lose_session(n=0, sought=1.0, back=False, then="heir reads")
+
+
 @pytest.mark.parametrize("auto", [True, False])
 def test_an_idle_offset_never_replaces_a_commit_whose_response_is_lost(auto: bool) -> None:
     """The new owner commits while it looks which of the committed offsets are old."""

@@ -425,12 +425,15 @@ class SinkMember:
         Retries while this member owns the partition. The caller must not deliver its records in the meantime. Returns
         False if the partition has left this member.
         """
-        core, tenure = self._core, self._core.state.assignment.get(partition)
-        while tenure is not None and tenure.phase is not Phase.ENDED:
+        core, state = self._core, self._core.state
+        tenure = state.assignment.get(partition)
+        while tenure is not None and state.assignment.get(partition) is tenure:
             await core.until_free(tenure.holds)
+            if state.assignment.get(partition) is not tenure:
+                break
             try:
                 await self._sink.rewind(partition, offset, core.client.topic_id(partition.topic))
-                return True
+                return state.assignment.get(partition) is tenure
             except AllocatorError as error:
                 log.warning("%s: %s:%d: retrying to set the sink to %d: %s", core.group, *partition, offset, error)
                 await asyncio.sleep(SINK_RETRY_S)

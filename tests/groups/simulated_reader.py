@@ -92,7 +92,7 @@ class ReadingWorker(Worker):
     """Reads some records of each partition at a time. The records count as handled at the next poll."""
 
     processor = sink = None
-    group = "g"
+    group, request_timeout_s = "g", 30.0
     seek, commit_sought = ConsumerCore.seek, ConsumerCore.commit_sought
 
     def __init__(self, world: Simulation, name: str) -> None:

@@ -24,12 +24,13 @@ from kafka.protocol.admin import (
     IncrementalAlterConfigsRequest,
 )
 
-from allocator.core.client import KafkaClient, for_code
+from allocator.core.client import KafkaClient
 from allocator.core.text import parse_json, shown
 from allocator.core.zookeeper import NoZnode, ZooKeeperClient
-from allocator.errors import BrokerError, ConfigError
+from allocator.errors import ConfigError
 from allocator.migrate.storage import CONNECT_S, connected
 from allocator.migrate.topics import carried, refuse_same_cluster, settings_of
+from allocator.producer.topics import refused
 
 TOPIC: Final = 2  # the type of a topic in requests about settings
 SET: Final = 0
@@ -117,8 +118,9 @@ async def carry_over(
         if acls:
             await _compare_rules(found, old, new, topics, ensemble, writers)
         if execute:
-            await _set(new, found.settings)
+            await _set(new, found.settings, validate_only=True)  # so that a refused one leaves nothing half done
             await _grant(new, found.rules)
+            await _set(new, found.settings)
         return found
 
 
@@ -183,7 +185,7 @@ async def _rules(client: KafkaClient, topics: Collection[str]) -> tuple[list[Rul
     )
     response = await client.send_any(request)
     if response.error_code:
-        raise for_code(response.error_code, f"ACLs ({shown(response.error_message or '')})")
+        raise refused(response, "ACLs")
     rules, others = [], []
     for resource in response.resources:
         name = resource.resource_name
@@ -219,7 +221,7 @@ def _constant(name: str) -> str:
     return "".join(f"_{letter}" if letter.isupper() and at else letter for at, letter in enumerate(name)).upper()
 
 
-async def _set(new: KafkaClient, changes: Iterable[Change]) -> None:
+async def _set(new: KafkaClient, changes: Iterable[Change], *, validate_only: bool = False) -> None:
     kind = IncrementalAlterConfigsRequest.AlterConfigsResource
     by_topic: dict[str, list[Any]] = {}
     for each in changes:
@@ -228,9 +230,11 @@ async def _set(new: KafkaClient, changes: Iterable[Change]) -> None:
     if not by_topic:
         return
     resources = [kind(resource_type=TOPIC, resource_name=topic, configs=some) for topic, some in by_topic.items()]
-    request = IncrementalAlterConfigsRequest(resources=resources, validate_only=False, max_version=1)
+    request = IncrementalAlterConfigsRequest(resources=resources, validate_only=validate_only, max_version=1)
     for result in (await new.send_any(request)).responses:
-        _raise(result, f"settings of topic {result.resource_name!r}")
+        if result.error_code:
+            what = f"settings of topic {result.resource_name!r} (--skip-setting leaves one as it is)"
+            raise refused(result, what)
 
 
 async def _grant(new: KafkaClient, rules: Sequence[Rule]) -> None:
@@ -250,10 +254,5 @@ async def _grant(new: KafkaClient, rules: Sequence[Rule]) -> None:
     ]
     response = await new.send_any(CreateAclsRequest(creations=creations, max_version=3))
     for rule, result in zip(rules, response.results):
-        _raise(result, f"ACL of topic {rule.topic!r}: {rule}")
-
-
-def _raise(result: Any, what: str) -> None:
-    if result.error_code:
-        error = for_code(result.error_code, what)
-        raise BrokerError(f"{error} ({shown(result.error_message or '')})", code=error.code, retriable=error.retriable)
+        if result.error_code:
+            raise refused(result, f"ACL of topic {rule.topic!r}: {rule}")

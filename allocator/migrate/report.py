@@ -48,7 +48,10 @@ class Remedy(enum.Enum):
         "If that was a mirror to another cluster, start this one with another --group. If the offset map was deleted, "
         "start with --restart {topic} to mirror the topic again from its earliest old record"
     )
-    UNFIT = "Correct it and start the mirror again, or leave the topic out (--exclude {topic})"
+    UNFIT = (
+        "Correct it and start the mirror again, or leave the topic out (--exclude {topic}), or a setting that the new "
+        "cluster refuses (--skip-setting)"
+    )
     RESTART = (
         "Start with --restart {topic} to mirror it again from its earliest old record, after the records on the new "
         "cluster"

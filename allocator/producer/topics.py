@@ -9,8 +9,10 @@ from typing import Any
 from kafka.protocol.admin import CreatePartitionsRequest, CreateTopicsRequest
 
 from allocator.core.client import ErrorCode, KafkaClient, for_code
-from allocator.core.text import shown
+from allocator.core.text import plain
 from allocator.errors import BrokerError
+
+SHOWN = 300  # characters of a broker's message
 
 
 async def create_topic(
@@ -64,12 +66,15 @@ async def _to_controller(client: KafkaClient, request: Any, what: str, fine: tup
         if result.error_code in fine:
             return
         if result.error_code != ErrorCode.NOT_CONTROLLER or attempt == 9:
-            error = for_code(result.error_code, what)
-            message = getattr(result, "error_message", None)
-            raise BrokerError(
-                f"{error}{f' ({shown(message)})' if message else ''}", code=error.code, retriable=error.retriable
-            )
+            raise refused(result, what)
         await asyncio.sleep(client.retry_backoff_s)
+
+
+def refused(result: Any, what: str) -> BrokerError:
+    """Returns the error for a part of a response that has a code and, from some version on, a message."""
+    error, message = for_code(result.error_code, what), getattr(result, "error_message", None)
+    text = f" ({plain(message[:SHOWN])})" if message else ""
+    return BrokerError(f"{error}{text}", code=error.code, retriable=error.retriable)
 
 
 async def _await_leaders(client: KafkaClient, topic: str, partitions: int) -> None:

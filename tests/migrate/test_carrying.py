@@ -176,3 +176,25 @@ async def test_settings_are_shown_and_then_carried_over(
 
 async def has(cluster: LocalCluster, topic: str, wanted: dict[str, str]) -> bool:
     return await settings(cluster, topic) == wanted
+
+
+async def test_a_setting_that_is_refused_leaves_everything_as_it_was(
+    cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str]
+) -> None:
+    source, target = [await asyncio.to_thread(cluster_factory, kafka=each) for each in ("3.9.1", NEWEST)]
+    topics: list[str] = [
+        await asyncio.to_thread(topic_factory, 1, 1, config, source)
+        for config in ({"retention.ms": "123456789"}, {"segment.bytes": "20000"})  # Kafka 4 takes 1 MiB or more
+    ]
+    for topic in topics:
+        await asyncio.to_thread(target.create_topic, topic, 1)
+    command = ["topics", "copy", source.bootstrap, target.bootstrap, "--configs", "--execute"]
+    command += [part for topic in topics for part in ("--topic", topic)]
+    done = await asyncio.to_thread(CliRunner().invoke, main, command)
+    assert done.exit_code == 1
+    for part in (topics[1], "--skip-setting", "at least 1048576"):
+        assert part in done.output
+    assert await settings(target, topics[0]) == {}
+    done = await asyncio.to_thread(CliRunner().invoke, main, [*command, "--skip-setting", "segment.bytes"])
+    assert done.exit_code == 0, done.output
+    await wait_until_async(lambda: has(target, topics[0], {"retention.ms": "123456789"}), 30, "the setting")

@@ -120,7 +120,6 @@ def audit(
     *,
     by: str | None = None,
     ignore: Collection[str] = (),
-    rename: Mapping[str, str] | None = None,
     samples: int = 10,
     state: str | Path | None = None,
     spark: SparkSession | None = None,
@@ -129,8 +128,8 @@ def audit(
 
     `by`: "partition", "key" or "offset", as the module describes. None chooses "offset" if one side is an archive, else
     "partition" if both have the same partitions, else "key". `ignore`: fields ("timestamp", "headers", ...) that may
-    differ. `rename`: for DataFrames of many topics, name on the right -> name on the left; two single topics may have
-    different names anyway. `samples`: number of differences to list for each kind and topic; the report counts all.
+    differ. `samples`: number of differences to list for each kind and topic; the report counts all. Two single topics
+    may have different names; in DataFrames of many topics, rename them before.
     `state`: for topics and archives, a file with the offsets at which the next audit with this file starts; created by
     the first one. `spark`: by default the active session, or a new one.
 
@@ -169,11 +168,13 @@ def audit(
     if chosen == "key" and "key" in ignore:
         raise ConfigError("by = key compares the records of each key: key cannot be ignored")
     # imported here, so that wrong arguments are reported without pyspark
+    from pyspark.sql.functions import lit
+
     from allocator.spark.audit.compare import Comparison, latest_of_keys, prepare
 
     def frame_of(side: _Pinned, offsets: Collection[tuple[int, int]] | None = None) -> DataFrame:
         frame = _checked(side.frame if offsets is None else side.frame_around(spark, offsets), side.name)
-        return frame if side is one else _renamed(frame, one, other, rename or {})
+        return frame if side is one or None in (one.topic, other.topic) else frame.withColumn("topic", lit(one.topic))
 
     frames = [frame_of(side) for side in (one, other)]
     if latest:
@@ -413,17 +414,6 @@ def _checked(frame: DataFrame, name: str) -> DataFrame:
             raise SchemaMismatch(f"{name}: column {column!r} {there}; an audit needs it as {kind}")
     millis = {"bigint": F.col("timestamp"), None: F.lit(None).cast("bigint")}
     return frame.withColumn("timestamp", millis.get(types.get("timestamp"), F.expr("unix_millis(timestamp)")))
-
-
-def _renamed(frame: DataFrame, one: _Pinned, other: _Pinned, rename: Mapping[str, str]) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    if one.topic is not None and other.topic is not None:
-        return frame.withColumn("topic", F.lit(one.topic))
-    if rename:
-        names = F.create_map(*(F.lit(name) for pair in rename.items() for name in pair))
-        return frame.withColumn("topic", F.coalesce(names[F.col("topic")], F.col("topic")))
-    return frame
 
 
 def _counted(differences: DataFrame | None, samples: int) -> tuple[dict[tuple[str, str, int, str], int], list[Any]]:

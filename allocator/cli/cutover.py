@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Optional
 
 import click
 
+from allocator._files import write_file
 from allocator.cli.output import print_json
 from allocator.cli.progress import Step, progress, quiet_option, say
+from allocator.errors import ConfigError
 from allocator.migrate import Cutover
 
 STEPS = Cutover.STEPS
@@ -19,10 +24,20 @@ STEPS = Cutover.STEPS
 @click.option("--until", type=click.Choice(STEPS), default=STEPS[-1], help="Stop after this step.")
 @click.option("--rollback", is_flag=True, help="Move the groups back to the old cluster.")
 @click.option("--clear", is_flag=True, help="After the end: let services use the brokers in their own settings again.")
+@click.option("--reports", type=click.Path(file_okay=False), help="Directory for a page (HTML) of each topic's audit.")
 @click.option("--status", is_flag=True, help="Only show which steps are done.")
 @quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print the status, or an error, as JSON.")
-def cutover(plan: str, until: str, rollback: bool, clear: bool, status: bool, quiet: bool, as_json: bool) -> None:
+def cutover(
+    plan: str,
+    until: str,
+    rollback: bool,
+    clear: bool,
+    reports: Optional[str],
+    status: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
     """Move groups to a new cluster, following PLAN (TOML), while services and producers run.
 
     The mirror must run at the same time. A state file stores which steps are done: after a failure, run the command
@@ -47,6 +62,11 @@ def cutover(plan: str, until: str, rollback: bool, clear: bool, status: bool, qu
     if status:
         _show(Cutover(plan), as_json)
         return
+    if reports is not None:
+        try:
+            Path(reports).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--reports {reports}: {error.strerror}") from None
     with progress("cutover", quiet) as meter:
 
         def show_step(step: str, text: str) -> None:
@@ -56,7 +76,7 @@ def cutover(plan: str, until: str, rollback: bool, clear: bool, status: bool, qu
         def show_rest(step: str, left: int, unit: str) -> None:
             meter.left(left, f"{step}: waiting for {unit}", unit)
 
-        work = Cutover(plan, show_step, show_rest, audit_topic)
+        work = Cutover(plan, show_step, show_rest, partial(audit_topic, reports=reports))
         asyncio.run(work.rollback() if rollback else work.clear() if clear else work.run(until))
 
 
@@ -71,8 +91,8 @@ def _show(work: Cutover, as_json: bool) -> None:
         click.echo("\nproducers write to the new cluster, so a rollback is not possible")
 
 
-def audit_topic(topic: str, sides: list[tuple[str, dict[str, str]]]) -> tuple[str, int]:
-    """Compares a topic on both clusters, each given as (brokers, options).
+def audit_topic(topic: str, sides: list[tuple[str, dict[str, str]]], reports: Optional[str] = None) -> tuple[str, int]:
+    """Compares a topic on both clusters, each given as (brokers, options). Writes a page to the directory `reports`.
 
     Returns the verdict, and the number of lost or altered records.
     """
@@ -83,6 +103,8 @@ def audit_topic(topic: str, sides: list[tuple[str, dict[str, str]]]) -> tuple[st
 
     old, new = [Topic(brokers, topic, options) for brokers, options in sides]
     report = audit(old, new)
+    if reports is not None:
+        write_file(str(Path(reports) / f"{topic}.html"), report.to_html())
     return (
         f"{report.verdict()} ({report.left.records} and {report.right.records} records)",
         sum(map(report.count, ("missing", "truncated", "altered"))),

@@ -30,7 +30,7 @@ from allocator.core.zookeeper import NoZnode, ZooKeeperClient
 from allocator.errors import ConfigError
 from allocator.migrate.storage import CONNECT_S, connected
 from allocator.migrate.topics import carried, refuse_same_cluster, settings_of
-from allocator.producer.topics import refused
+from allocator.producer import refused
 
 TOPIC: Final = 2  # the type of a topic in requests about settings
 SET: Final = 0

@@ -282,3 +282,13 @@ def test_aborted_and_compacted_records_are_no_differences(
     assert "is compacted: only the latest record of each key was compared" in note
     produce(brokers, copy, [(b"k2", b"another", 0)])
     assert run(*words)[0] == 3
+
+    # producers write to the new topic, which loses its copies of what they replace
+    moved = topic_factory(config={"cleanup.policy": "compact"})
+    produce(brokers, moved, [values[n] for n in (16, 19)])
+    produce(brokers, moved, [(b"k2", b"another", 0)])
+    words = ("audit", f"kafka://{brokers}/{source}", f"kafka://{brokers}/{moved}", "--ignore", "timestamp")
+    words = (*words, "--right-option", "ending_offsets=" + json.dumps({moved: {"0": 2}}))
+    report = told(*words)
+    assert report["equal"], report
+    assert any("keys with newer records" in note for note in report["notes"])

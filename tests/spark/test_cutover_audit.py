@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +34,10 @@ async def test_the_audit_at_the_end_knows_transactions_and_gaps(
     """The old log ends with the marker of a transaction; with many gaps, the map is inexact there."""
     world = await mirrored(kafka_cluster, cluster_factory, group, tmp_path, gaps)
     plan = world.plan(audit=True)
-    await Cutover(plan, audit=audit_topic).run()
+    await Cutover(plan, audit=partial(audit_topic, reports=str(tmp_path))).run()
     verdict = Cutover(plan).load()["finish"]["audit"][world.topic]
     assert verdict.startswith("equal"), verdict
+    assert "equal" in (tmp_path / f"{world.topic}.html").read_text()
 
 
 @pytest.mark.long

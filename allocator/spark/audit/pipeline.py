@@ -76,6 +76,8 @@ class _Pinned:
     """The offsets that the audit reads."""
     read: Optional[_PinnedTopic] = None
     compacted: bool = False
+    later: Reach = field(default_factory=dict)
+    """Offsets after the end, which the audit does not compare."""
     state: Optional[SideState] = None
     """With the first offsets of all partitions; None for a DataFrame."""
 
@@ -129,13 +131,14 @@ def audit(
     `by`: "partition", "key" or "offset", as the module describes. None chooses "offset" if one side is an archive, else
     "partition" if both have the same partitions, else "key". `ignore`: fields ("timestamp", "headers", ...) that may
     differ. `samples`: number of differences to list for each kind and topic; the report counts all. Two single topics
-    may have different names; in DataFrames of many topics, rename them before.
-    `state`: for topics and archives, a file with the offsets at which the next audit with this file starts; created by
-    the first one. `spark`: by default the active session, or a new one.
+    may have different names; in DataFrames of many topics, rename them before. `state`: for topics and archives, a file
+    with the offsets at which the next audit with this file starts; created by the first one. `spark`: by default the
+    active session, or a new one.
 
     Of two topics, only committed records are compared, unless the options of a topic name another isolation level. If
     one of them is compacted, only the latest record of each key is compared, because each cluster compacts at its own
-    time; write nothing meanwhile. With `state`, all records are compared, and those that one side has removed count.
+    time; of keys with newer records after `ending_offsets`, none is. Write nothing meanwhile. With `state`, all records
+    are compared, and those that one side has removed count.
 
     Records that arrive after the audit began are not compared. Of a topic and an archive, it compares only offsets that
     the archive covers and the topic still has; a note counts the others. Notes also count the offsets that retention
@@ -179,6 +182,13 @@ def audit(
     frames = [frame_of(side) for side in (one, other)]
     if latest:
         frames = [latest_of_keys(frame) for frame in frames]
+        for pinned in (one, other):
+            if pinned.later and pinned.read is not None:
+                # a cluster may have removed what a key had before its newer record
+                topic = pinned.read.topic
+                newer = topic.frame(spark, topic.ranges(pinned.later), millis=True)
+                frames = [frame.join(newer, frame.key == newer.key, "left_anti") for frame in frames]
+                notes.append(f"keys with newer records of {pinned.name} after its end were not compared")
     rows = [prepare(frame, side is one, chosen, ignore) for frame, side in zip(frames, (one, other))]
     with Comparison(rows[0], rows[1], chosen) as comparison:
         lost = _unread(comparison, one, True), _unread(comparison, other, False)
@@ -328,7 +338,8 @@ def _pin(
             # archives and DataFrames have Spark's type
             frame = tolerant.frame(spark, source.ranges(reach), millis=topics)
             read = _PinnedTopic(tolerant, reach, extent.topic_id)
-            found = _Pinned(str(source), frame, source.name, extent.chosen, reach, read, extent.compacted, state)
+            later = {p: (high, extent.log[p][1]) for p, (_, high) in reach.items() if high < extent.log[p][1]}
+            found = _Pinned(str(source), frame, source.name, extent.chosen, reach, read, extent.compacted, later, state)
             pinned.append(found)
         elif hasattr(source, "reach"):
             covered, topic_has = archived[number], extents[1 - number]

@@ -116,7 +116,8 @@ async def test_names_come_and_go_and_each_has_one_owner(zk_chroot: str, group: s
     await wait_until_async(
         lambda: sorted(map(len, (a.allocation.held, b.allocation.held))) == [10, 10], 30, "even counts"
     )
-    assert owners.keys() == a.allocation.held | b.allocation.held
+    # the listeners are called after that
+    await wait_until_async(lambda: owners.keys() == a.allocation.held | b.allocation.held, 30, lambda: f"not {owners}")
     name = min(b.allocation.held)
     waits = asyncio.ensure_future(_held(a.allocation, name))
     held = b.allocation.hold(name)

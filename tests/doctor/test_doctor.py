@@ -367,6 +367,16 @@ async def test_lag_that_grows_and_partitions_where_nothing_is_done(patient: Pati
         assert not await patient.examined()
 
 
+async def test_lag_between_two_commits_is_no_finding(patient: Patient) -> None:
+    async with patient.consumer(auto_commit_interval_s=None) as consumer, patient.clients() as (client, zk, _):
+        await patient.consume(consumer, 40)
+        before = await observe(patient.group, client=client, zookeepers=[zk])
+        await patient.fill(100, only=0)
+        await consumer.commit({patient.partitions[0]: OffsetAndMetadata(11, "", -1)})
+        after = await observe(patient.group, client=client, zookeepers=[zk])
+        assert "lag-grows" not in {finding.id for finding in diagnose(before, after)}
+
+
 async def test_a_topic_that_was_deleted(patient: Patient) -> None:
     async with patient.consumer() as consumer:
         await patient.consume(consumer, 40)

@@ -176,7 +176,10 @@ def _lag(before: Observation, after: Observation, earlier: GroupReport, report: 
         done = committed.offset - before_that.offset
         if lag > MARKERS and lag >= was and done == 0:
             still[partition] = lag
-        elif lag - was > max(MARKERS, NOISE * (report.logs.end[partition] - earlier.logs.end.get(partition, 0))):
+            continue
+        written = report.logs.end[partition] - earlier.logs.end.get(partition, 0)
+        # between two commits, the lag of a member that keeps up grows to what was written since the first one
+        if lag - was > max(MARKERS, NOISE * written) and lag > written:
             growing[partition] = lag - was
     seconds = (after.ended_ms - before.ended_ms) / 1000
     if still:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,13 +13,20 @@ from allocator.core.client import ErrorCode, KafkaClient, for_code
 from allocator.core.text import plain
 from allocator.errors import BrokerError
 
+log = logging.getLogger(__name__)
+
 SHOWN = 300  # characters of a broker's message
 
 
 async def create_topic(
     client: KafkaClient, topic: str, partitions: int, replication: int, settings: Mapping[str, str]
 ) -> None:
-    """Creates a topic if it does not exist, and waits for its leaders. Raises BrokerError."""
+    """Creates a topic if it does not exist, and waits for its leaders. It gets at most as many replicas as there are
+    brokers. Raises BrokerError."""
+    if replication > len(client.brokers):
+        log.warning(
+            "topic %r gets %d replicas, not %d: no more brokers are there", topic, len(client.brokers), replication
+        )
     kinds = CreateTopicsRequest.CreatableTopic
     request = CreateTopicsRequest(
         topics=[

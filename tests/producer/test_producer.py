@@ -15,6 +15,7 @@ from allocator.core.client.client import KafkaClient
 from allocator.errors import BrokerError, TopicNotFound
 from allocator.producer.encoding import CODECS
 from allocator.producer.producer import DeliveryFailed, Producer
+from allocator.producer.topics import create_topic
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import TopicPartition
 
@@ -226,3 +227,13 @@ async def test_a_topic_that_does_not_exist_is_named(cluster_factory: Any) -> Non
     async with KafkaClient(cluster.bootstrap) as client, Producer(client, timeout_s=3) as producer:
         with pytest.raises(TopicNotFound, match="no-such-topic"):
             await producer.append("no-such-topic", None, b"v")
+
+
+async def test_a_topic_with_fewer_replicas_than_asked_for_is_told(
+    kafka_cluster: LocalCluster, unique_name: Callable[[], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A broker that is down would lower the replication of all new topics."""
+    topic = unique_name()
+    async with KafkaClient(kafka_cluster.bootstrap) as client:
+        await create_topic(client, topic, 1, 3, {})
+    assert f"topic '{topic}' gets 1 replicas, not 3" in caplog.text

@@ -155,9 +155,9 @@ async def _compare_rules(
     if ensemble is not None:
         rules = [rule for topic in topics for rule in await _rules_in_zookeeper(ensemble, topic)]
     else:
-        rules, patterns = await _rules(old, topics)
+        rules, patterns = await _rules(old, topics, "old")
         found.left_out += patterns
-    there = {*(await _rules(new, topics))[0]}
+    there = {*(await _rules(new, topics, "new"))[0]}
     for rule in sorted(rules):
         if not writers and rule.permission == "ALLOW" and rule.operation in ("WRITE", "ALL"):
             found.left_out.append((rule.topic, str(rule), READ_TOO if rule.operation == "ALL" else "it is to write"))
@@ -169,7 +169,9 @@ async def _compare_rules(
             found.rules.append(rule)
 
 
-async def _rules(client: KafkaClient, topics: Collection[str]) -> tuple[list[Rule], list[tuple[str, str, str]]]:
+async def _rules(
+    client: KafkaClient, topics: Collection[str], which: str
+) -> tuple[list[Rule], list[tuple[str, str, str]]]:
     """Returns the ACLs of these topics, and those of a prefix or of all topics, which apply to them too."""
     if client.api_version(DescribeAclsRequest) is None:
         raise ConfigError("brokers before 0.11 do not report ACLs: name their ZooKeeper (--old-zookeeper)")
@@ -185,7 +187,7 @@ async def _rules(client: KafkaClient, topics: Collection[str]) -> tuple[list[Rul
     )
     response = await client.send_any(request)
     if response.error_code:
-        raise refused(response, "ACLs")
+        raise refused(response, f"ACLs of the {which} cluster")
     rules, others = [], []
     for resource in response.resources:
         name = resource.resource_name

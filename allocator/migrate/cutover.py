@@ -40,7 +40,7 @@ FORMAT: Final = "allocator cutover 1"
 STEPS: Final = ("check", "freeze", "drain", "offsets", "start", "verify", "producers", "finish")
 NO_RETURN: Final = "producers"
 """The step in which producers switch to the new cluster. From then on only it has their records."""
-HIDDEN: Final = ("ends", "empty", "choices")  # details for later steps, which are too long to show
+HIDDEN: Final = ("ends", "empty", "choices", "left_at")  # details for later steps, which are too long to show
 POLL_S: Final = 0.2
 
 T = TypeVar("T")
@@ -380,9 +380,30 @@ class Cutover:
         return {"offsets": moved}
 
     async def _start(self, on: CutoverClusters) -> dict[str, Any]:
+        left_at = {group: await self._left_at(on, group) for group in self.plan.groups}
         for group in self.plan.groups:
             await choose_cluster(on.ensemble, choice_path(self.plan.root, group), ClusterChoice(self.plan.new_brokers))
-        return {}
+        return {"left_at": left_at}
+
+    async def _left_at(self, on: CutoverClusters, group: str) -> dict[str, int]:
+        committed = await on.committed(self.plan.old(group))
+        return {f"{p.topic}:{p.partition}": offset for p, offset in sorted(committed.items())}
+
+    async def _all_have_left(self, on: CutoverClusters) -> None:
+        """Raises CutoverFailed if a group has committed on the old cluster since step `start` or the last such error.
+
+        A member that was started with the old brokers joins the group, takes partitions, and reads them there.
+        """
+        for group, before in self._state["steps"].get("start", {}).get("left_at", {}).items():
+            now = await self._left_at(on, group)
+            moved = [name for name, offset in now.items() if before.get(name) != offset]
+            if moved:
+                self._state["steps"]["start"]["left_at"][group] = now
+                write_json(self.plan.state, self._state)
+                raise CutoverFailed(
+                    f"a member of group {group!r} still reads the old cluster: it has committed {', '.join(moved[:5])} "
+                    f"there since step 'start'. Start it with {self.plan.new_brokers}, and run the cutover again"
+                )
 
     async def _verify(self, on: CutoverClusters) -> dict[str, Any]:
         """Waits until every group has members and commits progress, and its partitions have owners."""
@@ -415,11 +436,14 @@ class Cutover:
                 stuck, self.plan.verify_s, lambda found: self._on_wait("verify", len(found), "partitions")
             )
             if left:
+                await self._all_have_left(on)
                 raise CutoverFailed(f"group {group!r} does not work on the new cluster: {'; '.join(left[:5])}")
+        await self._all_have_left(on)
         return {"lag": await on.mirror_lag()}
 
     async def _producers(self, on: CutoverClusters) -> dict[str, Any]:
         if "opened" not in self._state["steps"]:  # not repeated after a kill: producers may write there already
+            await self._all_have_left(on)
             if self.plan.producers is not None:
                 await choose_cluster(on.ensemble, self.plan.producers, ClusterChoice(frozen=True))
             ends = await self._quiet(on)
@@ -447,6 +471,7 @@ class Cutover:
             behind = [each for each, end in found.items() if mirrored.get(each, 0) < end]
             self._on_wait("producers", sum(found[each] - mirrored.get(each, 0) for each in behind), "records")
             if not behind and now - since >= self.plan.quiet_s:
+                await self._all_have_left(on)
                 return found
             if now > deadline:
                 why = "the mirror is still behind" if behind else "a producer still writes to the old topics"

@@ -72,6 +72,30 @@ async def test_a_cutover_loses_nothing_while_all_run(old: str, new: str, make_wo
     await world.assert_exact()
 
 
+async def test_a_member_that_still_reads_the_old_cluster_stops_the_cutover(make_world: Any) -> None:
+    """A supervisor started it with the old brokers after the group had moved."""
+    world = await make_world()
+    plan = world.plan()
+    async with world.ready(plan):
+        await Cutover(plan).run(until="start")
+        stale = Consumer(
+            world.topic,
+            brokers=world.old.bootstrap,
+            group=world.group,
+            zookeeper=world.zookeeper,
+            auto_commit_interval_s=0.2,
+        )
+        async with stale:
+            for _ in range(2):
+                assert await stale.getbatch(30)
+            await stale.commit()
+            with pytest.raises(CutoverFailed, match="still reads the old cluster"):
+                await Cutover(plan).run()
+        assert "opened" not in Cutover(plan).load()
+        await Cutover(plan).run()
+        await world.reads("new")
+
+
 @pytest.mark.parametrize("killed_in_step_start", [pytest.param(False, marks=pytest.mark.long), True])
 async def test_each_step_may_be_the_last_of_a_run_and_a_rollback_loses_nothing(
     killed_in_step_start: bool, make_world: Any

@@ -13,6 +13,7 @@ from allocator.types import TopicPartition
 
 MARKERS = 10  # transactions leave offsets at the end of a log that no consumer sees
 NOISE = 0.1  # fraction of the written records by which the lag varies between commits
+COMMITS_S = 10.0  # twice the default interval of automatic commits
 FEW = 3  # members that a finding about slow partitions names. Higher: it also names healthy members
 A_WEEK_MINUTES = 7 * 24 * 60
 
@@ -168,6 +169,7 @@ def _log_retention_minutes(seen: Observation) -> float | None:
 def _lag(before: Observation, after: Observation, earlier: GroupReport, report: GroupReport) -> Iterator[Finding]:
     growing: dict[TopicPartition, int] = {}
     still: dict[TopicPartition, int] = {}
+    seconds = (after.ended_ms - before.ended_ms) / 1000
     for partition in _owned(before) & _owned(after):
         lag, was = report.logs.lag(partition), earlier.logs.lag(partition)
         committed, before_that = report.logs.committed.get(partition), earlier.logs.committed.get(partition)
@@ -179,9 +181,8 @@ def _lag(before: Observation, after: Observation, earlier: GroupReport, report: 
             continue
         written = report.logs.end[partition] - earlier.logs.end.get(partition, 0)
         # between two commits, the lag of a member that keeps up grows to what was written since the first one
-        if lag - was > max(MARKERS, NOISE * written) and lag > written:
+        if lag - was > max(MARKERS, NOISE * written) and lag * max(1.0, seconds / COMMITS_S) > written:
             growing[partition] = lag - was
-    seconds = (after.ended_ms - before.ended_ms) / 1000
     if still:
         yield Finding(
             "no-progress",

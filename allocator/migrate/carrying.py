@@ -30,7 +30,7 @@ from allocator.core.zookeeper import NoZnode, ZooKeeperClient
 from allocator.errors import ConfigError
 from allocator.migrate.storage import CONNECT_S, connected
 from allocator.migrate.topics import carried, refuse_same_cluster, settings_of
-from allocator.producer import refused
+from allocator.producer import result_error
 
 TOPIC: Final = 2  # the type of a topic in requests about settings
 SET: Final = 0
@@ -133,7 +133,9 @@ async def _compare_settings(
     skip_settings: Collection[str],
 ) -> None:
     if new.api_version(IncrementalAlterConfigsRequest) is None:
-        raise ConfigError("the new cluster cannot change single settings before Kafka 2.3; use kafka-configs.sh there")
+        raise ConfigError(
+            "single settings can be changed from Kafka 2.3 on, and the new cluster is older; use kafka-configs.sh there"
+        )
     wanted, there = await settings_of(old, topics, ensemble), await settings_of(new, topics)
     for topic in topics:
         taken = carried(wanted[topic], new.broker_version >= (2, 1))
@@ -160,7 +162,13 @@ async def _compare_rules(
     there = {*(await _rules(new, topics, "new"))[0]}
     for rule in sorted(rules):
         if not writers and rule.permission == "ALLOW" and rule.operation in ("WRITE", "ALL"):
-            found.left_out.append((rule.topic, str(rule), READ_TOO if rule.operation == "ALL" else "it is to write"))
+            found.left_out.append(
+                (
+                    rule.topic,
+                    str(rule),
+                    READ_TOO if rule.operation == "ALL" else "it gives the right to write (--writers)",
+                )
+            )
             if rule.operation == "WRITE":
                 continue
             rule = rule._replace(operation="READ")
@@ -187,7 +195,7 @@ async def _rules(
     )
     response = await client.send_any(request)
     if response.error_code:
-        raise refused(response, f"ACLs of the {which} cluster")
+        raise result_error(response, f"ACLs of the {which} cluster")
     rules, others = [], []
     for resource in response.resources:
         name = resource.resource_name
@@ -236,7 +244,7 @@ async def _set(new: KafkaClient, changes: Iterable[Change], *, validate_only: bo
     for result in (await new.send_any(request)).responses:
         if result.error_code:
             what = f"settings of topic {result.resource_name!r} (--skip-setting leaves one as it is)"
-            raise refused(result, what)
+            raise result_error(result, what)
 
 
 async def _grant(new: KafkaClient, rules: Sequence[Rule]) -> None:
@@ -257,4 +265,4 @@ async def _grant(new: KafkaClient, rules: Sequence[Rule]) -> None:
     response = await new.send_any(CreateAclsRequest(creations=creations, max_version=3))
     for rule, result in zip(rules, response.results):
         if result.error_code:
-            raise refused(result, f"ACL of topic {rule.topic!r}: {rule}")
+            raise result_error(result, f"ACL of topic {rule.topic!r}: {rule}")

@@ -21,7 +21,7 @@ from allocator.producer.encoding import (
 from allocator.producer.partitioner import Partitioner
 from allocator.producer.producer import DeliveryFailed, Producer
 from allocator.producer.sender import BatchSender, PartitionQueue, SequenceLost
-from allocator.producer.topics import add_partitions, create_topic, refused
+from allocator.producer.topics import add_partitions, create_topic, result_error
 from allocator.producer.transaction import NewRecord, TooLargeForTopic, TransactionalWriter
 
 __all__ = [
@@ -44,6 +44,6 @@ __all__ = [
     "encode_headers",
     "halves",
     "merged",
-    "refused",
+    "result_error",
     "written",
 ]

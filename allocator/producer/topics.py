@@ -74,11 +74,11 @@ async def _to_controller(client: KafkaClient, request: Any, what: str, fine: tup
         if result.error_code in fine:
             return
         if result.error_code != ErrorCode.NOT_CONTROLLER or attempt == 9:
-            raise refused(result, what)
+            raise result_error(result, what)
         await asyncio.sleep(client.retry_backoff_s)
 
 
-def refused(result: Any, what: str) -> BrokerError:
+def result_error(result: Any, what: str) -> BrokerError:
     """Returns the error for a part of a response that has a code and, from some version on, a message."""
     error, message = for_code(result.error_code, what), getattr(result, "error_message", None)
     text = f" ({plain(message[:SHOWN])})" if message else ""

@@ -151,7 +151,7 @@ async def test_a_cluster_without_an_authorizer_is_named(
     command = ["topics", "copy", old.bootstrap, new.bootstrap, "--topic", topic, "--acls"]
     done = await asyncio.to_thread(CliRunner().invoke, main, command)
     assert done.exit_code == 1
-    assert "SECURITY_DISABLED" in done.output
+    assert "ACLs of the old cluster: SECURITY_DISABLED" in done.output
 
 
 @pytest.mark.parametrize("old", ["0.9.0.1", "2.8.2"])

@@ -69,7 +69,7 @@ class MirrorCollector(Collector):
              "Time until nothing is left, at the rates of the last minute; absent if unknown, or if it never comes",
              mirror.lag(progress).eta_s),
             ("partitions", "Partitions that this process mirrors", len(progress)),
-            ("waiting_partitions", "Partitions of these that wait, for example for a leader",
+            ("waiting_partitions", "Partitions of this process that wait, for example for a leader",
              sum(each.waits is not None for each in progress)),
             ("stopped_topics", "Topics that are not mirrored until an operator decides how to continue (see the log)",
              len(mirror.stopped)),

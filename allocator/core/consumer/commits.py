@@ -250,10 +250,9 @@ class Commits:
         if lost:
             names = names_of(lost)
             return Fenced(f"group {self.offsets.group!r}: not committed: {names} (this member has lost it since)")
-        doubted = [each.partition for each in left if each.in_doubt]
-        return (
-            CommitFailed(f"{self.offsets.group}: not committed: {names_of(doubted)} ({IN_DOUBT})") if doubted else None
-        )
+        if doubted := [each.partition for each in left if each.in_doubt]:
+            return CommitFailed(f"group {self.offsets.group!r}: not committed: {names_of(doubted)} ({IN_DOUBT})")
+        return None
 
     async def _commit_chosen(
         self, group: StoredOffsets, choose: Choice, *, follows: bool = True, patience_s: float = math.inf

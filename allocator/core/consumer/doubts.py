@@ -111,9 +111,7 @@ class Doubts:
             try:
                 await self._client.refresh(there)
                 assigned = self._state.assignment
-                decided = {
-                    tp for tp in doubted.keys() & assigned.keys() if self._client.partitions(tp.topic) is not None
-                }
+                decided = {tp for tp in doubted if tp in assigned and self._client.partitions(tp.topic) is not None}
                 self._fetcher.compare(decided)
                 created = await self._look({tp.topic for tp in decided})
                 others = await self._others(decided, created)
@@ -136,7 +134,7 @@ class Doubts:
     async def _others(self, doubted: Iterable[TopicPartition], created: Mapping[str, int]) -> set[str]:
         """Returns the topics of these partitions that have no id and are others. `created`: see `_look`."""
         assigned = self._state.assignment
-        told = created.keys() & self._created.keys()  # by their znodes
+        told = created.keys() & self._created.keys()  # topics whose znodes show whether they were created again
         rest = {tp for tp in doubted if self._client.topic_id(tp.topic) is None and tp.topic not in told}
         known = {tp for tp in rest if tp in assigned and assigned[tp].committed is not None}
         found = await self._committed(known) if known else {}

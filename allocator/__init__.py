@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from allocator.compat.generation import Generation, PartitionStart
     from allocator.compat.group_config import ConsumerGroupConfig
     from allocator.core.commands.orders import Order, OrderResult
-    from allocator.core.consumer.membership_config import Fixed, MembershipOptions, ZooKeeper
+    from allocator.core.consumer.membership_config import Fixed, MembershipOptions
     from allocator.core.fetch.batch import Batch
     from allocator.core.subscription import RebalanceListener, RecordsLost
     from allocator.errors import AllocatorError, CommitFailed, Fenced, GenerationEnded, GroupClosed
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from allocator.operate.switching import SwitchingConsumer
     from allocator.protocols.legacy.options import Kiel, OldConsumers, Pykafka
     from allocator.protocols.options import Kafka
+    from allocator.protocols.zookeeper.options import ZooKeeper
     from allocator.resources import Allocation, ChildrenOf
     from allocator.types import OffsetAndMetadata, OffsetAndTimestamp, Record, TopicPartition
 
@@ -51,6 +52,7 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     return find
 
 
+register("zookeeper", "allocator.protocols.zookeeper.options:ZooKeeper")
 register("kafka", "allocator.protocols.options:Kafka")
 for _name, _kind in {"kiel": "Kiel", "consumers": "OldConsumers", "pykafka": "Pykafka"}.items():
     register(_name, f"allocator.protocols.legacy.options:{_kind}")
@@ -101,7 +103,8 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "compat.consumer_group": "ConsumerGroup",
             "compat.generation": "Generation PartitionStart",
             "compat.group_config": "ConsumerGroupConfig",
-            "core.consumer.membership_config": "Fixed MembershipOptions ZooKeeper",
+            "core.consumer.membership_config": "Fixed MembershipOptions",
+            "protocols.zookeeper.options": "ZooKeeper",
             "core.fetch.batch": "Batch",
             "core.commands.orders": "Order OrderResult",
             "core.subscription": "RebalanceListener RecordsLost",

@@ -10,9 +10,18 @@ from typing import Any, Final, Literal
 from allocator.assignors import Assignor
 from allocator.core.client import KafkaClient
 from allocator.core.consumer import Fault, MembershipConfig, membership_from
-from allocator.core.settings import DEFAULT, Faults, Flag, Number, Setting, Text, keyword_faults, names_arguments
+from allocator.core.settings import (
+    DEFAULT,
+    Faults,
+    Flag,
+    Number,
+    Setting,
+    Text,
+    default_client_id,
+    keyword_faults,
+    names_arguments,
+)
 from allocator.core.text import shown
-from allocator.core.znodes import default_client_id
 from allocator.core.zookeeper import ZooKeeperClient
 from allocator.protocols.kafka_classic import KafkaSettings
 from allocator.types import Assignors

@@ -15,17 +15,13 @@ from allocator.compat.base_consumer import TURN_S, BaseConsumer
 from allocator.core.aio import Backoff
 from allocator.core.assignors import of_kiel
 from allocator.core.client import list_offsets
-from allocator.core.consumer import (
-    ConsumerCore,
-    EnsembleOptions,
-    MembershipConfig,
-    MembershipOptions,
-)
+from allocator.core.consumer import ConsumerCore, MembershipConfig, MembershipOptions
 from allocator.core.fetch import Batch, Fetcher
 from allocator.core.settings import DEFAULT, names_arguments
 from allocator.core.subscription import ANY_TOPIC, Hold, SubscriptionState
 from allocator.errors import AllocatorError, CommitFailed, Fenced, NoOffsetsError, NotOwned
 from allocator.operate import ChoiceWatcher, ClusterChoice, choice_path
+from allocator.protocols.zookeeper import EnsembleOptions
 from allocator.types import Assignors, MembershipName, OffsetAndMetadata, TopicPartition
 
 log = logging.getLogger(__name__)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-_CORE = "allocator.core.consumer.membership_config"
-_PLACES = {"zookeeper": f"{_CORE}:ZooKeeper", "fixed": f"{_CORE}:Fixed"}
+_PLACES = {"fixed": "allocator.core.consumer.membership_config:Fixed"}
 
 
 def register(name: str, place: str) -> None:

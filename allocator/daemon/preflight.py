@@ -18,7 +18,6 @@ from tornado.netutil import bind_sockets
 
 from allocator.core.aio import within
 from allocator.core.client import KafkaClient
-from allocator.core.consumer import EnsembleOptions
 from allocator.core.offsets import GroupOffsets
 from allocator.core.settings import parse_address
 from allocator.core.subscription import topic_pattern
@@ -28,6 +27,7 @@ from allocator.daemon.config import Config
 from allocator.errors import AllocatorError, ConfigError
 from allocator.handlers import RetryPlan
 from allocator.operate import GroupState, ShellCommand, describe
+from allocator.protocols.zookeeper import EnsembleOptions
 from allocator.types import TopicPartition
 
 REACH_S = 3.0  # limit of one TCP connection in seconds; higher: waits longer for a host that drops packets

@@ -15,7 +15,7 @@ from allocator import Consumer, RebalanceListener
 from allocator.assignors import resolve
 from allocator.core.aio import TaskGroup, first_of
 from allocator.core.client import check_security
-from allocator.core.consumer import EnsembleOptions, join_again_if
+from allocator.core.consumer import join_again_if
 from allocator.core.settings import find
 from allocator.core.telemetry import Measures
 from allocator.core.text import limit_reached, shown
@@ -30,6 +30,7 @@ from allocator.daemon.stacks import dump_when_stuck
 from allocator.errors import AllocatorError, AssignorError, ConfigError, HandlerFailed, MissingExtra
 from allocator.handlers import Handler, Handling, load_handler
 from allocator.operate import ChoiceWatcher, ClusterChoice, choice_path
+from allocator.protocols.zookeeper import EnsembleOptions
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from allocator.core.commands import RecordOrders
+from allocator.core.consumer import RecordOrders
 from allocator.errors import AllocatorError
 from allocator.types import TopicPartition
 

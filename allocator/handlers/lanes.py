@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from allocator.core.aio import BackgroundTasks
-from allocator.core.commands import RecordOrders
+from allocator.core.consumer import RecordOrders
 from allocator.core.subscription import Hold
 from allocator.handlers.guard import guard_of
 from allocator.handlers.handlers import Handler, check_done

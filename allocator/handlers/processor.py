@@ -27,8 +27,7 @@ from functools import partial
 from typing import Any
 
 from allocator.core.aio import Reminder, within
-from allocator.core.commands import RecordOrders
-from allocator.core.consumer import ConsumerBase
+from allocator.core.consumer import ConsumerBase, RecordOrders
 from allocator.errors import AllocatorError, Closed, CommitFailed, HandlerCutOff
 from allocator.handlers.admission import InHandBytes, Work
 from allocator.handlers.dead_letter import DeadLetterTopic

@@ -12,10 +12,11 @@ from typing import Any, Optional, Union
 
 from allocator.core.aio import wall_ms
 from allocator.core.commands import KINDS, Order, OrderKeeper, OrderStore, counting, members_named
+from allocator.core.documents import to_ranges
 from allocator.core.settings import DEFAULT, check_topic, names_arguments
 from allocator.core.subscription import ANY_TOPIC
 from allocator.core.text import shown
-from allocator.core.znodes import MemberInfo, Paths, member_name, to_ranges
+from allocator.core.znodes import MemberInfo, Paths, member_name
 from allocator.core.zookeeper import ZooKeeperClient
 from allocator.errors import ConfigError, OrderRefused
 from allocator.operate.group_reader import describe

@@ -11,19 +11,10 @@ from typing import TypeVar
 from allocator.core.aio import wait_for_event, wall_ms
 from allocator.core.client import KafkaClient, list_offsets
 from allocator.core.commands import Orders, OrderStore
+from allocator.core.documents import InflateBudget, InvalidZnode, to_ranges
 from allocator.core.settings import DEFAULT, check_group
 from allocator.core.subscription import topic_pattern
-from allocator.core.znodes import (
-    Claim,
-    InflateBudget,
-    InvalidZnode,
-    LoadReport,
-    MemberInfo,
-    Paths,
-    Store,
-    in_join_order,
-    to_ranges,
-)
+from allocator.core.znodes import Claim, LoadReport, MemberInfo, Paths, Store, in_join_order
 from allocator.core.zookeeper import NoZnode, Watched, ZooKeeperClient
 from allocator.errors import AllocatorError, ConfigError
 from allocator.operate.cluster_choice import ClusterChoice, choice_path, read_choice

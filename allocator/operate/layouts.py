@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from allocator.core.znodes import InvalidZnode
+from allocator.core.documents import InvalidZnode
 from allocator.core.zookeeper import NoZnode, ZooKeeperClient
 from allocator.protocols.legacy import KielPaths, OldSubscription, read_shared
 from allocator.types import TopicPartition

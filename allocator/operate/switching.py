@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from allocator.core.aio import ClosesOnce, wait_for_event, within
-from allocator.core.consumer import EnsembleOptions, MembershipConfig, MembershipOptions, join_again_if
+from allocator.core.consumer import MembershipConfig, MembershipOptions, join_again_if
 from allocator.core.fetch import Batch
 from allocator.core.settings import DEFAULT, names_arguments
 from allocator.core.subscription import check_listener
@@ -18,6 +18,7 @@ from allocator.core.zookeeper import ZooKeeperClient, ZooKeeperError, retrying
 from allocator.errors import AllocatorError, Closed, ConfigError, NotOwned
 from allocator.handlers import Consumer
 from allocator.operate.cluster_choice import ClusterChoice, choice_path, read_choice
+from allocator.protocols.zookeeper import EnsembleOptions
 from allocator.types import (
     MembershipName,
     Offset,

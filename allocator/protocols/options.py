@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from allocator.core.consumer import Connections, Fault, MembershipConfig, MembershipOptions
+from allocator.core.consumer import CommandedConsumer, Commands, Connections, Fault, MembershipConfig, MembershipOptions
 from allocator.core.membership import Membership
 from allocator.core.settings import DEFAULT, names_arguments
 from allocator.errors import ConfigError
@@ -40,6 +40,11 @@ class Kafka(MembershipOptions):
             return
         yield from super().faults(config)
         yield from Fault.of(("heartbeat_interval_s", "session_timeout_s"), lambda: self._classic(config))
+
+    def commands(self, consumer: CommandedConsumer) -> Commands:
+        from allocator.core.consumer import OperatorOrders
+
+        return OperatorOrders(consumer)
 
     def order_source(self, config: MembershipConfig, brokers: Any, security: Any) -> OrderTopic | None:
         return None if config.group is None else OrderTopic(brokers, config.group, security=security)

@@ -27,10 +27,10 @@ from allocator.core.settings import (
     Whole,
     check_pattern_syntax,
     check_topic,
+    default_client_id,
     setting,
     shared,
 )
-from allocator.core.znodes import default_client_id
 from allocator.errors import ConfigError
 from allocator.spark import connector
 from allocator.spark.ranges import (

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from allocator.core.commands import KINDS, Budget
-from allocator.core.znodes import to_ranges
+from allocator.core.documents import to_ranges
 from allocator.operate import ShellCommand
 from allocator.types import TopicPartition
 from allocator.web.history import REBALANCES, rounded

@@ -22,11 +22,12 @@ from allocator.core.client.errors import RequestFailed, broker_error
 from allocator.core.client.fetch_messages import FetchRequest
 from allocator.core.client.offset_commit import OffsetCommit, OffsetCommitResponse
 from allocator.core.consumer import SinkClaim, SinkOffset
-from allocator.core.consumer.membership_config import Connections, EnsembleOptions, MembershipConfig
+from allocator.core.consumer.membership_config import Connections, MembershipConfig
 from allocator.core.membership.membership import GroupMembership
 from allocator.core.subscription.loss import as_read, topic_of
 from allocator.core.telemetry.measures import Measures
 from allocator.errors import AlreadyStored, BrokerError, Fenced
+from allocator.protocols.zookeeper.options import EnsembleOptions
 from allocator.types import OffsetAndMetadata, Record, TopicPartition
 
 UNKNOWN_PARTITION, LOADING, UNKNOWN_ID = 3, 14, 100

@@ -9,10 +9,10 @@ from typing import Any
 from memory_offsets import MemoryOffsets
 
 from allocator.core.aio.tasks import BackgroundTasks
-from allocator.core.commands.record_orders import RecordOrders
 from allocator.core.consumer.commits import Commits
 from allocator.core.consumer.core import ConsumerCore
 from allocator.core.consumer.ownership import Ownership
+from allocator.core.consumer.record_processor import RecordOrders
 from allocator.core.subscription import Phase, RecordsLost
 from allocator.core.subscription.done import DoneSet, done_of, with_done
 from allocator.core.subscription.state import EARLIEST, SubscriptionState

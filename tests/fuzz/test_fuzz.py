@@ -13,8 +13,9 @@ from fuzz_targets import SEEDS, TARGETS, decoded, known
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from allocator.core.documents.checked import InvalidZnode
 from allocator.core.fetch import decode_plain as plain
-from allocator.core.znodes.documents import AssignmentDocument, Claim, InvalidZnode, MemberInfo, shard_names
+from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, shard_names
 from allocator.protocols.kafka_classic.consumer_protocol import (
     Malformed,
     MemberAssignment,

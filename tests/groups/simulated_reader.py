@@ -18,10 +18,10 @@ from allocator.core.consumer.commits import Commits
 from allocator.core.consumer.core import ConsumerCore
 from allocator.core.consumer.operator_orders import OperatorOrders
 from allocator.core.consumer.ownership import Ownership
+from allocator.core.documents.packed import to_ranges
 from allocator.core.subscription.state import LATEST, SubscriptionState
 from allocator.core.telemetry.measures import Measures
 from allocator.core.types import Partitions
-from allocator.core.znodes.documents import to_ranges
 from allocator.errors import CommitFailed
 from allocator.types import OffsetAndMetadata, TopicPartition
 

@@ -44,10 +44,11 @@ from simulated_reader import CommitsOfGroup, ReadingWorker
 from simulated_zookeeper import Ensemble, Write
 from virtual_time import VirtualLoop, current_member
 
+from allocator.core.documents.checked import InvalidZnode
 from allocator.core.membership import session
 from allocator.core.membership.zookeeper import group_znodes
 from allocator.core.znodes import following
-from allocator.core.znodes.documents import AssignmentDocument, Claim, InvalidZnode
+from allocator.core.znodes.documents import AssignmentDocument, Claim
 from allocator.core.znodes.store import Store
 from allocator.core.zookeeper.client import ConnectionLost
 from allocator.types import TopicPartition

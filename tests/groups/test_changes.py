@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from simulated_zookeeper import Ensemble, SimulatedZooKeeper
 from virtual_time import VirtualLoop
 
+from allocator.core.documents.checked import InvalidZnode
+from allocator.core.documents.packed import SMALL_BYTES, deflate, to_ranges
 from allocator.core.membership.zookeeper.group_znodes import GroupZnodes
 from allocator.core.znodes.assignment_reader import AssignmentReader
 from allocator.core.znodes.changes import MAX_MOVES, Changes, difference
-from allocator.core.znodes.checked import InvalidZnode
-from allocator.core.znodes.documents import SMALL_BYTES, AssignmentDocument, Paths, Waiting, deflate, to_ranges
+from allocator.core.znodes.documents import AssignmentDocument, Paths, Waiting
 from allocator.core.znodes.store import Store
 from allocator.core.zookeeper.client import BadVersion, NoZnode, ZnodeExists
 from allocator.types import TopicPartition

@@ -19,11 +19,11 @@ from allocator import Consumer
 from allocator.assignors import resolve
 from allocator.core.assignors import choose
 from allocator.core.commands.orders import KINDS, Order
+from allocator.core.documents.checked import InvalidZnode
 from allocator.core.membership.zookeeper.decision import GroupDecision, GroupLoad, decide
 from allocator.core.membership.zookeeper.seats import FEATURE
 from allocator.core.types import Partitions
 from allocator.core.znodes import load_report
-from allocator.core.znodes.checked import InvalidZnode
 from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo
 from allocator.core.znodes.following import DAY_MS, ImbalanceTimer, LoadHistory
 from allocator.core.znodes.load_report import LoadMeter, LoadReport

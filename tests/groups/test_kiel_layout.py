@@ -13,7 +13,7 @@ from members import everything
 
 from allocator.assignors import naive_allocator
 from allocator.cli.commands import main
-from allocator.core.znodes.documents import InvalidZnode
+from allocator.core.documents.checked import InvalidZnode
 from allocator.core.zookeeper.client import Op, ZooKeeperClient
 from allocator.operate.adoption import AdoptionUnfinished, adopt, candidate
 from allocator.protocols.legacy.kiel import (

@@ -13,7 +13,8 @@ from zookeeper_sessions import session
 
 from allocator.core.commands.order_store import OrderStore
 from allocator.core.commands.orders import KEPT_MS, KINDS, Order, OrderResult, Orders
-from allocator.core.znodes.documents import InvalidZnode, Paths
+from allocator.core.documents.checked import InvalidZnode
+from allocator.core.znodes.documents import Paths
 from allocator.core.zookeeper.client import NoZnode
 from allocator.errors import ConfigError, NoSuchOrder
 from allocator.types import TopicPartition

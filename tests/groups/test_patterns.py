@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from members import History, StaticTopics, TestMember
 
 from allocator.core.client import KafkaClient
+from allocator.core.documents.checked import InvalidZnode
 from allocator.core.subscription.patterns import topic_pattern
-from allocator.core.znodes.documents import InvalidZnode, MemberInfo
+from allocator.core.znodes.documents import MemberInfo
 from allocator.errors import ConfigError, MissingExtra
 from allocator.testing import LocalCluster, wait_until_async
 

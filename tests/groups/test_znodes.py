@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allocator.core.documents.packed import SHARD_BYTES
 from allocator.core.znodes.documents import (
-    SHARD_BYTES,
     AssignmentDocument,
     MemberInfo,
     OrderState,

@@ -19,8 +19,8 @@ import pytest
 from engine import PARTITION, Letters, until
 from fake_source import Cluster, FakeSource, positions
 
-from allocator.core.commands.record_orders import RecordOrders
 from allocator.core.consumer.commit_metadata import IDS_CHARACTERS, STAMP_CHARACTERS
+from allocator.core.consumer.record_processor import RecordOrders
 from allocator.core.subscription.done import DoneSet
 from allocator.core.subscription.loss import topic_of_offset
 from allocator.errors import ConfigError, DeserializationError, HandlerCutOff, HandlerFailed

@@ -21,18 +21,10 @@ from kazoo.exceptions import KazooException
 
 import allocator
 from allocator import Consumer
+from allocator.core.documents.checked import InvalidZnode
+from allocator.core.documents.packed import InflateBudget, quick
 from allocator.core.text.quoting import SHOWN, SHOWN_ERROR, plain, shown
-from allocator.core.znodes.documents import (
-    AssignmentDocument,
-    Claim,
-    InflateBudget,
-    InvalidZnode,
-    Paths,
-    Waiting,
-    in_join_order,
-    quick,
-    sequence,
-)
+from allocator.core.znodes.documents import AssignmentDocument, Claim, Paths, Waiting, in_join_order, sequence
 from allocator.core.znodes.store import Store
 from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.daemon import logs

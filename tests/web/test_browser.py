@@ -35,7 +35,7 @@ from allocator import Consumer
 from allocator.assignors import GroupView
 from allocator.core.aio.clock import wall_ms
 from allocator.core.commands.orders import Order, OrderResult, Orders
-from allocator.core.znodes.documents import from_ranges
+from allocator.core.documents.packed import from_ranges
 from allocator.core.zookeeper.client import ConnectionLost
 from allocator.operate import Clusters
 from allocator.operate.dead_letters import DeadLetterQueue, Letter, LetterFilter, Outcome

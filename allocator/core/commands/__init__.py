@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         OrderResult,
         Orders,
     )
-    from allocator.core.commands.record_orders import RecordOrders
     from allocator.core.commands.steering import (
         Budget,
         counting,
@@ -34,7 +33,6 @@ __all__ = [
     "OrderResult",
     "OrderStore",
     "Orders",
-    "RecordOrders",
     "counting",
     "members_named",
 ]
@@ -45,7 +43,6 @@ if not TYPE_CHECKING:  # a type checker would accept every name
         {
             "order_store": "OrderStore",
             "orders": "KINDS Order OrderKeeper OrderResult Orders",
-            "record_orders": "RecordOrders",
             "steering": "Budget counting members_named",
         },
     )

@@ -30,10 +30,7 @@ from functools import cached_property
 from operator import itemgetter
 from typing import Any, ClassVar, Literal, Optional, Protocol, TypeVar, Union
 
-from allocator.core.errors import ConfigError, NoSuchOrder
-from allocator.core.text.quoting import plain, shown
-from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
-from allocator.core.znodes.checked import (
+from allocator.core.documents.checked import (
     InvalidZnode,
     check_list,
     check_mapping,
@@ -43,7 +40,10 @@ from allocator.core.znodes.checked import (
     optional,
     parse_object,
 )
-from allocator.core.znodes.documents import InflateBudget, from_ranges, to_ranges
+from allocator.core.documents.packed import InflateBudget, from_ranges, to_ranges
+from allocator.core.errors import ConfigError, NoSuchOrder
+from allocator.core.text.quoting import plain, shown
+from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 
 LONGEST_TEXT = 1_000  # characters of a reason or a name
 MAX_NAMES = 2_000  # members in one list

@@ -5,30 +5,37 @@ It combines a membership, the fetcher and the offsets. `ConsumerBase` is `Consum
 
 from __future__ import annotations
 
+from allocator.core.consumer.commanded import CommandedConsumer, Commands
 from allocator.core.consumer.consumer import ConsumerBase, client_of, join_again_if
 from allocator.core.consumer.core import ConsumerCore
 from allocator.core.consumer.measures import lag
 from allocator.core.consumer.membership_config import (
     Connections,
-    EnsembleOptions,
     Fault,
     MembershipConfig,
     MembershipOptions,
+    assignors_of,
     membership_from,
 )
+from allocator.core.consumer.operator_orders import OperatorOrders
+from allocator.core.consumer.record_processor import RecordOrders
 from allocator.core.consumer.sink import OffsetSink, SinkClaim, SinkOffset
 
 __all__ = [
+    "CommandedConsumer",
+    "Commands",
     "Connections",
     "ConsumerBase",
     "ConsumerCore",
-    "EnsembleOptions",
     "Fault",
     "MembershipConfig",
     "MembershipOptions",
     "OffsetSink",
+    "OperatorOrders",
+    "RecordOrders",
     "SinkClaim",
     "SinkOffset",
+    "assignors_of",
     "client_of",
     "join_again_if",
     "lag",

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from allocator.core.aio.tasks import ClosesOnce, ends, warn_unclosed
 from allocator.core.client.client import KafkaClient
@@ -41,9 +41,6 @@ from allocator.core.types import (
     Record,
     TopicPartition,
 )
-
-if TYPE_CHECKING:
-    from allocator.core.zookeeper.client import ZooKeeperClient
 
 NOT_STARTED = "the consumer is not started; use `async with`, or call start() first"
 
@@ -629,7 +626,7 @@ class ConsumerBase:
         return self._engine.membership.member_id
 
 
-def join_again_if(consumer: ConsumerBase, admitted: Callable[[ZooKeeperClient], Awaitable[bool]]) -> None:
+def join_again_if(consumer: ConsumerBase, admitted: Callable[[Any], Awaitable[bool]]) -> None:
     """Calls `join_again_if` of the consumer's membership."""
     consumer._engine.membership.join_again_if(admitted)
 

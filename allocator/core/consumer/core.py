@@ -20,11 +20,9 @@ from allocator.core.consumer.doubts import Doubts
 from allocator.core.consumer.measures import OwnLoad, lag
 from allocator.core.consumer.membership_config import (
     Connections,
-    EnsembleOptions,
     MembershipConfig,
     OrderSource,
 )
-from allocator.core.consumer.operator_orders import OperatorOrders
 from allocator.core.consumer.ownership import Ownership
 from allocator.core.consumer.record_processor import RecordProcessor
 from allocator.core.consumer.sink import OffsetSink, SinkClaim
@@ -105,7 +103,7 @@ class ConsumerCore:
         self._doubts = Doubts(self.client, self.state, self.fetcher, self.commits.committed)
         if offsets is not None:
             offsets.outdated = partial(self._doubts.outdated, offsets.group)
-        self._orders = OperatorOrders(self)
+        self._commands = joining.options.commands(self)
         self._ownership = Ownership(
             self.state,
             self._doubts.committed,
@@ -113,7 +111,7 @@ class ConsumerCore:
             self.commit_last,
             self.commits.settled,
             self.client.measures,
-            began=self._orders.apply,
+            began=self._commands.apply,
             sink=self.sink,
             listener=listener,
         )
@@ -127,7 +125,7 @@ class ConsumerCore:
                 partial(lag, self.client, self.commits.committed, auto_offset_reset),
                 offsets,
                 self.load.measure,
-                self._orders.take,
+                self._commands.take,
                 self._ownership.expect,
             ),
         )
@@ -180,7 +178,7 @@ class ConsumerCore:
         Continues without them if the topic cannot be read.
         """
         began = asyncio.Event()
-        self._tasks.start(source.follow(self.client, self._orders.take, began), "orders")
+        self._tasks.start(source.follow(self.client, self._commands.take, began), "orders")
         if not await wait_for_event(began, ORDERS_WITHIN_S):
             log.warning("%s: joining without the operator commands; topic %s is not read yet", self.group, source.topic)
 
@@ -279,9 +277,9 @@ class ConsumerCore:
         Call it before the last commit of a partition, because commits are refused while the connection to ZooKeeper is
         lost. Does not wait in a Kafka group, whose coordinator confirms the member and takes its commits.
         """
-        options, now = self.choice.config.options, asyncio.get_running_loop().time()
-        if isinstance(options, EnsembleOptions) and not self.membership.may_act():
-            left_s = (self._ownership.suspended_at or now) + options.session_timeout_s - now
+        limit_s, now = self.choice.config.options.confirms_within_s, asyncio.get_running_loop().time()
+        if limit_s is not None and not self.membership.may_act():
+            left_s = (self._ownership.suspended_at or now) + limit_s - now
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(self.commits.until_may_act(), max(0.0, left_s))
 
@@ -314,7 +312,7 @@ class ConsumerCore:
         self.must_not_process()
         self.processor = processor
         self.commits.every(commit_interval_s)
-        self._orders.apply()
+        self._commands.apply()
 
     def process_no_more(self) -> None:
         """Ends `process_with`: reading continues at the first record of each partition that is not done. Handler calls
@@ -324,7 +322,7 @@ class ConsumerCore:
             self.commits.every(self.commits.configured_s)
         for tenure in self.state.assignment.values():
             tenure.hand_back()
-        self._orders.apply()
+        self._commands.apply()
         self.fetcher.wake()
 
     def seek(self, partition: TopicPartition, position: OffsetAndMetadata | int) -> None:

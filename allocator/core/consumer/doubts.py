@@ -9,18 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
-from typing import TYPE_CHECKING
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.consumer.starting_positions import CommittedOffsets
 from allocator.core.errors import AllocatorError
 from allocator.core.fetch.fetcher import Fetcher
-from allocator.core.membership.membership import Membership
+from allocator.core.membership.membership import Membership, TopicRecords
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
-
-if TYPE_CHECKING:
-    from allocator.core.zookeeper.client import ZooKeeperClient
 
 log = logging.getLogger(__name__)
 
@@ -65,24 +61,18 @@ class Doubts:
 
     async def outdated(self, group: str, partitions: Iterable[TopicPartition]) -> Partitions:
         """Returns those whose offsets in ZooKeeper were written before their topic was created."""
-        ensemble = await self._ensemble()
-        if ensemble is None:
-            return NO_PARTITIONS
-        from allocator.core.zookeeper.topics import outdated
+        records = await self._records()
+        return NO_PARTITIONS if records is None else await records.outdated(group, partitions)
 
-        return await outdated(ensemble, group, partitions)
-
-    async def _ensemble(self) -> ZooKeeperClient | None:
-        """Returns the session of this member, if it is with the ensemble of the brokers. Raises ZooKeeperError."""
-        ensemble, cluster = self.membership.ensemble, self._client.metadata
-        if ensemble is None or cluster.cluster_id in self._theirs:
-            return ensemble
-        from allocator.core.zookeeper.topics import is_of
-
-        if not await is_of(ensemble, cluster.cluster_id, {n: (b.host, b.port) for n, b in cluster.brokers.items()}):
+    async def _records(self) -> TopicRecords | None:
+        """Returns what the group's service records, if these are the topics of the brokers. Raises AllocatorError."""
+        records, cluster = self.membership.topic_records, self._client.metadata
+        if records is None or cluster.cluster_id in self._theirs:
+            return records
+        if not await records.is_of(cluster.cluster_id, {n: (b.host, b.port) for n, b in cluster.brokers.items()}):
             return None
         self._theirs.add(cluster.cluster_id)
-        return ensemble
+        return records
 
     def metadata_came(self) -> None:
         """Called with each metadata. A topic that is missing may come back with other records at the same offsets."""
@@ -147,12 +137,8 @@ class Doubts:
         """Returns the zxid that created each of these topics that has no id, as far as this member can know it."""
         wanted = {topic for topic in topics if self._client.topic_id(topic) is None}
         try:
-            ensemble = await self._ensemble() if wanted else None
-            if ensemble is None:
-                return {}
-            from allocator.core.zookeeper.topics import created_at
-
-            return await created_at(ensemble, wanted)
+            records = await self._records() if wanted else None
+            return {} if records is None else await records.created_at(wanted)
         except AllocatorError as error:
             log.debug("cannot read when %d topics were created: %s", len(wanted), error)
             return {}

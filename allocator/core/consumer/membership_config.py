@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Optional, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Optional, Protocol
 
 from allocator.core.assignors import Assignor, resolve
 from allocator.core.client.client import KafkaClient
-from allocator.core.commands.orders import OrderKeeper, Orders
 from allocator.core.consumer.arguments import as_partitions
+from allocator.core.consumer.commanded import CommandedConsumer, Commands, NoCommands
 from allocator.core.errors import AllocatorError, ConfigError
 from allocator.core.membership.fixed import FixedMembership
 from allocator.core.membership.membership import AssignmentListener, Membership
@@ -23,7 +22,7 @@ from allocator.core.membership.view import Load
 from allocator.core.memberships import known_memberships, options_of
 from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.storage import StoredOffsets
-from allocator.core.settings.names import check_group, check_topic
+from allocator.core.settings.names import check_topic, default_client_id
 from allocator.core.settings.spellings import HOLDERS, names_arguments
 from allocator.core.settings.table import DEFAULT, MASK, SETTINGS, check_keywords, keyword_faults
 from allocator.core.subscription.patterns import check_pattern
@@ -37,13 +36,7 @@ from allocator.core.types import (
     Partitions,
     TopicPartition,
 )
-from allocator.core.znodes.documents import Paths
 from allocator.core.znodes.load_report import LoadReport
-from allocator.core.znodes.member_names import default_client_id
-
-if TYPE_CHECKING:
-    from allocator.core.membership.zookeeper.membership import ZooKeeperMembership
-    from allocator.core.zookeeper.client import ZooKeeperClient
 
 
 class Fault(NamedTuple):
@@ -81,7 +74,7 @@ class OrderSource(Protocol):
     def watch(self, client: KafkaClient) -> None:
         """Makes `client` include the topic in its metadata requests."""
 
-    async def follow(self, client: KafkaClient, ordered: Callable[[Orders, Any], None], began: asyncio.Event) -> None:
+    async def follow(self, client: KafkaClient, ordered: Callable[[Any, Any], None], began: asyncio.Event) -> None:
         """Calls `ordered` with the current commands and after each change. Sets `began` after the first call."""
 
 
@@ -97,7 +90,7 @@ class Connections(NamedTuple):
     """The committed offsets of the group. Their storage changes when the group is adopted from another layout."""
     measure: Callable[[LoadSource], Callable[[], LoadReport]] | None = None
     """Starts to measure the load of the owned partitions. Returns a function that returns the load."""
-    ordered: Callable[[Orders, OrderKeeper], None] | None = None
+    ordered: Callable[[Any, Any], None] | None = None
     """Called with the operator commands, if the membership has any."""
     expected: Callable[[Partitions, bool], None] | None = None
     """Called with partitions that this member will own soon, and whether they have no owner now."""
@@ -115,6 +108,19 @@ class MembershipOptions:
         faults = keyword_faults(vars(self))
         if faults:
             raise ConfigError(f"{type(self).__name__}: {'; '.join(faults.values())}")
+
+    def with_ensemble(self, zookeeper: str) -> MembershipOptions:
+        """Returns these settings with the ensemble, if they have one. Raises ConfigError if they name one already."""
+        return self
+
+    @property
+    def confirms_within_s(self) -> float | None:
+        """How long a member may wait for its service to confirm it after a lost connection; None: it is not told."""
+        return None
+
+    def commands(self, consumer: CommandedConsumer) -> Commands:
+        """Returns what carries out the operator commands that this membership, or `order_source`, delivers."""
+        return NoCommands()
 
     @property
     def lasting_name(self) -> str | None:
@@ -164,114 +170,6 @@ class Fixed(MembershipOptions):
             pattern=config.pattern,
             partitions=config.partitions,
         )
-
-
-@dataclass(frozen=True)
-class EnsembleOptions(MembershipOptions):
-    """The settings of every membership on ZooKeeper."""
-
-    storages: ClassVar[tuple[OffsetStorage, ...]] = ("kafka", "both", "zookeeper")
-
-    zookeeper: Optional[str] = DEFAULT["zookeeper"]
-    root: str = DEFAULT["root"]
-    session_timeout_s: float = DEFAULT["session_timeout_s"]
-    zookeeper_options: Optional[Mapping[str, Any]] = field(default=DEFAULT["zookeeper_options"], repr=False)
-
-    def faults(self, config: MembershipConfig) -> Iterator[Fault]:
-        if not self.zookeeper:
-            yield Fault(("zookeeper", "membership"), "this membership needs it")
-        if config.group is not None:
-            yield from Fault.of(("group", "membership"), lambda: check_group(config.group))
-        yield from super().faults(config)
-
-    def under(
-        self,
-        root: str,
-        config: MembershipConfig,
-        connections: Connections,
-        *,
-        functions: Mapping[str, Assignor] = MappingProxyType({}),
-        measured: Callable[[], LoadReport] | None = None,
-        **own: Any,
-    ) -> ZooKeeperMembership:
-        """Creates a member of this project's protocol under `root`.
-
-        `functions`: assignors to offer before the configured ones. `measured` reports the member's load to the group.
-        `own`: further settings of `ZooKeeperSettings`.
-        """
-        from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
-
-        assert config.group is not None
-        return ZooKeeperMembership(
-            self.ensemble(),
-            Paths(root, config.group),
-            connections.listener,
-            connections.client,
-            {**functions, **config.assignors()},
-            ZooKeeperSettings(
-                **config.of_member(),
-                weight=config.weight,
-                rack=config.rack,
-                **own,
-            ),
-            load=connections.load,
-            measured=measured,
-            ordered=connections.ordered,
-            expected=connections.expected,
-            measures=connections.client.measures,
-        )
-
-    def ensemble(self) -> ZooKeeperClient:
-        """Returns a client of the ensemble, not connected. Raises ConfigError for wrong `zookeeper_options`."""
-        if not self.zookeeper:
-            raise ConfigError(f'{type(self).__name__}: zookeeper not set; must be "host:port,host:port/chroot"')
-        from allocator.core.zookeeper.client import ZooKeeperClient
-
-        return ZooKeeperClient(self.zookeeper, session_timeout_s=self.session_timeout_s, options=self.zookeeper_options)
-
-
-@names_arguments
-@dataclass(frozen=True)
-class ZooKeeper(EnsembleOptions):
-    """This project's own protocol, on any cluster: exclusive owners, with ZooKeeper.
-
-    Consumer("orders", brokers="b1:9092", group="billing", membership=ZooKeeper("z1:2181", session_timeout_s=20))
-    """
-
-    name = "zookeeper"
-
-    instance_id: Optional[str] = DEFAULT["instance_id"]
-    restart_grace_s: float = DEFAULT["restart_grace_s"]
-    follow_load: Optional[LoadSource] = DEFAULT["follow_load"]
-    load_tolerance: float = DEFAULT["load_tolerance"]
-
-    @property
-    def lasting_name(self) -> str | None:
-        return self.instance_id if self.restart_grace_s else None
-
-    def faults(self, config: MembershipConfig) -> Iterator[Fault]:
-        yield from super().faults(config)
-        if self.restart_grace_s and not self.instance_id:
-            yield Fault(
-                ("restart_grace_s", "instance_id"),
-                "the next process is recognised by its instance_id; set one, different for each process",
-            )
-
-    def make(self, config: MembershipConfig, connections: Connections) -> Membership:
-        measured, functions = None, {}
-        if self.follow_load is not None:
-            # members without `follow_load`, such as those of older versions, agree on one of the other assignors
-            functions = assignors_of(f"load-{self.follow_load}")
-            measured = connections.measure and connections.measure(self.follow_load)
-        return self.under(self.root, config, connections, functions=functions, measured=measured, **self.place())
-
-    def place(self) -> dict[str, Any]:
-        """The settings for restarts and for following load, under the names of `ZooKeeperSettings`."""
-        return {
-            "instance_id": self.instance_id,
-            "restart_grace_s": self.restart_grace_s,
-            "load_tolerance": None if self.follow_load is None else self.load_tolerance,
-        }
 
 
 @dataclass(frozen=True)
@@ -368,12 +266,7 @@ def membership_of(given: MembershipName | MembershipOptions, zookeeper: str | No
     named = not isinstance(given, MembershipOptions)
     check_keywords({"zookeeper": zookeeper, **({"membership": given} if named else {})})
     options: MembershipOptions = options_of(given)() if isinstance(given, str) else given
-    if not zookeeper or not isinstance(options, EnsembleOptions):
-        return options
-    if options.zookeeper:
-        kind = type(options).__name__
-        raise ConfigError(f"zookeeper = {zookeeper!r} with {kind}({options.zookeeper!r}): give the ensemble once")
-    return dataclasses.replace(options, zookeeper=zookeeper)
+    return options.with_ensemble(zookeeper) if zookeeper else options
 
 
 def membership_from(name: MembershipName, settings: Mapping[str, Any]) -> MembershipOptions:

@@ -6,19 +6,15 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Coroutine
-from typing import Any, Protocol
+from collections.abc import AsyncIterator
+from typing import Any
 
 from allocator.core.aio.clock import wall_ms
 from allocator.core.client.log_offsets import EARLIEST, LATEST
 from allocator.core.commands.orders import KINDS, Order, OrderKeeper, OrderResult, Orders
-from allocator.core.commands.record_orders import RecordOrders
-from allocator.core.consumer.record_processor import RecordProcessor
-from allocator.core.consumer.starting_positions import SinkOffsets
+from allocator.core.consumer.commanded import CommandedConsumer
+from allocator.core.consumer.record_processor import RecordOrders
 from allocator.core.errors import AllocatorError
-from allocator.core.fetch.fetcher import Fetcher
-from allocator.core.membership.membership import Membership
-from allocator.core.subscription.state import SubscriptionState
 from allocator.core.subscription.tenures import Tenure
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 
@@ -28,29 +24,6 @@ OWNERS_KINDS = tuple(kind.name for kind in KINDS.values() if kind.acts == "owner
 RETRY_S = 0.2
 
 
-class OrderedConsumer(Protocol):
-    """The parts of `ConsumerCore` that operator commands need."""
-
-    group: str | None
-    state: SubscriptionState
-    fetcher: Fetcher
-    membership: Membership
-
-    @property
-    def sink(self) -> SinkOffsets | None: ...
-
-    @property
-    def processor(self) -> RecordProcessor | None: ...
-
-    def sought(self, partition: TopicPartition, offset: int) -> bool: ...
-
-    async def commit_sought(self, partition: TopicPartition) -> None: ...
-
-    async def log_offset(self, partition: TopicPartition, at: int) -> int | None: ...
-
-    def start_task(self, work: Coroutine[Any, Any, Any], name: str) -> None: ...
-
-
 class OperatorOrders:
     """Applies the commands in effect to the partitions of one member, whenever commands or partitions change.
 
@@ -58,7 +31,7 @@ class OperatorOrders:
     owner seeks and writes the result. A command that this member cannot carry out gets a result with the reason.
     """
 
-    def __init__(self, core: OrderedConsumer) -> None:
+    def __init__(self, core: CommandedConsumer) -> None:
         self._core = core
         self._orders = Orders()
         self._store: OrderKeeper | None = None

@@ -12,16 +12,13 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from allocator.core.errors import IllegalState
 from allocator.core.offsets.messages import Committer
 from allocator.core.settings.table import DEFAULT
 from allocator.core.subscription.tenures import Phase, Tenure, Tenures
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
-
-if TYPE_CHECKING:
-    from allocator.core.zookeeper.client import ZooKeeperClient
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +65,20 @@ class AssignmentListener(Protocol):
         """Passes to the user an error that no call of the user caused."""
 
 
+class TopicRecords(Protocol):
+    """What a coordination service records about topics, which brokers before 2.8 do not tell: which of two topics of
+    one name is meant. Each method raises AllocatorError."""
+
+    async def is_of(self, cluster_id: str | None, brokers: Mapping[int, tuple[str, int]]) -> bool:
+        """Returns whether the service records the topics of this cluster. `brokers`: node id -> host and port."""
+
+    async def created_at(self, topics: Iterable[str]) -> dict[str, int]:
+        """Returns topic -> a number that each creation of a topic increases. Leaves out unknown topics."""
+
+    async def outdated(self, group: str, partitions: Iterable[TopicPartition]) -> Partitions:
+        """Returns those whose offsets in this service were written before their topic was created."""
+
+
 class Membership(Protocol):
     """One member of a group: which partitions it owns, and whether it may still act on them."""
 
@@ -92,8 +103,8 @@ class Membership(Protocol):
         """The identity that commits carry; None if Kafka does not know the members of the group."""
 
     @property
-    def ensemble(self) -> ZooKeeperClient | None:
-        """The session with the ZooKeeper that coordinates the group; None if it has another coordinator."""
+    def topic_records(self) -> TopicRecords | None:
+        """What the service that coordinates the group records about topics; None if it records nothing."""
 
     async def connect(self) -> None:
         """Connects to the service that coordinates the group, while the caller does other work before `join`.
@@ -140,10 +151,10 @@ class Membership(Protocol):
         Raises IllegalState if a group assigns the partitions, ConfigError for a partition that does not exist.
         """
 
-    def join_again_if(self, admitted: Callable[[ZooKeeperClient], Awaitable[bool]]) -> None:
-        """After a lost ZooKeeper session, joins only when `admitted` returns True; it is called in the new session.
+    def join_again_if(self, admitted: Callable[[Any], Awaitable[bool]]) -> None:
+        """After a lost session, joins only when `admitted` returns True; it is called with the new session.
 
-        Does nothing for a membership without ZooKeeper.
+        Does nothing for a membership without sessions.
         """
 
 
@@ -209,7 +220,7 @@ class GroupMembership:
         return None
 
     @property
-    def ensemble(self) -> ZooKeeperClient | None:
+    def topic_records(self) -> TopicRecords | None:
         return None
 
     def leave_for_good(self) -> None:
@@ -218,5 +229,5 @@ class GroupMembership:
     def assign(self, partitions: Iterable[TopicPartition]) -> Partitions:
         raise IllegalState('the group assigns the partitions; use membership="fixed" to assign them by hand')
 
-    def join_again_if(self, admitted: Callable[[ZooKeeperClient], Awaitable[bool]]) -> None:
+    def join_again_if(self, admitted: Callable[[Any], Awaitable[bool]]) -> None:
         pass

@@ -24,6 +24,7 @@ from allocator.core.subscription.tenures import Tenure
 from allocator.core.telemetry.measures import Measures
 from allocator.core.types import NO_PARTITIONS, Partitions
 from allocator.core.zookeeper.client import ConnectionLost, NoZnode, SessionState, ZooKeeperClient, ZooKeeperError
+from allocator.core.zookeeper.topics import TopicZnodes
 
 log = logging.getLogger(__name__)
 
@@ -101,8 +102,8 @@ class SessionMembership(GroupMembership):
         return self.member_id
 
     @property
-    def ensemble(self) -> ZooKeeperClient | None:
-        return self._zk
+    def topic_records(self) -> TopicZnodes:
+        return TopicZnodes(self._zk)
 
     def may_act(self) -> bool:
         return self._keeper.may_act

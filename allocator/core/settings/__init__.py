@@ -7,6 +7,7 @@ from allocator.core.settings.names import (
     check_path,
     check_pattern_syntax,
     check_topic,
+    default_client_id,
     parse_address,
 )
 from allocator.core.settings.spellings import names_arguments
@@ -42,6 +43,7 @@ __all__ = [
     "check_path",
     "check_pattern_syntax",
     "check_topic",
+    "default_client_id",
     "find",
     "keyword_faults",
     "names_arguments",

@@ -1,8 +1,11 @@
-"""Checks names and addresses. Each function raises a ConfigError that quotes the wrong text."""
+"""Checks names and addresses; each check raises a ConfigError that quotes the wrong text. Makes default client ids."""
 
 from __future__ import annotations
 
+import os
 import re
+import secrets
+import socket
 from typing import Any, Final
 
 from allocator.core.errors import ConfigError, GroupNameError
@@ -87,3 +90,13 @@ def check_path(what: str, path: str) -> str:
             f"{what} {path!r} must be an absolute path such as '/allocator', without control characters and emoji"
         )
     return path
+
+
+def default_client_id(program: str = "allocator", instance_id: str | None = None) -> str:
+    """Returns a client id that is unique across processes and hosts: "allocator-web1-4242-3f9a".
+
+    With `instance_id` the next process gets the same client id: "allocator-billing-7".
+    """
+    if instance_id is not None:
+        return f"{program}-{instance_id}"
+    return f"{program}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"

@@ -11,46 +11,38 @@ from typing import TYPE_CHECKING
 from allocator import lazy_names
 
 if TYPE_CHECKING:
-    from allocator.core.znodes.checked import InvalidZnode
     from allocator.core.znodes.documents import (
         AssignmentDocument,
         Claim,
-        InflateBudget,
         MemberInfo,
         Paths,
         in_join_order,
-        to_ranges,
     )
     from allocator.core.znodes.load_reader import loads_of
     from allocator.core.znodes.load_report import LoadReport
-    from allocator.core.znodes.member_names import default_client_id, member_name
+    from allocator.core.znodes.member_names import member_name
     from allocator.core.znodes.store import Store
 
 __all__ = [
     "AssignmentDocument",
     "Claim",
-    "InflateBudget",
-    "InvalidZnode",
     "LoadReport",
     "MemberInfo",
     "Paths",
     "Store",
-    "default_client_id",
     "in_join_order",
     "loads_of",
     "member_name",
-    "to_ranges",
 ]
 
 if not TYPE_CHECKING:  # a type checker would accept every name
     __getattr__ = lazy_names(
         __name__,
         {
-            "checked": "InvalidZnode",
-            "documents": "AssignmentDocument Claim InflateBudget MemberInfo Paths in_join_order to_ranges",
+            "documents": "AssignmentDocument Claim MemberInfo Paths in_join_order",
             "load_reader": "loads_of",
             "load_report": "LoadReport",
-            "member_names": "default_client_id member_name",
+            "member_names": "member_name",
             "store": "Store",
         },
     )

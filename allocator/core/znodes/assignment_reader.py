@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from allocator.core.documents.checked import InvalidZnode
 from allocator.core.znodes.changes import Changes
-from allocator.core.znodes.checked import InvalidZnode
 from allocator.core.znodes.documents import AssignmentDocument
 from allocator.core.znodes.store import Store
 from allocator.core.zookeeper.client import Watch, get_if_exists

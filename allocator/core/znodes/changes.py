@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from allocator.core.types import NO_PARTITIONS, Partitions
-from allocator.core.znodes.checked import (
+from allocator.core.documents.checked import (
     InvalidZnode,
     check_list,
     check_mapping,
@@ -24,16 +23,16 @@ from allocator.core.znodes.checked import (
     encode_object,
     optional,
 )
-from allocator.core.znodes.documents import (
+from allocator.core.documents.packed import (
     SMALL_BYTES,
     SMALL_PARTITIONS,
-    AssignmentDocument,
     InflateBudget,
-    Waiting,
     from_ranges,
     inflate,
     to_ranges,
 )
+from allocator.core.types import NO_PARTITIONS, Partitions
+from allocator.core.znodes.documents import AssignmentDocument, Waiting
 
 # documents that a member may have missed. Higher: each member reads more; lower: more members read whole documents
 MAX_STEPS = 8

@@ -17,21 +17,12 @@ read takes is bounded.
 from __future__ import annotations
 
 import re
-import threading
-import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import repeat
 from typing import Any, NamedTuple
 
-from allocator.core.errors import ConfigError, MissingExtra
-from allocator.core.settings.names import check_group, check_path
-from allocator.core.subscription.patterns import topic_pattern
-from allocator.core.text.bounded_json import LONGEST_NUMBER
-from allocator.core.text.quoting import shown
-from allocator.core.types import NO_PARTITIONS, PartitionLike, Partitions, TopicPartition
-from allocator.core.znodes.checked import (
+from allocator.core.documents.checked import (
     InvalidZnode,
     check_list,
     check_mapping,
@@ -43,23 +34,28 @@ from allocator.core.znodes.checked import (
     optional,
     parse_object,
 )
+from allocator.core.documents.packed import (
+    INFLATED_BYTES,
+    SHARD_BYTES,
+    Counts,
+    InflateBudget,
+    deflate,
+    from_ranges,
+    inflate,
+    to_ranges,
+)
+from allocator.core.errors import ConfigError, MissingExtra
+from allocator.core.settings.names import check_group, check_path
+from allocator.core.subscription.patterns import topic_pattern
+from allocator.core.text.bounded_json import LONGEST_NUMBER
+from allocator.core.text.quoting import shown
+from allocator.core.types import NO_PARTITIONS, Partitions
 from allocator.core.znodes.following import LoadHistory
 
-Counts = Callable[[str], "int | None"]
-"""Returns the partition count of a topic, or None if it is not known."""
-
 MINUTE_MS = 60_000
-SHARD_BYTES = 900_000  # a znode may hold 1 MiB by default (jute.maxbuffer); the rest is for path and headers
 MEMBER_BYTES = 64_000  # a larger member znode is refused when written and ignored when read
-# These limits, and those of `checked`, bound the memory that a hostile znode can take. A group of 1 000 members, 1 000
-# topics and 1 000 000 partitions stays below each of them, even while all partitions move
-INFLATED_BYTES = 64_000_000
 MAX_GRACE_S = 86_400
 MAX_SEATS = 10_000  # seats: members with an instance id, absent ones included
-MAX_PARTITIONS = 1_000_000  # partitions that members hold in one group; as many more may be promised
-# bytes after inflation. A larger document, or one with more than SMALL_PARTITIONS partitions, takes long to decode
-SMALL_BYTES = 100_000
-SMALL_PARTITIONS = 20_000
 
 
 class Paths:
@@ -476,122 +472,3 @@ def shard_revision(name: str) -> int:
     """Returns the revision of the document that a shard belongs to; -1 for the name of a foreign znode."""
     number = name.partition("-")[0]
     return int(number) if number.isascii() and number.isdigit() and len(number) <= LONGEST_NUMBER else -1
-
-
-def to_ranges(partitions: Iterable[PartitionLike]) -> dict[str, str]:
-    """Encodes partitions as {"orders": "0-3,7"}, which is short in JSON and deflates well."""
-    by_topic: dict[str, list[int]] = {}
-    for topic, partition in partitions:
-        by_topic.setdefault(topic, []).append(partition)
-    return {topic: _ranges(sorted(ids)) for topic, ids in sorted(by_topic.items())}
-
-
-def _ranges(ids: list[int]) -> str:
-    runs: list[tuple[int, int]] = []
-    for number in ids:
-        if runs and runs[-1][1] == number - 1:
-            runs[-1] = (runs[-1][0], number)
-        else:
-            runs.append((number, number))
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-
-
-class InflateBudget:
-    """Limits how many partitions the znodes that are in memory together may name. Thread-safe.
-
-    A few bytes can stand for a million partitions, but each partition has one owner at most. So znodes that name more
-    than `most` partitions in all, or several times the partition count of a topic, cannot be valid. `counts` may be
-    older than the znode, so the limit for a topic is loose.
-    """
-
-    def __init__(self, counts: Counts | None = None, most: int = MAX_PARTITIONS) -> None:
-        self._counts = counts
-        self._most = most
-        self._total = 0
-        self._paths: dict[str, int] = {}
-        self._topics: dict[str, int] = {}
-        self._lock = threading.Lock()
-
-    @classmethod
-    def of_claims(cls) -> InflateBudget:
-        """Allows for claims that are read at different times: a moving partition may be in two of them."""
-        return cls(most=2 * MAX_PARTITIONS)
-
-    def take(self, path: str, ranges: object) -> None:
-        """Counts the partitions of `ranges` ({topic: "0-3,7"}) without creating them. Raises InvalidZnode."""
-        for topic, text in check_mapping(path, "partitions", ranges).items():
-            number = check_text(path, "partitions", text).count(",") + 1
-            if number <= self._most:
-                for run in text.split(","):
-                    found = RUN.match(run)
-                    if found is None or (found[2] and int(found[2]) < int(found[1])):
-                        raise InvalidZnode(path, f"partitions {shown(run)} of topic {shown(topic)}")
-                    if found[2]:
-                        number += int(found[2]) - int(found[1])
-            with self._lock:
-                self._paths[path] = self._paths.get(path, 0) + number
-                of_topic = self._topics[topic] = self._topics.get(topic, 0) + number
-                self._total += number
-                total = self._total
-            if total > self._most:
-                raise InvalidZnode(path, f"more than {self._most} partitions in all")
-            known = None if self._counts is None else self._counts(topic)
-            if known is not None and of_topic > 2 * known + SMALL_PARTITIONS:
-                raise InvalidZnode(path, f"{of_topic} partitions of topic {shown(topic)}, which has {known}")
-
-    def give_back(self, path: str) -> None:
-        """Returns the partitions of the znode at `path` to the budget, because it was deleted or is read again."""
-        with self._lock:
-            self._total -= self._paths.pop(path, 0)
-
-    def keep(self, paths: Iterable[str]) -> None:
-        """Returns the partitions of all other znodes to the budget, because they were deleted."""
-        for path in set(self._paths) - set(paths):
-            self.give_back(path)
-
-
-RUN = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?\Z")  # of partitions, numbers below MAX_PARTITIONS
-
-
-def from_ranges(ranges: Mapping[str, str]) -> Partitions:
-    """The inverse of `to_ranges`, for ranges that an `InflateBudget` has allowed."""
-    found: list[TopicPartition] = []
-    for topic, text in ranges.items():
-        numbers: list[int] = []
-        for run in text.split(","):
-            first, dash, last = run.partition("-")
-            if dash:
-                numbers.extend(range(int(first), int(last) + 1))
-            else:  # common, because round-robin assignment leaves many ranges of one partition
-                numbers.append(int(first))
-        found.extend(map(TopicPartition, repeat(topic), numbers))
-    return frozenset(found)
-
-
-def deflate(doc: Mapping[str, Any]) -> bytes:
-    return zlib.compress(encode_object(doc), 6)
-
-
-def quick(data: bytes) -> bool:
-    """Returns whether a claim or document decodes in a few milliseconds. A larger znode would block the event loop."""
-    try:
-        raw = data if data.startswith(b"{") else zlib.decompressobj().decompress(data, SMALL_BYTES)
-    except zlib.error:
-        return True
-    if len(raw) >= SMALL_BYTES:
-        return False
-    return sum(abs(int(last) - int(first)) for first, last in LONG.findall(raw)) < SMALL_PARTITIONS
-
-
-LONG = re.compile(rb'[",]([0-9]{1,6})-([0-9]{1,6})(?=[",])')
-
-
-def inflate(path: str, data: bytes, most: int = INFLATED_BYTES) -> dict[str, Any]:
-    inflater = zlib.decompressobj()
-    try:
-        raw = inflater.decompress(data, most)
-    except zlib.error as error:
-        raise InvalidZnode(path, str(error)) from error
-    if not inflater.eof:
-        raise InvalidZnode(path, "it is cut short or inflates beyond measure")
-    return parse_object(path, raw)

@@ -16,10 +16,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import exp
 
+from allocator.core.documents.checked import (
+    InvalidZnode,
+    check_list,
+    check_mapping,
+    check_number,
+    check_real,
+    check_text,
+)
+from allocator.core.documents.packed import MAX_PARTITIONS, SHARD_BYTES, deflate, inflate
 from allocator.core.text.quoting import shown
 from allocator.core.types import TopicPartition
-from allocator.core.znodes.checked import InvalidZnode, check_list, check_mapping, check_number, check_real, check_text
-from allocator.core.znodes.documents import MAX_PARTITIONS, SHARD_BYTES, deflate, inflate
 
 # least time between two reports of a member. Higher: the leader notices a change later; lower: more writes
 REPORT_S = 30.0

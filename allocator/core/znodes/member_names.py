@@ -8,26 +8,13 @@ billing@10.0.0.7#6f1c2d3e       a member of Kafka's own protocol: the first digi
 
 from __future__ import annotations
 
-import os
 import re
-import secrets
-import socket
 from typing import Optional
 
 from allocator.core.znodes.documents import MemberInfo, sequence
 
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\Z")
 ID_DIGITS = 8  # length of the short form of an id without a sequence number
-
-
-def default_client_id(program: str = "allocator", instance_id: Optional[str] = None) -> str:
-    """Returns a client id that is unique across processes and hosts: "allocator-web1-4242-3f9a".
-
-    With `instance_id` the next process gets the same client id: "allocator-billing-7".
-    """
-    if instance_id is not None:
-        return f"{program}-{instance_id}"
-    return f"{program}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
 
 
 def member_name(member: str, info: Optional[MemberInfo], *, session: bool = True) -> str:

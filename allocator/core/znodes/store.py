@@ -11,18 +11,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
+from allocator.core.documents.checked import InvalidZnode
+from allocator.core.documents.packed import SMALL_PARTITIONS, Counts, InflateBudget, quick
 from allocator.core.types import NO_PARTITIONS, Partitions
 from allocator.core.znodes.changes import Changes
-from allocator.core.znodes.checked import InvalidZnode
 from allocator.core.znodes.documents import (
-    SMALL_PARTITIONS,
     AssignmentDocument,
     Claim,
-    Counts,
-    InflateBudget,
     MemberInfo,
     Paths,
-    quick,
     shard_names,
     shard_revision,
     split,

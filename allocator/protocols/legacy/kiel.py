@@ -29,12 +29,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from allocator.assignors import naive_allocator
 from allocator.core.aio import TaskGroup
+from allocator.core.documents import InvalidZnode
 from allocator.core.membership import AssignmentListener, Membership
 from allocator.core.settings import DEFAULT
 from allocator.core.subscription import PartitionCountSource
 from allocator.core.telemetry import Measures
 from allocator.core.text import parse_json, shown
-from allocator.core.znodes import InvalidZnode, Paths
+from allocator.core.znodes import Paths
 from allocator.core.zookeeper import (
     BadVersion,
     ConnectionLost,

@@ -31,8 +31,9 @@ from typing import Any
 from allocator.core.aio import wall_ms
 from allocator.core.assignors import range_share
 from allocator.core.client import KafkaClient
+from allocator.core.documents import InvalidZnode
 from allocator.core.text import parse_json, shown
-from allocator.core.znodes import InvalidZnode, Paths
+from allocator.core.znodes import Paths
 from allocator.core.zookeeper import ConnectionLost, NoZnode, Op, Watched
 from allocator.errors import AllocatorError
 from allocator.protocols.legacy.owners import RETRY_S, OwnersMembership

@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 
 from allocator.assignors import naive_allocator
 from allocator.core.assignors import KielAssignor
-from allocator.core.consumer import Connections, EnsembleOptions, Fault, MembershipConfig
+from allocator.core.consumer import Connections, Fault, MembershipConfig
 from allocator.core.membership import Membership
 from allocator.core.settings import DEFAULT, names_arguments
 from allocator.errors import ConfigError
 from allocator.protocols.legacy.kiel import KielFunction, KielMembership, KielSettings
 from allocator.protocols.legacy.old_consumer import ConsumersMembership, PykafkaMembership
 from allocator.protocols.legacy.owners import OwnersSettings
+from allocator.protocols.zookeeper import EnsembleOptions
 from allocator.types import MembershipName, OffsetStorage
 
 

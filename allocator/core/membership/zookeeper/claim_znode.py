@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 
+from allocator.core.documents.packed import SMALL_PARTITIONS
 from allocator.core.membership.session_lease import MembershipLost
-from allocator.core.znodes.documents import SMALL_PARTITIONS, Claim, Paths, split
+from allocator.core.znodes.documents import Claim, Paths, split
 from allocator.core.znodes.store import computed
 from allocator.core.zookeeper.client import BadVersion, NoZnode, Op, ZooKeeperClient
 from allocator.core.zookeeper.ephemeral import EphemeralZnodes

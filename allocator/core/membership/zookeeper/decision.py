@@ -17,13 +17,14 @@ from allocator.core.assignors.constraints import Constraints, steer
 from allocator.core.assignors.load import LoadAssignor, balance, moved
 from allocator.core.commands.orders import Order, Orders
 from allocator.core.commands.steering import Budget, OrdersInForce, constraints_of
+from allocator.core.documents.packed import SMALL_PARTITIONS
 from allocator.core.errors import AllocatorError
 from allocator.core.membership.zookeeper.seats import away, standby, view_ids
 from allocator.core.settings.table import DEFAULT
 from allocator.core.subscription.patterns import topic_pattern
 from allocator.core.text.quoting import shown
 from allocator.core.types import Partitions, TopicPartition
-from allocator.core.znodes.documents import SMALL_PARTITIONS, AssignmentDocument, MemberInfo
+from allocator.core.znodes.documents import AssignmentDocument, MemberInfo
 from allocator.core.znodes.following import LoadHistory
 from allocator.core.znodes.load_reader import loads_of
 from allocator.core.znodes.load_report import LoadReport

@@ -15,17 +15,11 @@ from allocator.core.aio.clock import wall_ms
 from allocator.core.commands.order_store import OrderStore
 from allocator.core.commands.orders import Orders
 from allocator.core.commands.steering import OrdersInForce
+from allocator.core.documents.checked import InvalidZnode
+from allocator.core.documents.packed import Counts, InflateBudget
 from allocator.core.membership.zookeeper.plan import adopt
 from allocator.core.znodes.changes import MAX_STEPS, Changes, Step, difference
-from allocator.core.znodes.checked import InvalidZnode
-from allocator.core.znodes.documents import (
-    AssignmentDocument,
-    Claim,
-    Counts,
-    InflateBudget,
-    MemberInfo,
-    in_join_order,
-)
+from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, in_join_order
 from allocator.core.znodes.store import Store
 from allocator.core.zookeeper.client import ConnectionLost, Watched
 

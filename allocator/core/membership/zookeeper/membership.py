@@ -30,6 +30,7 @@ from allocator.core.assignors import Assignor
 from allocator.core.commands.order_store import OrderStore
 from allocator.core.commands.orders import KINDS, OrderKeeper, Orders
 from allocator.core.commands.steering import LEADERS_KINDS
+from allocator.core.documents.checked import InvalidZnode
 from allocator.core.errors import InconsistentAssignor, InstanceIdInUse
 from allocator.core.membership.membership import AssignmentListener, MemberSettings
 from allocator.core.membership.session import SessionMembership
@@ -42,7 +43,6 @@ from allocator.core.subscription.patterns import PartitionCountSource
 from allocator.core.telemetry.measures import Measures
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 from allocator.core.znodes.assignment_reader import AssignmentReader
-from allocator.core.znodes.checked import InvalidZnode
 from allocator.core.znodes.documents import (
     AssignmentDocument,
     Claim,

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from allocator.core.memberships import register
 
 if TYPE_CHECKING:
+    from allocator.commands import Order, OrderResult
     from allocator.compat import GroupedConsumer, SingleConsumer
     from allocator.compat.consumer_group import ConsumerGroup
     from allocator.compat.generation import Generation, PartitionStart
     from allocator.compat.group_config import ConsumerGroupConfig
-    from allocator.core.commands.orders import Order, OrderResult
     from allocator.core.consumer.membership_config import Fixed, MembershipOptions
     from allocator.core.fetch.batch import Batch
     from allocator.core.subscription import RebalanceListener, RecordsLost
@@ -106,7 +106,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "core.consumer.membership_config": "Fixed MembershipOptions",
             "protocols.zookeeper.options": "ZooKeeper",
             "core.fetch.batch": "Batch",
-            "core.commands.orders": "Order OrderResult",
+            "commands": "Order OrderResult",
             "core.subscription": "RebalanceListener RecordsLost",
             "errors": "AllocatorError CommitFailed Fenced GenerationEnded GroupClosed",
             "handlers.consumer": "Consumer",

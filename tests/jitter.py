@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.connection import BrokerConnection
-from allocator.core.zookeeper.client import ZooKeeperClient
+from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 
 __all__ = ["install"]
 

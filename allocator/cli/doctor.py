@@ -65,7 +65,7 @@ def doctor(
       2   wrong usage or settings
       3   at least one warning or critical finding
     """
-    from allocator.core.znodes import Paths
+    from allocator.protocols.zookeeper import Paths
 
     if access.settings is not None:
         group = access.chosen_group(group)

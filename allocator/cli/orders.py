@@ -23,7 +23,7 @@ from allocator.types import TopicPartition
 
 if TYPE_CHECKING:
     from allocator.cli.access import Access
-    from allocator.core.commands import Order
+    from allocator.commands import Order
     from allocator.operate import Act, OrderReport
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

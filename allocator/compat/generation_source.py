@@ -17,11 +17,16 @@ from allocator.compat.generation import Generation
 from allocator.compat.group_config import ConsumerGroupConfig, kafka_settings_of
 from allocator.core.aio import TaskGroup
 from allocator.core.client import KafkaClient
-from allocator.core.membership import AssignmentListener, ZooKeeperMembership, ZooKeeperSettings
+from allocator.core.membership import AssignmentListener
 from allocator.core.offsets import Committer, Identity
-from allocator.core.znodes import AssignmentDocument, Paths
-from allocator.core.zookeeper import ZooKeeperClient
 from allocator.protocols.kafka_classic import KafkaMembership
+from allocator.protocols.zookeeper import (
+    AssignmentDocument,
+    Paths,
+    ZooKeeperClient,
+    ZooKeeperMembership,
+    ZooKeeperSettings,
+)
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 T = TypeVar("T")

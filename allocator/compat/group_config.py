@@ -22,8 +22,8 @@ from allocator.core.settings import (
     names_arguments,
 )
 from allocator.core.text import shown
-from allocator.core.zookeeper import ZooKeeperClient
 from allocator.protocols.kafka_classic import KafkaSettings
+from allocator.protocols.zookeeper import ZooKeeperClient
 from allocator.types import Assignors
 
 START_OFFSETS: Final = {"earliest": -2, "latest": -1}

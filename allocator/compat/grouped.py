@@ -10,10 +10,9 @@ from functools import partial
 from typing import Any, Optional
 
 from allocator import RebalanceListener, RecordsLost
-from allocator.assignors import naive_allocator
+from allocator.assignors import naive_allocator, of_kiel
 from allocator.compat.base_consumer import TURN_S, BaseConsumer
 from allocator.core.aio import Backoff
-from allocator.core.assignors import of_kiel
 from allocator.core.client import list_offsets
 from allocator.core.consumer import ConsumerCore, MembershipConfig, MembershipOptions
 from allocator.core.fetch import Batch, Fetcher

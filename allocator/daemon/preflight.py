@@ -22,12 +22,11 @@ from allocator.core.offsets import GroupOffsets
 from allocator.core.settings import parse_address
 from allocator.core.subscription import topic_pattern
 from allocator.core.text import plain
-from allocator.core.zookeeper import NoChroot, ZooKeeperClient
 from allocator.daemon.config import Config
 from allocator.errors import AllocatorError, ConfigError
 from allocator.handlers import RetryPlan
 from allocator.operate import GroupState, ShellCommand, describe
-from allocator.protocols.zookeeper import EnsembleOptions
+from allocator.protocols.zookeeper import EnsembleOptions, NoChroot, ZooKeeperClient
 from allocator.types import TopicPartition
 
 REACH_S = 3.0  # limit of one TCP connection in seconds; higher: waits longer for a host that drops packets

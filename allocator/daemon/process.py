@@ -19,7 +19,6 @@ from allocator.core.consumer import join_again_if
 from allocator.core.settings import find
 from allocator.core.telemetry import Measures
 from allocator.core.text import limit_reached, shown
-from allocator.core.zookeeper import check_options
 from allocator.daemon.config import Config, load
 from allocator.daemon.daemon import Daemon
 from allocator.daemon.logs import configure_logs
@@ -30,7 +29,7 @@ from allocator.daemon.stacks import dump_when_stuck
 from allocator.errors import AllocatorError, AssignorError, ConfigError, HandlerFailed, MissingExtra
 from allocator.handlers import Handler, Handling, load_handler
 from allocator.operate import ChoiceWatcher, ClusterChoice, choice_path
-from allocator.protocols.zookeeper import EnsembleOptions
+from allocator.protocols.zookeeper import EnsembleOptions, check_options
 
 log = logging.getLogger(__name__)
 

@@ -26,11 +26,11 @@ from kafka.protocol.admin import (
 
 from allocator.core.client import KafkaClient
 from allocator.core.text import parse_json, shown
-from allocator.core.zookeeper import NoZnode, ZooKeeperClient
 from allocator.errors import ConfigError
 from allocator.migrate.storage import CONNECT_S, connected
 from allocator.migrate.topics import carried, refuse_same_cluster, settings_of
 from allocator.producer import result_error
+from allocator.protocols.zookeeper import NoZnode, ZooKeeperClient
 
 TOPIC: Final = 2  # the type of a topic in requests about settings
 SET: Final = 0

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Final, NamedTuple, Optional, TypeVar
 from allocator._files import read_json, write_json
 from allocator.core.client import KafkaClient
 from allocator.core.offsets import GroupOffsets
-from allocator.core.zookeeper import ZooKeeperClient
 from allocator.errors import AllocatorError, ConfigError
 from allocator.migrate.cutover_plan import Plan, load_plan
 from allocator.migrate.offset_map import OffsetMap, map_topic
@@ -32,6 +31,7 @@ from allocator.operate import (
     same_cluster,
     subscribed,
 )
+from allocator.protocols.zookeeper import ZooKeeperClient
 from allocator.types import TopicPartition
 
 log = logging.getLogger(__name__)

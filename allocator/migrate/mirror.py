@@ -11,7 +11,6 @@ from typing import Final, Optional
 from allocator.core.aio import wait_for_event, wall_ms
 from allocator.core.client import KafkaClient
 from allocator.core.offsets import GroupOffsets
-from allocator.core.zookeeper import NoChroot, ZooKeeperClient
 from allocator.errors import AllocatorError, ConfigError
 from allocator.migrate.copying import Copying, Throttle, ends_unless
 from allocator.migrate.lag import Lag, MirrorProgress
@@ -20,6 +19,7 @@ from allocator.migrate.offset_map import OffsetMap, map_topic
 from allocator.migrate.report import MirrorReport
 from allocator.migrate.takeover import MirrorClusters
 from allocator.migrate.topics import TopicIds, refuse_same_cluster
+from allocator.protocols.zookeeper import NoChroot, ZooKeeperClient
 from allocator.types import TopicPartition
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from allocator.core.client import KafkaClient
-from allocator.core.zookeeper import ZooKeeperClient
 from allocator.errors import BrokerError
 from allocator.handlers import is_retry_topic
 from allocator.migrate.origins import Origins
@@ -17,6 +16,7 @@ from allocator.migrate.report import MirrorReport, Remedy, Stop
 from allocator.migrate.takeover import MirrorClusters
 from allocator.migrate.topics import SUFFIX, TopicsDiffer, make_alike, settings_of
 from allocator.protocols import orders_topic
+from allocator.protocols.zookeeper import ZooKeeperClient
 from allocator.types import TopicPartition
 
 log = logging.getLogger(__name__)

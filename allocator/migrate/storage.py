@@ -17,9 +17,9 @@ from allocator.core.fetch import RangeReader
 from allocator.core.offsets import Coordinator, GroupOffsets
 from allocator.core.settings import DEFAULT
 from allocator.core.subscription import stamped
-from allocator.core.zookeeper import ZooKeeperClient
 from allocator.errors import BrokerError, ConfigError
 from allocator.operate import live_members, refuse_members
+from allocator.protocols.zookeeper import ZooKeeperClient
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 CONNECT_S = 10.0  # Higher: a mistyped address is reported later; lower: a slow server is given up.

@@ -18,7 +18,6 @@ from allocator.core.client import KafkaClient, ends_of_epochs
 from allocator.core.fetch import RangeReader
 from allocator.core.offsets import GroupOffsets
 from allocator.core.settings import DEFAULT
-from allocator.core.zookeeper import ZooKeeperClient
 from allocator.errors import AllocatorError, BrokerError, TopicNotFound
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offset_map import OffsetMap, Run
@@ -27,6 +26,7 @@ from allocator.migrate.report import Remedy, SourceLoss, Stop
 from allocator.migrate.tails import digest, match_tails, read_tails
 from allocator.migrate.topics import TopicIds, same_topic
 from allocator.migrate.translate import Ends, ends_of
+from allocator.protocols.zookeeper import ZooKeeperClient
 from allocator.types import IsolationLevel, OffsetAndMetadata, Record, TopicPartition
 
 log = logging.getLogger(__name__)

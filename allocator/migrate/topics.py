@@ -13,9 +13,9 @@ from kafka.protocol.admin import DescribeConfigsRequest
 
 from allocator.core.client import KafkaClient, describe_configs
 from allocator.core.text import parse_json, shown
-from allocator.core.zookeeper import NoZnode, ZooKeeperClient
 from allocator.errors import AllocatorError, ConfigError
 from allocator.producer import add_partitions, create_topic
+from allocator.protocols.zookeeper import NoZnode, ZooKeeperClient
 
 log = logging.getLogger(__name__)
 

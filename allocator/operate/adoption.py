@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from allocator.core.zookeeper import ZooKeeperClient, retrying
 from allocator.errors import AllocatorError
 from allocator.operate.group_reader import describe
 from allocator.protocols.legacy import AdoptionRefused, HandoverPhase, KielPaths, read_group, seal
+from allocator.protocols.zookeeper import ZooKeeperClient, retrying
 
 POLL_S = 0.2
 

@@ -11,9 +11,8 @@ import json
 from typing import Any, NamedTuple, Optional
 
 from allocator.core.text import parse_json, shown
-from allocator.core.znodes import Paths
-from allocator.core.zookeeper import NoZnode, ZnodeExists, ZooKeeperClient, ZooKeeperError
 from allocator.errors import ConfigError
+from allocator.protocols.zookeeper import NoZnode, Paths, ZnodeExists, ZooKeeperClient, ZooKeeperError
 
 FORMAT = 1
 

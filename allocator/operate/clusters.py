@@ -9,8 +9,8 @@ from typing import Any, Optional
 
 from allocator.core.client import KafkaClient
 from allocator.core.settings import DEFAULT, check_path
-from allocator.core.zookeeper import ZooKeeperClient
 from allocator.errors import ConfigError
+from allocator.protocols.zookeeper import ZooKeeperClient
 
 
 @dataclass(frozen=True)

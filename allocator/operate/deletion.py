@@ -17,12 +17,11 @@ from kafka.protocol.admin import DeleteGroupsRequest
 
 from allocator.core.client import KafkaClient, for_code
 from allocator.core.offsets import Coordinator, GroupOffsets
-from allocator.core.znodes import Paths
-from allocator.core.zookeeper import ConnectionLost, NoZnode, Op, ZooKeeperClient, ZooKeeperError
 from allocator.errors import AllocatorError
 from allocator.operate.clusters import Clusters
 from allocator.operate.group_report import listed
 from allocator.operate.liveness import MembersAlive, live_members, refuse_members
+from allocator.protocols.zookeeper import ConnectionLost, NoZnode, Op, Paths, ZooKeeperClient, ZooKeeperError
 
 TRIES = 3  # attempts. Higher: tolerates more changes during the deletion; lower: fails sooner
 GROUP_NOT_FOUND, NON_EMPTY_GROUP = 69, 68

@@ -10,19 +10,26 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Optional, Union
 
+from allocator.commands import KINDS, Order, OrderKeeper
 from allocator.core.aio import wall_ms
-from allocator.core.commands import KINDS, Order, OrderKeeper, OrderStore, counting, members_named
-from allocator.core.documents import to_ranges
 from allocator.core.settings import DEFAULT, check_topic, names_arguments
 from allocator.core.subscription import ANY_TOPIC
 from allocator.core.text import shown
-from allocator.core.znodes import MemberInfo, Paths, member_name
-from allocator.core.zookeeper import ZooKeeperClient
+from allocator.documents import to_ranges
 from allocator.errors import ConfigError, OrderRefused
 from allocator.operate.group_reader import describe
 from allocator.operate.group_report import GroupState
 from allocator.operate.member_names import MEMBER_ARGUMENTS, lasting_name, names_of, with_lasting_names
 from allocator.operate.order_report import OrderReport, order_reports, unknown_to_all
+from allocator.protocols.zookeeper import (
+    MemberInfo,
+    OrderStore,
+    Paths,
+    ZooKeeperClient,
+    counting,
+    member_name,
+    members_named,
+)
 from allocator.types import PartitionLike
 
 NOT_OURS = (

@@ -8,14 +8,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+from allocator.assignors import LoadReport
+from allocator.commands import Orders
 from allocator.core.aio import wait_for_event, wall_ms
 from allocator.core.client import KafkaClient, list_offsets
-from allocator.core.commands import Orders, OrderStore
-from allocator.core.documents import InflateBudget, InvalidZnode, to_ranges
 from allocator.core.settings import DEFAULT, check_group
 from allocator.core.subscription import topic_pattern
-from allocator.core.znodes import Claim, LoadReport, MemberInfo, Paths, Store, in_join_order
-from allocator.core.zookeeper import NoZnode, Watched, ZooKeeperClient
+from allocator.documents import InflateBudget, InvalidZnode, to_ranges
 from allocator.errors import AllocatorError, ConfigError
 from allocator.operate.cluster_choice import ClusterChoice, choice_path, read_choice
 from allocator.operate.clusters import Clusters
@@ -23,6 +22,17 @@ from allocator.operate.committed import fetch_committed
 from allocator.operate.group_report import GroupReport, GroupState, Logs, reported_problems
 from allocator.operate.layouts import KIEL, OLD_CONSUMERS, old_layouts
 from allocator.operate.shell_command import ShellCommand
+from allocator.protocols.zookeeper import (
+    Claim,
+    MemberInfo,
+    NoZnode,
+    OrderStore,
+    Paths,
+    Store,
+    Watched,
+    ZooKeeperClient,
+    in_join_order,
+)
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 T = TypeVar("T")

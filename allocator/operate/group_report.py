@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Optional
 
-from allocator.core.assignors import MemberLoads, built_in
-from allocator.core.commands import Orders
-from allocator.core.documents import to_ranges
+from allocator.assignors import LoadReport, MemberLoads, built_in
+from allocator.commands import Orders
 from allocator.core.text import plain, shown, table
-from allocator.core.znodes import AssignmentDocument, Claim, LoadReport, MemberInfo, loads_of, member_name
+from allocator.documents import to_ranges
 from allocator.operate.cluster_choice import ClusterChoice, elsewhere
 from allocator.operate.order_report import OrderReport, order_reports
+from allocator.protocols.zookeeper import AssignmentDocument, Claim, MemberInfo, loads_of, member_name
 from allocator.types import NO_PARTITIONS, OffsetAndMetadata, Partitions, TopicPartition
 
 

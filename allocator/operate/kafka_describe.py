@@ -18,11 +18,11 @@ from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 
 from allocator.core.client import KafkaClient, describe_configs, for_code
 from allocator.core.offsets import Coordinator
-from allocator.core.znodes import Claim, MemberInfo
 from allocator.errors import BrokerError
 from allocator.operate.group_report import Coordinated, GroupState
 from allocator.protocols.kafka_classic import PROTOCOL_TYPE, Malformed, MemberAssignment, Subscription
 from allocator.protocols.kip848 import ConsumerGroupDescribeRequest
+from allocator.protocols.zookeeper import Claim, MemberInfo
 from allocator.types import TopicPartition
 
 HAS_API_VERSIONS = (0, 10)  # the first broker version that knows ApiVersions

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from allocator.commands import KINDS, OrderKeeper
 from allocator.core.client import KafkaClient
-from allocator.core.commands import KINDS, OrderKeeper
 from allocator.core.settings import names_arguments
 from allocator.errors import OrderRefused
 from allocator.operate.group_orders import NOT_OURS, OrdersFromOutside

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from allocator.core.documents import InvalidZnode
-from allocator.core.zookeeper import NoZnode, ZooKeeperClient
+from allocator.documents import InvalidZnode
 from allocator.protocols.legacy import KielPaths, OldSubscription, read_shared
+from allocator.protocols.zookeeper import NoZnode, ZooKeeperClient
 from allocator.types import TopicPartition
 
 KIEL = "/kiel/groups/{}/members"

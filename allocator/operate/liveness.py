@@ -9,13 +9,13 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Optional
 
 from allocator.core.client import KafkaClient
-from allocator.core.zookeeper import ZooKeeperClient
 from allocator.errors import AllocatorError, BrokerError
 from allocator.operate.clusters import Clusters
 from allocator.operate.group_reader import describe
 from allocator.operate.group_report import GroupState, listed
 from allocator.operate.kafka_describe import kafka_group
 from allocator.operate.layouts import OldLayouts, old_layouts
+from allocator.protocols.zookeeper import ZooKeeperClient
 
 IDLE: Final = ("Empty", "Dead", "")
 

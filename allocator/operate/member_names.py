@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from allocator.core.commands import members_named
 from allocator.core.text import plain, shown
-from allocator.core.znodes import MemberInfo, member_name
 from allocator.errors import ConfigError, OrderRefused
+from allocator.protocols.zookeeper import MemberInfo, member_name, members_named
 
 Members = Mapping[str, MemberInfo]
 

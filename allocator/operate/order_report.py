@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
-from allocator.core.commands import KINDS, Order, Orders
+from allocator.commands import KINDS, Order, Orders
 from allocator.core.text import plain
-from allocator.core.znodes import AssignmentDocument, MemberInfo
+from allocator.protocols.zookeeper import AssignmentDocument, MemberInfo
 
 ORDER_STATES = ("pending", "given", "waiting", "kept", "done", "not kept", "expired")
 

@@ -10,11 +10,8 @@ from operator import methodcaller
 from statistics import median
 from typing import Any, NamedTuple, Optional
 
-from allocator.assignors import Assignor, GroupView, Member, wants
-from allocator.core.commands import Order, OrderKeeper, OrderStore
-from allocator.core.membership import GroupViewBuilder
-from allocator.core.znodes import Paths
-from allocator.core.zookeeper import ZooKeeperClient
+from allocator.assignors import Assignor, GroupView, GroupViewBuilder, Member, wants
+from allocator.commands import Order, OrderKeeper
 from allocator.errors import ConfigError, OrderRefused
 from allocator.operate.clusters import Clusters
 from allocator.operate.group_orders import NOT_OURS, OrdersFromOutside, OrdersOfGroup
@@ -25,6 +22,7 @@ from allocator.operate.kafka_group_orders import OrdersOfKafkaGroup
 from allocator.operate.layouts import old_layouts
 from allocator.operate.what_if import GroupPlan, Scenario, plan_of
 from allocator.protocols import OrderTopic, orders_topic
+from allocator.protocols.zookeeper import OrderStore, Paths, ZooKeeperClient
 from allocator.types import TopicPartition
 
 Act = Callable[[OrdersFromOutside], Awaitable[Any]]

@@ -14,11 +14,10 @@ from allocator.core.consumer import MembershipConfig, MembershipOptions, join_ag
 from allocator.core.fetch import Batch
 from allocator.core.settings import DEFAULT, names_arguments
 from allocator.core.subscription import check_listener
-from allocator.core.zookeeper import ZooKeeperClient, ZooKeeperError, retrying
 from allocator.errors import AllocatorError, Closed, ConfigError, NotOwned
 from allocator.handlers import Consumer
 from allocator.operate.cluster_choice import ClusterChoice, choice_path, read_choice
-from allocator.protocols.zookeeper import EnsembleOptions
+from allocator.protocols.zookeeper import EnsembleOptions, ZooKeeperClient, ZooKeeperError, retrying
 from allocator.types import (
     MembershipName,
     Offset,

@@ -13,14 +13,13 @@ from math import ceil, inf
 from typing import Any, NamedTuple, Optional
 
 from allocator.assignors import GroupView
-from allocator.core.commands import KINDS, Budget, Order, Orders, members_named
-from allocator.core.membership import preview
+from allocator.commands import KINDS, Order, Orders
 from allocator.core.settings import DEFAULT
 from allocator.core.text import shown, table
-from allocator.core.znodes import AssignmentDocument, MemberInfo, member_name
 from allocator.errors import ConfigError
 from allocator.operate.group_report import GroupState
 from allocator.operate.order_report import OrderReport
+from allocator.protocols.zookeeper import AssignmentDocument, Budget, MemberInfo, member_name, members_named, preview
 from allocator.types import Partitions, TopicPartition
 
 ROUND_TRIPS = 5  # requests of one move: write and read the document, release the claim, write the document, claim

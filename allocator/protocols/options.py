@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Optional
 
+from allocator.commands import OperatorOrders
 from allocator.core.consumer import CommandedConsumer, Commands, Connections, Fault, MembershipConfig, MembershipOptions
 from allocator.core.membership import Membership
 from allocator.core.settings import DEFAULT, names_arguments
@@ -42,8 +43,6 @@ class Kafka(MembershipOptions):
         yield from Fault.of(("heartbeat_interval_s", "session_timeout_s"), lambda: self._classic(config))
 
     def commands(self, consumer: CommandedConsumer) -> Commands:
-        from allocator.core.consumer import OperatorOrders
-
         return OperatorOrders(consumer)
 
     def order_source(self, config: MembershipConfig, brokers: Any, security: Any) -> OrderTopic | None:

@@ -22,8 +22,8 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Any, Optional
 
-from allocator.core.commands import Order, OrderResult, Orders
-from allocator.core.documents import InflateBudget, InvalidZnode, to_ranges
+from allocator.commands import Order, OrderResult, Orders
+from allocator.documents import InflateBudget, InvalidZnode, to_ranges
 from allocator.errors import ConfigError
 
 ORDER_KEY = re.compile(rb"o-[0-9a-f]{8,32}\Z")

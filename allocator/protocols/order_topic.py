@@ -14,9 +14,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from allocator.commands import Order, OrderResult, Orders
 from allocator.core.aio import wait_for_event, wall_ms
 from allocator.core.client import KafkaClient, describe_configs
-from allocator.core.commands import Order, OrderResult, Orders
 from allocator.core.consumer import ConsumerBase, membership_from
 from allocator.core.fetch import RangeReader
 from allocator.core.settings import check_topic

@@ -9,16 +9,15 @@ from numbers import Real
 from typing import Any, Union
 
 from allocator import RebalanceListener, ZooKeeper
-from allocator.assignors import Assignor, resolve
+from allocator.assignors import Assignor, built_in, resolve
 from allocator.core.aio import ClosesOnce, call_user, warn_unclosed
-from allocator.core.assignors import built_in
 from allocator.core.consumer import MembershipConfig
-from allocator.core.membership import TaskHolds, ZooKeeperMembership, ZooKeeperSettings
+from allocator.core.membership import TaskHolds
 from allocator.core.settings import DEFAULT, names_arguments
 from allocator.core.subscription import ANY_TOPIC
 from allocator.core.text import shown
-from allocator.core.znodes import Paths
 from allocator.errors import AllocatorError, ConfigError, ResourceLost
+from allocator.protocols.zookeeper import Paths, ZooKeeperMembership, ZooKeeperSettings
 from allocator.resources.assignor import OverNames
 from allocator.resources.sources import NameSource, ResourceNames
 from allocator.types import Partitions, TopicPartition

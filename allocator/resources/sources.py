@@ -14,8 +14,8 @@ from typing import Any, Union
 from allocator.core.aio import call_user
 from allocator.core.settings import check_path
 from allocator.core.text import shown
-from allocator.core.zookeeper import NoZnode, Watched, ZooKeeperClient
 from allocator.errors import AllocatorError, ConfigError
+from allocator.protocols.zookeeper import NoZnode, Watched, ZooKeeperClient
 from allocator.types import TopicPartition
 
 LONGEST_NAME = 1_000  # characters

@@ -11,11 +11,9 @@ from typing import Any, Optional
 from msgspec.structs import replace
 
 from allocator.assignors import known_names
-from allocator.core.commands import KINDS
+from allocator.commands import KINDS
 from allocator.core.settings import check_group
 from allocator.core.text import shown
-from allocator.core.znodes import Paths
-from allocator.core.zookeeper import BadVersion, NoZnode, ZooKeeperClient
 from allocator.errors import AllocatorError, ConfigError
 from allocator.operate import (
     Act,
@@ -37,6 +35,7 @@ from allocator.operate import (
     read_partitions,
     steered,
 )
+from allocator.protocols.zookeeper import BadVersion, NoZnode, Paths, ZooKeeperClient
 from allocator.types import TopicPartition
 from allocator.web import responses
 from allocator.web.requests import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Optional
 
-from allocator.core.znodes import Claim
+from allocator.protocols.zookeeper import Claim
 from allocator.types import NO_PARTITIONS, TopicPartition
 
 

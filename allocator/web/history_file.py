@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, TypeVar
 
-from allocator.core.documents import to_ranges
 from allocator.core.text import shown, utf8
+from allocator.documents import to_ranges
 from allocator.errors import ConfigError
 from allocator.types import TopicPartition
 from allocator.web.events import Event

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Optional
 
+from allocator.commands import Orders
 from allocator.core.aio import wall_ms
 from allocator.core.client import KafkaClient
-from allocator.core.commands import Orders
 from allocator.errors import AllocatorError
 from allocator.operate import Coordinated, GroupState, kafka_group
 from allocator.protocols import OrderTopic

@@ -13,8 +13,8 @@ from prometheus_client.registry import Collector
 
 from allocator import Consumer
 from allocator.core.aio import wall_ms
-from allocator.core.commands import Budget
 from allocator.operate import ORDER_STATES
+from allocator.protocols.zookeeper import Budget
 from allocator.types import TopicPartition
 from allocator.web.families import Sample, counter, gauge
 from allocator.web.snapshot import by_topic

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Optional, TypeVar, Union
 import msgspec
 from msgspec import Meta, Struct
 
-from allocator.core.commands import KINDS
+from allocator.commands import KINDS
 from allocator.core.settings import DEFAULT
 from allocator.core.text import shown
 from allocator.errors import ConfigError

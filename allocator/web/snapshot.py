@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from allocator.core.commands import KINDS, Budget
-from allocator.core.documents import to_ranges
+from allocator.commands import KINDS
+from allocator.documents import to_ranges
 from allocator.operate import ShellCommand
+from allocator.protocols.zookeeper import Budget
 from allocator.types import TopicPartition
 from allocator.web.history import REBALANCES, rounded
 from allocator.web.watch import WatchedGroup, Watcher

@@ -12,7 +12,6 @@ from typing import Any, Optional
 
 from allocator.core.aio import TaskGroup, wait_for_event
 from allocator.core.client import KafkaClient, Metadata
-from allocator.core.zookeeper import NoZnode, Watched, ZooKeeperClient
 from allocator.errors import AllocatorError, ConfigError
 from allocator.operate import (
     Clusters,
@@ -24,6 +23,7 @@ from allocator.operate import (
     measure,
 )
 from allocator.operate.doctor import Finding, Observation, Severity, diagnose, observe
+from allocator.protocols.zookeeper import NoZnode, Watched, ZooKeeperClient
 from allocator.types import TopicPartition
 from allocator.web.events import Event, EventLog
 from allocator.web.fences import Fences

@@ -172,7 +172,7 @@ OURS_LIBRARIES = [
     "allocator.handlers.consumer",
     "allocator.protocols.kafka_classic.membership",
     "allocator.protocols.kip848.membership",
-    "allocator.core.membership.zookeeper.membership",
+    "allocator.protocols.zookeeper.membership",
 ]
 OURS = tuple(name for name in CONTENDERS if name.startswith("ours"))
 

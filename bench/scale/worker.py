@@ -20,9 +20,9 @@ from typing import Any
 
 from allocator.assignors import resolve
 from allocator.core.membership.membership import AssignmentListener
-from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
-from allocator.core.znodes.documents import Paths
-from allocator.core.zookeeper.client import Op, Stat, ZooKeeperClient
+from allocator.protocols.zookeeper.client.client import Op, Stat, ZooKeeperClient
+from allocator.protocols.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
+from allocator.protocols.zookeeper.znodes.documents import Paths
 from allocator.types import TopicPartition
 
 __all__ = ["Topics", "say"]

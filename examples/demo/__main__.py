@@ -19,10 +19,10 @@ from rich.table import Table
 from allocator.core.client.client import KafkaClient
 from allocator.core.fetch import accelerated
 from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import AllocatorError
 from allocator.operate.group_reader import describe
 from allocator.operate.group_report import GroupState
+from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 from allocator.testing import LocalCluster
 from allocator.types import TopicPartition
 

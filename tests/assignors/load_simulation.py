@@ -6,10 +6,10 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from allocator.core.assignors.load import balance, moved
-from allocator.core.assignors.types import Member
-from allocator.core.znodes.following import ImbalanceTimer, LoadHistory
-from allocator.core.znodes.load_report import Mean
+from allocator.assignors.load import balance, moved
+from allocator.assignors.load_report import Mean
+from allocator.assignors.types import Member
+from allocator.protocols.zookeeper.znodes.following import ImbalanceTimer, LoadHistory
 from allocator.types import TopicPartition
 
 DAY_S = 86_400

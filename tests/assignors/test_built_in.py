@@ -7,8 +7,7 @@ from group_views import group_views, improvement, shuffled
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.assignors import GroupView, Member, compute, resolve
-from allocator.core.assignors import validate
+from allocator.assignors import GroupView, Member, compute, resolve, validate
 from allocator.types import TopicPartition
 
 STICKY = ["range", "roundrobin", "sticky", "cooperative-sticky", "weighted", "rack-aware"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.core.assignors import choose
+from allocator.assignors import choose
 from allocator.errors import InconsistentAssignor
 
 OFFERS = st.lists(st.lists(st.sampled_from("abcd"), unique=True, max_size=4), max_size=6).map(

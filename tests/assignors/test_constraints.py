@@ -10,9 +10,8 @@ from group_views import group_views, keepers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allocator.assignors import GroupView, Member, compute, resolve
-from allocator.core.assignors import validate
-from allocator.core.assignors.constraints import Constraints, steer
+from allocator.assignors import GroupView, Member, compute, resolve, validate
+from allocator.assignors.constraints import Constraints, steer
 from allocator.core.types import Partitions
 from allocator.types import TopicPartition
 

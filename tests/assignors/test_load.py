@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from load_simulation import Workload, run
 
-from allocator.assignors import GroupView, Member
-from allocator.core.assignors import validate
-from allocator.core.assignors.constraints import Constraints
-from allocator.core.assignors.load import LoadAssignor, balance, estimated, moved
+from allocator.assignors import GroupView, Member, validate
+from allocator.assignors.constraints import Constraints
+from allocator.assignors.load import LoadAssignor, balance, estimated, moved
 from allocator.core.types import Partitions
 from allocator.types import TopicPartition
 

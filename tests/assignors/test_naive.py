@@ -6,7 +6,7 @@ from group_views import group_views
 from hypothesis import given
 
 from allocator.assignors import GroupView, compute, naive
-from allocator.core.assignors.kiel import naive_allocator
+from allocator.assignors.kiel import naive_allocator
 from allocator.types import TopicPartition
 
 

@@ -21,7 +21,7 @@ from allocator.assignors import (
     resolve,
     wants,
 )
-from allocator.core.assignors.registry import of_kiel
+from allocator.assignors.registry import of_kiel
 from allocator.errors import AssignorError, BadAssignment
 from allocator.types import TopicPartition
 
@@ -55,7 +55,7 @@ def test_each_built_in_function_is_found_by_its_name_and_by_its_place() -> None:
         assert resolve(name).name == name == repr(resolve(name))
         module = "basic" if name in ("naive", "range", "roundrobin") else "sticky"
         place = "range_" if name == "range" else name.replace("-", "_")
-        assert resolve(f"allocator.core.assignors.{module}:{place}") is resolve(name)
+        assert resolve(f"allocator.assignors.{module}:{place}") is resolve(name)
 
 
 def test_an_assignor_has_the_name_of_the_text_the_function_or_the_object(functions: Any) -> None:

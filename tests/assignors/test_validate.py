@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from allocator.assignors import GroupView, Member, compute
-from allocator.core.assignors import validate
+from allocator.assignors import GroupView, Member, compute, validate
 from allocator.errors import AssignorError, BadAssignment
 from allocator.types import TopicPartition
 

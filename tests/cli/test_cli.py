@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from every_command import leaves, write_settings
 
 from allocator.cli.commands import LAZY, main
-from allocator.core.zookeeper.client import ZooKeeperClient
+from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 
 COMPLETION = "_ALLOCATOR_COMPLETE"
 ZK = ("--zookeeper", "127.0.0.1:1")

@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from allocator.cli.report import members_table
-from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, Waiting
 from allocator.errors import ConfigError
 from allocator.operate import GroupReport, GroupState, Logs, ResetPlan, parse_target
+from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim, MemberInfo, Waiting
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 P = [TopicPartition("t", number) for number in range(4)]

@@ -11,7 +11,7 @@ from rich.segment import Segment
 
 from allocator.cli import report
 from allocator.cli.output import UNBOUNDED, Listing
-from allocator.core.commands.orders import Order
+from allocator.commands.orders import Order
 from allocator.operate.order_report import OrderReport
 
 

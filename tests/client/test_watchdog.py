@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from subprocess import PIPE
 
-from allocator.core.membership.session import Watchdog
+from allocator.protocols.zookeeper.session import Watchdog
 
 
 @contextlib.asynccontextmanager
@@ -43,7 +43,7 @@ async def test_a_loop_that_is_blocked_for_less_time_is_not_reported() -> None:
 
 FROZEN = """
 import asyncio, sys
-from allocator.core.membership.session import Watchdog
+from allocator.protocols.zookeeper.session import Watchdog
 
 async def main():
     dog = asyncio.create_task(Watchdog(1.0, lambda: print("fired", flush=True)).watch())

@@ -19,10 +19,10 @@ from zookeeper_sessions import session
 
 from allocator import GroupedConsumer
 from allocator.core.client.client import KafkaClient
-from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import BrokersUnavailable, CommitFailed, ZooKeeperUnavailable
 from allocator.operate import kafka_group
 from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster
+from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 from allocator.testing import FaultProxy, LocalCluster, wait_until_async
 
 

@@ -16,8 +16,8 @@ from zookeeper_sessions import session
 
 from allocator import GroupedConsumer, SingleConsumer, TopicPartition
 from allocator.assignors import GroupView, Member, compute, resolve
+from allocator.assignors.kiel import naive_allocator
 from allocator.compat import base_consumer
-from allocator.core.assignors.kiel import naive_allocator
 from allocator.core.fetch.batch import Batch
 from allocator.errors import (
     Closed,

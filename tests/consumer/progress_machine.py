@@ -28,7 +28,7 @@ from progress_oracle import Broken, Oracle
 from virtual_time import VirtualLoop
 
 from allocator import Consumer
-from allocator.core.commands import Order, Orders
+from allocator.commands import Order, Orders
 from allocator.core.consumer import core
 from allocator.core.subscription.loss import as_written
 from allocator.errors import (

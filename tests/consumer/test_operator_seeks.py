@@ -7,10 +7,9 @@ from collections.abc import Collection
 
 from fake_source import Cluster, FakeSource
 
-from allocator.core.commands.orders import Order, OrderResult, Orders
+from allocator.commands.operator_orders import OperatorOrders
+from allocator.commands.orders import Order, OrderResult, Orders
 from allocator.core.consumer.core import ConsumerCore
-from allocator.core.consumer.operator_orders import OperatorOrders
-from allocator.core.subscription.state import LATEST
 from allocator.errors import CommitFailed
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
@@ -24,8 +23,8 @@ class Core(FakeSource):
     def fetcher(self) -> Core:
         return self
 
-    async def log_offset(self, partition: TopicPartition, at: int) -> int:
-        return 10 if at == LATEST else 0
+    async def log_offset(self, partition: TopicPartition, at: int | str) -> int:
+        return 10 if at == "latest" else 0
 
 
 class Store:

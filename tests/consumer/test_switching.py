@@ -13,10 +13,10 @@ from zookeeper_sessions import session
 
 import allocator
 from allocator import GroupedConsumer
-from allocator.core.zookeeper.client import SessionState, ZooKeeperClient
 from allocator.errors import AllocatorError, Closed
 from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster
 from allocator.operate.switching import ChoiceWatcher, SwitchingConsumer
+from allocator.protocols.zookeeper.client.client import SessionState, ZooKeeperClient
 from allocator.testing import LocalCluster, produce, wait_until_async
 
 pytestmark = pytest.mark.deadline(120)

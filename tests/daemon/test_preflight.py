@@ -13,7 +13,7 @@ from daemon_processes import Setup, stopped
 from joining import joined
 
 from allocator import Consumer
-from allocator.core.zookeeper.client import ZooKeeperClient
+from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 from allocator.testing import wait_until
 
 

@@ -13,9 +13,9 @@ from terminal import run_command
 from allocator import Consumer, OffsetAndMetadata, TopicPartition
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.operate.doctor import Finding
 from allocator.operate.doctor.doctor import examine
+from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 from allocator.testing import LocalCluster
 
 

@@ -16,14 +16,14 @@ from doctor_patient import Patient, commit_to_zookeeper
 from kafka.admin import KafkaAdminClient
 
 from allocator.assignors import GroupView
+from allocator.assignors.kiel import naive_allocator
 from allocator.cli.commands import main
-from allocator.core.assignors.kiel import naive_allocator
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.znodes.documents import Claim, MemberInfo
 from allocator.errors import NoOffsetsError
 from allocator.operate.doctor import diagnose, observe
 from allocator.protocols.legacy.old_consumer import OldSubscription
+from allocator.protocols.zookeeper.znodes.documents import Claim, MemberInfo
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.batches import ProducedRecord
 from allocator.testing.topics import zookeeper_client

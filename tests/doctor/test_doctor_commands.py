@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, Paths, Seat
 from allocator.operate.doctor import Finding, Observation, diagnose
 from allocator.operate.doctor.observation import Replicas
 from allocator.operate.group_report import GroupReport, GroupState, Logs
 from allocator.operate.shell_command import ShellCommand
+from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim, MemberInfo, Paths, Seat
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 HOSTILE = (

@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from allocator.cli.commands import main
-from allocator.core.commands.orders import Order, Orders
-from allocator.core.zookeeper.client import ZooKeeperClient
+from allocator.commands.orders import Order, Orders
 from allocator.operate.doctor import doctor
 from allocator.operate.doctor.fixes import CLOCK_MS, YOUNG_MS, apply
+from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 from allocator.testing.topics import zookeeper_client
 
 pytestmark = pytest.mark.deadline(150)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from allocator.core.commands.orders import KINDS, Order, Orders
-from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, OrderState
+from allocator.commands.orders import KINDS, Order, Orders
 from allocator.operate.doctor import Observation, Severity, diagnose
 from allocator.operate.doctor.orders import OLD_FREEZE_MS, OLD_MS
 from allocator.operate.group_report import GroupReport, GroupState
+from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim, MemberInfo, OrderState
 from allocator.types import TopicPartition
 
 NOW = 1_767_225_600_000

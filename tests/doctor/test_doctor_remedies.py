@@ -27,14 +27,14 @@ from test_doctor import (
 )
 
 from allocator import Consumer
+from allocator.commands.orders import Order
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.log_offsets import list_offsets
-from allocator.core.commands.order_store import OrderStore
-from allocator.core.commands.orders import Order
 from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.znodes.documents import Claim, Paths
-from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.operate import doctor
+from allocator.protocols.zookeeper.client.client import ZooKeeperClient
+from allocator.protocols.zookeeper.order_store import OrderStore
+from allocator.protocols.zookeeper.znodes.documents import Claim, Paths
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.batches import ProducedRecord
 from allocator.testing.topics import zookeeper_client

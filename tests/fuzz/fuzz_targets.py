@@ -14,15 +14,22 @@ from typing import Any
 
 from fetch_encode import signed
 
-from allocator.core.documents.checked import InvalidZnode
 from allocator.core.fetch import decode_plain as plain
-from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, Waiting, shard_names, split
+from allocator.documents.checked import InvalidZnode
 from allocator.errors import CorruptRecordError
 from allocator.protocols.kafka_classic.consumer_protocol import (
     Malformed,
     MemberAssignment,
     StickyUserData,
     Subscription,
+)
+from allocator.protocols.zookeeper.znodes.documents import (
+    AssignmentDocument,
+    Claim,
+    MemberInfo,
+    Waiting,
+    shard_names,
+    split,
 )
 from allocator.testing.batches import ProducedRecord, encode
 from allocator.types import TopicPartition

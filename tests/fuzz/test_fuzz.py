@@ -13,15 +13,15 @@ from fuzz_targets import SEEDS, TARGETS, decoded, known
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allocator.core.documents.checked import InvalidZnode
 from allocator.core.fetch import decode_plain as plain
-from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, shard_names
+from allocator.documents.checked import InvalidZnode
 from allocator.protocols.kafka_classic.consumer_protocol import (
     Malformed,
     MemberAssignment,
     StickyUserData,
     Subscription,
 )
+from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim, MemberInfo, shard_names
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -17,7 +17,7 @@ PARTITIONS = 6
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits documents of some hundred bytes over several znodes, as large ones are."""
-    monkeypatch.setattr("allocator.core.znodes.documents.SHARD_BYTES", 200)
+    monkeypatch.setattr("allocator.protocols.zookeeper.znodes.documents.SHARD_BYTES", 200)
 
 
 @pytest.fixture

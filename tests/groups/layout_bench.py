@@ -12,14 +12,14 @@ from members import History, RecordingOwner, StaticTopics, everything
 from zookeeper_sessions import session
 
 from allocator.assignors import resolve
-from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 from allocator.core.types import Partitions
-from allocator.core.znodes.documents import Paths
-from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import BrokerError, BrokersUnavailable
 from allocator.protocols.legacy.kiel import KielMembership, KielPaths, KielSettings
 from allocator.protocols.legacy.old_consumer import ConsumersMembership, PykafkaMembership
 from allocator.protocols.legacy.owners import OwnersSettings
+from allocator.protocols.zookeeper.client.client import ZooKeeperClient
+from allocator.protocols.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
+from allocator.protocols.zookeeper.znodes.documents import Paths
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
 

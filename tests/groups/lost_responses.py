@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from allocator.core.zookeeper.client import ConnectionLost, Op, Stat, Watch, ZooKeeperClient
+from allocator.protocols.zookeeper.client.client import ConnectionLost, Op, Stat, Watch, ZooKeeperClient
 from allocator.testing import FaultProxy
 
 T = TypeVar("T")

@@ -10,13 +10,13 @@ from typing import Any
 from zookeeper_sessions import session
 
 from allocator.assignors import Assignor, GroupView, Member, resolve
+from allocator.assignors.view import Load
 from allocator.core.membership import AssignmentListener
-from allocator.core.membership.view import Load
-from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 from allocator.core.types import Partitions
-from allocator.core.znodes.documents import Paths
-from allocator.core.znodes.store import Store
-from allocator.core.zookeeper.client import ZooKeeperClient
+from allocator.protocols.zookeeper.client.client import ZooKeeperClient
+from allocator.protocols.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
+from allocator.protocols.zookeeper.znodes.documents import Paths
+from allocator.protocols.zookeeper.znodes.store import Store
 from allocator.testing import FaultProxy
 from allocator.testing.waiting import wait_until_async
 from allocator.types import TopicPartition

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Optional
 from simulated_member import TIMEOUT_S, Worker
 from simulated_orders import KINDS
 
-from allocator.core.zookeeper.client import Op
+from allocator.protocols.zookeeper.client.client import Op
 
 if TYPE_CHECKING:
     from simulation import Simulation

@@ -10,14 +10,14 @@ from simulated_zookeeper import SimulatedZooKeeper
 from virtual_time import thread_context
 
 from allocator.assignors import resolve
-from allocator.core.membership.session import GRACE_S
-from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
+from allocator.assignors.load_report import LoadReport
 from allocator.core.subscription import Tenure, Tenures
 from allocator.core.types import Partitions
-from allocator.core.znodes.documents import Paths
-from allocator.core.znodes.load_report import LoadReport
-from allocator.core.zookeeper.client import Op, Stat
 from allocator.errors import InstanceIdInUse
+from allocator.protocols.zookeeper.client.client import Op, Stat
+from allocator.protocols.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
+from allocator.protocols.zookeeper.session import GRACE_S
+from allocator.protocols.zookeeper.znodes.documents import Paths
 from allocator.types import TopicPartition
 
 if TYPE_CHECKING:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from allocator.core.commands.orders import Order, Orders
-from allocator.core.commands.steering import LEADERS_KINDS, members_named
+from allocator.commands.orders import Order, Orders
 from allocator.core.types import NO_PARTITIONS, Partitions
-from allocator.core.znodes.documents import AssignmentDocument, MemberInfo
-from allocator.core.znodes.member_names import member_name
-from allocator.core.zookeeper.client import Op
+from allocator.protocols.zookeeper.client.client import Op
+from allocator.protocols.zookeeper.steering import LEADERS_KINDS, members_named
+from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, MemberInfo
+from allocator.protocols.zookeeper.znodes.member_names import member_name
 
 if TYPE_CHECKING:
     from simulation import Simulation

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 from memory_offsets import MemoryOffsets
 from simulated_member import Worker
 
+from allocator.commands.operator_orders import OperatorOrders
+from allocator.commands.orders import Order, OrderResult, Orders
 from allocator.core.aio.tasks import BackgroundTasks
-from allocator.core.commands.orders import Order, OrderResult, Orders
 from allocator.core.consumer.commits import Commits
 from allocator.core.consumer.core import ConsumerCore
-from allocator.core.consumer.operator_orders import OperatorOrders
 from allocator.core.consumer.ownership import Ownership
-from allocator.core.documents.packed import to_ranges
-from allocator.core.subscription.state import LATEST, SubscriptionState
+from allocator.core.subscription.state import SubscriptionState
 from allocator.core.telemetry.measures import Measures
 from allocator.core.types import Partitions
+from allocator.documents.packed import to_ranges
 from allocator.errors import CommitFailed
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -184,8 +184,8 @@ class ReadingWorker(Worker):
             self.seeking.add(partition)
         return done
 
-    async def log_offset(self, partition: TopicPartition, at: int) -> int:
-        return 1 << 40 if at == LATEST else 0
+    async def log_offset(self, partition: TopicPartition, at: int | str) -> int:
+        return 1 << 40 if at == "latest" else 0
 
     def obey(self) -> None:
         self.orders.take(self.world.kafka.seeks, self.world.kafka)  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ from typing import Any
 
 from virtual_time import VirtualLoop, thread_context
 
-from allocator.core.zookeeper.client import (
+from allocator.protocols.zookeeper.client.client import (
     REOPEN_S,
     BadVersion,
     ConnectionLost,

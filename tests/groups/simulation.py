@@ -44,13 +44,12 @@ from simulated_reader import CommitsOfGroup, ReadingWorker
 from simulated_zookeeper import Ensemble, Write
 from virtual_time import VirtualLoop, current_member
 
-from allocator.core.documents.checked import InvalidZnode
-from allocator.core.membership import session
-from allocator.core.membership.zookeeper import group_znodes
-from allocator.core.znodes import following
-from allocator.core.znodes.documents import AssignmentDocument, Claim
-from allocator.core.znodes.store import Store
-from allocator.core.zookeeper.client import ConnectionLost
+from allocator.documents.checked import InvalidZnode
+from allocator.protocols.zookeeper import group_znodes, session
+from allocator.protocols.zookeeper.client.client import ConnectionLost
+from allocator.protocols.zookeeper.znodes import following
+from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim
+from allocator.protocols.zookeeper.znodes.store import Store
 from allocator.types import TopicPartition
 
 FAULTS_S = 40.0  # how long faults go on

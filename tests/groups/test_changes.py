@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from simulated_zookeeper import Ensemble, SimulatedZooKeeper
 from virtual_time import VirtualLoop
 
-from allocator.core.documents.checked import InvalidZnode
-from allocator.core.documents.packed import SMALL_BYTES, deflate, to_ranges
-from allocator.core.membership.zookeeper.group_znodes import GroupZnodes
-from allocator.core.znodes.assignment_reader import AssignmentReader
-from allocator.core.znodes.changes import MAX_MOVES, Changes, difference
-from allocator.core.znodes.documents import AssignmentDocument, Paths, Waiting
-from allocator.core.znodes.store import Store
-from allocator.core.zookeeper.client import BadVersion, NoZnode, ZnodeExists
+from allocator.documents.checked import InvalidZnode
+from allocator.documents.packed import SMALL_BYTES, deflate, to_ranges
+from allocator.protocols.zookeeper.client.client import BadVersion, NoZnode, ZnodeExists
+from allocator.protocols.zookeeper.group_znodes import GroupZnodes
+from allocator.protocols.zookeeper.znodes.assignment_reader import AssignmentReader
+from allocator.protocols.zookeeper.znodes.changes import MAX_MOVES, Changes, difference
+from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Paths, Waiting
+from allocator.protocols.zookeeper.znodes.store import Store
 from allocator.types import TopicPartition
 
 pytestmark = pytest.mark.usefixtures("quiet")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from allocator.core.zookeeper import ZooKeeperClient
 from allocator.errors import ConfigError
 from allocator.operate import ChoiceWatcher, ClusterChoice, choice_path, read_choice
+from allocator.protocols.zookeeper import ZooKeeperClient
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from kazoo.security import CREATOR_ALL_ACL
 from zookeeper_sessions import session
 
 from allocator import Allocation, GroupOrders
-from allocator.core.zookeeper.client import NotAuthorized
 from allocator.errors import ZooKeeperUnavailable
+from allocator.protocols.zookeeper.client.client import NotAuthorized
 from allocator.resources.allocation import ROOT
 from allocator.testing import wait_until_async
 

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, Paths
-from allocator.core.znodes.store import Store
-from allocator.core.zookeeper.client import Op, ZooKeeperClient
 from allocator.operate.deletion import NothingToDelete, delete_group, remains
 from allocator.operate.liveness import MembersAlive
+from allocator.protocols.zookeeper.client.client import Op, ZooKeeperClient
+from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim, MemberInfo, Paths
+from allocator.protocols.zookeeper.znodes.store import Store
 
 PATHS = Paths("/allocator", "g")
 MEMBER = f"m-{1:016x}-{1:010d}"

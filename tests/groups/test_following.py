@@ -16,22 +16,20 @@ from members import plain_view
 
 import allocator
 from allocator import Consumer
-from allocator.assignors import resolve
-from allocator.core.assignors import choose
-from allocator.core.commands.orders import KINDS, Order
-from allocator.core.documents.checked import InvalidZnode
-from allocator.core.membership.zookeeper.decision import GroupDecision, GroupLoad, decide
-from allocator.core.membership.zookeeper.seats import FEATURE
+from allocator.assignors import choose, load_report, resolve
+from allocator.assignors.load_report import LoadMeter, LoadReport
+from allocator.commands.orders import KINDS, Order
 from allocator.core.types import Partitions
-from allocator.core.znodes import load_report
-from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo
-from allocator.core.znodes.following import DAY_MS, ImbalanceTimer, LoadHistory
-from allocator.core.znodes.load_report import LoadMeter, LoadReport
-from allocator.core.zookeeper.client import ZooKeeperClient
+from allocator.documents.checked import InvalidZnode
 from allocator.errors import ConfigError
 from allocator.operate.group_reader import describe
 from allocator.operate.group_report import GroupReport, GroupState
 from allocator.operate.what_if import Scenario, plan_of
+from allocator.protocols.zookeeper.client.client import ZooKeeperClient
+from allocator.protocols.zookeeper.decision import GroupDecision, GroupLoad, decide
+from allocator.protocols.zookeeper.seats import FEATURE
+from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim, MemberInfo
+from allocator.protocols.zookeeper.znodes.following import DAY_MS, ImbalanceTimer, LoadHistory
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import LoadSource, Record, TopicPartition
 

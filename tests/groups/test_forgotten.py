@@ -16,7 +16,7 @@ from members import OneGroup
 from zookeeper_proxy import proxied
 from zookeeper_sessions import session
 
-from allocator.core.zookeeper.client import SessionState
+from allocator.protocols.zookeeper.client.client import SessionState
 from allocator.testing import LocalCluster, wait_until_async
 
 pytestmark = pytest.mark.servers  # each test starts an ensemble

@@ -13,8 +13,7 @@ from members import everything
 
 from allocator.assignors import naive_allocator
 from allocator.cli.commands import main
-from allocator.core.documents.checked import InvalidZnode
-from allocator.core.zookeeper.client import Op, ZooKeeperClient
+from allocator.documents.checked import InvalidZnode
 from allocator.operate.adoption import AdoptionUnfinished, adopt, candidate
 from allocator.protocols.legacy.kiel import (
     AdoptionRefused,
@@ -23,6 +22,7 @@ from allocator.protocols.legacy.kiel import (
     read_shared,
     seal,
 )
+from allocator.protocols.zookeeper.client.client import Op, ZooKeeperClient
 from allocator.testing import wait_until_async
 
 

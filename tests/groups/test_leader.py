@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 import pytest
 from members import StaticTopics
 
-from allocator.core.documents.packed import InflateBudget
-from allocator.core.membership.zookeeper.leader import Leader, LeaderSettings
-from allocator.core.znodes.changes import Changes
-from allocator.core.znodes.documents import AssignmentDocument, Claim, Paths, Waiting
-from allocator.core.znodes.store import Store
-from allocator.core.zookeeper.client import Watch, ZooKeeperClient
+from allocator.documents.packed import InflateBudget
+from allocator.protocols.zookeeper.client.client import Watch, ZooKeeperClient
+from allocator.protocols.zookeeper.leader import Leader, LeaderSettings
+from allocator.protocols.zookeeper.znodes.changes import Changes
+from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim, Paths, Waiting
+from allocator.protocols.zookeeper.znodes.store import Store
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from allocator.core.membership.lease import Lease
-from allocator.core.membership.session_lease import PACE, EnsembleLease
+from allocator.protocols.zookeeper.session_lease import PACE, EnsembleLease
 
 TIMEOUT_S = 4.0
 TICK_S = TIMEOUT_S / 2  # the shortest timeout that ZooKeeper grants

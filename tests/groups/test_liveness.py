@@ -19,12 +19,11 @@ from allocator.cli.access import Access
 from allocator.cli.commands import main
 from allocator.core.client import KafkaClient
 from allocator.core.offsets import Coordinator, GroupOffsets
-from allocator.core.znodes import Claim
-from allocator.core.zookeeper import ZooKeeperClient
 from allocator.errors import ConfigError
 from allocator.migrate import OffsetStore
 from allocator.operate import MembersAlive
 from allocator.operate.doctor import examine_clusters
+from allocator.protocols.zookeeper import Claim, ZooKeeperClient
 from allocator.testing import LocalCluster
 from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition

@@ -11,9 +11,9 @@ from layout_bench import LAYOUTS, Bench
 from lost_responses import LossyZooKeeper, lossy
 from members import everything
 
-from allocator.core.zookeeper.client import SessionState, ZooKeeperClient
 from allocator.errors import BrokersUnavailable
 from allocator.operate.adoption import adopt
+from allocator.protocols.zookeeper.client.client import SessionState, ZooKeeperClient
 from allocator.testing import wait_until_async
 
 TIMEOUT_S = 10.0  # of sessions, which go on over an outage

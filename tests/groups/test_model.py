@@ -8,10 +8,10 @@ from itertools import product
 import pytest
 from model import FAULTS, PARTITIONS, RULES, Document, Entry, State, canonical, decisions, steps
 
-from allocator.core.membership.zookeeper import plan
-from allocator.core.membership.zookeeper.seats import FEATURE, absent, take_seats
-from allocator.core.znodes.documents import AssignmentDocument as RealDocument
-from allocator.core.znodes.documents import Claim, MemberInfo, Seat, Waiting
+from allocator.protocols.zookeeper import plan
+from allocator.protocols.zookeeper.seats import FEATURE, absent, take_seats
+from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument as RealDocument
+from allocator.protocols.zookeeper.znodes.documents import Claim, MemberInfo, Seat, Waiting
 from allocator.types import TopicPartition
 
 pytestmark = pytest.mark.servers  # long without any

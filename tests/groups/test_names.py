@@ -10,8 +10,8 @@ import pytest
 from allocator import Consumer
 from allocator.compat.grouped import GroupedConsumer
 from allocator.core.settings.names import default_client_id
-from allocator.core.znodes.documents import MemberInfo
-from allocator.core.znodes.member_names import member_name
+from allocator.protocols.zookeeper.znodes.documents import MemberInfo
+from allocator.protocols.zookeeper.znodes.member_names import member_name
 
 IN_ZOOKEEPER = "m-0123456789abcdef-0000000012"
 IN_KAFKA = "billing-6f1c2d3e-0000-4000-8000-0123456789ab"

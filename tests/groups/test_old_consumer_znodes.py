@@ -9,7 +9,7 @@ import pytest
 from layout_bench import Bench
 from lost_responses import lossy
 
-from allocator.core.documents.checked import InvalidZnode
+from allocator.documents.checked import InvalidZnode
 from allocator.protocols.legacy.old_consumer import (
     NUDGE_S,
     OldSubscription,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator import TopicPartition
-from allocator.core.commands.orders import Order, OrderResult, Orders
+from allocator.commands.orders import Order, OrderResult, Orders
 from allocator.errors import ConfigError
 from allocator.protocols.order_records import MAX_BYTES, OrderRecords, result_record
 

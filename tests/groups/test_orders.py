@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zookeeper_sessions import session
 
-from allocator.core.commands.order_store import OrderStore
-from allocator.core.commands.orders import KEPT_MS, KINDS, Order, OrderResult, Orders
-from allocator.core.documents.checked import InvalidZnode
-from allocator.core.znodes.documents import Paths
-from allocator.core.zookeeper.client import NoZnode
+from allocator.commands.orders import KEPT_MS, KINDS, Order, OrderResult, Orders
+from allocator.documents.checked import InvalidZnode
 from allocator.errors import ConfigError, NoSuchOrder
+from allocator.protocols.zookeeper.client.client import NoZnode
+from allocator.protocols.zookeeper.order_store import OrderStore
+from allocator.protocols.zookeeper.znodes.documents import Paths
 from allocator.types import TopicPartition
 
 NOW = 1_767_225_600_000

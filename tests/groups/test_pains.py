@@ -12,8 +12,8 @@ import contextlib
 import pytest
 from members import OneGroup, cut_off, everything
 
-from allocator.core.znodes.store import Store
-from allocator.core.zookeeper.client import Stat, Watch, ZooKeeperClient
+from allocator.protocols.zookeeper.client.client import Stat, Watch, ZooKeeperClient
+from allocator.protocols.zookeeper.znodes.store import Store
 from allocator.testing import wait_until_async
 
 

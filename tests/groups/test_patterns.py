@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from members import History, StaticTopics, TestMember
 
 from allocator.core.client import KafkaClient
-from allocator.core.documents.checked import InvalidZnode
 from allocator.core.subscription.patterns import topic_pattern
-from allocator.core.znodes.documents import MemberInfo
+from allocator.documents.checked import InvalidZnode
 from allocator.errors import ConfigError, MissingExtra
+from allocator.protocols.zookeeper.znodes.documents import MemberInfo
 from allocator.testing import LocalCluster, wait_until_async
 
 NAMES = st.text("ab.-_0", min_size=1, max_size=12)

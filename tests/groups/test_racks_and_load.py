@@ -16,8 +16,7 @@ from members import History, StaticTopics, TestMember
 from racked import racked_brokers
 
 from allocator import Consumer
-from allocator.assignors import GroupView, Member
-from allocator.core.membership import GroupViewBuilder
+from allocator.assignors import GroupView, GroupViewBuilder, Member
 from allocator.errors import BrokerError
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import TopicPartition

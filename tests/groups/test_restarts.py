@@ -11,12 +11,12 @@ from simulate import broken_among
 from simulated_faults import parse
 from simulation import SEATED, Simulation
 
-from allocator.core.membership.zookeeper import leader, seats
-from allocator.core.znodes.documents import AssignmentDocument
-from allocator.core.znodes.store import Store
 from allocator.errors import InstanceIdInUse
 from allocator.operate.group_reader import describe
 from allocator.operate.group_report import GroupReport
+from allocator.protocols.zookeeper import leader, seats
+from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument
+from allocator.protocols.zookeeper.znodes.store import Store
 from allocator.testing import wait_until_async
 
 

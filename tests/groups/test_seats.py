@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from members import plain_view
 
 from allocator.assignors import GroupView, resolve
-from allocator.core.commands.orders import Order
-from allocator.core.membership.zookeeper.decision import decide
-from allocator.core.membership.zookeeper.seats import (
+from allocator.commands.orders import Order
+from allocator.core.types import NO_PARTITIONS, Partitions
+from allocator.protocols.zookeeper.decision import decide
+from allocator.protocols.zookeeper.seats import (
     FEATURE,
     GraceTimer,
     absent,
@@ -21,8 +22,7 @@ from allocator.core.membership.zookeeper.seats import (
     take_seats,
     unaware,
 )
-from allocator.core.types import NO_PARTITIONS, Partitions
-from allocator.core.znodes.documents import AssignmentDocument, MemberInfo, Seat
+from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, MemberInfo, Seat
 from allocator.types import TopicPartition
 
 P0, P1, P2 = (frozenset({TopicPartition("t", number)}) for number in range(3))

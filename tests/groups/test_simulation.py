@@ -15,14 +15,14 @@ from simulated_zookeeper import SimulatedZooKeeper
 from simulation import FOLLOWING, MIXED, READING, SEATED, Broken, Simulation
 
 from allocator.core.consumer.starting_positions import StartingPositions
-from allocator.core.membership.session_lease import EnsembleLease, LeaseRenewer
-from allocator.core.membership.zookeeper import decider, decision, group_znodes, plan
-from allocator.core.membership.zookeeper.group_znodes import GroupZnodes, Snapshot
 from allocator.core.subscription import Progress, Tenure, Tenures
 from allocator.core.subscription.partition import FetchState
-from allocator.core.znodes.changes import Changes
-from allocator.core.znodes.documents import AssignmentDocument, Claim, Waiting
-from allocator.core.zookeeper.client import Op
+from allocator.protocols.zookeeper import decider, decision, group_znodes, plan
+from allocator.protocols.zookeeper.client.client import Op
+from allocator.protocols.zookeeper.group_znodes import GroupZnodes, Snapshot
+from allocator.protocols.zookeeper.session_lease import EnsembleLease, LeaseRenewer
+from allocator.protocols.zookeeper.znodes.changes import Changes
+from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim, Waiting
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 pytestmark = [pytest.mark.servers, pytest.mark.usefixtures("quiet")]  # long without any

@@ -7,18 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_orders import order
 
-from allocator.core.assignors.constraints import Constraints
-from allocator.core.commands.orders import KINDS, Order, Orders
-from allocator.core.commands.steering import (
+from allocator.assignors.constraints import Constraints
+from allocator.commands.orders import KINDS, Order, Orders
+from allocator.core.types import Partitions
+from allocator.protocols.zookeeper.plan import advance, portion
+from allocator.protocols.zookeeper.steering import (
     OrdersInForce,
     constraints_of,
     counting,
     members_named,
 )
-from allocator.core.membership.zookeeper.plan import advance, portion
-from allocator.core.types import Partitions
-from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, OrderState
-from allocator.core.znodes.member_names import member_name
+from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim, MemberInfo, OrderState
+from allocator.protocols.zookeeper.znodes.member_names import member_name
 from allocator.types import TopicPartition
 
 A, B, C = (f"m-{letter * 16}-{number:010}" for number, letter in enumerate("abc"))

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from members import plain_view
 
-from allocator.core.commands.orders import KINDS
-from allocator.core.membership.zookeeper.seats import FEATURE
-from allocator.core.znodes.documents import AssignmentDocument, MemberInfo, Seat
+from allocator.commands.orders import KINDS
 from allocator.operate.group_report import GroupState
 from allocator.operate.what_if import Scenario, plan_of
+from allocator.protocols.zookeeper.seats import FEATURE
+from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, MemberInfo, Seat
 from allocator.types import TopicPartition
 
 A, B = (f"m-{letter * 16}-{number:010}" for number, letter in enumerate("ab"))

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.core.documents.packed import SHARD_BYTES
-from allocator.core.znodes.documents import (
+from allocator.documents.packed import SHARD_BYTES
+from allocator.errors import ConfigError, GroupNameError
+from allocator.protocols.zookeeper.znodes.documents import (
     AssignmentDocument,
     MemberInfo,
     OrderState,
@@ -19,8 +20,7 @@ from allocator.core.znodes.documents import (
     shard_names,
     split,
 )
-from allocator.core.znodes.following import LoadHistory
-from allocator.errors import ConfigError, GroupNameError
+from allocator.protocols.zookeeper.znodes.following import LoadHistory
 from allocator.types import TopicPartition
 
 topics = st.text(alphabet="abc.-_9", min_size=1, max_size=8)

@@ -17,11 +17,11 @@ from members import OneGroup, TestMember
 
 from allocator import GroupOrders
 from allocator.core.aio.clock import wall_ms
-from allocator.core.membership.zookeeper import group_znodes
-from allocator.core.membership.zookeeper.leader import Leader
 from allocator.core.types import Partitions
-from allocator.core.znodes.documents import AssignmentDocument
-from allocator.core.znodes.store import Store
+from allocator.protocols.zookeeper import group_znodes
+from allocator.protocols.zookeeper.leader import Leader
+from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument
+from allocator.protocols.zookeeper.znodes.store import Store
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from allocator.core.zookeeper.client import ZooKeeperClient
+from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 
 __all__ = ["session"]
 

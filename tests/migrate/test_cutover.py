@@ -17,10 +17,10 @@ from mirroring import commit, killed
 
 from allocator import Consumer
 from allocator.cli.cutover import audit_topic
-from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import ConfigError
 from allocator.migrate.cutover import FORMAT, STEPS, Cutover, CutoverFailed
 from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster, read_choice
+from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 from allocator.testing import wait_until_async
 from allocator.testing.versions import NEWEST
 from allocator.types import TopicPartition

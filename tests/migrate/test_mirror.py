@@ -12,11 +12,11 @@ from mirroring import Pair, contents, fill, killed, mirroring, more, numbered, s
 from tornado.httpclient import AsyncHTTPClient
 
 from allocator.core.client.client import KafkaClient
-from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import ConfigError
 from allocator.migrate.report import TopicsStopped
 from allocator.migrate.takeover import NotEmpty
 from allocator.migrate.topics import TopicsDiffer, settings_of
+from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 from allocator.testing import LocalCluster, ProducedRecord, produce, wait_until_async
 from allocator.web.mirror_metrics import serve_mirror
 

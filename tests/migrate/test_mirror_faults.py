@@ -17,12 +17,12 @@ from kafka.admin import KafkaAdminClient, NewTopic
 from mirroring import commit, contents, killed, mirroring, more, started
 
 from allocator.core.client import KafkaClient, ends_of_epochs
-from allocator.core.zookeeper import ZooKeeperClient
 from allocator.errors import BrokerError
 from allocator.migrate.offset_map import map_topic
 from allocator.migrate.offsets import copy_offsets
 from allocator.migrate.storage import OffsetStore
 from allocator.operate import describe
+from allocator.protocols.zookeeper import ZooKeeperClient
 from allocator.testing import wait_until_async
 
 pytestmark = [pytest.mark.deadline(240), pytest.mark.long]

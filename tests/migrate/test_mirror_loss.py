@@ -19,13 +19,13 @@ from mirroring import Pair, commit, contents, cut, delete_records, fill, mirrori
 from allocator.core.aio.clock import wall_ms
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.migrate.cutover import Cutover, CutoverFailed
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.offsets import copy_offsets
 from allocator.migrate.report import RecordsGone, SourceLoss, TopicsStopped
 from allocator.migrate.storage import OffsetStore
 from allocator.migrate.topics import TopicsDiffer
+from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 from allocator.testing import LocalCluster, ProducedRecord, produce, wait_until_async
 from allocator.testing.versions import NEWEST
 

@@ -20,11 +20,11 @@ from allocator.cli.commands import main
 from allocator.core.aio import wall_ms
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.zookeeper.client import NoChroot
 from allocator.errors import BrokerError, ConfigError
 from allocator.migrate.offsets import CopyRefused, copy_offsets, restore_offsets
 from allocator.migrate.storage import OffsetStore
 from allocator.operate import MembersAlive
+from allocator.protocols.zookeeper.client.client import NoChroot
 from allocator.testing import LocalCluster, ProducedRecord, produce
 from allocator.testing.topics import zookeeper_client
 from allocator.types import TopicPartition

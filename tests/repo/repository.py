@@ -24,7 +24,7 @@ def sources() -> list[Path]:
 
 
 def module_name(path: Path) -> str:
-    """`allocator.core.assignors.basic` for allocator/core/assignors/basic.py."""
+    """`allocator.assignors.basic` for allocator/assignors/basic.py."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 

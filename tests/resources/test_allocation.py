@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from allocator import Allocation, ChildrenOf, GroupOrders
 from allocator.assignors import GroupView, Member, compute
-from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import Closed, ConfigError, ResourceLost
 from allocator.operate.group_reader import describe
+from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 from allocator.resources.allocation import ROOT, assignor_of
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition

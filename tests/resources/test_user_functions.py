@@ -11,8 +11,8 @@ import pytest
 
 from allocator import Allocation, ChildrenOf, GroupOrders
 from allocator.assignors import GroupView
-from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import IllegalState, OrderRefused
+from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 from allocator.resources import Hold
 from allocator.resources.allocation import ROOT
 from allocator.testing import wait_until_async

@@ -15,7 +15,7 @@ from kazoo.security import OPEN_ACL_UNSAFE
 from secured import DIGEST_OPTIONS
 
 from allocator import AllocatorError, Consumer, ZooKeeper
-from allocator.core.znodes import documents as znodes
+from allocator.protocols.zookeeper.znodes import documents as znodes
 from allocator.testing import LocalCluster, wait_until_async
 
 

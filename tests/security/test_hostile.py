@@ -21,13 +21,20 @@ from kazoo.exceptions import KazooException
 
 import allocator
 from allocator import Consumer
-from allocator.core.documents.checked import InvalidZnode
-from allocator.core.documents.packed import InflateBudget, quick
 from allocator.core.text.quoting import SHOWN, SHOWN_ERROR, plain, shown
-from allocator.core.znodes.documents import AssignmentDocument, Claim, Paths, Waiting, in_join_order, sequence
-from allocator.core.znodes.store import Store
-from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.daemon import logs
+from allocator.documents.checked import InvalidZnode
+from allocator.documents.packed import InflateBudget, quick
+from allocator.protocols.zookeeper.client.client import ZooKeeperClient
+from allocator.protocols.zookeeper.znodes.documents import (
+    AssignmentDocument,
+    Claim,
+    Paths,
+    Waiting,
+    in_join_order,
+    sequence,
+)
+from allocator.protocols.zookeeper.znodes.store import Store
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.topics import zookeeper_client
 from allocator.types import TopicPartition
@@ -52,9 +59,9 @@ def test_a_malformed_name_is_no_member(name: str) -> None:
 
 BOMBS = """
 import resource, sys, time, zlib
-from allocator.core.znodes import documents
-from allocator.core.znodes.documents import Claim, AssignmentDocument, InvalidZnode
-from allocator.core.znodes.documents import MemberInfo
+from allocator.protocols.zookeeper.znodes import documents
+from allocator.protocols.zookeeper.znodes.documents import Claim, AssignmentDocument, InvalidZnode
+from allocator.protocols.zookeeper.znodes.documents import MemberInfo
 members = ["m-%016x-%010d" % (n, n) for n in range(200)]
 head = b'"generation":3,"revision":9,"leader":"m","strategy":"naive","problem":null,"refused":{}'
 everything = b'{"t":"0-999998"}'

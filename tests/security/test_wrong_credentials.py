@@ -12,8 +12,8 @@ from certificates import Certificates
 from secured import Secured, secrets_in
 
 from allocator.core.client.client import KafkaClient
-from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import BrokersUnavailable, ConfigError, ZooKeeperUnavailable
+from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 
 TIMEOUT_S: Final = 5.0  # for all of them together
 Settings = Callable[[Secured, Certificates], dict[str, Any]]

@@ -13,10 +13,10 @@ from mirroring import commit, fill, settings, transactions
 
 from allocator.cli.cutover import audit_topic
 from allocator.core.client.client import KafkaClient
-from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.migrate.cutover import Cutover, CutoverFailed
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.translate import ends_of
+from allocator.protocols.zookeeper.client.client import ZooKeeperClient
 from allocator.testing import LocalCluster
 from allocator.testing.versions import NEWEST
 from allocator.types import TopicPartition

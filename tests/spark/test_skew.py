@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from spark_records import Row, frame
 
-from allocator.core.assignors.load import LoadAssignor
-from allocator.core.assignors.types import GroupView, Member
+from allocator.assignors.load import LoadAssignor
+from allocator.assignors.types import GroupView, Member
 from allocator.errors import ConfigError
 from allocator.spark.skew import skew
 from allocator.spark.skew.report import SkewReport, read_loads

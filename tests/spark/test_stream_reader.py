@@ -16,7 +16,7 @@ from mirroring import delete_records
 from spark_queries import Place, Query, commit, committed
 
 from allocator import Consumer
-from allocator.core.zookeeper.client import NoChroot
+from allocator.protocols.zookeeper.client.client import NoChroot
 from allocator.spark.errors import CheckpointMismatch, DataLoss, GroupInUse
 from allocator.spark.source.stream import METADATA_S
 from allocator.testing import LocalCluster, produce, wait_until

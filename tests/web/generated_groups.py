@@ -13,10 +13,10 @@ from written_group import assigned, member_id, parts
 from allocator.cli.access import Access
 from allocator.core.client.metadata import Broker, Metadata, PartitionMetadata, TopicMetadata
 from allocator.core.types import Partitions
-from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo
 from allocator.operate import ClusterChoice
 from allocator.operate.doctor import Finding, Severity
 from allocator.operate.group_report import GroupState, Logs
+from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim, MemberInfo
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.history import News
 from allocator.web.watch import WatchedGroup, Watcher

@@ -33,14 +33,14 @@ from written_group import member_id, parts, written
 
 from allocator import Consumer
 from allocator.assignors import GroupView
+from allocator.commands.orders import Order, OrderResult, Orders
 from allocator.core.aio.clock import wall_ms
-from allocator.core.commands.orders import Order, OrderResult, Orders
-from allocator.core.documents.packed import from_ranges
-from allocator.core.zookeeper.client import ConnectionLost
+from allocator.documents.packed import from_ranges
 from allocator.operate import Clusters
 from allocator.operate.dead_letters import DeadLetterQueue, Letter, LetterFilter, Outcome
 from allocator.operate.deletion import GroupRemains
 from allocator.operate.what_if import GroupPlan, Scenario, plan_of
+from allocator.protocols.zookeeper.client.client import ConnectionLost
 from allocator.testing import LocalCluster
 from allocator.testing.waiting import wait_until, wait_until_async
 from allocator.types import Record, TopicPartition
@@ -698,7 +698,7 @@ async def test_a_read_only_page_offers_no_change(browser: Any, zk_chroot: str) -
 
 
 async def test_names_from_znodes_are_escaped(browser: Any, zk_chroot: str) -> None:
-    from allocator.core.znodes.documents import Claim, MemberInfo
+    from allocator.protocols.zookeeper.znodes.documents import Claim, MemberInfo
 
     page = Page(browser)
     evil = "<img src=x onerror='window.harm=1'><script>window.harm=1</script>"

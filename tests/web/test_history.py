@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from allocator.core.commands.orders import Order, Orders
+from allocator.commands.orders import Order, Orders
 from allocator.core.types import Partitions
-from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, OrderState, Waiting
 from allocator.operate.group_report import Coordinated, GroupState, Logs
+from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim, MemberInfo, OrderState, Waiting
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.history import History, News, Point, Series
 

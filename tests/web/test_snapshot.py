@@ -9,11 +9,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from served import as_described
 
 from allocator.cli.access import Access
+from allocator.commands.orders import Order, Orders
 from allocator.core.aio.clock import wall_ms
 from allocator.core.client.metadata import Broker, Metadata, PartitionMetadata, TopicMetadata
-from allocator.core.commands.orders import Order, Orders
-from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, OrderState, Waiting
 from allocator.operate.group_report import GroupState, Logs
+from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim, MemberInfo, OrderState, Waiting
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.metrics import GroupCollector
 from allocator.web.snapshot import brokers, detail, figures, lags, topics

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo
 from allocator.operate.doctor import Observation
 from allocator.operate.group_report import GroupReport, GroupState, Logs
+from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim, MemberInfo
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.watch import DoctorTrends
 

@@ -11,12 +11,11 @@ from members import History, StaticTopics, TestMember, settled
 from served import PATIENCE_S, as_described, served
 from written_group import parts, written
 
+from allocator.assignors.load_report import LoadReport
 from allocator.cli.access import Access
 from allocator.core.aio.tasks import BackgroundTasks
-from allocator.core.znodes import Paths, Store
-from allocator.core.znodes.load_report import LoadReport
-from allocator.core.zookeeper import ZooKeeperClient
 from allocator.operate.doctor import observe
+from allocator.protocols.zookeeper import Paths, Store, ZooKeeperClient
 from allocator.testing import FaultProxy
 from allocator.testing.waiting import wait_until_async
 from allocator.web import watch

@@ -8,9 +8,9 @@ import random
 from collections.abc import AsyncIterator, Mapping
 
 from allocator.core.types import Partitions
-from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, Paths, Waiting
-from allocator.core.znodes.store import Store
-from allocator.core.zookeeper.client import ZooKeeperClient
+from allocator.protocols.zookeeper.client.client import ZooKeeperClient
+from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim, MemberInfo, Paths, Waiting
+from allocator.protocols.zookeeper.znodes.store import Store
 from allocator.types import TopicPartition
 
 Held = Mapping[str, Partitions]

@@ -13,7 +13,8 @@ from zookeeper_proxy import proxied
 from zookeeper_sessions import session
 
 from allocator.core.aio.clock import boot_clock
-from allocator.core.zookeeper.client import (
+from allocator.errors import ConfigError, ZooKeeperUnavailable
+from allocator.protocols.zookeeper.client.client import (
     BadVersion,
     ConnectionLost,
     NoChroot,
@@ -24,7 +25,6 @@ from allocator.core.zookeeper.client import (
     ZooKeeperClient,
     ZooKeeperError,
 )
-from allocator.errors import ConfigError, ZooKeeperUnavailable
 from allocator.testing import LocalCluster, wait_until_async
 
 

@@ -9,9 +9,9 @@ import pytest
 from kazoo.protocol.serialization import Auth, Connect
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
-from allocator.core.zookeeper.client import ZooKeeperClient
-from allocator.core.zookeeper.security import check_options, hide_credentials
 from allocator.errors import ConfigError
+from allocator.protocols.zookeeper.client.client import ZooKeeperClient
+from allocator.protocols.zookeeper.client.security import check_options, hide_credentials
 
 DIGEST = [("digest", "user:hunter2")]
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from allocator.core.aio.backoff import Backoff
-from allocator.core.aio.clock import milliseconds, wall_ms
+from allocator.core.aio.clock import boot_clock, milliseconds, wall_ms
 from allocator.core.aio.reminder import Reminder
 from allocator.core.aio.tasks import (
     BackgroundTasks,
     ClosesOnce,
     TaskGroup,
     call_user,
+    ends,
     first_of,
+    settle,
     wait_for_event,
     warn_unclosed,
     within,
@@ -22,9 +24,12 @@ __all__ = [
     "ClosesOnce",
     "Reminder",
     "TaskGroup",
+    "boot_clock",
     "call_user",
+    "ends",
     "first_of",
     "milliseconds",
+    "settle",
     "wait_for_event",
     "wall_ms",
     "warn_unclosed",

@@ -17,7 +17,6 @@ from allocator.core.consumer.membership_config import (
     assignors_of,
     membership_from,
 )
-from allocator.core.consumer.operator_orders import OperatorOrders
 from allocator.core.consumer.record_processor import RecordOrders
 from allocator.core.consumer.sink import OffsetSink, SinkClaim, SinkOffset
 
@@ -31,7 +30,6 @@ __all__ = [
     "MembershipConfig",
     "MembershipOptions",
     "OffsetSink",
-    "OperatorOrders",
     "RecordOrders",
     "SinkClaim",
     "SinkOffset",

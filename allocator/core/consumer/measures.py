@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 
+from allocator.assignors import LoadMeter, LoadReport
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.log_offsets import EARLIEST, LATEST, list_offsets
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.telemetry.measures import Effort, Measures
 from allocator.core.types import LoadSource, OffsetAndMetadata, TopicPartition
-from allocator.core.znodes.load_report import LoadMeter, LoadReport
 
 TIMEOUT_S = 2.0  # short, because a rebalance waits for the lag
 Committed = Callable[[Collection[TopicPartition]], Awaitable[Mapping[TopicPartition, OffsetAndMetadata]]]

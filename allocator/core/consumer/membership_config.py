@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Optional, Protocol
 
-from allocator.core.assignors import Assignor, resolve
+from allocator.assignors import Assignor, Load, LoadReport, resolve
 from allocator.core.client.client import KafkaClient
 from allocator.core.consumer.arguments import as_partitions
 from allocator.core.consumer.commanded import CommandedConsumer, Commands, NoCommands
 from allocator.core.errors import AllocatorError, ConfigError
 from allocator.core.membership.fixed import FixedMembership
 from allocator.core.membership.membership import AssignmentListener, Membership
-from allocator.core.membership.view import Load
 from allocator.core.memberships import known_memberships, options_of
 from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.storage import StoredOffsets
@@ -36,7 +35,6 @@ from allocator.core.types import (
     Partitions,
     TopicPartition,
 )
-from allocator.core.znodes.load_report import LoadReport
 
 
 class Fault(NamedTuple):

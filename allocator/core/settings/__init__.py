@@ -9,6 +9,7 @@ from allocator.core.settings.names import (
     check_topic,
     default_client_id,
     parse_address,
+    parse_ensemble,
 )
 from allocator.core.settings.spellings import names_arguments
 from allocator.core.settings.table import (
@@ -26,7 +27,7 @@ from allocator.core.settings.table import (
     setting,
     shared,
 )
-from allocator.core.settings.targets import find
+from allocator.core.settings.targets import find, to_call
 
 __all__ = [
     "DEFAULT",
@@ -48,6 +49,8 @@ __all__ = [
     "keyword_faults",
     "names_arguments",
     "parse_address",
+    "parse_ensemble",
     "setting",
     "shared",
+    "to_call",
 ]

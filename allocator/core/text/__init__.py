@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from allocator.core.text.bounded_json import parse_json
+from allocator.core.text.bounded_json import LONGEST_NUMBER, parse_json
 from allocator.core.text.html import table
 from allocator.core.text.limits import limit_reached
-from allocator.core.text.quoting import CONTROL, plain, shown, text_of, utf8
+from allocator.core.text.quoting import CONTROL, os_cause, plain, shown, some_of, text_of, utf8
 
 __all__ = [
     "CONTROL",
+    "LONGEST_NUMBER",
     "limit_reached",
+    "os_cause",
     "parse_json",
     "plain",
     "shown",
+    "some_of",
     "table",
     "text_of",
     "utf8",

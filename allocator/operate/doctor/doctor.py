@@ -15,7 +15,6 @@ from typing import TypeVar
 
 from allocator.core.client import KafkaClient
 from allocator.core.settings import DEFAULT
-from allocator.core.zookeeper import NoChroot, ZooKeeperClient
 from allocator.errors import AllocatorError, ConfigError
 from allocator.operate.clusters import Clusters
 from allocator.operate.doctor.cluster import cluster_findings
@@ -26,6 +25,7 @@ from allocator.operate.doctor.observation import Observation, observe
 from allocator.operate.doctor.offsets import offset_findings
 from allocator.operate.doctor.orders import order_findings
 from allocator.operate.shell_command import ShellCommand
+from allocator.protocols.zookeeper import NoChroot, ZooKeeperClient
 
 T = TypeVar("T")
 

@@ -10,11 +10,10 @@ import asyncio
 import time
 from collections.abc import Callable, Collection
 
-from allocator.core.commands import Order, OrderStore
-from allocator.core.znodes import Paths
-from allocator.core.zookeeper import NoZnode, Op, ZooKeeperClient, ZooKeeperError
+from allocator.commands import Order
 from allocator.errors import NoSuchOrder
 from allocator.operate.doctor.finding import Fix
+from allocator.protocols.zookeeper import NoZnode, Op, OrderStore, Paths, ZooKeeperClient, ZooKeeperError
 
 CLOCK_MS = 600_000  # commands expire by the leader's clock. Higher: tolerates a larger difference of clocks
 YOUNG_MS = 3_600_000  # a member that joins creates the znodes of its group just before its own znode

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 
 from allocator.core.settings import DEFAULT
 from allocator.core.text import plain, shown
-from allocator.core.znodes import Paths
 from allocator.operate.doctor.finding import COULD_NOT_LOOK, Finding, Fix, Severity, names
 from allocator.operate.doctor.observation import Observation
 from allocator.operate.doctor.orders import keeps_empty
@@ -15,6 +14,7 @@ from allocator.operate.group_report import GroupState, clock_time
 from allocator.operate.layouts import KIEL, OLD_CONSUMERS, OLD_OWNERS
 from allocator.operate.liveness import member_names
 from allocator.operate.shell_command import ShellCommand
+from allocator.protocols.zookeeper import Paths
 from allocator.types import TopicPartition
 
 DEFAULT_SESSION_S: float = DEFAULT["session_timeout_s"]

@@ -17,8 +17,6 @@ from allocator.core.client import KafkaClient, list_offsets
 from allocator.core.offsets import fetch_old_offsets
 from allocator.core.settings import DEFAULT
 from allocator.core.text import parse_json
-from allocator.core.znodes import Paths
-from allocator.core.zookeeper import NoZnode, ZooKeeperClient
 from allocator.errors import AllocatorError
 from allocator.operate import kafka_describe as requests
 from allocator.operate.doctor.fixes import leftover_groups
@@ -26,6 +24,7 @@ from allocator.operate.group_reader import describe, list_groups, measure, read_
 from allocator.operate.group_report import GroupReport, GroupState
 from allocator.operate.kafka_describe import BrokerSeen, Replicas, kafka_group
 from allocator.operate.layouts import OldLayouts, children, old_layouts
+from allocator.protocols.zookeeper import NoZnode, Paths, ZooKeeperClient
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 IN_ZOOKEEPER, IN_KAFKA, OLD_LAYOUTS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from allocator.core.documents import to_ranges
+from allocator.documents import to_ranges
 from allocator.operate.doctor.finding import Finding, Severity, names
 from allocator.operate.doctor.observation import Observation
 from allocator.operate.group_report import GroupReport, GroupState

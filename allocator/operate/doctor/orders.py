@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from allocator.core.commands import members_named
 from allocator.core.text import plain
 from allocator.operate.doctor.finding import Finding, Fix, Severity
 from allocator.operate.doctor.fixes import is_long_expired
 from allocator.operate.group_report import GroupReport, GroupState
 from allocator.operate.order_report import OrderReport
 from allocator.operate.shell_command import ShellCommand
+from allocator.protocols.zookeeper import members_named
 
 OLD_MS = 7 * 86_400_000  # operators forget commands without an expiry
 OLD_FREEZE_MS = 86_400_000  # new members get no partitions during a freeze

@@ -18,10 +18,10 @@ import logging
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 
-from allocator.assignors import Assignor, left_out
+from allocator.assignors import Assignor, GroupViewBuilder, Load, left_out
 from allocator.core.aio import wait_for_event
 from allocator.core.client import KafkaClient
-from allocator.core.membership import AssignmentListener, GroupViewBuilder, Load
+from allocator.core.membership import AssignmentListener
 from allocator.core.offsets import Coordinator
 from allocator.core.subscription import TopicSelection
 from allocator.errors import AllocatorError, ConfigError

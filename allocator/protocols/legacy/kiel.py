@@ -29,26 +29,26 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from allocator.assignors import naive_allocator
 from allocator.core.aio import TaskGroup
-from allocator.core.documents import InvalidZnode
 from allocator.core.membership import AssignmentListener, Membership
 from allocator.core.settings import DEFAULT
 from allocator.core.subscription import PartitionCountSource
 from allocator.core.telemetry import Measures
 from allocator.core.text import parse_json, shown
-from allocator.core.znodes import Paths
-from allocator.core.zookeeper import (
+from allocator.documents import InvalidZnode
+from allocator.errors import AllocatorError, BrokerError
+from allocator.protocols.legacy.owners import OwnersMembership, OwnersSettings
+from allocator.protocols.zookeeper import (
     BadVersion,
     ConnectionLost,
     EphemeralZnodes,
     NoZnode,
+    Paths,
     SessionState,
     Watched,
     ZnodeExists,
     ZooKeeperClient,
     ZooKeeperError,
 )
-from allocator.errors import AllocatorError, BrokerError
-from allocator.protocols.legacy.owners import OwnersMembership, OwnersSettings
 from allocator.types import NO_PARTITIONS, OffsetStorage, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)

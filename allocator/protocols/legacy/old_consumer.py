@@ -28,15 +28,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from allocator.assignors import range_share
 from allocator.core.aio import wall_ms
-from allocator.core.assignors import range_share
 from allocator.core.client import KafkaClient
-from allocator.core.documents import InvalidZnode
 from allocator.core.text import parse_json, shown
-from allocator.core.znodes import Paths
-from allocator.core.zookeeper import ConnectionLost, NoZnode, Op, Watched
+from allocator.documents import InvalidZnode
 from allocator.errors import AllocatorError
 from allocator.protocols.legacy.owners import RETRY_S, OwnersMembership
+from allocator.protocols.zookeeper import ConnectionLost, NoZnode, Op, Paths, Watched
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)

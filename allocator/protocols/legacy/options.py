@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from allocator.assignors import naive_allocator
-from allocator.core.assignors import KielAssignor
+from allocator.assignors import KielAssignor, naive_allocator
 from allocator.core.consumer import Connections, Fault, MembershipConfig
 from allocator.core.membership import Membership
 from allocator.core.settings import DEFAULT, names_arguments

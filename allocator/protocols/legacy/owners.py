@@ -20,11 +20,18 @@ from functools import partial
 from itertools import chain, islice
 
 from allocator.core.aio import TaskGroup, wait_for_event
-from allocator.core.membership import AssignmentListener, MemberSettings, SessionMembership
+from allocator.core.membership import AssignmentListener, MemberSettings
 from allocator.core.subscription import PartitionCountSource, TopicSelection
 from allocator.core.telemetry import Measures
-from allocator.core.zookeeper import ConnectionLost, EphemeralZnodes, Watched, ZnodeExists, ZooKeeperClient
 from allocator.errors import AllocatorError
+from allocator.protocols.zookeeper import (
+    ConnectionLost,
+    EphemeralZnodes,
+    SessionMembership,
+    Watched,
+    ZnodeExists,
+    ZooKeeperClient,
+)
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)

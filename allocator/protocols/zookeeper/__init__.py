@@ -1,4 +1,13 @@
-"""This project's own protocol: exclusive ownership through ZooKeeper."""
+"""Exclusive ownership through ZooKeeper: at most one member owns a partition at any instant.
+
+In: a ZooKeeper session, partition counts and assignors. Out: calls to an `AssignmentListener`; `may_act`, the lease. It
+writes the znodes below `<root>/<group>`, but no record and no offset.
+
+Start reading at `membership`, the code that each member runs. The oldest member also runs `leader`: it takes a
+snapshot of the group (`group_znodes`), decides (`decider`, `decision`), and writes the assignment. `plan` decides, as a
+pure function, when a partition changes its owner; `steering`, what operator commands make of it. `znodes` defines,
+reads and writes the data. `client` is the connection. Older layouts share `session` and `session_lease`.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +16,90 @@ from typing import TYPE_CHECKING
 from allocator import lazy_names
 
 if TYPE_CHECKING:
+    from allocator.protocols.zookeeper.client.client import (
+        BadVersion,
+        ConnectionLost,
+        NoChroot,
+        NoZnode,
+        Op,
+        SessionState,
+        Watched,
+        ZnodeExists,
+        ZooKeeperClient,
+        ZooKeeperError,
+        retrying,
+    )
+    from allocator.protocols.zookeeper.client.ephemeral import EphemeralZnodes
+    from allocator.protocols.zookeeper.client.security import check_options
+    from allocator.protocols.zookeeper.decision import preview
+    from allocator.protocols.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
     from allocator.protocols.zookeeper.options import EnsembleOptions
+    from allocator.protocols.zookeeper.order_store import OrderStore
+    from allocator.protocols.zookeeper.session import SessionMembership
+    from allocator.protocols.zookeeper.steering import Budget, counting, members_named
+    from allocator.protocols.zookeeper.znodes.documents import (
+        AssignmentDocument,
+        Claim,
+        MemberInfo,
+        Paths,
+        in_join_order,
+    )
+    from allocator.protocols.zookeeper.znodes.load_reader import loads_of
+    from allocator.protocols.zookeeper.znodes.member_names import member_name
+    from allocator.protocols.zookeeper.znodes.store import Store
 
-__all__ = ["EnsembleOptions"]
+__all__ = [
+    "AssignmentDocument",
+    "BadVersion",
+    "Budget",
+    "Claim",
+    "ConnectionLost",
+    "EnsembleOptions",
+    "EphemeralZnodes",
+    "MemberInfo",
+    "NoChroot",
+    "NoZnode",
+    "Op",
+    "OrderStore",
+    "Paths",
+    "SessionMembership",
+    "SessionState",
+    "Store",
+    "Watched",
+    "ZnodeExists",
+    "ZooKeeperClient",
+    "ZooKeeperError",
+    "ZooKeeperMembership",
+    "ZooKeeperSettings",
+    "check_options",
+    "counting",
+    "in_join_order",
+    "loads_of",
+    "member_name",
+    "members_named",
+    "preview",
+    "retrying",
+]
 
 if not TYPE_CHECKING:  # a type checker would accept every name
-    __getattr__ = lazy_names(__name__, {"options": "EnsembleOptions"})
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "client.client": (
+                "BadVersion ConnectionLost NoChroot NoZnode Op SessionState Watched ZnodeExists ZooKeeperClient "
+                "ZooKeeperError retrying"
+            ),
+            "client.ephemeral": "EphemeralZnodes",
+            "client.security": "check_options",
+            "decision": "preview",
+            "membership": "ZooKeeperMembership ZooKeeperSettings",
+            "options": "EnsembleOptions",
+            "order_store": "OrderStore",
+            "session": "SessionMembership",
+            "steering": "Budget counting members_named",
+            "znodes.documents": "AssignmentDocument Claim MemberInfo Paths in_join_order",
+            "znodes.load_reader": "loads_of",
+            "znodes.member_names": "member_name",
+            "znodes.store": "Store",
+        },
+    )

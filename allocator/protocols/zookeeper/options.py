@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Optional
 
-from allocator.core.assignors import Assignor
+from allocator.assignors import Assignor, LoadReport
+from allocator.commands import OperatorOrders
 from allocator.core.consumer import (
     CommandedConsumer,
     Commands,
@@ -17,11 +18,12 @@ from allocator.core.consumer import (
     MembershipOptions,
     assignors_of,
 )
-from allocator.core.membership import Membership, ZooKeeperMembership, ZooKeeperSettings
+from allocator.core.membership import Membership
 from allocator.core.settings import DEFAULT, check_group, names_arguments
-from allocator.core.znodes import LoadReport, Paths
-from allocator.core.zookeeper import ZooKeeperClient
 from allocator.errors import ConfigError
+from allocator.protocols.zookeeper.client.client import ZooKeeperClient
+from allocator.protocols.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
+from allocator.protocols.zookeeper.znodes.documents import Paths
 from allocator.types import LoadSource, OffsetStorage
 
 
@@ -47,8 +49,6 @@ class EnsembleOptions(MembershipOptions):
         return self.session_timeout_s
 
     def commands(self, consumer: CommandedConsumer) -> Commands:
-        from allocator.core.consumer import OperatorOrders
-
         return OperatorOrders(consumer)
 
     def faults(self, config: MembershipConfig) -> Iterator[Fault]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from allocator.assignors import GroupView, Member, compute, resolve
-from allocator.core.documents import to_ranges
 from allocator.core.text import table
+from allocator.documents import to_ranges
 from allocator.errors import ConfigError
 from allocator.spark.report_html import badge, code, figures, grid, page, paragraph, readable, section
 from allocator.types import TopicPartition

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from allocator.core.client import KafkaClient
 from allocator.core.offsets import GroupOffsets
 from allocator.core.subscription import stamped
-from allocator.core.zookeeper import ZooKeeperClient
 from allocator.errors import CommitFailed
 from allocator.operate import live_members
+from allocator.protocols.zookeeper import ZooKeeperClient
 from allocator.spark.errors import GroupInUse
 from allocator.spark.options import Options
 from allocator.types import OffsetAndMetadata, TopicPartition

@@ -1,0 +1,505 @@
+"""Defines the operator commands, and encodes the znode `<root>/<group>/orders` that stores them. No I/O.
+
+The znode is persistent, plain JSON, and replaced by compare-and-set (`order_store`):
+
+    {"format": 1, "orders": [
+      {"id": "o-5f3a9c21", "kind": "cordon", "arguments": {"member": "billing-web1"}, "who": "alice@ops1",
+       "when": 1767225600000, "why": "its disk is failing", "expires": 1767312000000, "results": []}]}
+
+`when` and `expires` are milliseconds since the epoch, by the clock of the process that wrote them; `expires` may be
+null. `arguments` depend on the kind (`KINDS`). A partition argument is written as in all znodes: {"orders": "0-3,7"}.
+Kinds that are carried out once for each partition have `results`: {"when": ms, "by": "<member id>",
+"partitions": {"orders": "0"}, "what": "sought to 42"}. Such a command is done when its results name all its partitions.
+
+An order of an unknown kind, or with wrong arguments, stays in the znode and has no effect; `Order.fault` names the
+fault. The first write after a day removes expired and done commands.
+
+To add a kind, add an `OrderKind` to `_KINDS`. Its checks refuse wrong arguments before they are written. Each member
+writes the name of the kind to its znode (`MemberInfo.orders`), so that members of older versions can be named. Then
+carry out the kind in the leader, or in the owners of its partitions. Owners read the commands with one watch
+(`OrderStore.read`), and call `OrderStore.add_results` if the kind is carried out once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from operator import itemgetter
+from typing import Any, ClassVar, Literal, Optional, Protocol, TypeVar, Union
+
+from allocator.core.text import plain, shown
+from allocator.documents import (
+    InflateBudget,
+    InvalidZnode,
+    check_list,
+    check_mapping,
+    check_number,
+    check_text,
+    encode_object,
+    from_ranges,
+    optional,
+    parse_object,
+    to_ranges,
+)
+from allocator.errors import ConfigError, NoSuchOrder
+from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
+
+LONGEST_TEXT = 1_000  # characters of a reason or a name
+MAX_NAMES = 2_000  # members in one list
+MAX_COUNT = 1_000_000
+KEPT_MS = 86_400_000  # a day: how long an expired or done command stays visible
+
+ORDER_ID = re.compile(r"o-[0-9a-f]{8,32}\Z")
+POSITION = re.compile(r"(earliest|latest|(timestamp:)?[0-9]{1,18})\Z")
+KIND_NAME = re.compile(r"[a-z][a-z-]{0,39}\Z")
+
+Check = Callable[[Any], None]
+"""Checks an argument. Raises ValueError with the reason if the JSON value is not a valid argument."""
+
+
+def partitions_argument(value: Any) -> None:
+    """Checks {"orders": "0-3,7"}: at least one partition. Names of resources of an `Allocation` are allowed
+    as topics."""
+    if not isinstance(value, dict) or not value:
+        raise ValueError(f"{shown(value)} names no partitions")
+    try:
+        for topic in value:
+            if not 0 < len(check_text("", "the name", topic)) <= LONGEST_TEXT:
+                raise ValueError(f"{shown(value)} does not name partitions (a name has 1 to {LONGEST_TEXT} characters)")
+        InflateBudget().take("", value)
+    except InvalidZnode as error:
+        raise ValueError(f"{shown(value)} does not name partitions ({error})") from None
+
+
+def _argument(valid: Callable[[Any], object], fault: str) -> Check:
+    def check(value: Any) -> None:
+        if not valid(value):
+            raise ValueError(f"{shown(value)} {fault}")
+
+    return check
+
+
+def _is_name(value: Any) -> bool:
+    """Whether `value` can name a member: by id, by client id, or by the name that tables show."""
+    return isinstance(value, str) and 0 < len(value) <= LONGEST_TEXT
+
+
+def _is_place(value: Any) -> bool:
+    return isinstance(value, dict) and len(value) == 1 and value.keys() <= {"member", "rack"}
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_COUNT
+
+
+member_argument = _argument(_is_name, "names no member")
+place_argument = _argument(
+    lambda value: _is_place(value) and all(map(_is_name, value.values())),
+    'is neither {"member": NAME} nor {"rack": NAME}',
+)
+names_argument = _argument(
+    lambda value: isinstance(value, list) and len(value) <= MAX_NAMES and all(map(_is_name, value)),
+    "is not a list of names",
+)
+count_argument = _argument(_is_count, f"is not a number from 0 to {MAX_COUNT}")
+limit_argument = _argument(
+    lambda value: value is None or (_is_count(value) and value > 0),
+    f"is neither a number from 1 to {MAX_COUNT} nor null; to let nothing move use freeze",
+)
+offset_argument = _argument(lambda value: type(value) is int and 0 <= value < 1 << 63, "is not an offset")
+position_argument = _argument(
+    lambda value: isinstance(value, str) and POSITION.match(value),
+    "is neither earliest, latest, an offset, nor timestamp:MILLISECONDS",
+)
+
+
+@dataclass(frozen=True)
+class OrderKind:
+    """One kind of command."""
+
+    name: str
+    summary: str
+    """The effect of the command on the group, as the predicate of a sentence that starts with "the command"."""
+    arguments: Mapping[str, Check] = field(default_factory=dict)
+    subject: Optional[tuple[str, ...]] = None
+    """A new command replaces an earlier command of this kind with equal values of these arguments. (): a group has at
+    most one command of this kind. None: all arguments count."""
+    acts: Literal["leader", "owner"] = "leader"
+    """The actor that carries it out: the leader, or each member that owns some of its partitions."""
+    once: bool = False
+    """Whether a command of this kind is carried out once for each of its partitions, and is done after that."""
+    words: Callable[[Mapping[str, Any]], str] = lambda arguments: ""
+    """Describes the arguments, apart from `partitions`, in a few words."""
+
+
+def _place_words(given: Mapping[str, Any]) -> str:
+    place = given["place"]
+    return f"to rack {place['rack']}" if "rack" in place else f"to {place['member']}"
+
+
+def _budget_words(given: Mapping[str, Any]) -> str:
+    limits = ((given["at_once"], "at once"), (given["per_minute"], "a minute"))
+    return ", ".join(f"{number} {unit}" for number, unit in limits if number is not None) or "without a limit"
+
+
+def _canary_words(given: Mapping[str, Any]) -> str:
+    but = f" but {', '.join(given['promoted'])}" if given["promoted"] else ""
+    return f"{given['count']} partitions for each new member{but}"
+
+
+_KINDS = (
+    OrderKind("cordon", "gives MEMBER no further partitions", {"member": member_argument}, words=itemgetter("member")),
+    OrderKind(
+        "evacuate", "gives all partitions of MEMBER to others", {"member": member_argument}, words=itemgetter("member")
+    ),
+    OrderKind(
+        "swap",
+        "gives all partitions of OLD to NEW, and to no other member",
+        {"old": member_argument, "new": member_argument},
+        subject=("old",),
+        words=lambda given: f"{given['old']} for {given['new']}",
+    ),
+    OrderKind(
+        "pin",
+        "keeps PARTITIONS at one member, or within one rack",
+        {"partitions": partitions_argument, "place": place_argument},
+        subject=("partitions",),
+        words=_place_words,
+    ),
+    OrderKind("freeze", "moves no partition that has a live owner", subject=()),
+    OrderKind(
+        "budget",
+        "limits how many partitions are on the move at once, and in a minute",
+        {"at_once": limit_argument, "per_minute": limit_argument},
+        subject=(),
+        words=_budget_words,
+    ),
+    OrderKind(
+        "canary",
+        "gives each new member exactly COUNT partitions until it is promoted",
+        {"count": count_argument, "known": names_argument, "promoted": names_argument},
+        subject=(),
+        words=_canary_words,
+    ),
+    OrderKind(
+        "pause",
+        "keeps the records of PARTITIONS from their owners' code",
+        {"partitions": partitions_argument},
+        subject=("partitions",),
+        acts="owner",
+    ),
+    OrderKind(
+        "quarantine",
+        "sends the records of PARTITIONS to the dead-letter topic, without a call of the handler",
+        {"partitions": partitions_argument},
+        subject=("partitions",),
+        acts="owner",
+    ),
+    OrderKind(
+        "skip",
+        "leaves out the record at OFFSET of a partition",
+        {"partitions": partitions_argument, "offset": offset_argument},
+        acts="owner",
+        words=lambda given: f"at {given['offset']}",
+    ),
+    OrderKind(
+        "seek",
+        "makes the owners of PARTITIONS continue at another position",
+        {"partitions": partitions_argument, "to": position_argument},
+        subject=("partitions",),
+        acts="owner",
+        once=True,
+        words=lambda given: f"to {given['to']}",
+    ),
+)
+
+KINDS: Mapping[str, OrderKind] = {kind.name: kind for kind in _KINDS}
+"""Every kind that this version knows, by name."""
+
+
+@dataclass(frozen=True)
+class OrderResult:
+    """The result of a command that is carried out once, for some of its partitions, by one member."""
+
+    when: int
+    """Milliseconds since the epoch."""
+    by: str
+    """Member id."""
+    partitions: frozenset[TopicPartition]
+    what: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"when": self.when, "by": self.by, "partitions": to_ranges(self.partitions), "what": self.what}
+
+    @classmethod
+    def _of(cls, path: str, value: object, budget: InflateBudget) -> OrderResult:
+        doc = check_mapping(path, "result", value)
+        ranges = check_mapping(path, "partitions", doc.get("partitions"))
+        budget.take(path, ranges)
+        return cls(
+            when=check_number(path, "when", doc.get("when")),
+            by=_bounded(path, "by", doc.get("by")),
+            partitions=from_ranges(ranges),
+            what=_bounded(path, "what", doc.get("what")),
+        )
+
+
+@dataclass(frozen=True)
+class Order:
+    """One command. The module's docstring describes `arguments`."""
+
+    id: str
+    kind: str
+    arguments: Mapping[str, Any]
+    who: str
+    when: int
+    """Milliseconds since the epoch."""
+    why: str = ""
+    expires: Optional[int] = None
+    """Milliseconds since the epoch, None for never."""
+    results: tuple[OrderResult, ...] = ()
+
+    @classmethod
+    def make(
+        cls,
+        kind: str,
+        arguments: Mapping[str, Any],
+        *,
+        who: str,
+        now_ms: int,
+        why: str = "",
+        expires: Optional[int] = None,
+    ) -> Order:
+        """Creates a command with a new id. Raises ConfigError for arguments that every member would refuse."""
+        import secrets
+
+        if kind not in KINDS:
+            raise ConfigError(f"there is no operator command {shown(kind)}; known: {', '.join(sorted(KINDS))}")
+        if expires is not None and expires <= now_ms:
+            raise ConfigError(f"the command {kind} would have expired already; give a later time")
+        for what, text in (("who", who), ("why", why)):
+            if len(text) > LONGEST_TEXT:
+                raise ConfigError(f"{what} has {len(text)} characters; a command keeps at most {LONGEST_TEXT}")
+        order = cls(f"o-{secrets.token_hex(4)}", kind, dict(arguments), who, now_ms, why, expires)
+        if order.fault is not None:
+            raise ConfigError(f"the command {kind}: {order.fault}")
+        return order
+
+    @cached_property
+    def fault(self) -> Optional[str]:
+        """The reason why members of this version cannot carry out the command; None for a valid command."""
+        kind = KINDS.get(self.kind)
+        if kind is None:
+            return f"this version knows no command {shown(self.kind)}"
+        if self.arguments.keys() != kind.arguments.keys():
+            wanted = ", ".join(kind.arguments) or "none"
+            return f"its arguments are {shown(list(self.arguments))}, and have to be {wanted}"
+        for name, check in kind.arguments.items():
+            try:
+                check(self.arguments[name])
+            except ValueError as error:
+                return f"{name}: {error}"
+        if kind.once and (count := len(from_ranges(self.arguments["partitions"]))) > Orders.MAX_RESULTS:
+            return f"it names {count} partitions, more than the {Orders.MAX_RESULTS} that it can have results for"
+        return None
+
+    @cached_property
+    def partitions(self) -> Partitions:
+        """The partitions that the command names; none for a kind about members, or for a command with a fault."""
+        ranges = self.arguments.get("partitions")
+        return NO_PARTITIONS if ranges is None or self.fault is not None else from_ranges(ranges)
+
+    @property
+    def subject(self) -> str:
+        """The kind and the identifying arguments. A new command replaces an earlier one with an equal subject."""
+        kind = KINDS.get(self.kind)
+        names = self.arguments if kind is None or kind.subject is None else kind.subject
+        return json.dumps([self.kind, {name: self.arguments.get(name) for name in names}], sort_keys=True)
+
+    @cached_property
+    def left(self) -> Partitions:
+        """The partitions that have no result yet, for a command that is carried out once."""
+        return self.partitions.difference(*(result.partitions for result in self.results))
+
+    @property
+    def done(self) -> bool:
+        """Whether the command is carried out once for each partition, and every partition has a result."""
+        return self.fault is None and KINDS[self.kind].once and not self.left
+
+    def expired(self, now_ms: int) -> bool:
+        """Whether it has expired at `now_ms`."""
+        return self.expires is not None and self.expires <= now_ms
+
+    def __str__(self) -> str:
+        """Returns the command in a few words: "pin orders:0-3 to rack a"."""
+        if self.fault is not None:
+            return plain(self.kind)
+        names = [f"{topic}:{ranges}" for topic, ranges in self.arguments.get("partitions", {}).items()]
+        return plain(" ".join(filter(None, (self.kind, *names, KINDS[self.kind].words(self.arguments)))))
+
+    def to_json(self) -> dict[str, Any]:
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**values, "results": [result.to_json() for result in self.results]}
+
+    @classmethod
+    def _of(cls, path: str, value: object, budget: InflateBudget) -> Order:
+        doc = check_mapping(path, "order", value)
+        found, kind = check_text(path, "id", doc.get("id")), check_text(path, "kind", doc.get("kind"))
+        if not ORDER_ID.match(found) or not KIND_NAME.match(kind):
+            raise InvalidZnode(path, f"command {shown(found)} of kind {shown(kind)}")
+        arguments = check_mapping(path, "arguments", doc.get("arguments"))
+        results = check_list(path, "results", doc.get("results", []))
+        if len(results) > Orders.MAX_RESULTS:
+            raise InvalidZnode(path, f"{len(results)} results of {found}")
+        order = cls(
+            id=found,
+            kind=kind,
+            arguments=arguments,
+            who=_bounded(path, "who", doc.get("who")),
+            when=check_number(path, "when", doc.get("when")),
+            why=_bounded(path, "why", doc.get("why", "")),
+            expires=optional(check_number, path, doc, "expires"),
+            results=tuple(OrderResult._of(path, each, budget) for each in results),
+        )
+        if order.fault is None and "partitions" in arguments:
+            budget.take(path, arguments["partitions"])  # counts the partitions of all commands together
+        return order
+
+    def _with(self, results: Collection[OrderResult]) -> Order:
+        new = [each for each in results if each not in self.results]
+        return replace(self, results=(*self.results, *new)[: Orders.MAX_RESULTS]) if new else self
+
+    def _over(self, now_ms: int) -> bool:
+        """Whether it expired or was done more than a day ago."""
+        ended = max((result.when for result in self.results), default=self.when) if self.done else self.expires
+        return ended is not None and ended + KEPT_MS <= now_ms
+
+
+@dataclass(frozen=True)
+class Orders:
+    """All commands of a group, the oldest first. Immutable: methods such as `put` return a new object."""
+
+    MAX_ENTRIES: ClassVar = 1_000
+    MAX_RESULTS: ClassVar = 1_000  # results of one command
+    MAX_BYTES: ClassVar = 500_000  # bytes of the znode; ZooKeeper's own limit is 1 MiB by default
+    RESULT_BYTES: ClassVar = 220  # of the result for one partition, without the name of its topic
+
+    entries: tuple[Order, ...] = ()
+
+    def in_force(self, now_ms: int, kinds: Collection[str] = ()) -> tuple[Order, ...]:
+        """Returns the commands of these kinds (none: of all kinds) that are in effect at `now_ms` and have no fault."""
+        return tuple(
+            order
+            for order in self.entries
+            if not (order.expired(now_ms) or order.done or order.fault) and (not kinds or order.kind in kinds)
+        )
+
+    def next_expiry(self, now_ms: int) -> Optional[int]:
+        """Returns when the next command expires, in milliseconds since the epoch; None if none expires."""
+        return min((o.expires for o in self.entries if o.expires is not None and o.expires > now_ms), default=None)
+
+    def find(self, order_id: str) -> Optional[Order]:
+        return next((order for order in self.entries if order.id == order_id), None)
+
+    def lacking(self, group: str, missing: Iterable[str]) -> NoSuchOrder:
+        """Returns the error for ids that these commands do not contain."""
+        there = ", ".join(order.id for order in self.entries) or "none"
+        return NoSuchOrder(f"group {group!r} has no operator command {', '.join(sorted(missing))}; there are {there}")
+
+    def put(self, order: Order, now_ms: int) -> Orders:
+        """Returns the commands with this one added; it replaces those with its subject. Raises ConfigError for
+        too many commands."""
+        kept = tuple(
+            each
+            for each in self.entries
+            if each.subject != order.subject and each.id != order.id and not each._over(now_ms)
+        )
+        if len(kept) >= self.MAX_ENTRIES:
+            raise ConfigError(f"the group has {len(kept)} operator commands, as many as it may have; remove some first")
+        return Orders((*kept, order))
+
+    def without(self, ids: Collection[str], now_ms: int) -> Orders:
+        return Orders(tuple(order for order in self.entries if order.id not in ids and not order._over(now_ms)))
+
+    def with_results(self, order_id: str, results: Collection[OrderResult]) -> Orders:
+        """Returns the commands with further results for that command; unchanged if the command does not exist."""
+        return Orders(tuple(each._with(results) if each.id == order_id else each for each in self.entries))
+
+    @staticmethod
+    def encode_entry(entry: Union[Order, OrderResult]) -> bytes:
+        """Encodes a result, or a command without its results, for a store that keeps commands and results
+        separately."""
+        return encode_object({name: value for name, value in entry.to_json().items() if name != "results"})
+
+    @staticmethod
+    def decode_entry(kind: type[Entry], path: str, data: bytes, budget: InflateBudget) -> Entry:
+        """Decodes an entry that `encode_entry` encoded. `budget` bounds the partitions of all entries. Raises
+        InvalidZnode."""
+        return kind._of(path, {**_decoded(path, data), "results": []}, budget)
+
+    def encode(self, *, with_room: bool = False) -> bytes:
+        """Encodes all commands. Raises ConfigError if they do not fit into a znode.
+
+        `with_room`: there must also be room for the results of the commands that are carried out once. Without a
+        result, each new owner would carry them out again.
+        """
+        data = encode_object({"orders": [order.to_json() for order in self.entries]})
+        size = len(data)
+        if with_room:
+            waiting = (order.left for order in self.entries if order.fault is None and KINDS[order.kind].once)
+            size += sum(self.RESULT_BYTES + len(partition.topic) for left in waiting for partition in left)
+        if size > self.MAX_BYTES:
+            raise ConfigError(
+                f"the group's commands and their results would take {size} bytes, more than the {self.MAX_BYTES} of "
+                "their znode; remove some first, or name partitions in ranges"
+            )
+        return data
+
+    @classmethod
+    def decode(cls, path: str, data: bytes) -> Orders:
+        """Decodes commands. A command with wrong arguments is kept (`Order.fault`). Raises InvalidZnode."""
+        if not data:
+            return cls()  # the znode was created and not written yet
+        listed = check_list(path, "orders", _decoded(path, data).get("orders"))
+        if len(listed) > cls.MAX_ENTRIES:
+            raise InvalidZnode(path, f"{len(listed)} commands, more than {cls.MAX_ENTRIES}")
+        budget = InflateBudget()
+        orders = tuple(Order._of(path, each, budget) for each in listed)
+        if len({order.id for order in orders}) != len(orders):
+            raise InvalidZnode(path, "two commands have one id")
+        return cls(orders)
+
+
+class OrderKeeper(Protocol):
+    """Stores the commands of one group, in a znode or in a topic."""
+
+    async def read(self) -> Orders: ...
+
+    async def put(self, order: Order, now_ms: int) -> object:
+        """Writes one command; it replaces an earlier one with the same subject."""
+
+    async def remove(self, ids: Collection[str], now_ms: int) -> tuple[Order, ...]:
+        """Removes commands and returns the removed ones. If one id does not exist, raises NoSuchOrder and
+        removes none."""
+
+    async def add_results(self, order_id: str, results: Collection[OrderResult]) -> object:
+        """Adds a member's results to a command that is carried out once. Does nothing if the command was removed."""
+
+
+Entry = TypeVar("Entry", Order, OrderResult)
+
+
+def _decoded(path: str, data: bytes) -> dict[str, Any]:
+    if len(data) > Orders.MAX_BYTES:
+        raise InvalidZnode(path, f"{len(data)} bytes")
+    return parse_object(path, data)
+
+
+def _bounded(path: str, what: str, value: object) -> str:
+    text = check_text(path, what, value)
+    if len(text) > LONGEST_TEXT:
+        raise InvalidZnode(path, f"{what} has {len(text)} characters")
+    return text

@@ -1,0 +1,58 @@
+"""Stored JSON objects, of znodes and records: bounds and checks of what strangers may have written.
+
+`checked` checks a document field by field. `packed` compresses, and names many partitions in few bytes.
+"""
+
+from __future__ import annotations
+
+from allocator.documents.checked import (
+    InvalidZnode,
+    check_list,
+    check_mapping,
+    check_number,
+    check_real,
+    check_text,
+    check_texts,
+    encode_object,
+    optional,
+    parse_object,
+)
+from allocator.documents.packed import (
+    INFLATED_BYTES,
+    MAX_PARTITIONS,
+    SHARD_BYTES,
+    SMALL_BYTES,
+    SMALL_PARTITIONS,
+    Counts,
+    InflateBudget,
+    deflate,
+    from_ranges,
+    inflate,
+    quick,
+    to_ranges,
+)
+
+__all__ = [
+    "INFLATED_BYTES",
+    "MAX_PARTITIONS",
+    "SHARD_BYTES",
+    "SMALL_BYTES",
+    "SMALL_PARTITIONS",
+    "Counts",
+    "InflateBudget",
+    "InvalidZnode",
+    "check_list",
+    "check_mapping",
+    "check_number",
+    "check_real",
+    "check_text",
+    "check_texts",
+    "deflate",
+    "encode_object",
+    "from_ranges",
+    "inflate",
+    "optional",
+    "parse_object",
+    "quick",
+    "to_ranges",
+]

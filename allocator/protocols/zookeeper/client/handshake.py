@@ -1,0 +1,139 @@
+"""Replaces a part of kazoo: how its client opens a connection and a session. No other module does so.
+
+kazoo does not expose the granted session timeout, waits a whole session timeout for one silent server, and retries an
+old session forever on an ensemble that lost its data. Its listeners do not learn that its thread has ended if the
+session was lost before. So kazoo gets another handler for attempts to connect and for the end of its thread. The
+request that opens a session has no hook: `Handshake` replaces `ConnectionHandler._invoke`, and sets `_socket` of the
+connection. CONTRIBUTING.md lists the tests that fail if kazoo changes one of these.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import ConnectionDropped, SessionExpiredError
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.serialization import Connect
+
+from allocator.core.aio import boot_clock
+
+log = logging.getLogger(__name__)
+
+BEGUN, ACCEPTED = "no connection so far", "it accepts connections, but does not respond"
+
+
+class Handshake:
+    """Opens connections for one kazoo client, in kazoo's thread.
+
+    A server closes the connection of a client that has seen newer data than the server has, without a response. A
+    server without a quorum does the same. If the ensemble lost its data, or got an old copy back, this never ends. So
+    `Handshake` gives up a session that had no connection for its whole timeout if a server refuses it, then serves a
+    new client, then refuses it again. A server without a quorum serves no client, so the session waits for it without
+    limit. A server that is behind its ensemble cannot end a session that may still be alive.
+
+    attempt_s: the limit of one attempt at one server. session_is_over: returns whether the session has had no
+    connection for its whole timeout at this time of `boot_clock`. granted: called with the timeout in seconds that the
+    server granted and the time of the request, before kazoo reports the connection: a lease that counted with the
+    longer requested timeout could outlive the session. tried: called with BEGUN at each attempt to connect, then with
+    ACCEPTED or with the error. closed: called when kazoo's thread has ended, after kazoo's listeners.
+    """
+
+    def __init__(
+        self,
+        attempt_s: float,
+        session_is_over: Callable[[float], bool],
+        granted: Callable[[float, float], None],
+        tried: Callable[[Exception | str], None],
+        closed: Callable[[], None],
+    ) -> None:
+        self._attempt_s = attempt_s
+        self._session_is_over = session_is_over
+        self._granted = granted
+        self._tried = tried
+        self._connect_args: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
+        self.handler = _Handler(self._connect, closed)
+        """The handler of the client."""
+
+    def install(self, client: KazooClient) -> None:
+        """Makes `client` open its sessions with this object. Call it before the client starts."""
+        self._connection = client._connection
+        self._kazoo_invoke = client._connection._invoke
+        client._connection._invoke = self._invoke
+
+    def _connect(self, *args: Any, timeout: float, **options: Any) -> Any:
+        self._connect_args = args, {**options, "timeout": min(timeout, self._attempt_s)}
+        self._tried(BEGUN)
+        try:
+            connected = self.handler.connect(*args, **self._connect_args[1])
+        except Exception as error:
+            self._tried(error)
+            raise
+        self._tried(ACCEPTED)
+        return connected
+
+    def _invoke(self, timeout: float, request: Any, xid: Any = None) -> Any:
+        if not isinstance(request, Connect):
+            return self._kazoo_invoke(timeout, request, xid)
+        requested_at = boot_clock()
+        response = self._open_session(timeout, request, session_is_over=self._session_is_over(requested_at))
+        if response[0].time_out > 0:
+            self._granted(response[0].time_out / 1000.0, requested_at)
+        return response
+
+    def _open_session(self, timeout: float, request: Connect, *, session_is_over: bool) -> Any:
+        """Returns the server's response. Raises SessionExpiredError to give up the session."""
+        timeout = min(timeout, self._attempt_s)
+        try:
+            return self._kazoo_invoke(timeout, request)
+        except ConnectionDropped:
+            if not request.session_id or not session_is_over:
+                raise
+        self._connect_again()
+        # the shortest timeout, so that the server soon forgets this session
+        self._kazoo_invoke(timeout, request._replace(last_zxid_seen=0, time_out=1, session_id=0, passwd=b"\0" * 16))
+        self._connect_again()
+        try:
+            return self._kazoo_invoke(timeout, request)
+        except ConnectionDropped:
+            log.error(
+                "ZooKeeper %s serves other clients and refuses this session: it has lost data that was read before; "
+                "opening a new session",
+                "{}:{}".format(*self._connect_args[1].get("address", ("?", "?"))),
+            )
+            raise SessionExpiredError("the ensemble has lost data") from None
+
+    def _connect_again(self) -> None:
+        self._connection._socket.close()
+        args, options = self._connect_args
+        try:
+            connected = self.handler.connect(*args, **options)
+        except OSError as error:
+            raise ConnectionDropped(f"socket connection error: {error}") from error
+        connected.setblocking(False)
+        self._connection._socket = connected
+
+
+class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is untyped
+    """Lets `connect` open the connections, and calls `ended` when the thread of kazoo's connection has ended."""
+
+    def __init__(self, connect: Callable[..., Any], ended: Callable[[], None]) -> None:
+        super().__init__()
+        self.connect = super().create_connection
+        self._connect = connect
+        self._ended = ended
+
+    def create_connection(self, *args: Any, **options: Any) -> Any:
+        return self._connect(*args, **options)
+
+    def spawn(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        def run() -> None:
+            try:
+                function(*args, **options)
+            finally:
+                self._ended()
+
+        # the handler's own threads start before `running` is set, and end before the connection's thread
+        return super().spawn(run) if self.running else super().spawn(function, *args, **options)

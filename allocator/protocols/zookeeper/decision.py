@@ -1,0 +1,207 @@
+"""Decides which member gets which partitions. The leader and `allocator group plan` call it.
+
+In: the members, the partition counts, the current document, the commands in effect, and the allocator functions. Out: a
+`GroupDecision`. Nothing is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Optional, TypeVar
+
+from allocator.assignors import (
+    Assignor,
+    Constraints,
+    GroupView,
+    LoadAssignor,
+    LoadReport,
+    Member,
+    balance,
+    choose,
+    left_out,
+    moved,
+    resolve,
+    steer,
+)
+from allocator.commands import Order, Orders
+from allocator.core.settings import DEFAULT
+from allocator.core.subscription import topic_pattern
+from allocator.core.text import shown
+from allocator.documents import SMALL_PARTITIONS
+from allocator.errors import AllocatorError
+from allocator.protocols.zookeeper.seats import away, standby, view_ids
+from allocator.protocols.zookeeper.steering import Budget, OrdersInForce, constraints_of
+from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, MemberInfo
+from allocator.protocols.zookeeper.znodes.following import LoadHistory
+from allocator.protocols.zookeeper.znodes.load_reader import loads_of
+from allocator.protocols.zookeeper.znodes.store import computed
+from allocator.types import Partitions, TopicPartition
+
+T = TypeVar("T")
+ViewBuilder = Callable[
+    [Assignor, "tuple[Member, ...]", Mapping[str, int], Mapping[str, Partitions]], Awaitable[GroupView]
+]
+"""Arguments: assignor, members, partition counts, owned partitions. Returns the view of the group that the assignor
+needs."""
+
+
+@dataclass(frozen=True)
+class GroupDecision:
+    """The assignment that the group moves to. A budget of moves may make it several steps."""
+
+    target: Mapping[str, Partitions]
+    """The partitions of each member that takes part."""
+    strategy: str
+    refused: Mapping[str, str]
+    """Members without a function in common with the group, each with the reason."""
+    left_out: Partitions
+    """Partitions that the assignment gives to no member."""
+    load_history: Optional[LoadHistory] = None
+    """The history including this decision's moves; None if no partition moves because of a lasting imbalance."""
+
+
+@dataclass(frozen=True)
+class GroupLoad:
+    """The inputs of a decision by load."""
+
+    loads: Mapping[TopicPartition, float] = field(default_factory=dict)
+    """The loads that members have reported."""
+    uneven: bool = False
+    """Whether an imbalance has lasted long enough that partitions should move."""
+    now_ms: int = 0
+    """Milliseconds since the epoch."""
+
+
+SMALL_BY_LOAD = 2_000  # partitions; smaller than SMALL_PARTITIONS because the leader checks the load regularly
+
+# one thread, so that a process with several groups computes one decision at a time
+_LARGE = ThreadPoolExecutor(1, thread_name_prefix="allocator-decide")
+
+
+def subscription(info: MemberInfo, topics: Collection[str]) -> frozenset[str]:
+    """Returns the topics that a member subscribes to: the named topics, and any of `topics` that match its pattern."""
+    if info.pattern is None:
+        return info.topics
+    return info.topics | set(filter(topic_pattern(info.pattern).matches, topics))
+
+
+async def decide(
+    members: Mapping[str, MemberInfo],
+    counts: Mapping[str, int],
+    document: AssignmentDocument,
+    orders: Sequence[Order],
+    assignors: Mapping[str, Assignor],
+    build: ViewBuilder,
+    load: GroupLoad | None = None,
+) -> GroupDecision:
+    """Computes a decision. `members` are in join order, `assignors` are those that this process offers, by name.
+
+    `load` is None if no loads are known. Raises AllocatorError if the function fails, returns no valid assignment, or
+    is not among `assignors`.
+    """
+    waiting = standby(document, members)
+    strategy, refused = choose([(member, info.strategies) for member, info in members.items() if member not in waiting])
+    refused.update(waiting)
+    assignor = assignors.get(strategy)
+    if assignor is None:
+        raise AllocatorError(f"the group agreed on {shown(strategy)}, which this leader does not offer")
+    # the functions see absent members that may come back, so that a restart moves no partition of the others
+    missing = away(document, members)
+    everybody = {**members, **missing}
+    ids = view_ids(document, everybody)
+    # members usually share one subscription
+    subscriptions = {(info.topics, info.pattern): info for info in everybody.values()}
+    subscribed = {key: subscription(info, counts) for key, info in subscriptions.items()}
+    taking_part = tuple(
+        Member(
+            id=ids[member],
+            name=info.name,
+            topics=subscribed[info.topics, info.pattern],
+            weight=info.weight,
+            rack=info.rack,
+            host=info.host,
+        )
+        for member, info in ((member, everybody[member]) for member in ids)
+        if member not in refused
+    )
+    owned = {ids[member]: parts for member, parts in document.owners.items() if member in ids}
+    held = {ids[member]: parts for member, parts in document.assigned().items() if member in ids}
+    constraints = constraints_of(orders, everybody, missing).renamed(ids)
+    size, history = sum(counts.values()), None
+    if isinstance(assignor, LoadAssignor):
+        load = load or GroupLoad()
+        tolerance = next(iter(members.values())).load_tolerance or DEFAULT["load_tolerance"]
+        view = GroupView(taking_part, dict(counts), held, load=load.loads)
+        compute = partial(_by_load, assignor, view, constraints, tolerance, load, document.load_history)
+        target, history = await computed(compute, size >= SMALL_BY_LOAD, _LARGE)
+    else:
+        view = await build(assignor, taking_part, counts, owned)
+        target = await computed(partial(steer, assignor, view, constraints, held), size >= SMALL_PARTITIONS, _LARGE)
+    without = left_out(view, target)
+    target = {member: target[seen] for member, seen in ids.items() if seen in target}
+    return GroupDecision(target, strategy, refused, without, history)
+
+
+def _by_load(
+    assignor: LoadAssignor,
+    view: GroupView,
+    constraints: Constraints,
+    tolerance: float,
+    load: GroupLoad,
+    before: LoadHistory,
+) -> tuple[dict[str, Partitions], LoadHistory | None]:
+    """Assigns the partitions of a group that follows load. The history is None if no partition moves because of a
+    lasting imbalance."""
+    total, history, resting = sum(view.partitions.values()), None, before.resting(load.now_ms)
+    found = steer(assignor, view, constraints)
+    further = partial(balance, view.members, loads=view.load, tolerance=tolerance, constraints=constraints)
+    # a member that joined needs partitions, whatever the load; the budget does not limit moves to it
+    newcomers = {member.id for member in view.members if not view.owned.get(member.id)}
+    moves = further(found, resting=resting, newcomers=newcomers)
+    found = moved(found, moves)
+    if load.uneven:
+        resting |= {move.partition for move in moves}
+        moves = further(found, resting=resting, most=before.allowance(total, load.now_ms))
+        found = moved(found, moves)
+        if moves:
+            history = before.with_moves((move.partition for move in moves), total, load.now_ms)
+    return found, history
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A decision to show, which is not carried out."""
+
+    target: Mapping[str, Partitions]
+    strategy: str
+    orders: Mapping[str, tuple[str, str]]
+    """Command -> its state after the last move, and the reason."""
+    budget: Budget
+
+
+async def preview(
+    members: Mapping[str, MemberInfo],
+    counts: Mapping[str, int],
+    document: AssignmentDocument,
+    orders: Orders,
+    reports: Mapping[str, LoadReport],
+    build: ViewBuilder,
+    *,
+    uneven: bool,
+    now_ms: int,
+) -> Preview:
+    """Returns what a leader with these members would decide at `now_ms`.
+
+    `reports`: the loads that members report. `uneven`: whether an imbalance counts as lasting. Raises the errors of
+    `decide`, and AssignorError for a function that cannot be loaded here.
+    """
+    strategy, _ = choose([(member, info.strategies) for member, info in members.items()])
+    function = resolve(strategy)
+    load = GroupLoad(loads_of(reports, function.source), uneven, now_ms) if isinstance(function, LoadAssignor) else None
+    in_force = OrdersInForce.of(orders, members, document.orders, now_ms)
+    decision = await decide(members, counts, document, in_force.counting, {strategy: function}, build, load)
+    after = AssignmentDocument(owners={member: parts for member, parts in decision.target.items() if parts})
+    return Preview(decision.target, strategy, in_force.states(members, after, decision.target), in_force.budget)

@@ -1,0 +1,214 @@
+"""Reads the group from ZooKeeper as the leader needs it, and writes the assignment.
+
+Watches keep what was read, so a snapshot costs one request for each znode that has changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from allocator.commands import Orders
+from allocator.core.aio import wall_ms
+from allocator.documents import Counts, InflateBudget, InvalidZnode
+from allocator.protocols.zookeeper.client.client import ConnectionLost, Watched
+from allocator.protocols.zookeeper.order_store import OrderStore
+from allocator.protocols.zookeeper.plan import adopt
+from allocator.protocols.zookeeper.steering import OrdersInForce
+from allocator.protocols.zookeeper.znodes.changes import MAX_STEPS, Changes, Step, difference
+from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim, MemberInfo, in_join_order
+from allocator.protocols.zookeeper.znodes.store import Store
+
+log = logging.getLogger(__name__)
+
+# pause before the group's own znode is read again. The leader's writes change it too. Higher: partitions have no owner
+# for longer after another client wrote it; lower: one more request while members wait for the leader
+COUNT_S = 0.5
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A group in ZooKeeper, as the leader decides from it."""
+
+    document: AssignmentDocument
+    version: int
+    """The version of the document's znode; -1 if there is none."""
+    rebuilt: bool
+    """Whether the znode is missing or unreadable, so that `document` was made from the claims."""
+    miscounted: bool
+    """Whether the write count in the group's znode does not match the document, because another client wrote that
+    znode. No claim can succeed before the next write."""
+    members: Mapping[str, MemberInfo]
+    """The members with a readable member znode, in join order."""
+    alive: frozenset[str]
+    """The members with a member znode or a claim."""
+    claims: Mapping[str, Claim]
+    """The readable claims of the members that the document waits for."""
+    left: frozenset[str]
+    """The members that left for good and are still marked so; read only if a member has an instance id."""
+    orders: OrdersInForce
+    now_ms: int
+    """When this was read, in milliseconds since the epoch."""
+
+
+class GroupZnodes:
+    """Turns watches into snapshots, and sets events when a snapshot is outdated."""
+
+    def __init__(self, store: Store, counts: Counts) -> None:
+        self.changed = asyncio.Event()
+        """Set by every change."""
+        self.regrouped = asyncio.Event()
+        """Set by the changes that may need another assignment."""
+        self.released = False
+        """Whether the claim of a member that the document waits for has changed."""
+        self._store = store
+        self._counts = counts
+        self._names = Watched(store.member_names, self.poke)
+        self._claim_names = Watched(store.claim_names, self.changed.set)
+        self._left_names = Watched(store.left_names, self.poke)
+        self._orders = Watched(OrderStore(store.zk, store.paths).read, self.poke)
+        self._readable_orders = Orders()
+        self._infos: dict[str, MemberInfo] = {}
+        self._claims: dict[str, Watched[Claim | None]] = {}
+        self._budget = InflateBudget.of_claims()
+        # (document, version of its znode, `Snapshot.miscounted`)
+        self._document: tuple[AssignmentDocument | None, int, bool] | None = None
+        self._last: AssignmentDocument | None = None
+        self._steps: tuple[Step, ...] = ()  # to `_document`, each written by this leader
+
+    def poke(self) -> None:
+        """Sets both events: the group has changed in a way that may need another assignment."""
+        self.regrouped.set()
+        self.changed.set()
+
+    @property
+    def awaits_releases(self) -> bool:
+        """Whether the leader still waits for a release: some claim in `document.waiting` is unchanged since the last
+        snapshot."""
+        return any(claim.fresh for claim in self._claims.values())
+
+    def start_over(self) -> None:
+        """Reads everything again, because ZooKeeper does not hold the document that this leader wrote last."""
+        self._document, self._steps = None, ()
+        # kazoo delivers responses and events in two threads, so the leader may read a document before the event about a
+        # new member that it contains. Without a fresh list of names that member would count as dead, and the leader
+        # would use an old version of a claim
+        for watched in (self._names, self._claim_names, self._left_names):
+            watched.forget()
+        self._claims.clear()
+        self.poke()
+
+    async def watch_count(self) -> None:
+        """Starts over each time another client writes the group's own znode: its version no longer matches the
+        document, so each claim would fail until the leader writes the next document."""
+        while True:
+            touched = asyncio.Event()
+            try:
+                writes = await self._store.writes(touched.set)
+            except ConnectionLost:
+                await asyncio.sleep(0.05)
+                continue
+            if self._document is None:  # the leader reads it, and may have read an earlier count already
+                await asyncio.sleep(0.05)
+                continue
+            document = self._document[0]
+            if document is not None and writes > document.writes:
+                self.start_over()
+            await touched.wait()
+            await asyncio.sleep(COUNT_S)
+
+    async def read(self) -> Snapshot:
+        """Reads what has changed. Raises ConnectionLost, and NoZnode if the group's own znodes were deleted."""
+        document, version, rebuilt, miscounted = await self._read_document()
+        found, claimed = await asyncio.gather(self._names.get(), self._claim_names.get())
+        names = in_join_order(found)
+        members = await self._members(names)
+        # a member whose member znode was deleted by hand works until it notices. Its claim still exists, so it counts
+        # as alive
+        alive = frozenset({*names, *in_join_order(claimed)})
+        left: Iterable[str] = ()
+        if document.seats or any(info.instance_id is not None for info in members.values()):
+            left = await self._left_names.get()
+        try:
+            self._readable_orders = await self._orders.get()
+        except InvalidZnode as error:
+            log.error("%s: the operator commands stay as they were: %s", self._store.paths.group, error)
+        claims = await self._claims_of([member for member in document.waiting if member in alive])
+        now_ms = wall_ms()
+        orders = OrdersInForce.of(self._readable_orders, members, document.orders, now_ms)
+        return Snapshot(document, version, rebuilt, miscounted, members, alive, claims, frozenset(left), orders, now_ms)
+
+    async def write(self, document: AssignmentDocument, version: int) -> None:
+        """Replaces the document if its znode still has `version`. Raises BadVersion or ZnodeExists otherwise; after any
+        error, call `start_over`."""
+        document = document.but(writes=document.writes + 1)
+        self._steps = steps = self._steps_to(document, version)
+        written = self._document = document, version, False
+        changes = Changes(document.writes, version + 1, steps) if steps else None
+        new_version = await self._store.write_document(document, version, changes)
+        if self._document is written:  # otherwise another leader replaced the document before this response came
+            self._document = document, new_version, False
+        self._last = document
+        # the other members have released, so the leader must not wait until they write their claims
+        self._claims = {member: watched for member, watched in self._claims.items() if member in document.waiting}
+        if document.waiting:
+            self.changed.set()  # the next snapshot sets the watches on the claims that the document waits for
+        log.info("%s: %s", self._store.paths.group, document)
+
+    def _steps_to(self, document: AssignmentDocument, version: int) -> tuple[Step, ...]:
+        """Returns the last steps to the document that is written next; none if the document before it is unknown."""
+        if self._document is None:
+            return ()
+        before, read, miscounted = self._document
+        if before is None or miscounted or read != version or not 0 < before.writes == document.writes - 1:
+            return ()
+        step = difference(before, document)
+        return () if step is None else (*self._steps, step)[-MAX_STEPS:]
+
+    async def _read_document(self) -> tuple[AssignmentDocument, int, bool, bool]:
+        if self._document is None:
+            try:
+                # reads the count before the document: if another leader writes in between, the old count makes the next
+                # write fail
+                writes = await self._store.writes()
+                document, version = await self._store.document(counts=self._counts)
+                miscounted = document is not None and 0 < document.writes != writes
+                self._document = None if document is None else document.but(writes=writes), version, miscounted
+            except InvalidZnode as error:
+                log.error("%s: %s; continuing from the members' claims", self._store.paths.group, error)
+                self._document = None, error.version, False
+        document, version, miscounted = self._document
+        if document is not None:
+            return document, version, False, miscounted
+        # reads the count before the claims, so that no later claim can be based on the lost document
+        writes = await self._store.writes()
+        claims = await self._claims_of(in_join_order(await self._claim_names.get()))
+        return adopt(claims, self._last, writes or version + 1).but(writes=writes), version, True, False
+
+    async def _claims_of(self, wanted: list[str]) -> dict[str, Claim]:
+        self._budget.keep(map(self._store.paths.claim, wanted))
+        self._claims = {
+            member: self._claims.get(member) or Watched(partial(self._read_claim, member), self._poke_released)
+            for member in wanted
+        }
+        found = await asyncio.gather(*(watched.get() for watched in self._claims.values()))
+        return {member: claim for member, claim in zip(wanted, found) if claim is not None}
+
+    async def _read_claim(self, member: str, watch: Callable[[], None]) -> Claim | None:
+        effect = "its partitions wait until the member writes it again or leaves"
+        return await self._store.readable(effect, self._store.claim, member, watch, budget=self._budget)
+
+    def _poke_released(self) -> None:
+        self.released = True
+        self.changed.set()
+
+    async def _members(self, names: list[str]) -> dict[str, MemberInfo]:
+        fresh = [name for name in names if name not in self._infos]
+        read = partial(self._store.readable, "this member gets no partitions", self._store.member)
+        found = dict(zip(fresh, await asyncio.gather(*map(read, fresh))))
+        infos = {name: found.get(name) or self._infos.get(name) for name in names}
+        self._infos = {name: info for name, info in infos.items() if info is not None}
+        return self._infos

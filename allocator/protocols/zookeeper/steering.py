@@ -1,0 +1,305 @@
+"""Decides which of the leader's commands are in effect, their constraints and their states. Pure functions.
+
+A command takes effect once every live member knows its kind. Until then it is `pending`, and its state names the
+members of older versions. A command that is in effect stays so when such a member joins later.
+
+A command names a member in one of these ways:
+
+- the id of the member
+- the client id
+- the instance id
+- the name in tables, billing@web1:4242#12: client id, host, process id, and the number of the session
+- that name without the number: billing@web1:4242
+- the number alone: #12
+
+With the client id, or the name without the number, the command also applies after the process has joined again in a new
+session. With the instance id it also applies to the process that replaces this one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from allocator.assignors import Constraints
+from allocator.commands import KINDS, Order, Orders
+from allocator.core.text import plain, some_of
+from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, MemberInfo, OrderState, sequence
+from allocator.protocols.zookeeper.znodes.member_names import member_name
+from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
+
+log = logging.getLogger(__name__)
+
+LEADERS_KINDS = frozenset(kind.name for kind in KINDS.values() if kind.acts == "leader")
+
+Infos = Mapping[str, MemberInfo]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits on how many partitions may leave a live owner. None: any number."""
+
+    at_once: int | None = None
+    per_minute: int | None = None
+
+    @classmethod
+    def of(cls, orders: Iterable[Order]) -> Budget:
+        """Returns the limits of the command `budget`; no limits if there is none."""
+        return next((cls(**order.arguments) for order in orders if order.kind == "budget"), cls())
+
+
+def members_named(text: str, members: Infos) -> list[str]:
+    """Returns the ids of the live members that `text` names, in join order."""
+    found = []
+    for member, info in members.items():
+        shown = member_name(member, info)
+        if text in (member, info.name, info.instance_id, shown, shown.rpartition("#")[0], f"#{sequence(member)}"):
+            found.append(member)
+    return found
+
+
+def counting(
+    orders: Iterable[Order], members: Infos, before: Mapping[str, OrderState]
+) -> tuple[list[Order], dict[str, OrderState]]:
+    """Returns (the commands in effect, the states of the others).
+
+    `orders`: the unexpired commands of the kinds that the leader honours. `before`: the states in the current document.
+    """
+    count, pending = [], {}
+    for order in orders:
+        older = [member for member, info in members.items() if order.kind not in info.orders]
+        known = order.id in before and before[order.id].state != "pending"
+        if older and not known:
+            names = some_of([member_name(member, members[member]) for member in older])
+            pending[order.id] = OrderState("pending", f"it counts once these members of older versions left: {names}")
+        else:
+            count.append(order)
+    return count, pending
+
+
+@dataclass(frozen=True)
+class OrdersInForce:
+    """The commands that the leader honours at one moment."""
+
+    known: Orders
+    counting: list[Order]
+    """The commands in effect."""
+    pending: dict[str, OrderState]
+    """The states of the other commands: some member's version does not know their kind."""
+
+    @classmethod
+    def of(cls, known: Orders, members: Infos, before: Mapping[str, OrderState], now_ms: int) -> OrdersInForce:
+        """Selects the commands in effect. `before`: the states in the current document."""
+        return cls(known, *counting(known.in_force(now_ms, LEADERS_KINDS), members, before))
+
+    @property
+    def budget(self) -> Budget:
+        return Budget.of(self.counting)
+
+    def allowance(self, document: AssignmentDocument, alive: Collection[str], now_ms: int) -> int | None:
+        """Returns how many more partitions may leave their live owners now; None: any number."""
+        budget, allowed = self.budget, []
+        if budget.at_once is not None:
+            allowed.append(budget.at_once - document.in_flight(alive))
+        if budget.per_minute is not None:
+            allowed.append(budget.per_minute - sum(number for _, number in document.recent_moves(now_ms)))
+        return max(0, min(allowed)) if allowed else None
+
+    def states(
+        self, members: Infos, document: AssignmentDocument, goal: Mapping[str, Partitions], moving: str = ""
+    ) -> dict[str, OrderState]:
+        """Returns the state of each command, by id.
+
+        `document`: the current assignment. `goal`: the assignment that the leader aims at. `moving`: which moves a
+        budget delays.
+        """
+        if not self.counting:  # saves `_Outcome`, which takes time for each partition
+            return self.pending
+        outcome = _Outcome(members, document, goal, self.counting)
+        kept = OrderState("kept", moving)
+        states = {each.id: kept if each.kind == "budget" else outcome.state(each) for each in self.counting}
+        return {**states, **self.pending}
+
+    def log_changes(self, group: str, before: Mapping[str, OrderState], after: Mapping[str, OrderState]) -> None:
+        """Logs the states that have changed."""
+        for order_id, found in after.items():
+            if before.get(order_id) != found:
+                order = self.known.find(order_id)
+                called = order_id if order is None else f"{order_id} ({order.kind}, by {order.who})"
+                why = f": {found.why}" if found.why else ""
+                level = logging.WARNING if found.state in ("not kept", "pending") else logging.INFO
+                log.log(level, "%s: command %s is %s%s", group, plain(called), found.state, plain(why))
+        for order_id in before.keys() - after.keys():
+            log.info("%s: command %s no longer counts", group, plain(order_id))
+
+
+def canaries_of(order: Order, members: Infos) -> list[str]:
+    """Returns the live members that a canary command limits."""
+    promoted = {member for text in order.arguments["promoted"] for member in members_named(text, members)}
+    known = set(order.arguments["known"])
+    return [
+        member
+        for member, info in members.items()
+        if member not in promoted and member_name(member, info, session=False) not in known
+    ]
+
+
+def members_at(place: Mapping[str, str], members: Infos) -> frozenset[str]:
+    """Returns the live members at a place such as {"member": "web1"} or {"rack": "a"}."""
+    if "rack" in place:
+        return frozenset(member for member, info in members.items() if info.rack == place["rack"])
+    return frozenset(members_named(place["member"], members))
+
+
+def constraints_of(orders: Iterable[Order], members: Infos, absent: Collection[str] = ()) -> Constraints:
+    """Returns the constraints that these commands put on an assignment to these members.
+
+    `absent`: the members without a session. They keep their partitions but get no more, since these would wait for
+    their return.
+    """
+    cordoned = set(absent)
+    evacuated: set[str] = set()
+    swapped: dict[str, str] = {}
+    canaries: dict[str, int] = {}
+    pinned: dict[TopicPartition, frozenset[str]] = {}
+    frozen = False
+    for order in orders:
+        given = order.arguments
+        if order.kind == "cordon":
+            cordoned.update(members_named(given["member"], members))
+        elif order.kind == "evacuate":
+            evacuated.update(members_named(given["member"], members))
+        elif order.kind == "swap":
+            old, new = (members_named(given[name], members) for name in ("old", "new"))
+            # one member cannot replace two others, nor replace another while a third replaces it
+            if len(old) == len(new) == 1 and old != new and not {*old, *new} & {*swapped, *swapped.values()}:
+                swapped[old[0]] = new[0]
+        elif order.kind == "pin":
+            pinned.update(dict.fromkeys(order.partitions, members_at(given["place"], members)))
+        elif order.kind == "canary":
+            canaries = dict.fromkeys(canaries_of(order, members), given["count"])
+        elif order.kind == "freeze":
+            frozen = True
+    # an evacuated member gets nothing, not even as the new member of a swap; an absent one gets it when it is back
+    swapped = {old: new for old, new in swapped.items() if new not in evacuated and new not in absent}
+    return Constraints(
+        cordoned=frozenset(cordoned),
+        absent=frozenset(absent),
+        evacuated=frozenset(evacuated - swapped.keys()),
+        swapped=swapped,
+        allowed={partition: there for partition, there in pinned.items() if there},
+        canaries={member: count for member, count in canaries.items() if member not in swapped.values()},
+        frozen=frozen,
+    )
+
+
+# -- results of commands -----------------------------------------------------------------------------------------------
+
+
+class _Outcome:
+    def __init__(
+        self, members: Infos, document: AssignmentDocument, goal: Mapping[str, Partitions], orders: Collection[Order]
+    ) -> None:
+        self._members = members
+        self._document = document
+        self._frozen = any(order.kind == "freeze" for order in orders)
+        self._evacuated = {
+            member
+            for order in orders
+            if order.kind == "evacuate"
+            for member in members_named(order.arguments["member"], members)
+        }
+        self._goal = goal
+        self._at: dict[TopicPartition, str] = {}
+        for member, partitions in document.owners.items():
+            self._at.update(dict.fromkeys(partitions, member))
+        for member, entry in document.waiting.items():
+            self._at.update(dict.fromkeys(entry.partitions, member))
+        self._to = {partition: member for member, partitions in goal.items() for partition in partitions}
+        self._known = document.left_out.union(self._at, self._to)
+
+    def state(self, order: Order) -> OrderState:
+        of_kind: Callable[[Order], OrderState] | None = getattr(self, f"_{order.kind}", None)
+        return OrderState("kept") if of_kind is None else of_kind(order)
+
+    def _has(self, member: str) -> Partitions:
+        entry = self._document.waiting.get(member)
+        waiting = NO_PARTITIONS if entry is None else entry.partitions
+        return self._document.owners.get(member, NO_PARTITIONS) | waiting
+
+    def _moving(self, partitions: Collection[TopicPartition], what: str) -> OrderState:
+        held = "; the group is frozen" if self._frozen else ""
+        return OrderState("waiting", f"{len(partitions)} partitions {what}{held}")
+
+    def _cordon(self, order: Order) -> OrderState:
+        named = members_named(order.arguments["member"], self._members)
+        if not named:
+            return OrderState("waiting", "no live member has this name")
+        has = frozenset().union(*map(self._has, named))
+        gained = [p for p, member in self._to.items() if member in named and p not in has]
+        if gained:
+            return OrderState("not kept", f"a command that comes first gives it {_partitions(gained)}")
+        return OrderState("kept")
+
+    def _evacuate(self, order: Order) -> OrderState:
+        named = members_named(order.arguments["member"], self._members)
+        if not named:
+            return OrderState("done", "no live member has this name")
+        return self._emptying(named, "it has no partitions", "no other member may have")
+
+    def _emptying(self, members: Collection[str], done: str, stuck_because: str) -> OrderState:
+        left = NO_PARTITIONS.union(*map(self._has, members))
+        stuck = [p for p in left if self._to.get(p) in members]
+        if not left:
+            return OrderState("done", done)
+        if stuck and not self._frozen:
+            return OrderState("not kept", f"{stuck_because} {_partitions(stuck)}")
+        return self._moving(left, "are left to move")
+
+    def _swap(self, order: Order) -> OrderState:
+        old, new = (members_named(order.arguments[name], self._members) for name in ("old", "new"))
+        for which, found in (("old", old), ("new", new)):
+            if len(found) > 1:
+                return OrderState("not kept", f"{which} names {len(found)} members")
+        if not new:
+            return OrderState("waiting", "the new member has not joined")
+        if not old:
+            return OrderState("done", "the old member has left")
+        if new[0] in self._evacuated and self._has(old[0]):
+            return OrderState("not kept", "the new member is being evacuated")
+        return self._emptying(old, "the old member has no partitions", "the new member may not have")
+
+    def _pin(self, order: Order) -> OrderState:
+        there = members_at(order.arguments["place"], self._members)
+        if not there:
+            return OrderState("not kept", "no live member is there; the partitions are with others")
+        wrong = [p for p in order.partitions if p in self._to and self._to[p] not in there]
+        moving = [p for p in order.partitions if p in self._at and self._at[p] not in there]
+        if moving and (self._frozen or not wrong):
+            return self._moving(moving, "are elsewhere")
+        if wrong:
+            return OrderState("not kept", f"no live member there can take {_partitions(wrong)}")
+        unknown = order.partitions - self._known if self._to else NO_PARTITIONS
+        if unknown:
+            state = "waiting" if unknown == order.partitions else "kept"
+            return OrderState(state, f"the group has no partition {_partitions(unknown)}")
+        return OrderState("kept")
+
+    def _canary(self, order: Order) -> OrderState:
+        canaries, count = canaries_of(order, self._members), order.arguments["count"]
+        if not canaries:
+            return OrderState("kept", "no new member has joined")
+        wrong = [each for each in canaries if len(self._goal.get(each, ())) != count]
+        moving = [each for each in canaries if len(self._document.owners.get(each, ())) != count]
+        names = some_of([member_name(each, self._members[each]) for each in canaries])
+        if wrong and not self._frozen:
+            several = some_of([member_name(each, self._members[each]) for each in wrong])
+            return OrderState("not kept", f"these cannot have exactly {count} partitions: {several}")
+        if moving:
+            return OrderState("waiting", f"new members: {names}" + ("; the group is frozen" if self._frozen else ""))
+        return OrderState("kept", f"new members: {names}")
+
+
+def _partitions(partitions: Collection[TopicPartition]) -> str:
+    return some_of([f"{topic}:{number}" for topic, number in sorted(partitions)])

@@ -19,8 +19,8 @@ from allocator.core.fetch import Batch, Fetcher
 from allocator.core.settings import DEFAULT, names_arguments
 from allocator.core.subscription import ANY_TOPIC, Hold, SubscriptionState
 from allocator.errors import AllocatorError, CommitFailed, Fenced, NoOffsetsError, NotOwned
-from allocator.operate import ChoiceWatcher, ClusterChoice, choice_path
-from allocator.protocols.zookeeper import EnsembleOptions
+from allocator.operate import ChoiceWatcher
+from allocator.protocols.zookeeper import ClusterChoice, EnsembleOptions, choice_path
 from allocator.types import Assignors, MembershipName, OffsetAndMetadata, TopicPartition
 
 log = logging.getLogger(__name__)

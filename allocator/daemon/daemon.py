@@ -12,7 +12,8 @@ from allocator.core.aio import TaskGroup, first_of
 from allocator.daemon.notify import Notifier
 from allocator.errors import CommitFailed, HandlerCutOff
 from allocator.handlers import Handler, Handling, Processor
-from allocator.operate import ChoiceWatcher, ClusterChoice
+from allocator.operate import ChoiceWatcher
+from allocator.protocols.zookeeper import ClusterChoice
 from allocator.types import TopicPartition
 
 log = logging.getLogger(__name__)

@@ -28,8 +28,8 @@ from allocator.daemon.settings_reader import SettingsReader
 from allocator.daemon.stacks import dump_when_stuck
 from allocator.errors import AllocatorError, AssignorError, ConfigError, HandlerFailed, MissingExtra
 from allocator.handlers import Handler, Handling, load_handler
-from allocator.operate import ChoiceWatcher, ClusterChoice, choice_path
-from allocator.protocols.zookeeper import EnsembleOptions, check_options
+from allocator.operate import ChoiceWatcher
+from allocator.protocols.zookeeper import ClusterChoice, EnsembleOptions, check_options, choice_path
 
 log = logging.getLogger(__name__)
 

@@ -21,17 +21,15 @@ from allocator.migrate.offsets import copy_offsets, restore_offsets
 from allocator.migrate.storage import OffsetStore, connected
 from allocator.migrate.topics import TopicIds
 from allocator.migrate.translate import ends_of
-from allocator.operate import (
+from allocator.operate import describe, kafka_group, subscribed
+from allocator.protocols.zookeeper import (
     ClusterChoice,
+    ZooKeeperClient,
     choice_path,
     choose_cluster,
-    describe,
-    kafka_group,
     read_choice,
     same_cluster,
-    subscribed,
 )
-from allocator.protocols.zookeeper import ZooKeeperClient
 from allocator.types import TopicPartition
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from allocator.core.settings import Flag, Number, Setting, Text, Texts, shared
 from allocator.core.text import shown
 from allocator.errors import ConfigError
 from allocator.migrate.storage import OffsetStore
-from allocator.operate import same_cluster
+from allocator.protocols.zookeeper import same_cluster
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -11,7 +11,7 @@ from allocator.core.settings import DEFAULT, Number, Whole, keyword_faults
 from allocator.core.subscription import check_pattern
 from allocator.errors import ConfigError
 from allocator.migrate.topics import SUFFIX
-from allocator.operate import same_cluster
+from allocator.protocols.zookeeper import same_cluster
 
 RECREATED: Final = ("earliest", "continue")
 RANGES: Final[Mapping[str, Union[Number, Whole]]] = {

@@ -13,7 +13,6 @@ from allocator import lazy_names
 
 if TYPE_CHECKING:
     from allocator.operate.adoption import adopt, candidate
-    from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster, read_choice, same_cluster
     from allocator.operate.clusters import Clusters
     from allocator.operate.dead_letters.waiting import WaitingRecords, read_retries
     from allocator.operate.deletion import GroupRemains, delete
@@ -59,7 +58,6 @@ __all__ = [
     "WITHDRAWN_BY_PARTITION",
     "Act",
     "ChoiceWatcher",
-    "ClusterChoice",
     "Clusters",
     "Coordinated",
     "GroupPlan",
@@ -81,8 +79,6 @@ __all__ = [
     "candidate",
     "changes_of",
     "check_members_known",
-    "choice_path",
-    "choose_cluster",
     "copy_within",
     "delete",
     "describe",
@@ -99,14 +95,12 @@ __all__ = [
     "parse_target",
     "plan_reset",
     "planned",
-    "read_choice",
     "read_group",
     "read_groups",
     "read_offsets",
     "read_partitions",
     "read_retries",
     "refuse_members",
-    "same_cluster",
     "steered",
     "subscribed",
 ]
@@ -116,7 +110,6 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
         __name__,
         {
             "adoption": "adopt candidate",
-            "cluster_choice": "ClusterChoice choice_path choose_cluster read_choice same_cluster",
             "clusters": "Clusters",
             "dead_letters.waiting": "WaitingRecords read_retries",
             "deletion": "GroupRemains delete",

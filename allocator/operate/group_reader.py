@@ -16,7 +16,6 @@ from allocator.core.settings import DEFAULT, check_group
 from allocator.core.subscription import topic_pattern
 from allocator.documents import InflateBudget, InvalidZnode, to_ranges
 from allocator.errors import AllocatorError, ConfigError
-from allocator.operate.cluster_choice import ClusterChoice, choice_path, read_choice
 from allocator.operate.clusters import Clusters
 from allocator.operate.committed import fetch_committed
 from allocator.operate.group_report import GroupReport, GroupState, Logs, reported_problems
@@ -24,6 +23,7 @@ from allocator.operate.layouts import KIEL, OLD_CONSUMERS, old_layouts
 from allocator.operate.shell_command import ShellCommand
 from allocator.protocols.zookeeper import (
     Claim,
+    ClusterChoice,
     MemberInfo,
     NoZnode,
     OrderStore,
@@ -31,7 +31,9 @@ from allocator.protocols.zookeeper import (
     Store,
     Watched,
     ZooKeeperClient,
+    choice_path,
     in_join_order,
+    read_choice,
 )
 from allocator.types import OffsetAndMetadata, TopicPartition
 

@@ -12,9 +12,16 @@ from allocator.assignors import LoadReport, MemberLoads, built_in
 from allocator.commands import Orders
 from allocator.core.text import plain, shown, table
 from allocator.documents import to_ranges
-from allocator.operate.cluster_choice import ClusterChoice, elsewhere
 from allocator.operate.order_report import OrderReport, order_reports
-from allocator.protocols.zookeeper import AssignmentDocument, Claim, MemberInfo, loads_of, member_name
+from allocator.protocols.zookeeper import (
+    AssignmentDocument,
+    Claim,
+    ClusterChoice,
+    MemberInfo,
+    elsewhere,
+    loads_of,
+    member_name,
+)
 from allocator.types import NO_PARTITIONS, OffsetAndMetadata, Partitions, TopicPartition
 
 

@@ -16,8 +16,15 @@ from allocator.core.settings import DEFAULT, names_arguments
 from allocator.core.subscription import check_listener
 from allocator.errors import AllocatorError, Closed, ConfigError, NotOwned
 from allocator.handlers import Consumer
-from allocator.operate.cluster_choice import ClusterChoice, choice_path, read_choice
-from allocator.protocols.zookeeper import EnsembleOptions, ZooKeeperClient, ZooKeeperError, retrying
+from allocator.protocols.zookeeper import (
+    ClusterChoice,
+    EnsembleOptions,
+    ZooKeeperClient,
+    ZooKeeperError,
+    choice_path,
+    read_choice,
+    retrying,
+)
 from allocator.types import (
     MembershipName,
     Offset,

@@ -22,8 +22,6 @@ from allocator.operate import (
     GroupState,
     Logs,
     changes_of,
-    choice_path,
-    choose_cluster,
     copy_within,
     delete,
     execute_reset,
@@ -31,11 +29,18 @@ from allocator.operate import (
     parse_target,
     plan_reset,
     planned,
-    read_choice,
     read_partitions,
     steered,
 )
-from allocator.protocols.zookeeper import BadVersion, NoZnode, Paths, ZooKeeperClient
+from allocator.protocols.zookeeper import (
+    BadVersion,
+    NoZnode,
+    Paths,
+    ZooKeeperClient,
+    choice_path,
+    choose_cluster,
+    read_choice,
+)
 from allocator.types import TopicPartition
 from allocator.web import responses
 from allocator.web.requests import (

@@ -19,8 +19,8 @@ from doctor_patient import Patient
 from allocator.cli.commands import main
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster
 from allocator.protocols.zookeeper.client.client import ZooKeeperClient
+from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_path, choose_cluster
 from allocator.testing import LocalCluster, produce, wait_until_async
 from allocator.testing.batches import ProducedRecord
 from allocator.types import OffsetAndMetadata

@@ -21,8 +21,8 @@ from allocator import GroupedConsumer
 from allocator.core.client.client import KafkaClient
 from allocator.errors import BrokersUnavailable, CommitFailed, ZooKeeperUnavailable
 from allocator.operate import kafka_group
-from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster
 from allocator.protocols.zookeeper.client.client import ZooKeeperClient
+from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_path, choose_cluster
 from allocator.testing import FaultProxy, LocalCluster, wait_until_async
 
 

@@ -16,8 +16,8 @@ from allocator import Consumer, RebalanceListener, Record
 from allocator.core.consumer import core
 from allocator.core.offsets import coordinator
 from allocator.errors import CommitFailed
-from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster
 from allocator.operate.switching import SwitchingConsumer
+from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_path, choose_cluster
 from allocator.testing import FaultProxy, LocalCluster, produce, wait_until_async
 from allocator.types import OffsetStorage, TopicPartition
 

@@ -12,11 +12,11 @@ from joining import joined
 from zookeeper_sessions import session
 
 import allocator
-from allocator import GroupedConsumer
-from allocator.errors import AllocatorError, Closed
-from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster
+from allocator import Consumer, GroupedConsumer
+from allocator.errors import AllocatorError, Closed, ConfigError
 from allocator.operate.switching import ChoiceWatcher, SwitchingConsumer
 from allocator.protocols.zookeeper.client.client import SessionState, ZooKeeperClient
+from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_path, choose_cluster
 from allocator.testing import LocalCluster, produce, wait_until_async
 
 pytestmark = pytest.mark.deadline(120)
@@ -49,6 +49,11 @@ def it(kafka_cluster: LocalCluster, zk_chroot: Any, topic_factory: Callable[...,
 
 
 async def _forever(consumer: SwitchingConsumer) -> None:
+    while True:
+        await consumer.getbatch(1.0)
+
+
+async def _ends(consumer: Consumer) -> None:
     while True:
         await consumer.getbatch(1.0)
 
@@ -187,3 +192,40 @@ async def test_a_consumer_closed_before_or_during_its_start_does_not_start() -> 
     await consumer.close()
     with pytest.raises(Closed, match="closed while it connected"):
         await asyncio.wait_for(starting, 10)
+
+
+# -- members that do not follow the choice ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("choice", "why"),
+    [(ClusterChoice("new:9092"), "read 'new:9092'.*SwitchingConsumer"), (ClusterChoice(frozen=True), "frozen")],
+    ids=["moved", "frozen"],
+)
+async def test_a_member_with_other_brokers_than_its_group_is_refused(
+    it: Group, choice: ClusterChoice, why: str
+) -> None:
+    """It would take partitions from the members on the other cluster, and nobody would read them there."""
+    plain = {"brokers": it.brokers, "group": it.group, "membership": allocator.ZooKeeper(it.zookeeper)}
+    async with session(it.zookeeper) as ensemble:
+        await it.choose(ensemble, choice)
+        with pytest.raises(ConfigError, match=why) as caught:
+            await Consumer(it.topic, **plain).start()
+        assert it.path in str(caught.value)
+        assert await ensemble.exists(f"/allocator/{it.group}/members") is None
+        await it.choose(ensemble, ClusterChoice(f"elsewhere:1,{it.brokers}"))
+        await it.produce(b"v")
+        async with Consumer(it.topic, **plain) as consumer:
+            assert (await asyncio.wait_for(consumer.getone(), 30)).value == b"v"
+
+
+async def test_a_member_whose_group_has_moved_ends_when_its_session_does(it: Group) -> None:
+    plain = {"brokers": it.brokers, "group": it.group, "membership": allocator.ZooKeeper(it.zookeeper)}
+    async with session(it.zookeeper) as ensemble, Consumer(it.topic, **plain) as consumer:
+        await wait_until_async(lambda: bool(consumer.assignment()), 30, "the partition")
+        await it.choose(ensemble, ClusterChoice("new:9092"))
+        [member] = await it.members(ensemble)
+        await ensemble.delete(f"/allocator/{it.group}/members/{member}")
+        with pytest.raises(ConfigError, match="new:9092"):
+            await _ends(consumer)
+        assert await it.members(ensemble) == []

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from daemon_processes import Setup, stopped
 
-from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster
 from allocator.protocols.zookeeper.client.client import NoZnode, ZooKeeperClient
+from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_path, choose_cluster
 from allocator.testing import wait_until_async
 
 pytestmark = pytest.mark.deadline(200)

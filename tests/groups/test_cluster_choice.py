@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from allocator.errors import ConfigError
-from allocator.operate import ChoiceWatcher, ClusterChoice, choice_path, read_choice
+from allocator.operate import ChoiceWatcher
 from allocator.protocols.zookeeper import ZooKeeperClient
+from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_path, read_choice
 
 
 @pytest.mark.parametrize(

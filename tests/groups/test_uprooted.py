@@ -13,8 +13,8 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError, NotEmptyError
 from members import History, StaticTopics, TestMember, settled
 
-from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster, read_choice
 from allocator.protocols.zookeeper.client.client import ZooKeeperClient
+from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_path, choose_cluster, read_choice
 from allocator.testing import wait_until_async
 
 STEPS = 100  # more than a member takes to own everything

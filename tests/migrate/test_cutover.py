@@ -19,8 +19,8 @@ from allocator import Consumer
 from allocator.cli.cutover import audit_topic
 from allocator.errors import ConfigError
 from allocator.migrate.cutover import FORMAT, STEPS, Cutover, CutoverFailed
-from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster, read_choice
 from allocator.protocols.zookeeper.client.client import ZooKeeperClient
+from allocator.protocols.zookeeper.cluster_choice import ClusterChoice, choice_path, choose_cluster, read_choice
 from allocator.testing import wait_until_async
 from allocator.testing.versions import NEWEST
 from allocator.types import TopicPartition
@@ -73,7 +73,7 @@ async def test_a_cutover_loses_nothing_while_all_run(old: str, new: str, make_wo
 
 
 async def test_a_member_that_still_reads_the_old_cluster_stops_the_cutover(make_world: Any) -> None:
-    """A supervisor started it with the old brokers after the group had moved."""
+    """A supervisor started it with the old brokers after the group had moved. It does not know the cluster choice."""
     world = await make_world()
     plan = world.plan()
     async with world.ready(plan):
@@ -82,7 +82,7 @@ async def test_a_member_that_still_reads_the_old_cluster_stops_the_cutover(make_
             world.topic,
             brokers=world.old.bootstrap,
             group=world.group,
-            zookeeper=world.zookeeper,
+            membership="kafka",
             auto_commit_interval_s=0.2,
         )
         async with stale:

@@ -33,7 +33,7 @@ from allocator.handlers.handling import Handling
 from allocator.handlers.letter_headers import headers_of
 from allocator.handlers.policy import ErrorPolicy, Retries
 from allocator.handlers.processor import Processor
-from allocator.operate import ClusterChoice
+from allocator.protocols.zookeeper.cluster_choice import ClusterChoice
 from allocator.types import OffsetAndMetadata, Record, TopicPartition
 
 

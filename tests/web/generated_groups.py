@@ -13,9 +13,9 @@ from written_group import assigned, member_id, parts
 from allocator.cli.access import Access
 from allocator.core.client.metadata import Broker, Metadata, PartitionMetadata, TopicMetadata
 from allocator.core.types import Partitions
-from allocator.operate import ClusterChoice
 from allocator.operate.doctor import Finding, Severity
 from allocator.operate.group_report import GroupState, Logs
+from allocator.protocols.zookeeper.cluster_choice import ClusterChoice
 from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, Claim, MemberInfo
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.history import News

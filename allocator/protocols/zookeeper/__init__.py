@@ -31,6 +31,14 @@ if TYPE_CHECKING:
     )
     from allocator.protocols.zookeeper.client.ephemeral import EphemeralZnodes
     from allocator.protocols.zookeeper.client.security import check_options
+    from allocator.protocols.zookeeper.cluster_choice import (
+        ClusterChoice,
+        choice_path,
+        choose_cluster,
+        elsewhere,
+        read_choice,
+        same_cluster,
+    )
     from allocator.protocols.zookeeper.decision import preview
     from allocator.protocols.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
     from allocator.protocols.zookeeper.options import EnsembleOptions
@@ -53,6 +61,7 @@ __all__ = [
     "BadVersion",
     "Budget",
     "Claim",
+    "ClusterChoice",
     "ConnectionLost",
     "EnsembleOptions",
     "EphemeralZnodes",
@@ -72,13 +81,18 @@ __all__ = [
     "ZooKeeperMembership",
     "ZooKeeperSettings",
     "check_options",
+    "choice_path",
+    "choose_cluster",
     "counting",
+    "elsewhere",
     "in_join_order",
     "loads_of",
     "member_name",
     "members_named",
     "preview",
+    "read_choice",
     "retrying",
+    "same_cluster",
 ]
 
 if not TYPE_CHECKING:  # a type checker would accept every name
@@ -91,6 +105,7 @@ if not TYPE_CHECKING:  # a type checker would accept every name
             ),
             "client.ephemeral": "EphemeralZnodes",
             "client.security": "check_options",
+            "cluster_choice": "ClusterChoice choice_path choose_cluster elsewhere read_choice same_cluster",
             "decision": "preview",
             "membership": "ZooKeeperMembership ZooKeeperSettings",
             "options": "EnsembleOptions",

@@ -45,6 +45,7 @@ from allocator.protocols.zookeeper.client.client import (
     ZooKeeperError,
 )
 from allocator.protocols.zookeeper.client.ephemeral import EphemeralZnodes
+from allocator.protocols.zookeeper.cluster_choice import check_choice, choice_path
 from allocator.protocols.zookeeper.leader import Leader, LeaderSettings
 from allocator.protocols.zookeeper.order_store import OrderStore
 from allocator.protocols.zookeeper.seats import FEATURE, IN_USE
@@ -78,6 +79,7 @@ class ZooKeeperSettings(LeaderSettings, MemberSettings):
     instance_id: str | None = DEFAULT["instance_id"]
     restart_grace_s: float = DEFAULT["restart_grace_s"]  # 0: as without an instance id
     load_tolerance: float | None = None  # None: the member does not follow load
+    brokers: Callable[[], str] | None = None  # the addresses of the cluster that it reads; None: it reads no cluster
     report_s: float = REPORT_S
 
 
@@ -215,6 +217,9 @@ class ZooKeeperMembership(SessionMembership):
     async def _register(self) -> None:
         # no process acts for the member of an earlier attempt, and its claim would keep partitions from all others
         await self._znodes.delete()
+        brokers, paths = self._settings.brokers, self._store.paths
+        if brokers is not None and self.admitted is None:  # otherwise its user follows the choice
+            await check_choice(self._zk, choice_path(paths.root, paths.group), brokers())
         # while members get credentials one by one, all must be able to read the znodes of all
         await self._zk.use_acl_of(self._store.paths.base)
         self._info = replace(self._info, session_timeout_s=self._zk.session_timeout_s)

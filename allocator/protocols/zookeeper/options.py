@@ -74,6 +74,12 @@ class EnsembleOptions(MembershipOptions):
         `own`: further settings of `ZooKeeperSettings`.
         """
         assert config.group is not None
+        client = connections.client
+
+        def brokers() -> str:
+            known = (f"{broker.host}:{broker.port}" for broker in client.metadata.brokers.values())
+            return ",".join([client.bootstrap, *known])
+
         return ZooKeeperMembership(
             self.ensemble(),
             Paths(root, config.group),
@@ -84,6 +90,7 @@ class EnsembleOptions(MembershipOptions):
                 **config.of_member(),
                 weight=config.weight,
                 rack=config.rack,
+                brokers=brokers,
                 **own,
             ),
             load=connections.load,

@@ -205,11 +205,11 @@ class SessionMembership(GroupMembership):
                     self._listener.failed(error)
                     await asyncio.sleep(1.0)
         except Exception as error:
-            log.exception("%s: membership of %s ended", self._group, self.shown)
             self.ended = error
             if not joined.done():
                 joined.set_exception(error)
             else:
+                log.exception("%s: membership of %s ended", self._group, self.shown)
                 self._listener.failed(error)
         finally:
             remove_listener()

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, Optional
 
 from allocator.core.text import parse_json, shown
 from allocator.errors import ConfigError
-from allocator.protocols.zookeeper import NoZnode, Paths, ZnodeExists, ZooKeeperClient, ZooKeeperError
+from allocator.protocols.zookeeper.client.client import NoZnode, ZnodeExists, ZooKeeperClient, ZooKeeperError
+from allocator.protocols.zookeeper.znodes.documents import Paths
 
 FORMAT = 1
 
@@ -66,6 +67,22 @@ async def read_choice(zk: ZooKeeperClient, path: str, watch: Any = None) -> Clus
         except (ValueError, LookupError, TypeError) as error:
             raise ConfigError(f"znode {path} is not a valid cluster choice: {shown(data)} ({shown(error)})") from error
         return ClusterChoice(brokers, frozen)
+
+
+async def check_choice(zk: ZooKeeperClient, path: str, brokers: str) -> None:
+    """Raises ConfigError if the group does not read the cluster of these addresses now, as a member must that does not
+    follow the choice: it would take partitions from the others, and read the other cluster."""
+    choice = await read_choice(zk, path)
+    if choice.frozen:
+        raise ConfigError(
+            f"the group is frozen (znode {path}), because it moves to another cluster; start this member afterwards, "
+            "with the brokers of the new cluster, or use SwitchingConsumer, which waits and follows"
+        )
+    if choice.brokers is not None and not same_cluster(choice.brokers, brokers):
+        raise ConfigError(
+            f"the members of the group read {shown(choice.brokers)} (znode {path}), but this member would read "
+            f"{shown(brokers)}; give it the brokers that the znode names, or use SwitchingConsumer, which follows it"
+        )
 
 
 async def choose_cluster(zk: ZooKeeperClient, path: str, choice: ClusterChoice) -> None:

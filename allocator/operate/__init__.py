@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         measure,
         read_group,
         read_groups,
+        read_logs,
         subscribed,
     )
     from allocator.operate.group_report import Coordinated, GroupReport, GroupState, Lag, Logs, name_of
@@ -97,6 +98,7 @@ __all__ = [
     "planned",
     "read_group",
     "read_groups",
+    "read_logs",
     "read_offsets",
     "read_partitions",
     "read_retries",
@@ -114,7 +116,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "dead_letters.waiting": "WaitingRecords read_retries",
             "deletion": "GroupRemains delete",
             "group_orders": "NOT_OURS WITHDRAWN_BY_PARTITION OrdersFromOutside OrdersOfGroup",
-            "group_reader": "GroupReader describe list_groups measure read_group read_groups subscribed",
+            "group_reader": "GroupReader describe list_groups measure read_group read_groups read_logs subscribed",
             "group_report": "Coordinated GroupReport GroupState Lag Logs name_of",
             "kafka_describe": "kafka_group",
             "liveness": "MembersAlive live_members refuse_members",

@@ -108,7 +108,7 @@ class TopicOfClusterJson(Response):
     partitions: Count
     replicas: Annotated[MaybeCount, described("Replicas of each partition; the minimum if they differ.")]
     leaderless: Annotated[MaybeCount, described("Partitions without a leader.")]
-    records: Annotated[MaybeCount, described("Records in the log; null for a topic that no group reads.")]
+    records: Annotated[MaybeCount, described("Records in the log, from its first to its last offset.")]
     lag: Annotated[MaybeCount, described("Sum over the topic's groups.")]
     groups: list[str]
 

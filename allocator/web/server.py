@@ -290,7 +290,7 @@ async def overview(page: PageHandler) -> Any:
 @shows("/api/topics", "The topics of the cluster, with the groups that read them", responses.TopicsJson, 404)
 async def topics(page: PageHandler) -> Any:
     async with page.watching() as watcher:
-        return snapshot.topics(watcher)
+        return snapshot.topics(watcher, await watcher.ends())
 
 
 @shows("/api/brokers", "The brokers of the cluster", responses.BrokersJson, 404)

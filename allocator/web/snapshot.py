@@ -9,7 +9,7 @@ from typing import Any
 
 from allocator.commands import KINDS
 from allocator.documents import to_ranges
-from allocator.operate import ShellCommand
+from allocator.operate import Logs, ShellCommand
 from allocator.protocols.zookeeper import Budget
 from allocator.types import TopicPartition
 from allocator.web.history import REBALANCES, rounded
@@ -316,8 +316,11 @@ def budget(group: WatchedGroup) -> dict[str, Any] | None:
     }
 
 
-def topics(watcher: Watcher) -> dict[str, Any]:
-    """Returns the topics of the cluster with their groups; without metadata only the topics of the groups."""
+def topics(watcher: Watcher, logs: Logs) -> dict[str, Any]:
+    """Returns the topics of the cluster with their groups; without metadata only the topics of the groups.
+
+    `logs`: the ends of the logs of all topics, as far as they are known.
+    """
     metadata = watcher.metadata
     known = {} if metadata is None else metadata.topics
     readers: dict[str, list[WatchedGroup]] = {}
@@ -331,14 +334,15 @@ def topics(watcher: Watcher) -> dict[str, Any]:
         described = None if topic not in known else list(known[topic].partitions.values())
         groups = readers.get(topic, [])
         each = [(group.report.logs, parts[group.name, topic]) for group in groups]
-        held = next(((logs, own) for logs, own in each if all(p in logs.end and p in logs.start for p in own)), None)
+        all_of_it = [TopicPartition(topic, number) for number in known[topic].partitions] if described else []
+        ends = all_of_it and all(p in logs.end and p in logs.start for p in all_of_it)
         found.append(
             {
                 "topic": topic,
                 "partitions": len({p for _, own in each for p in own} if described is None else described),
                 "replicas": min((len(p.replicas) for p in described), default=None) if described else None,
                 "leaderless": None if described is None else sum(p.leader is None for p in described),
-                "records": None if held is None else sum(held[0].end[p] - held[0].start[p] for p in held[1]),
+                "records": sum(logs.end[p] - logs.start[p] for p in all_of_it) if ends else None,
                 "lag": _total(logs.lag(p) for logs, own in each for p in own) if groups else None,
                 "groups": [group.name for group in groups],
             }

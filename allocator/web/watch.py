@@ -21,6 +21,7 @@ from allocator.operate import (
     Logs,
     list_groups,
     measure,
+    read_logs,
 )
 from allocator.operate.doctor import Finding, Observation, Severity, diagnose, observe
 from allocator.protocols.zookeeper import NoZnode, Watched, ZooKeeperClient
@@ -505,6 +506,23 @@ class Watcher:
         found = await measure(client, group.report.state)
         group.measure(found.logs, found.subscribed, time.time())
         self.changed()
+
+    async def ends(self) -> Logs:
+        """Returns the ends of the logs of all topics; nothing while Kafka does not respond."""
+        client, metadata = self._client, self.metadata
+        if client is None or metadata is None:
+            return Logs()
+        partitions = (
+            TopicPartition(topic, number)
+            for topic, described in metadata.topics.items()
+            if not described.internal
+            for number in described.partitions
+        )
+        try:
+            return await read_logs(client, partitions, {})
+        except AllocatorError as error:
+            log.debug("the ends of the topics are unknown: %s", error)
+            return Logs()
 
     # -- the doctor ----------------------------------------------------------------------------------------------
 

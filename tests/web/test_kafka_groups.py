@@ -49,9 +49,11 @@ async def test_a_page_without_zookeeper_shows_members_moves_and_lag(
     kafka: str, cluster_factory: Any, unique_name: Callable[[], str], group: str
 ) -> None:
     cluster = cluster_factory(kafka=kafka)
-    topic = unique_name()
+    topic, unread = unique_name(), unique_name()
     await asyncio.to_thread(cluster.create_topic, topic, 4)
     await asyncio.to_thread(cluster.produce, topic, [(None, b"x", 0)] * 3)
+    await asyncio.to_thread(cluster.create_topic, unread, 2)
+    await asyncio.to_thread(cluster.produce, unread, [(None, b"x", 0), (None, b"x", 1)])
     async with served(None, cluster.bootstrap, kafka_groups=[group, f"{group}-other"]) as it:
         await wait_until_async(lambda: it.watcher.ready, PATIENCE_S)
         assert (await it.json("/api/groups"))["groups"] == [], "a group that Kafka does not know is not shown"
@@ -78,6 +80,8 @@ async def test_a_page_without_zookeeper_shows_members_moves_and_lag(
                 overview = await it.json("/api/groups")
                 as_described("/api/groups", overview)
                 assert [each["cluster"] for each in overview["clusters"]] == ["kafka"]
+                listed = {each["topic"]: each for each in (await it.json("/api/topics"))["topics"]}
+                assert (listed[unread]["records"], listed[unread]["groups"]) == (2, [])
             found = await shows(it, group, 1)
             assert any(why.startswith("left: two") for each in found["rebalances"] for why in each["why"])
 

@@ -31,7 +31,7 @@ const TOPICS = [
   { key: "partitions", head: "partitions", width: 88, numeric: true, value: (t) => t.partitions, text: (t) => whole(t.partitions) },
   { key: "replicas", head: "replicas", width: 80, numeric: true, value: (t) => t.replicas, text: (t) => unknown(t.replicas), hint: "copies of each partition; the least, if they differ" },
   { key: "leaderless", head: "no leader", width: 90, numeric: true, value: (t) => t.leaderless, text: (t) => unknown(t.leaderless), cell: (t) => (t.leaderless ? element("b", { class: "wrong" }, whole(t.leaderless)) : unknown(t.leaderless)), hint: "partitions without a leader, which cannot be read or written" },
-  { key: "records", head: "records", width: 80, numeric: true, value: (t) => t.records, text: (t) => unknown(t.records, number), hint: "in the log, of topics that a group reads" },
+  { key: "records", head: "records", width: 80, numeric: true, value: (t) => t.records, text: (t) => unknown(t.records, number), hint: "in the log, from its first to its last offset" },
   { key: "lag", head: "lag", width: 75, numeric: true, value: (t) => t.lag, text: (t) => (t.groups.length ? unknown(t.lag, number) : "no group"), hint: "the sum over its groups" },
   {
     key: "groups", head: "groups", width: 200, grow: true, largest: true, value: (t) => t.groups.length, text: (t) => t.groups.join(" ") || "none",

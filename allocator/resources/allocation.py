@@ -12,7 +12,6 @@ from allocator import RebalanceListener, ZooKeeper
 from allocator.assignors import Assignor, built_in, resolve
 from allocator.core.aio import ClosesOnce, call_user, warn_unclosed
 from allocator.core.consumer import MembershipConfig
-from allocator.core.membership import TaskHolds
 from allocator.core.settings import DEFAULT, names_arguments
 from allocator.core.subscription import ANY_TOPIC
 from allocator.core.text import shown
@@ -20,6 +19,7 @@ from allocator.errors import AllocatorError, ConfigError, ResourceLost
 from allocator.protocols.zookeeper import Paths, ZooKeeperMembership, ZooKeeperSettings
 from allocator.resources.assignor import OverNames
 from allocator.resources.sources import NameSource, ResourceNames
+from allocator.resources.task_holds import TaskHolds
 from allocator.types import Partitions, TopicPartition
 
 ROOT = "/allocator-resources"

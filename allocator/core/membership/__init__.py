@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from allocator import lazy_names
 
 if TYPE_CHECKING:
+    from allocator.core.membership.holding import HoldingListener, draining, notify
     from allocator.core.membership.lease import Lease, MemberLease
     from allocator.core.membership.membership import (
         AssignmentListener,
@@ -21,24 +22,25 @@ if TYPE_CHECKING:
         MemberSettings,
         Membership,
     )
-    from allocator.core.membership.task_holds import TaskHolds
 
 __all__ = [
     "AssignmentListener",
     "GroupMembership",
+    "HoldingListener",
     "Lease",
     "MemberLease",
     "MemberSettings",
     "Membership",
-    "TaskHolds",
+    "draining",
+    "notify",
 ]
 
 if not TYPE_CHECKING:  # a type checker would accept every name
     __getattr__ = lazy_names(
         __name__,
         {
+            "holding": "HoldingListener draining notify",
             "lease": "Lease MemberLease",
             "membership": "AssignmentListener GroupMembership MemberSettings Membership",
-            "task_holds": "TaskHolds",
         },
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from allocator import lazy_names
 from allocator.core.subscription.done import DoneSet
-from allocator.core.subscription.listener import RebalanceListener, check_listener
+from allocator.core.subscription.listener import RebalanceEvent, RebalanceListener, check_listener
 from allocator.core.subscription.loss import Committed, RecordsLost, listed, stamped
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.patterns import (
@@ -38,6 +38,7 @@ __all__ = [
     "PartitionCountSource",
     "Phase",
     "Progress",
+    "RebalanceEvent",
     "RebalanceListener",
     "RecordsLost",
     "SubscriptionState",

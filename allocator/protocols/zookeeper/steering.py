@@ -220,8 +220,7 @@ class _Outcome:
         self._known = document.left_out.union(self._at, self._to)
 
     def state(self, order: Order) -> OrderState:
-        of_kind: Callable[[Order], OrderState] | None = getattr(self, f"_{order.kind}", None)
-        return OrderState("kept") if of_kind is None else of_kind(order)
+        return JUDGES[order.kind](self, order) if order.kind in JUDGES else OrderState("kept")
 
     def _has(self, member: str) -> Partitions:
         entry = self._document.waiting.get(member)
@@ -299,6 +298,16 @@ class _Outcome:
         if moving:
             return OrderState("waiting", f"new members: {names}" + ("; the group is frozen" if self._frozen else ""))
         return OrderState("kept", f"new members: {names}")
+
+
+JUDGES: dict[str, Callable[[_Outcome, Order], OrderState]] = {
+    "cordon": _Outcome._cordon,
+    "evacuate": _Outcome._evacuate,
+    "swap": _Outcome._swap,
+    "pin": _Outcome._pin,
+    "canary": _Outcome._canary,
+}
+"""Kind of a command -> what says how far the group complies with it. It complies with the other kinds at once."""
 
 
 def _partitions(partitions: Collection[TopicPartition]) -> str:

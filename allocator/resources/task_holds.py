@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from typing import Any, Protocol
 
-from allocator.core.errors import Closed, IllegalState
-from allocator.core.membership.holding import HoldingListener, draining, notify
-from allocator.core.subscription.listener import RebalanceEvent
-from allocator.core.subscription.tenures import Phase, Tenure, Tenures
-from allocator.core.types import Partitions, TopicPartition
+from allocator.core.membership import HoldingListener, draining, notify
+from allocator.core.subscription import Phase, RebalanceEvent, Tenure, Tenures
+from allocator.errors import Closed, IllegalState
+from allocator.types import Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 

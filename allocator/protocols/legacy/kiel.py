@@ -25,7 +25,7 @@ import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from allocator.assignors import naive_allocator
 from allocator.core.aio import TaskGroup
@@ -79,11 +79,11 @@ class KielSettings(OwnersSettings):
     function: KielFunction = naive_allocator  # the `partition_allocator` of kiel's members
 
 
-class KielMembership(Membership if TYPE_CHECKING else object):  # type: ignore[misc]
+class KielMembership:
     """One member of a kiel group and, after the move, of the group in the new layout.
 
-    It forwards to the current membership. `next_member` creates the membership under the root to which the group moves.
-    The constructor does no I/O.
+    A `Membership`: what is not here goes to the current one. `next_member` creates the membership under the root to
+    which the group moves. The constructor does no I/O.
     """
 
     def __init__(

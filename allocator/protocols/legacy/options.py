@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from allocator.assignors import KielAssignor, naive_allocator
 from allocator.core.consumer import Connections, Fault, MembershipConfig
@@ -43,7 +43,7 @@ class Kiel(EnsembleOptions):
     def make(self, config: MembershipConfig, connections: Connections) -> Membership:
         assert config.group is not None
         assert connections.offsets is not None
-        return KielMembership(
+        membership = KielMembership(
             self.ensemble(),
             config.group,
             connections.listener,
@@ -53,6 +53,7 @@ class Kiel(EnsembleOptions):
             lambda root: self.under(root, config, connections),
             measures=connections.client.measures,
         )
+        return cast(Membership, membership)  # most of its methods are those of the current membership
 
     def _function(self, config: MembershipConfig) -> KielFunction:
         """Returns the allocator function, with kiel's signature. Members of kiel know no other signature."""

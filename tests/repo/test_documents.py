@@ -126,13 +126,3 @@ def test_files_and_tests_that_a_document_names_exist() -> None:
         if not here or (test and not re.search(rf"^(?:async )?def {test}\b", here[0].read_text(), re.MULTILINE)):
             wrong.append(f"{document}: {path}::{test}" if test else f"{document}: {path}")
     assert not wrong
-
-
-def test_the_code_that_the_coverage_page_names_exists() -> None:
-    """`package/file.py`: `name`, `name`: each name is in that file."""
-    page = ROOT / "docs" / "coverage.md"
-    wrong = []
-    for path, names in re.findall(r"`((?:[\w.-]+/)+\w+\.py)`: ((?:`[\w.]+`(?:, )?)+)", page.read_text()):
-        words = set(re.findall(r"\w+", (ROOT / path).read_text()))
-        wrong += [f"{path}: {name}" for name in re.findall(r"`([\w.]+)`", names) if not set(name.split(".")) <= words]
-    assert not wrong

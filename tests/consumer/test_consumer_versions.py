@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from joining import joined
+from kafka_versions import on_versions
 from stored import stored_offset
 
 from allocator import Consumer, GroupedConsumer, OffsetAndMetadata, TopicPartition
@@ -16,9 +17,7 @@ from allocator.core.offsets.messages import commit_request
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.versions import NEWEST
 
-OLD_AND_NEW = ["0.8.2.2", NEWEST]
-OTHERS = ["0.8.1.1", "0.9.0.1", "0.10.2.2", "0.11.0.3", "1.1.1", "2.8.2", "3.9.1", "4.1.1"]
-VERSIONS = [*OLD_AND_NEW, *(pytest.param(version, marks=pytest.mark.long) for version in OTHERS)]
+VERSIONS = on_versions("0.8.2.2", NEWEST)
 
 
 async def commit_as_kiel(bootstrap: str, group: str, topic: str, offset: int) -> None:

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from kafka_versions import on_versions
 from reading import Connected, collect, offsets, parts, raises_each_time, start_at, take
 
 from allocator.errors import CorruptRecordError
 from allocator.testing import wait_until
 from allocator.testing.producing import ProducedRecord
-from allocator.testing.versions import NEWEST
+from allocator.testing.versions import KAFKA
 from allocator.types import TopicPartition
 
 OLD, NEW = "0.8.2.2", "3.9.1"
-OTHERS = ("0.8.1.1", "0.9.0.1", "0.10.2.2", "0.11.0.3", "1.1.1", "2.8.2", "4.1.1", NEWEST)
-LONG = [pytest.param(v, marks=pytest.mark.long) for v in OTHERS]
-VERSIONS = [OLD, NEW, *LONG]
+VERSIONS = on_versions(OLD, NEW)
 ALL_CODECS = (None, "gzip", "snappy", "lz4", "zstd")
-# codecs of versions without zstd
-CODECS: dict[str, tuple[str | None, ...]] = {
-    "0.8.1.1": ALL_CODECS[:3],
-    **dict.fromkeys(("0.8.2.2", "0.9.0.1", "0.10.2.2", "0.11.0.3", "1.1.1"), ALL_CODECS[:4]),
-}
+
+
+def codecs_of(version: str) -> Sequence[str | None]:
+    number = KAFKA[version].number
+    return ALL_CODECS[:3] if number < (0, 8, 2) else ALL_CODECS[:4] if number < (2, 1) else ALL_CODECS
 
 
 def record(turn: int, n: int) -> tuple[bytes, bytes]:
@@ -37,7 +36,7 @@ async def test_all_that_was_produced_comes_in_order(
 ) -> None:
     cluster = cluster_factory(kafka=version)
     topic = topic_factory(partitions=4, cluster=cluster)
-    codecs = CODECS.get(version, ALL_CODECS)
+    codecs = codecs_of(version)
     rounds, each = 2 * len(codecs), 200
     for turn in range(rounds):
         records = [ProducedRecord(*record(turn, n), partition=n % 4) for n in range(4 * each)]

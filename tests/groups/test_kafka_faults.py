@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 from kafka_members import ClassicMember, coordinator_of, shared
+from kafka_versions import on_versions
 from members import History
 from racked import racked_brokers
 from real_member import RealMember
 
 from allocator.protocols.kafka_classic.group import GroupPhase
 from allocator.testing import LocalCluster, wait_until_async
-from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata
 
-OTHERS = [pytest.param(v, marks=pytest.mark.long) for v in ("0.9.0.1", "0.10.2.2", "1.1.1", "2.8.2", "4.1.1", NEWEST)]
+VERSIONS = on_versions("3.9.1", since="0.9.0.1", without=["0.11.0.3"])
 
 pytestmark = pytest.mark.deadline(280)
 
@@ -98,7 +98,7 @@ async def settle(members: Sequence[RealMember], counts: Mapping[str, int]) -> No
 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", ["kill", "pause"])
-@pytest.mark.parametrize("kafka", ["3.9.1", *OTHERS])
+@pytest.mark.parametrize("kafka", VERSIONS)
 async def test_a_group_in_the_middle_of_joining_outlives_its_coordinator(fault: str, setting: Setting) -> None:
     """One member drains, one has joined again, and one joins for the first time: it sends no heartbeats yet."""
     cluster, group, counts = setting.cluster, setting.group, setting.counts
@@ -120,7 +120,7 @@ async def test_a_group_in_the_middle_of_joining_outlives_its_coordinator(fault: 
 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", ["kill", "pause"])
-@pytest.mark.parametrize("kafka", ["3.9.1", *OTHERS])
+@pytest.mark.parametrize("kafka", VERSIONS)
 async def test_a_group_in_the_middle_of_syncing_outlives_its_coordinator(fault: str, setting: Setting) -> None:
     """The leader computes the assignment while the other members wait for it."""
     cluster, group, counts = setting.cluster, setting.group, setting.counts
@@ -148,7 +148,7 @@ async def test_a_group_in_the_middle_of_syncing_outlives_its_coordinator(fault: 
 
 
 @pytest.mark.parametrize("fault", ["kill", pytest.param("pause", marks=pytest.mark.long)])
-@pytest.mark.parametrize("kafka", ["3.9.1", *OTHERS])
+@pytest.mark.parametrize("kafka", VERSIONS)
 async def test_a_group_at_work_outlives_its_coordinator(fault: str, setting: Setting) -> None:
     cluster, group, counts = setting.cluster, setting.group, setting.counts
     a, b = map(setting.member, "ab")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from kafka_members import FAST, ClassicMember, cut_off, shared, start, topic_with
+from kafka_versions import on_versions
 from kip848_members import QUICK, Kip848Member
 from members import History
 
@@ -16,8 +17,7 @@ from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition
 
-OTHERS = ("0.9.0.1", "0.10.2.2", "1.1.1", "2.8.2", "4.1.1", NEWEST)
-VERSIONS = ["3.9.1", *(pytest.param(version, marks=pytest.mark.long) for version in OTHERS)]
+VERSIONS = on_versions("3.9.1", since="0.9.0.1", without=["0.11.0.3"])
 
 of_each_protocol = pytest.mark.parametrize(
     ("protocol", "kafka"),

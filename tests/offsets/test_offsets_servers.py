@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 from kafka import KafkaProducer
+from kafka_versions import on_versions
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster
-from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition
 
-OTHERS = ("0.8.1.1", "0.9.0.1", "0.10.2.2", "0.11.0.3", "1.1.1", "2.8.2", "4.1.1", NEWEST)
-VERSIONS = ["0.8.2.2", "3.9.1", *(pytest.param(version, marks=pytest.mark.long) for version in OTHERS)]
+VERSIONS = on_versions("0.8.2.2", "3.9.1")
 
 
 def at(offset: int, metadata: str = "") -> OffsetAndMetadata:

@@ -37,5 +37,7 @@ def test_each_name_is_in_the_file_before_it() -> None:
         for path, names in re.findall(PATH + r":\s((?:`[\w.]+`(?:,\s+)?)+)", page.read_text()):
             text = next(place / path for place in (ROOT, PACKAGE) if (place / path).is_file()).read_text()
             words = set(re.findall(r"def (\w+)" if path.startswith("tests/") else r"\w+", text))
-            wrong += [f"{path}: {name}" for name in re.findall(r"`([\w.]+)`", names) if not set(name.split(".")) <= words]
+            wrong += [
+                f"{path}: {name}" for name in re.findall(r"`([\w.]+)`", names) if not set(name.split(".")) <= words
+            ]
     assert not wrong

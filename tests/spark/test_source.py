@@ -8,21 +8,18 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from kafka_versions import on_versions
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, ProducedRecord, produce
-from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TopicFactory = Callable[..., str]
-LONG = [
-    pytest.param(version, marks=pytest.mark.long)
-    for version in ("0.8.2.2", "0.9.0.1", "0.10.2.2", "1.1.1", "2.8.2", "4.1.1", NEWEST)
-]
+VERSIONS = on_versions("3.9.1", since="0.8.2.2", without=["0.11.0.3"])
 
 
 def read(spark: SparkSession, cluster: LocalCluster, schema: str | None = None, **options: Any) -> DataFrame:
@@ -48,7 +45,7 @@ def said(frame: Callable[[], Any]) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("kafka", ["3.9.1", *LONG])
+@pytest.mark.parametrize("kafka", VERSIONS)
 def test_a_batch_has_every_record_once_with_the_columns_of_sparks_own_connector(
     kafka: str, spark: SparkSession, cluster_factory: Any, topic_factory: TopicFactory
 ) -> None:

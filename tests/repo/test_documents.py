@@ -126,3 +126,11 @@ def test_files_and_tests_that_a_document_names_exist() -> None:
         if not here or (test and not re.search(rf"^(?:async )?def {test}\b", here[0].read_text(), re.MULTILINE)):
             wrong.append(f"{document}: {path}::{test}" if test else f"{document}: {path}")
     assert not wrong
+
+
+def test_each_non_obvious_fact_names_a_test() -> None:
+    """`test_files_and_tests_that_a_document_names_exist` checks that there is such a test."""
+    page = (ROOT / "docs" / "non-obvious.md").read_text().split("\n\n")
+    facts = [part for part in page if part.startswith("**")]
+    assert len(facts) >= 30
+    assert not [fact for fact in facts if not re.search(r"\nTests?: `[\w/]+\.py::test_\w+`", fact)]

@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md lists all that the code uses of kafka-python and kazoo, and the tests that notice a change."""
+"""foreign_parts.md lists all that the code uses of kafka-python and kazoo, and the tests that notice a change."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ def trees() -> Trees:
 
 def table_of(library: str) -> list[list[str]]:
     """The cells of the rows of the table about a library."""
-    text = (ROOT / "CONTRIBUTING.md").read_text().partition(f"| of {library} |")[2].partition("\n\n")[0]
-    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in text.splitlines()[2:]]
+    text = Path(__file__).with_name("foreign_parts.md").read_text()
+    table = text.partition(f"| of {library} |")[2].partition("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in table.splitlines()[2:]]
 
 
 def listed(library: str) -> set[str]:

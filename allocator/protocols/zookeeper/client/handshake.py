@@ -4,7 +4,7 @@ kazoo does not expose the granted session timeout, waits a whole session timeout
 old session forever on an ensemble that lost its data. Its listeners do not learn that its thread has ended if the
 session was lost before. So kazoo gets another handler for attempts to connect and for the end of its thread. The
 request that opens a session has no hook: `Handshake` replaces `ConnectionHandler._invoke`, and sets `_socket` of the
-connection. CONTRIBUTING.md lists the tests that fail if kazoo changes one of these.
+connection. `tests/repo/foreign_parts.md` lists the tests that fail if kazoo changes one of these.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from repository import ROOT, Program, code_blocks, committed
+from repository import PACKAGE, ROOT, Program, code_blocks, committed
 
 from allocator.assignors import GroupView, Member, compute, resolve
 from allocator.testing import LocalCluster
@@ -134,3 +134,16 @@ def test_each_non_obvious_fact_names_a_test() -> None:
     facts = [part for part in page if part.startswith("**")]
     assert len(facts) >= 30
     assert not [fact for fact in facts if not re.search(r"\nTests?: `[\w/]+\.py::test_\w+`", fact)]
+
+
+def test_the_tests_of_each_package_are_where_contributing_says() -> None:
+    """The table has each package that has no directory of its name in tests; other directories are named."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    table = text.partition("| package | tests |")[2].partition("\n\n")[0]
+    listed = set(re.findall(r"`([\w/]+)`", "".join(row.split(" | ")[0] for row in table.splitlines())))
+    places = [path.parent for pattern in ("*/", "core/*/") for path in PACKAGE.glob(f"{pattern}__init__.py")]
+    packages = {place.relative_to(PACKAGE).as_posix() for place in places} - {"core"}
+    homes = {path.parent.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").glob("*/**/test_*.py")}
+    assert {each for each in packages if each.rpartition("/")[2] not in homes} <= listed <= packages
+    named = {each.rpartition("/")[2] for each in packages} | set(re.findall(r"`tests/(\w+)", text))
+    assert homes <= named

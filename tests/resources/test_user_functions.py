@@ -148,9 +148,10 @@ async def test_a_held_resource_delays_no_other_one(zk_chroot: str, group: str) -
         await until_shared(first)
         work_of_all = asyncio.gather(*map(work, NAMES))
         async with started(second):
-            await wait_until_async(lambda: len(_wanted(holds)) == 6, 30, "six to be wanted")
+            # the callback may end the work of the holders, so it does not wait for them
+            await wait_until_async(lambda: len(stopped) == len(_wanted(holds)) == 6, 30, "six to be wanted")
             moving = _wanted(holds)
-            assert sorted(stopped) == moving  # the callback may end the work of the holders, so it does not wait
+            assert sorted(stopped) == moving
             kept = moving[0]
             assert first.may_act(kept)
             for name in moving[1:]:

@@ -59,8 +59,8 @@ def test_a_malformed_name_is_no_member(name: str) -> None:
 
 BOMBS = """
 import resource, sys, time, zlib
-from allocator.protocols.zookeeper.znodes import documents
-from allocator.protocols.zookeeper.znodes.documents import Claim, AssignmentDocument, InvalidZnode
+from allocator.documents import InvalidZnode, quick
+from allocator.protocols.zookeeper.znodes.documents import Claim, AssignmentDocument
 from allocator.protocols.zookeeper.znodes.documents import MemberInfo
 members = ["m-%016x-%010d" % (n, n) for n in range(200)]
 head = b'"generation":3,"revision":9,"leader":"m","strategy":"naive","problem":null,"refused":{}'
@@ -85,7 +85,7 @@ kind, text = bombs[sys.argv[1]]()
 data = zlib.compress(text, 9)
 del text
 assert len(data) < 150_000, len(data)
-assert not documents.quick(data)
+assert not quick(data)
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 400 * 1024 * 1024,) * 2)
 began = time.process_time()

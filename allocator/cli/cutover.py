@@ -23,6 +23,9 @@ STEPS = Cutover.STEPS
 @click.argument("plan", type=click.Path(exists=True, dir_okay=False))
 @click.option("--until", type=click.Choice(STEPS), default=STEPS[-1], help="Stop after this step.")
 @click.option("--rollback", is_flag=True, help="Move the groups back to the old cluster.")
+@click.option(
+    "--fail-back", is_flag=True, help="After step `producers`: move groups and producers back, by the same steps."
+)
 @click.option("--clear", is_flag=True, help="After the end: let services use the brokers in their own settings again.")
 @click.option("--reports", type=click.Path(file_okay=False), help="Directory for a page (HTML) of each topic's audit.")
 @click.option("--status", is_flag=True, help="Only show which steps are done.")
@@ -32,6 +35,7 @@ def cutover(
     plan: str,
     until: str,
     rollback: bool,
+    fail_back: bool,
     clear: bool,
     reports: Optional[str],
     status: bool,
@@ -40,8 +44,8 @@ def cutover(
 ) -> None:
     """Move groups to a new cluster, following PLAN (TOML), while services and producers run.
 
-    The mirror must run at the same time. A state file stores which steps are done: after a failure, run the command
-    again to continue.
+    The mirror must run at the same time; with --fail-back, the mirror back (`allocator mirror --back-of`). A state file
+    stores which steps are done: after a failure, run the command again to continue.
 
     \b
     check      check topics, groups and mirror; change nothing
@@ -60,7 +64,7 @@ def cutover(
       2  the plan or its state file is not valid
     """
     if status:
-        _show(Cutover(plan), as_json)
+        _show(Cutover(plan, fail_back=fail_back), as_json)
         return
     if reports is not None:
         try:
@@ -76,7 +80,7 @@ def cutover(
         def show_rest(step: str, left: int, unit: str) -> None:
             meter.left(left, f"{step}: waiting for {unit}", unit)
 
-        work = Cutover(plan, show_step, show_rest, partial(audit_topic, reports=reports))
+        work = Cutover(plan, show_step, show_rest, partial(audit_topic, reports=reports), fail_back=fail_back)
         asyncio.run(work.rollback() if rollback else work.clear() if clear else work.run(until))
 
 
@@ -88,7 +92,7 @@ def _show(work: Cutover, as_json: bool) -> None:
     for step in STEPS:
         click.echo(f"{step:<10} {'done' if step in done else '-'}")
     if not work.may_roll_back():
-        click.echo("\nproducers write to the new cluster, so a rollback is not possible")
+        click.echo("\nproducers write to the new cluster, so a rollback is not possible; see --fail-back")
 
 
 def audit_topic(topic: str, sides: list[tuple[str, dict[str, str]]], reports: Optional[str] = None) -> tuple[str, int]:

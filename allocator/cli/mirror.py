@@ -89,6 +89,11 @@ def _recreated(_ctx: click.Context, _param: click.Parameter, given: tuple[str, .
     text="Continue with a topic that was created again or truncated. earliest: append all its records to the mirrored "
     "records; continue: go on at the stored position, or where the log was truncated",
 )
+@click.option(
+    "--back-of",
+    metavar="GROUP",
+    help="Group of the mirror in the other direction: continue where a cutover has moved its producers, and end it.",
+)
 @repeated(
     "--restart", metavar="TOPIC", text="Mirror all records of this topic again, after the new cluster lost some of them"
 )

@@ -147,6 +147,13 @@ class Copying(RebalanceListener):
         else:
             await self._topics.keep(settings.topics)
         await clusters.map.open(settings.replication)
+        if clusters.back is not None:
+            if not await clusters.back.exists():
+                raise ConfigError(
+                    f"the cluster {settings.old} has no {clusters.back.topic!r}, so no mirror of group "
+                    f"{settings.back_of!r} goes there; correct back_of (--back-of)"
+                )
+            await clusters.back.open()
 
     async def goal(self) -> dict[TopicPartition, Optional[int]]:
         """Returns the ends of the old topics; None for partitions without a leader."""
@@ -227,6 +234,7 @@ class Copying(RebalanceListener):
                     consumer.seek(self._unsent, batch.base_offset)
                     batch = self._unsent = None
                 if time.monotonic() - self._targets_checked > TARGETS_S:
+                    await self._topics.leave_ended(consumer.assignment(), self._drain)
                     await self._check_targets()
                     await self._begin_postponed()
                 await self._topics.check_origins({each.topic for each in self._copies})

@@ -16,8 +16,9 @@ from allocator.core.client import KafkaClient
 from allocator.core.offsets import GroupOffsets
 from allocator.errors import AllocatorError, ConfigError
 from allocator.migrate.cutover_plan import Plan, load_plan
-from allocator.migrate.offset_map import OffsetMap, map_topic
+from allocator.migrate.offset_map import OffsetMap, Switch, map_topic
 from allocator.migrate.offsets import copy_offsets, restore_offsets
+from allocator.migrate.positions import Target
 from allocator.migrate.storage import OffsetStore, connected
 from allocator.migrate.topics import TopicIds
 from allocator.migrate.translate import ends_of
@@ -93,6 +94,22 @@ class CutoverClusters(NamedTuple):
         ends, mirrored = await ends_of(self.old, self.partitions(self.old)), await self.mirrored()
         return sum(max(0, end.end - mirrored.get(each, 0)) for each, end in ends.items())
 
+    async def switch(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, tuple[int, int]]:
+        """Writes into the map where the producers move, so that a mirror back can begin there.
+
+        `ends` are the old ends, up to which all is mirrored. Returns the pairs of old and new ends. The commits of the
+        mirror have them, because producers that were moved by hand may already write to the new cluster.
+        """
+        new = await ends_of(self.new, ends)
+        committed = await GroupOffsets(self.old, self.plan.mirror).fetch(ends)
+        pairs = {}
+        for each, end in ends.items():
+            kept, before = Target.of(committed.get(each)), self.map.switch(each)
+            pairs[each] = (end, new[each].end) if kept is None else (committed[each].offset, kept.offset)
+            self.map.note_switch(each, Switch(1 + (0 if before is None else before.number), *pairs[each]))
+        await self.map.flush()
+        return pairs
+
     async def back(self, group: str) -> None:
         """Commits the group's progress on the new cluster to the old one."""
         await self.map.refresh()
@@ -154,6 +171,9 @@ class Cutover:
     Guarantee: a finished step is in the state file before the next one begins. So the process may be killed at any time
     and run again with the same plan; a repeated step does no harm. Until step `NO_RETURN`, `rollback` moves the groups
     back without losing records: it translates their progress on the new cluster into old offsets.
+
+    `fail_back`: moves the groups and the producers back after step `NO_RETURN`, by the same steps in the other
+    direction. There the old cluster is the one that they leave. After its last step the plan can be run again.
     """
 
     STEPS: ClassVar = STEPS
@@ -164,8 +184,13 @@ class Cutover:
         on_step: Callable[[str, str], None] | None = None,
         on_wait: Callable[[str, int, str], None] = lambda *_: None,
         audit: Audit | None = None,
+        *,
+        fail_back: bool = False,
     ) -> None:
         self.plan = load_plan(Path(plan))
+        self._forward: Cutover | None = None
+        if fail_back:
+            self._forward, self.plan = Cutover(plan), self.plan.back()
         self._on_step = on_step or (lambda step, text: log.info("%s: %s", step, text))
         self._on_wait = on_wait
         self._audit = audit
@@ -206,6 +231,11 @@ class Cutover:
         """Runs the remaining steps, up to `until`. After an error, run it again or roll back."""
         if until not in STEPS:
             raise ConfigError(f"there is no step {until!r}; steps are {', '.join(STEPS)}")
+        if self._forward is not None and NO_RETURN not in self._forward.load():
+            raise CutoverFailed(
+                f"nothing to move back: the cutover of {self.plan.path} has not done step {NO_RETURN!r}; roll it back "
+                "instead (--rollback)"
+            )
         done = self.load()
         async with opened(self.plan) as clusters:
             for step in STEPS[: STEPS.index(until) + 1]:
@@ -215,6 +245,9 @@ class Cutover:
                 self._note(step, **details)
                 shown = ", ".join(f"{key} {value}" for key, value in details.items() if key not in HIDDEN)
                 self._on_step(step, shown or "done")
+        if self._forward is not None and until == STEPS[-1]:
+            for each in self, self._forward:
+                each._archive("failed-back")
 
     async def rollback(self) -> None:
         """Moves the groups back to the old cluster. Raises CutoverFailed after step `NO_RETURN`."""
@@ -223,8 +256,8 @@ class Cutover:
             raise CutoverFailed(f"nothing to undo: {self.plan.path} has not begun, there is no {self.plan.state}")
         if not self.may_roll_back():
             raise CutoverFailed(
-                f"step {NO_RETURN!r} was reached: the new cluster gets records that the old one does not have. There "
-                "is no way back without losing them. Run the remaining steps"
+                f"step {NO_RETURN!r} was reached: the new cluster gets records that the old one does not have. Run the "
+                "remaining steps, or start a mirror back (`allocator mirror --back-of`) and move back with --fail-back"
             )
         async with opened(self.plan) as clusters:
             if "offsets" in done:  # a run that was killed in step "start" may have switched some groups
@@ -240,8 +273,12 @@ class Cutover:
             for name, path in self._choices().items():
                 await choose_cluster(clusters.ensemble, path, ClusterChoice(before.get(path)))
                 self._on_step("rollback", f"{name} uses the old cluster")
+        self._archive("rolled-back")
+
+    def _archive(self, why: str) -> None:
+        """Renames the state file, so that the plan can be run again."""
         if self.plan.state.exists():
-            self.plan.state.replace(self.plan.state.with_suffix(f".rolled-back-{int(time.time())}"))
+            self.plan.state.replace(self.plan.state.with_suffix(f".{why}-{int(time.time())}"))
         for group in self.plan.groups:
             self._restore_file(group).unlink(missing_ok=True)
 
@@ -445,12 +482,9 @@ class Cutover:
             if self.plan.producers is not None:
                 await choose_cluster(on.ensemble, self.plan.producers, ClusterChoice(frozen=True))
             ends = await self._quiet(on)
-            # all records before these ends are mirrored. The map has exact offsets only after records, not after
-            # markers and gaps. Producers that were moved by hand may write already; the audit does not count their
-            # records as lost
-            new = await ends_of(on.new, ends)
+            pairs = await on.switch(ends)
             # after this, the groups can no longer roll back
-            self._note("opened", ends=[[*each, ends[each], new[each].end] for each in sorted(ends)])
+            self._note("opened", ends=[[*each, *pairs[each]] for each in sorted(pairs)])
         if self.plan.producers is not None:
             await choose_cluster(on.ensemble, self.plan.producers, ClusterChoice(self.plan.new_brokers))
         return {"partitions": len(self._state["steps"]["opened"]["ends"])}

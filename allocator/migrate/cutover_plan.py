@@ -25,6 +25,7 @@ else:
 
 KAFKA_PORT, ZOOKEEPER_PORT = 9092, 2181
 _TEXT, _NAMES, _SECONDS = Text(), Texts("a list of names"), Number(above=True)
+_SIDE = ("brokers", "zookeeper", "storage", "security")
 _SECURITY = shared("security").metadata["setting"].kind
 
 
@@ -47,6 +48,7 @@ class Plan:
     new_brokers: str = _key("new.brokers", _TEXT)
     root: str = _key("cutover.root", _TEXT, "/allocator")
     mirror: str = _key("cutover.mirror", _TEXT, "allocator-mirror")
+    mirror_back: Optional[str] = _key("cutover.mirror_back", _TEXT, None, "group of the mirror back, for a fail-back")
     state_file: Optional[str] = _key("cutover.state", _TEXT, None)
     leave: tuple[str, ...] = _key("cutover.leave", _NAMES, (), "topics that the groups do not read any more")
     audit: bool = _key("cutover.audit", Flag(), True)
@@ -60,15 +62,32 @@ class Plan:
     verify_s: float = _key("wait.verify_s", _SECONDS, 120.0, "for the groups to commit progress on the new cluster")
     quiet_s: float = _key("wait.quiet_s", _SECONDS, 5.0, "without writes to the old topics")
     producers_s: float = _key("wait.producers_s", _SECONDS, 600.0, "for producers to stop, and the mirror to copy all")
+    new_zookeeper: Optional[str] = None
+    new_storage: str = "kafka"
+
+    def back(self) -> Plan:
+        """Returns the plan of the way back: its old cluster is the new one of this plan."""
+        return dataclasses.replace(
+            self,
+            mirror=self.mirror_back or f"{self.mirror}-back",
+            state_file=str(self.state.absolute().with_suffix(".back.json")),
+            **{f"old_{name}": getattr(self, f"new_{name}") for name in _SIDE},
+            **{f"new_{name}": getattr(self, f"old_{name}") for name in _SIDE},
+        )
 
     def old(self, group: str) -> OffsetStore:
         """Returns the store of the group's offsets on the old cluster."""
-        zookeepers = tuple(filter(None, (self.zookeeper, self.old_zookeeper)))
-        return OffsetStore(self.old_brokers, group, self.old_storage, zookeepers, self.root, self.old_security)
+        return self._store(group, self.old_brokers, self.old_storage, self.old_zookeeper, self.old_security)
 
     def new(self, group: str) -> OffsetStore:
         """Returns the store of the group's offsets on the new cluster."""
-        return OffsetStore(self.new_brokers, group, "kafka", (self.zookeeper,), self.root, self.new_security)
+        return self._store(group, self.new_brokers, self.new_storage, self.new_zookeeper, self.new_security)
+
+    def _store(
+        self, group: str, brokers: str, storage: str, ensemble: str | None, security: Mapping[str, Any] | None
+    ) -> OffsetStore:
+        zookeepers = tuple(filter(None, (self.zookeeper, ensemble)))
+        return OffsetStore(brokers, group, storage, zookeepers, self.root, security)
 
     @property
     def state(self) -> Path:

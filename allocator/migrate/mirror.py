@@ -119,7 +119,15 @@ class Mirror(MirrorReport):
         offsets = GroupOffsets(old, settings.group)
         stack.push_async_callback(offsets.close)
         offset_map = OffsetMap(old, new, map_topic(settings.group))
-        clusters = MirrorClusters(old, new, offsets, offset_map, TopicIds(old, ensemble), TopicIds(new), ensemble)
+        back = groups = None
+        if settings.back_of is not None:
+            back = OffsetMap(new, old, map_topic(settings.back_of))
+            if settings.zookeeper is not None:
+                groups = ZooKeeperClient(settings.zookeeper)
+                stack.push_async_callback(groups.close)
+                await groups.connect(CONNECT_S, make_chroot=False)
+        ids = TopicIds(old, ensemble), TopicIds(new)
+        clusters = MirrorClusters(old, new, offsets, offset_map, *ids, ensemble, back, groups)
         self.stops.clear()
         self.left_out.clear()
         self._copying = Copying(self, clusters, self._throttle, stopping)

@@ -45,6 +45,8 @@ class MirrorSettings:
                         without it they stop. topic -> "earliest": from its earliest record, after the former records
                         on the new cluster; "continue": where the log was cut, or at the stored position, as if it were
                         the same topic
+    back_of             group of the mirror in the other direction, whose producers a cutover has moved: each partition
+                        begins at its first record after the move, and that mirror ends
     restart             topics to mirror again from the earliest old record, after the new topic's records, if the new
                         topic was deleted, created again or truncated; without it they stop
     commit_interval_s   Higher: more records are compared after a crash; lower: more requests.
@@ -69,6 +71,7 @@ class MirrorSettings:
     append: bool = False
     accept_loss: bool = False
     recreated: Mapping[str, str] = field(default_factory=dict)
+    back_of: Optional[str] = None
     restart: Sequence[str] = ()
     commit_interval_s: float = 1.0
     buffer_bytes: int = 64 << 20
@@ -91,6 +94,10 @@ class MirrorSettings:
         maps = [topic for topic in self.topics if topic.endswith(SUFFIX)]
         if maps:
             faults.append(f"{maps[0]!r} is an offset map of two other clusters; a copy of it is wrong")
+        if self.back_of == self.group:
+            faults.append(
+                f"back_of is the group of this mirror itself, {self.group!r}: give it another group (--group)"
+            )
         if self.membership not in ("zookeeper", "kafka"):
             faults.append(f"membership is {self.membership!r}, not 'zookeeper' or 'kafka'")
         if self.membership == "zookeeper" and not self.zookeeper:

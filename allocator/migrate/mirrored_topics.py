@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Final
 
 from allocator.core.client import KafkaClient
@@ -13,11 +13,11 @@ from allocator.errors import BrokerError
 from allocator.handlers import is_retry_topic
 from allocator.migrate.origins import Origins
 from allocator.migrate.report import MirrorReport, Remedy, Stop
-from allocator.migrate.takeover import MirrorClusters
+from allocator.migrate.takeover import MirrorClusters, leave
 from allocator.migrate.topics import SUFFIX, TopicsDiffer, make_alike, settings_of
 from allocator.protocols import orders_topic
 from allocator.protocols.zookeeper import ZooKeeperClient
-from allocator.types import TopicPartition
+from allocator.types import Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class MirroredTopics:
         self._clusters = clusters
         self._stop = stop
         self._kept: set[str] = set()  # topics that exist alike on both clusters
-        self._origins = Origins(clusters.old)
+        self._origins = Origins(clusters.old, None if clusters.back is None else clusters.back.topic)
         self._origins_checked = 0.0
 
     async def prepare(self, topics: Collection[str]) -> None:
@@ -105,6 +105,17 @@ class MirroredTopics:
                 self._stop(topic, Stop(reason, Remedy.CYCLE))
             elif before and self.is_mirrored(topic):
                 clusters.map.note_before(topic, before)
+
+    async def leave_ended(self, mine: Partitions, drain: Callable[[Partitions], Awaitable[None]]) -> None:
+        """Stops topics whose mirror back has begun. `mine` are the partitions of this process."""
+        known = self._clusters.map
+        await known.refresh()
+        switches = {each: switch for each in mine if (switch := known.switch(each)) is not None}
+        ended = {each: switch for each, switch in switches.items() if switch.state == "ended"}
+        if ended:
+            await drain(frozenset(ended))
+        for each, switch in ended.items():
+            self._stop(each.topic, leave(known, each, switch))
 
     def is_mirrored(self, topic: str) -> bool:
         return topic not in self._report.stops and topic not in self._report.left_out

@@ -8,6 +8,8 @@ transactions left (at most nine in a thousand records).
 Each entry also names the incarnation of the old topic. A recreated topic begins at offset 0, and the brokers delete the
 group's offsets of the former topic. So the mirror stores the topic's id in the map.
 
+An entry may also say where the producers moved to the new cluster. A mirror in the other direction begins there.
+
 And each entry names both clusters. A map may hold entries of another pair: a mirror whose pattern matched the map has
 copied it, or two mirrors of one name write to this cluster.
 """
@@ -88,6 +90,23 @@ class Route(NamedTuple):
         return any(here and there and here != there for here, there in zip(self[:2], other[:2]))
 
 
+class Switch(NamedTuple):
+    """Where the producers moved: old offset `source` and new offset `target` are the ends of the mirrored records.
+
+    `number` counts the moves in both directions, and is also in the map of the mirror back once that has begun.
+    """
+
+    number: int
+    source: int
+    target: int
+    state: str = "moved"
+    """"ended" once the mirror back has begun: this mirror must not copy any more. "left" once it has noticed."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.state != "moved"
+
+
 class Entry(NamedTuple):
     """One record of an offset map. An entry without `runs` only names the incarnation and the route."""
 
@@ -95,6 +114,7 @@ class Entry(NamedTuple):
     incarnation: Incarnation
     runs: list[Run]
     route: Route = Route()
+    switch: Optional[Switch] = None
 
 
 class OffsetTranslation:
@@ -194,6 +214,8 @@ def pack(entry: Entry) -> tuple[bytes, bytes]:
         key["clusters"] = entry.route[:2]
     if entry.route.before:
         key["before"] = entry.route.before
+    if entry.switch is not None:
+        key["switch"] = [entry.switch.number, entry.switch.state]
     return _json(key), _json(runs)
 
 
@@ -206,7 +228,11 @@ def unpack(key: bytes | None, value: bytes | None) -> Entry:
         incarnation = Incarnation(int(where.get("incarnation", 0)), None if topic_id is None else str(topic_id))
         old, new = (each and str(each) for each in where.get("clusters", (None, None)))
         route = Route(old, new, tuple(map(str, where.get("before", ()))))
-        return Entry(TopicPartition(str(where["topic"]), int(where["partition"])), incarnation, runs, route)
+        switch = None
+        if "switch" in where:
+            number, state = where["switch"]
+            switch = Switch(int(number), *runs[0][:2], str(state))
+        return Entry(TopicPartition(str(where["topic"]), int(where["partition"])), incarnation, runs, route, switch)
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise BadOffsetMap(f"invalid entry of an offset map ({shown(error)}): key {shown(key)}") from error
 
@@ -232,6 +258,8 @@ class OffsetMap:
         self._known: dict[TopicPartition, OffsetTranslation] = defaultdict(OffsetTranslation)
         self._incarnations: dict[TopicPartition, Incarnation] = {}
         self._new: dict[TopicPartition, list[Run]] = defaultdict(list)
+        self._switches: dict[TopicPartition, Switch] = {}
+        self._new_switches: dict[TopicPartition, Switch] = {}
         self._read_to = 0
         self._forgotten: set[TopicPartition] = set()  # partitions that `refresh` reads again from the start
         self._flushing: asyncio.Lock
@@ -276,11 +304,13 @@ class OffsetMap:
             if self._new.pop(each, None) is not None:
                 self._known.pop(each, None)
                 self._incarnations.pop(each, None)
+                for switches in self._switches, self._new_switches:
+                    switches.pop(each, None)
                 self._forgotten.add(each)
 
     def learn(self, entry: Entry) -> None:
         """Adds an entry of the topic. Entries must come in the order of the topic."""
-        partition, there, runs, route = entry
+        partition, there, runs, route, switch = entry
         if self._route().is_other(route):
             if not self._has_others:
                 log.warning("%s: ignoring entries of another mirror, from cluster %s to %s", self.topic, *route[:2])
@@ -296,6 +326,8 @@ class OffsetMap:
         self._enter(partition, Incarnation(there.number, topic_id))
         for run in runs:
             self._known[partition].note(run)
+        if switch is not None:
+            self._switches[partition] = switch
 
     def _route(self, topic: str = "") -> Route:
         return Route(self._old.metadata.cluster_id, self._client.metadata.cluster_id, self._before.get(topic, ()))
@@ -334,7 +366,8 @@ class OffsetMap:
     def _enter(self, partition: TopicPartition, incarnation: Incarnation) -> None:
         if incarnation.number > self.incarnation(partition).number:
             self._known[partition] = OffsetTranslation()
-            self._new.pop(partition, None)
+            for noted in self._new, self._switches, self._new_switches:
+                noted.pop(partition, None)
         self._incarnations[partition] = incarnation
 
     def note(self, partition: TopicPartition, run: Run) -> None:
@@ -343,10 +376,21 @@ class OffsetMap:
         if added is not None:
             self._new[partition].append(added)
 
+    def switch(self, partition: TopicPartition) -> Switch | None:
+        """Returns where the producers of this partition moved last; None if they have not."""
+        return self._switches.get(partition)
+
+    def note_switch(self, partition: TopicPartition, switch: Switch) -> None:
+        """Notes where the producers move, and that the ends belong together. The next `flush` writes it."""
+        self.note(partition, Run(switch.source, switch.target))
+        self._switches[partition] = self._new_switches[partition] = switch
+        self._new.setdefault(partition, [])  # so that `flush` and `forget` see it
+
     async def flush(self) -> None:
-        """Writes the noted runs. After a BrokerError, the next call writes them again."""
+        """Writes the noted runs and switches. After a BrokerError, the next call writes them again."""
         async with self._flushing:
             changed, self._new = self._new, defaultdict(list)
+            switches, self._new_switches = self._new_switches, {}
             if not changed:
                 return
             now = wall_ms()
@@ -354,6 +398,10 @@ class OffsetMap:
                 Entry(each, self.incarnation(each), runs[at : at + MOST], self._route(each.topic))
                 for each, runs in changed.items()
                 for at in range(0, max(1, len(runs)), MOST)
+            ]
+            slices += [
+                Entry(each, self.incarnation(each), [Run(one.source, one.target)], self._route(each.topic), one)
+                for each, one in switches.items()
             ]
             records = [Record(self.topic, 0, n, now, 0, *pack(entry), []) for n, entry in enumerate(slices)]
             try:
@@ -369,4 +417,6 @@ class OffsetMap:
                     same = entry.incarnation.number == self.incarnation(entry.partition).number
                     if same and entry.partition not in self._forgotten:
                         self._new[entry.partition] += entry.runs
+                        if entry.switch is not None:
+                            self._new_switches.setdefault(entry.partition, entry.switch)
                 raise

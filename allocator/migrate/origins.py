@@ -17,17 +17,20 @@ class Origins:
     """The clusters from which mirrors bring records to the cluster of `client`, directly or through others.
 
     The offset maps there tell: each entry names both clusters of its mirror, and those before the old one. Mirrors of
-    versions that do not write this are not seen.
+    versions that do not write this are not seen, nor is the map `ignored`: that of a mirror that has ended.
     """
 
-    def __init__(self, client: KafkaClient) -> None:
+    def __init__(self, client: KafkaClient, ignored: str | None = None) -> None:
         self._client = client
+        self._ignored = ignored
         self._read_to: dict[TopicPartition, int] = {}
         self._found: dict[str, dict[str, str]] = defaultdict(dict)
 
     async def refresh(self) -> None:
         """Reads the entries that mirrors have added since. Raises BrokerError."""
-        maps = [topic for topic in await self._client.list_topics() if topic.endswith(SUFFIX)]
+        maps = [
+            topic for topic in await self._client.list_topics() if topic.endswith(SUFFIX) and topic != self._ignored
+        ]
         await self._client.refresh(maps)
         reader = RangeReader(self._client)
         ends = await reader.bounds([TopicPartition(topic, 0) for topic in maps])

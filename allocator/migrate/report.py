@@ -41,9 +41,15 @@ class Remedy(enum.Enum):
         "with --accept-loss to mirror these records nevertheless"
     )
     CYCLE = (
-        "Stop one of the mirrors, or let it leave the topic out (--exclude). If the other one has ended for good, "
-        "delete its offset map"
+        "Stop one of the mirrors, or let it leave the topic out (--exclude). If a cutover has moved the producers, "
+        "start this one with --back-of and the group of the other. If that one has ended for good, delete its offset "
+        "map"
     )
+    ENDED = (
+        "To copy in this direction again, move the producers with a cutover first, and start with --back-of and the "
+        "group of the mirror back"
+    )
+    NOT_MOVED = "Move them with a cutover (step producers), and start the mirror again"
     OTHER_TARGET = (
         "If that was a mirror to another cluster, start this one with another --group. If the offset map was deleted, "
         "start with --restart {topic} to mirror the topic again from its earliest old record"

@@ -20,12 +20,13 @@ from allocator.core.offsets import GroupOffsets
 from allocator.core.settings import DEFAULT
 from allocator.errors import AllocatorError, BrokerError, TopicNotFound
 from allocator.migrate.mirror_settings import MirrorSettings
-from allocator.migrate.offset_map import OffsetMap, Run
+from allocator.migrate.offset_map import OffsetMap, Run, Switch
 from allocator.migrate.positions import Target, target_lost
 from allocator.migrate.report import Remedy, SourceLoss, Stop
 from allocator.migrate.tails import digest, match_tails, read_tails
 from allocator.migrate.topics import TopicIds, same_topic
 from allocator.migrate.translate import Ends, ends_of
+from allocator.operate import MembersAlive, live_members
 from allocator.protocols.zookeeper import ZooKeeperClient
 from allocator.types import IsolationLevel, OffsetAndMetadata, Record, TopicPartition
 
@@ -61,6 +62,10 @@ class MirrorClusters(NamedTuple):
     """Ids of the new topics."""
     ensemble: Optional[ZooKeeperClient]
     """The old cluster's ZooKeeper: brokers before 0.11 do not report topic settings."""
+    back: Optional[OffsetMap] = None
+    """The map of the mirror in the other direction, on the old cluster, if this mirror is the way back."""
+    groups: Optional[ZooKeeperClient] = None
+    """The ensemble of the mirrors' groups."""
 
 
 class Log(NamedTuple):
@@ -127,7 +132,10 @@ async def take_over(
     wanted = list(partitions)
     known = clusters.map
     await known.refresh()
-    stored = await clusters.offsets.fetch(wanted)
+    stored = dict(await clusters.offsets.fetch(wanted))
+    barred = await _begin_back(clusters, stored, wanted)
+    if settings.back_of is not None:
+        await _refuse_forward(clusters, settings.back_of, wanted)
     committed = {each: found.offset for each, found in stored.items()}
     sources, targets = await ends_of(clusters.old, wanted), await _replicated_ends(clusters.new, wanted)
     missing = {each.topic for each in wanted if each not in sources or each not in targets}
@@ -147,6 +155,9 @@ async def take_over(
     for partition, source in sources.items():
         change, choice = replaced.get(partition), settings.recreated.get(partition.topic)
         there = targets[partition]
+        if partition in barred:
+            found[partition] = TakenOver(source.start, there, stop=barred[partition])
+            continue
         if change is not None and choice is None:
             found[partition] = TakenOver(source.start, there, stop=change.stop)
             continue
@@ -203,6 +214,62 @@ async def take_over(
     found.update(await _behind_tails(clusters, found, spans, committed))
     await known.flush()
     return found
+
+
+async def _begin_back(
+    clusters: MirrorClusters, stored: dict[TopicPartition, OffsetAndMetadata], partitions: Iterable[TopicPartition]
+) -> dict[TopicPartition, Stop]:
+    """Lets a mirror back begin where the producers moved, and ends the mirror in the other direction there.
+
+    Sets these positions in `stored`, as if this mirror had committed them, and adds the offsets before them to its map.
+    Returns the partitions that this mirror must not copy.
+    """
+    own, back = clusters.map, clusters.back
+    barred = {}
+    if back is not None:
+        await back.refresh()
+    for each in partitions:
+        mine, theirs = own.switch(each), None if back is None else back.switch(each)
+        if back is not None and theirs is None and back.positions(each).runs:
+            reason = f"its producers have not moved since {back.topic!r} began, so some records would go round"
+            barred[each] = Stop(reason, Remedy.NOT_MOVED)
+        elif back is not None and theirs is not None and (mine is None or theirs.number > mine.number):
+            for run in back.positions(each).runs:
+                if (mine is None or run.target >= mine.source) and run.source < theirs.source:
+                    own.note(each, Run(run.target, run.source, run.exact))
+            mine = Switch(theirs.number, theirs.target, theirs.source)
+            own.note_switch(each, mine)
+            if not theirs.is_over:
+                back.note_switch(each, theirs._replace(state="ended"))
+        if mine is not None and mine.is_over:
+            barred[each] = leave(own, each, mine)
+        elif back is not None and theirs is not None and mine is not None and theirs.number == mine.number:
+            begin = Target(mine.target, back.incarnation(each).topic_id).committed(mine.source)
+            stored[each] = max(begin, stored.get(each, begin), key=lambda at: at.offset)
+    if back is not None:
+        await back.flush()  # before this mirror's own map: a start after a crash does it again
+    return barred
+
+
+async def _refuse_forward(clusters: MirrorClusters, group: str, partitions: Iterable[TopicPartition]) -> None:
+    """Raises MembersAlive while the mirror of `group`, in the other direction, may still copy these partitions."""
+    switches = [] if clusters.back is None else [clusters.back.switch(each) for each in partitions]
+    if any(switch is not None and switch.state == "ended" for switch in switches):
+        ensembles = [] if clusters.groups is None else [clusters.groups]
+        members = await live_members(clusters.new, ensembles, group, DEFAULT["root"])
+        if members:
+            raise MembersAlive(
+                f"mirror {group!r} still runs ({', '.join(members)}), and has not noticed that its producers have "
+                "moved. It does within some seconds; if not, stop it"
+            )
+
+
+def leave(known: OffsetMap, partition: TopicPartition, switch: Switch) -> Stop:
+    """Notes that this mirror has noticed its end. Returns why it does not copy the partition."""
+    if switch.state == "ended":
+        known.note_switch(partition, switch._replace(state="left"))
+    reason = f"it was mirrored up to offset {switch.source - 1}, where its producers moved to the new cluster"
+    return Stop(f"{reason}, and the mirror back has begun", Remedy.ENDED)
 
 
 def _by_choice(

@@ -35,12 +35,12 @@ def command(plan: Path) -> Iterator[subprocess.Popen[bytes]]:
         killed(process)
 
 
-async def mirror_checked(plan: Path) -> None:
+async def mirror_checked(plan: Path, *, fail_back: bool = False) -> None:
     """Waits until the cutover's first step finds that the mirror has started with every partition."""
 
     async def checked() -> bool:
         try:
-            await Cutover(plan).run(until="check")
+            await Cutover(plan, fail_back=fail_back).run(until="check")
         except (CutoverFailed, BrokersUnavailable):  # on a busy machine, brokers respond late
             return False
         return True
@@ -89,6 +89,16 @@ class World:
         self.path.write_text("\n".join(lines))
         return self.path
 
+    def mirror(self, **options: Any) -> Mirror:
+        """The mirror to the new cluster."""
+        chosen = {"topics": [self.topic], "zookeeper": self.zookeeper, **options}
+        return Mirror(settings(self.old, self.new, f"{self.group}-mirror", **chosen))
+
+    def mirror_back(self, **options: Any) -> Mirror:
+        """The mirror to the old cluster."""
+        chosen = {"topics": [self.topic], "zookeeper": self.zookeeper, "back_of": f"{self.group}-mirror", **options}
+        return Mirror(settings(self.new, self.old, f"{self.group}-mirror-back", **chosen))
+
     @contextlib.asynccontextmanager
     async def ready(self, plan: Path) -> AsyncIterator[None]:
         """Like `running`; the block starts once services read the old cluster and the cutover may start."""
@@ -98,14 +108,16 @@ class World:
             yield
 
     @contextlib.asynccontextmanager
-    async def running(self, services: int = 2) -> AsyncIterator[None]:
+    async def running(self, services: int = 2, mirror: bool = True) -> AsyncIterator[None]:
         """Runs a producer, services and the mirror during the block."""
-        chosen = settings(self.old, self.new, f"{self.group}-mirror", topics=[self.topic], zookeeper=self.zookeeper)
         stop = asyncio.Event()
         tasks = [asyncio.ensure_future(self._serve(stop)) for _ in range(services)]
         tasks.append(asyncio.ensure_future(self._write(stop)))
         try:
-            async with mirroring(Mirror(chosen)):
+            if mirror:
+                async with mirroring(self.mirror()):
+                    yield
+            else:
                 yield
         finally:
             stop.set()

@@ -208,7 +208,9 @@ def started(chosen: MirrorSettings, *options: str) -> Iterator[subprocess.Popen[
     for topic in chosen.topics:
         command += ["--topic", topic]
     command += ["--group", chosen.group, "--replication", "1", "--status-s", "1", "--session-timeout", "4", *options]
-    command += ["--zookeeper", str(chosen.zookeeper), "--old-zookeeper", str(chosen.old_zookeeper), "--create"]
+    command += ["--zookeeper", str(chosen.zookeeper), "--create"]
+    command += ["--old-zookeeper", chosen.old_zookeeper] if chosen.old_zookeeper else []
+    command += ["--back-of", chosen.back_of] if chosen.back_of else []
     process = subprocess.Popen(command, env={**os.environ, "PYTHONWARNINGS": "ignore"}, stderr=subprocess.DEVNULL)
     try:
         yield process

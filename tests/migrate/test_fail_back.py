@@ -1,0 +1,148 @@
+"""The way back after producers have moved: nothing is lost, nothing goes round, and both clusters are equal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cutting import World, mirror_checked
+from mirroring import Pair, bare, commit, contents, fill, killed, mirroring, numbered, settings, started, transactions
+
+from allocator.cli.cutover import audit_topic
+from allocator.core.client.client import KafkaClient
+from allocator.core.fetch import RangeReader
+from allocator.migrate.cutover import STEPS, Cutover, CutoverFailed
+from allocator.migrate.mirror import Mirror
+from allocator.migrate.offset_map import OffsetMap, map_topic
+from allocator.migrate.offsets import copy_offsets
+from allocator.migrate.report import TopicsStopped
+from allocator.migrate.storage import OffsetStore
+from allocator.testing import LocalCluster, wait_until_async
+from allocator.types import TopicPartition
+
+pytestmark = pytest.mark.deadline(400)
+
+
+@pytest.fixture
+def make_world(cluster_factory: Any, topic_factory: Callable[..., str], group: str, tmp_path: Path) -> Any:
+    async def make(old: str = "2.8.2", new: str = "4.1.1") -> World:
+        clusters = [await asyncio.to_thread(cluster_factory, kafka=version) for version in (old, new)]
+        topic = await asyncio.to_thread(topic_factory, 3, 1, None, clusters[0])
+        return World(clusters[0], clusters[1], topic, group, tmp_path)
+
+    return make
+
+
+async def moved(world: World, plan: Path, side: str, *, fail_back: bool) -> None:
+    """Moves groups and producers to `side`, and waits until services have read what producers wrote there."""
+    await mirror_checked(plan, fail_back=fail_back)
+    written = len(world.written[side])
+    steps: dict[str, str] = {}
+    await Cutover(plan, steps.__setitem__, audit=audit_topic, fail_back=fail_back).run()
+    assert list(steps) == list(STEPS[1:])
+    assert f"{world.topic}': 'equal (" in steps["finish"]
+    await wait_until_async(lambda: len(world.written[side]) > written + 100, 60, "producers to write there")
+    await world.reads(side)
+
+
+async def test_groups_and_producers_move_there_and_back_and_there_again(make_world: Any) -> None:
+    world: World = await make_world()
+    plan = world.plan(audit=True)
+    with pytest.raises(CutoverFailed, match="nothing to move back"):
+        await Cutover(plan, fail_back=True).run()
+    async with world.running(mirror=False):
+        with pytest.raises(TopicsStopped, match="the mirror back has begun"):  # noqa: PT012 - raised at its end
+            async with mirroring(world.mirror()):
+                await wait_until_async(lambda: sum(world.seen.values()) > 100, 90, "services to read the old cluster")
+                await moved(world, plan, "new", fail_back=False)
+                # the mirror still runs: it ends when the mirror back begins
+                async with mirroring(world.mirror_back()) as back:
+                    await moved(world, plan, "old", fail_back=True)
+                    assert (back.duplicated, back.already_present) == (0, 0)
+        assert back.records == len(world.written["new"])
+        with pytest.raises(TopicsStopped, match=r"would go round.*start this one with --back-of"):
+            await world.mirror().run(until_caught_up=True)
+        async with mirroring(world.mirror(back_of=f"{world.group}-mirror-back")) as again:
+            await moved(world, plan, "new", fail_back=False)
+            assert (again.duplicated, again.already_present) == (0, 0)
+    await world.assert_exact()
+    await world.mirror_back().run(until_caught_up=True)  # begins at the second move to the new cluster
+    assert bare(await contents(world.old, world.topic)) == bare(await contents(world.new, world.topic))
+
+
+async def rows(cluster: LocalCluster, topic: str) -> list[tuple[int, str]]:
+    """Offset and value of each committed record."""
+    async with KafkaClient(cluster.bootstrap) as client:
+        await client.refresh([topic])
+        at = TopicPartition(topic, 0)
+        reader = RangeReader(client, isolation_level="read_committed")
+        bounds = await reader.bounds([at])
+        return [(r.offset, (r.value or b"").decode()) async for batch in reader.read(bounds) for r in batch]
+
+
+async def test_a_mirror_back_begins_at_the_first_new_record_though_it_is_killed(
+    make_pair: Callable[..., Any], tmp_path: Path
+) -> None:
+    pair: Pair = await make_pair("2.8.2", "4.1.1")
+    topic, group = pair.topic, pair.group
+    await pair.fill(20)
+    parts = ((b"done", 3), (b"aborted", 4), (b"done", 2), (b"aborted", 1))
+    await asyncio.to_thread(transactions, pair.old.bootstrap, topic, *parts)
+    await pair.catch_up()
+    await commit(pair.old, f"{group}-reader", {pair.partition: 10})
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        f'[cutover]\ngroups = ["{group}-reader"]\ntopics = ["{topic}"]\nzookeeper = "{pair.settings.zookeeper}"\n'
+        f'mirror = "{group}"\naudit = false\n[old]\nbrokers = "{pair.old.bootstrap}"\n'
+        f'[new]\nbrokers = "{pair.new.bootstrap}"\n[wait]\nquiet_s = 0.2\nproducers_s = 20.0\n'
+    )
+    options = {"topics": [topic], "zookeeper": pair.settings.zookeeper, "old_zookeeper": None, "back_of": group}
+    back = settings(pair.new, pair.old, f"{group}-back", **options)
+    with pytest.raises(TopicsStopped, match="producers have not moved"):
+        await Mirror(back).run(until_caught_up=True)
+    assert len(await rows(pair.old, topic)) == 25
+    await Cutover(plan).run()
+    old, new = Cutover(plan).load()["opened"]["ends"][0][2:]
+    assert (old, new) == (34, 25)
+    await fill(pair.new, topic, 50, "new")
+    await pair.fill(2, "stray")  # a producer that was forgotten
+    await pair.catch_up()
+    await fill(pair.new, topic, 50, "newer")
+
+    async def begun() -> bool:
+        async with KafkaClient(pair.new.bootstrap) as there, KafkaClient(pair.old.bootstrap) as here:
+            known = OffsetMap(there, here, map_topic(back.group))
+            if not await known.exists():
+                return False
+            await known.open()
+            return known.switch(pair.partition) is not None
+
+    async def copied() -> bool:
+        return len(await rows(pair.old, topic)) > 27
+
+    for reached in begun, copied:
+        with started(back, "--throttle", "0.0005") as process:
+            await wait_until_async(reached, 60, "the mirror back to get there")
+            killed(process)
+    with pytest.raises(TopicsStopped):
+        await pair.catch_up()
+    mirror = Mirror(back)
+    await mirror.run(until_caught_up=True)
+    assert mirror.duplicated == 2  # what the forgotten producer wrote
+    written = [*numbered("value", 20), *["done"] * 5]
+    here, there = await rows(pair.old, topic), await rows(pair.new, topic)
+    new_side = [*numbered("new", 50), *numbered("stray", 2), *numbered("newer", 50)]
+    assert [value for _, value in there] == written + new_side
+    # what a forgotten producer wrote to the old cluster is there twice, and nothing else
+    assert [value for _, value in here] == [*written, *numbered("stray", 2), *new_side]
+    for at, (offset, _) in enumerate(there):
+        await commit(pair.new, f"{group}-reader", {pair.partition: offset})
+        stores = [OffsetStore(each.bootstrap, f"{group}-reader") for each in (pair.new, pair.old)]
+        (row,) = (await copy_offsets(*stores, by="map", mirror=back.group)).rows
+        left = [value for place, value in here if place >= row.after]
+        rest = iter(left)
+        assert all(value in rest for _, value in there[at:]), offset  # in this order
+        assert len(left) <= len(there) - at + 2, offset

@@ -94,6 +94,11 @@ def _recreated(_ctx: click.Context, _param: click.Parameter, given: tuple[str, .
     metavar="GROUP",
     help="Group of the mirror in the other direction: continue where a cutover has moved its producers, and end it.",
 )
+@click.option(
+    "--sync-group-offsets",
+    metavar="REGEX",
+    help="Keep the offsets of groups whose whole name matches translated on NEW, while they have no members there.",
+)
 @repeated(
     "--restart", metavar="TOPIC", text="Mirror all records of this topic again, after the new cluster lost some of them"
 )

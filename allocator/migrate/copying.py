@@ -28,6 +28,7 @@ from allocator.errors import (
     OffsetOutOfRange,
     TopicAuthorizationFailed,
 )
+from allocator.migrate.group_sync import GroupSync
 from allocator.migrate.lag import LagMeter, MirrorProgress
 from allocator.migrate.mirrored_topics import MirroredTopics
 from allocator.migrate.offset_map import Run
@@ -131,6 +132,9 @@ class Copying(RebalanceListener):
         self._unsent: TopicPartition | None = None  # partition whose last batch is not completely passed to the sender
         self._last: list[MirrorProgress] = []
         self.lags = LagMeter(clusters.old, self._copies, report.stops)
+        self._groups = None
+        if settings.sync_group_offsets is not None:
+            self._groups = GroupSync(clusters, self._copies, report.stops, settings.sync_group_offsets)
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -173,7 +177,10 @@ class Copying(RebalanceListener):
     async def run(self, goal: dict[TopicPartition, Optional[int]] | None) -> None:
         """Copies until it is stopped, or until all processes together have reached `goal`."""
         scope = TaskGroup()
-        await scope.run(self._read(goal), sender=self._sender.run(scope), commits=self._commits(), ends=self.lags.run())
+        beside = {"sender": self._sender.run(scope), "commits": self._commits(), "ends": self.lags.run()}
+        if self._groups is not None:
+            beside["groups"] = self._groups.run()
+        await scope.run(self._read(goal), **beside)
 
     def progress(self) -> list[MirrorProgress]:
         """Returns the progress of this process's partitions; after `run`, of its last partitions."""

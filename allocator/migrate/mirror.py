@@ -119,13 +119,12 @@ class Mirror(MirrorReport):
         offsets = GroupOffsets(old, settings.group)
         stack.push_async_callback(offsets.close)
         offset_map = OffsetMap(old, new, map_topic(settings.group))
-        back = groups = None
-        if settings.back_of is not None:
-            back = OffsetMap(new, old, map_topic(settings.back_of))
-            if settings.zookeeper is not None:
-                groups = ZooKeeperClient(settings.zookeeper)
-                stack.push_async_callback(groups.close)
-                await groups.connect(CONNECT_S, make_chroot=False)
+        back = None if settings.back_of is None else OffsetMap(new, old, map_topic(settings.back_of))
+        groups = None
+        if settings.zookeeper is not None and (back is not None or settings.sync_group_offsets is not None):
+            groups = ZooKeeperClient(settings.zookeeper)
+            stack.push_async_callback(groups.close)
+            await groups.connect(CONNECT_S, make_chroot=False)
         ids = TopicIds(old, ensemble), TopicIds(new)
         clusters = MirrorClusters(old, new, offsets, offset_map, *ids, ensemble, back, groups)
         self.stops.clear()

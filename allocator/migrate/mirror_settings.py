@@ -47,6 +47,8 @@ class MirrorSettings:
                         the same topic
     back_of             group of the mirror in the other direction, whose producers a cutover has moved: each partition
                         begins at its first record after the move, and that mirror ends
+    sync_group_offsets  regular expression: keep the offsets of the groups whose whole name matches translated on the
+                        new cluster, as MirrorMaker 2 does with sync.group.offsets.enabled
     restart             topics to mirror again from the earliest old record, after the new topic's records, if the new
                         topic was deleted, created again or truncated; without it they stop
     commit_interval_s   Higher: more records are compared after a crash; lower: more requests.
@@ -72,6 +74,7 @@ class MirrorSettings:
     accept_loss: bool = False
     recreated: Mapping[str, str] = field(default_factory=dict)
     back_of: Optional[str] = None
+    sync_group_offsets: Optional[str] = None
     restart: Sequence[str] = ()
     commit_interval_s: float = 1.0
     buffer_bytes: int = 64 << 20
@@ -84,13 +87,13 @@ class MirrorSettings:
             faults.append("no topic to mirror: give topics (--topic) or a pattern (--pattern)")
         if self.topics and self.pattern:
             faults.append("topics and a pattern are both given: omit one")
-        if self.exclude is not None:
-            if not self.pattern:
-                faults.append("exclude leaves out topics of a pattern; there is no pattern (--pattern)")
+        if self.exclude is not None and not self.pattern:
+            faults.append("exclude leaves out topics of a pattern; there is no pattern (--pattern)")
+        for name in "exclude", "sync_group_offsets":
             try:
-                re.compile(self.exclude)
+                re.compile(getattr(self, name) or "")
             except re.error as error:
-                faults.append(f"exclude is no regular expression: {self.exclude!r}: {error}")
+                faults.append(f"{name} is no regular expression: {getattr(self, name)!r}: {error}")
         maps = [topic for topic in self.topics if topic.endswith(SUFFIX)]
         if maps:
             faults.append(f"{maps[0]!r} is an offset map of two other clusters; a copy of it is wrong")

@@ -1,0 +1,99 @@
+"""Keeps the committed offsets of live groups translated on the new cluster, as MirrorMaker 2's checkpoints do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import Container, Mapping
+from typing import Final
+
+from kafka.protocol.admin import ListGroupsRequest
+
+from allocator.core.client import KafkaClient, for_code
+from allocator.core.offsets import GroupOffsets
+from allocator.core.settings import DEFAULT
+from allocator.core.subscription import stamped
+from allocator.errors import AllocatorError, ConfigError
+from allocator.migrate.positions import PartitionCopy, Target
+from allocator.migrate.takeover import MirrorClusters
+from allocator.operate import live_members
+from allocator.types import OffsetAndMetadata, TopicPartition
+
+log = logging.getLogger(__name__)
+
+# Time between two rounds. Higher: fewer requests; lower: a group that moves repeats fewer records.
+SYNC_S: Final = 5.0
+
+
+class GroupSync:
+    """Translates the offsets of the groups whose whole name matches `pattern`, in the partitions of this process.
+
+    Guarantee: a group that starts on the new cluster gets every record after its offset on the old one. It never sets
+    back an offset there, and commits none for a group with live members: Kafka refuses that. Groups with members in
+    the ensemble are left to a cutover, because their members may read either cluster.
+    """
+
+    def __init__(
+        self,
+        clusters: MirrorClusters,
+        copies: Mapping[TopicPartition, PartitionCopy],
+        stopped: Container[str],
+        pattern: str,
+    ) -> None:
+        self._clusters = clusters
+        self._copies = copies
+        self._stopped = stopped
+        self._pattern = re.compile(pattern)
+        self._synced: dict[str, dict[TopicPartition, int]] = {}
+
+    async def run(self) -> None:
+        if self._clusters.old.api_version(ListGroupsRequest) is None:
+            raise ConfigError("the old cluster cannot list its groups (before 0.9), so it has none to sync")
+        while True:
+            with contextlib.suppress(AllocatorError):
+                for group in filter(self._pattern.fullmatch, await list_groups(self._clusters.old)):
+                    try:
+                        await self._sync(group)
+                    except AllocatorError as error:
+                        log.info("the offsets of group %r are not synced now: %s", group, error)
+            await asyncio.sleep(SYNC_S)
+
+    async def _sync(self, group: str) -> None:
+        clusters = self._clusters
+        old, new = GroupOffsets(clusters.old, group), GroupOffsets(clusters.new, group)
+        copies = {each: copy for each, copy in self._copies.items() if each.topic not in self._stopped}
+        committed = await old.fetch(copies)
+        if any(Target.of(offset) for offset in committed.values()):
+            return  # the group of a mirror, whose offsets say what it has copied
+        former, targets = old.of_former_topics(committed), {}
+        for each, offset in committed.items():
+            copy, runs = copies[each], clusters.map.positions(each).runs
+            if offset.offset < 0 or each in former or not runs:
+                continue
+            # an offset before the first run: the old cluster had deleted it before the mirror began
+            target = clusters.map.positions(each).target(offset.offset)
+            target = runs[0].target if target is None else target
+            targets[each] = copy.end if offset.offset >= copy.acked else min(target, copy.end)
+        if targets == self._synced.get(group, {}):
+            return
+        ensembles = [] if clusters.groups is None else [clusters.groups]
+        if await live_members(clusters.new, ensembles, group, DEFAULT["root"]):
+            return
+        there = await new.fetch(targets)
+        ahead = {each: at for each, at in targets.items() if each not in there or there[each].offset < at}
+        ids = {each: clusters.new.topic_id(each.topic) for each in ahead}
+        await new.commit({each: OffsetAndMetadata(at, stamped("synced", ids[each]), -1) for each, at in ahead.items()})
+        self._synced[group] = targets
+
+
+async def list_groups(client: KafkaClient) -> list[str]:
+    """Returns the groups that the cluster coordinates. Raises BrokerError."""
+    found: set[str] = set()
+    for broker in client.brokers:
+        response = await client.send(broker.node_id, ListGroupsRequest(states_filter=[], types_filter=[]))
+        if response.error_code:
+            raise for_code(response.error_code, f"the groups of broker {broker.node_id}")
+        found.update(group.group_id for group in response.groups)
+    return sorted(found)

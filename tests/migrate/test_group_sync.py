@@ -1,0 +1,132 @@
+"""Groups of other clients move to the new cluster at the offsets that a mirror keeps translated there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from java_tools import command, properties
+from mirroring import Pair, commit, committed, mirroring, transactions
+
+from allocator import Consumer
+from allocator.testing import LocalCluster, produce, wait_until_async
+
+pytestmark = pytest.mark.deadline(300)
+
+
+class JavaReader:
+    """Java's VerifiableConsumer, which commits once a second."""
+
+    def __init__(self, cluster: LocalCluster, topic: str, group: str, directory: Path) -> None:
+        self._output = directory / f"{cluster.version}.out"
+        file = properties(directory / f"{cluster.version}.properties", auto_commit_interval_ms=1000)
+        where = "--bootstrap-server"
+        arguments = ["--topic", topic, "--group-id", group, where, cluster.bootstrap, "--verbose"]
+        arguments += ["--enable-autocommit", "--reset-policy", "earliest", "--consumer.config", file]
+        with self._output.open("wb") as output:
+            argv = command(str(cluster.version), "VerifiableConsumer", *arguments)
+            self.process = subprocess.Popen(argv, stdout=output, stderr=subprocess.DEVNULL)
+
+    def seen(self) -> dict[str, tuple[int, int]]:
+        """Value -> partition and offset of each record that it has read."""
+        found = {}
+        for line in self._output.read_text().splitlines():
+            with contextlib.suppress(ValueError):  # the last line may be incomplete
+                event = json.loads(line)
+                if event["name"] == "record_data":
+                    found[event["value"]] = (event["partition"], event["offset"])
+        return found
+
+
+@pytest.fixture
+def java_reader(tmp_path: Path) -> Iterator[Callable[..., JavaReader]]:
+    readers: list[JavaReader] = []
+
+    def start(cluster: LocalCluster, topic: str, group: str) -> JavaReader:
+        readers.append(JavaReader(cluster, topic, group, tmp_path))
+        return readers[-1]
+
+    yield start
+    for reader in readers:
+        reader.process.kill()
+        reader.process.wait(30)
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+async def test_a_java_consumer_stops_on_the_old_cluster_and_starts_on_the_new_one(
+    end: signal.Signals, make_pair: Callable[..., Any], java_reader: Callable[..., JavaReader], group: str
+) -> None:
+    pair: Pair = await make_pair("2.8.2", "4.1.1", 2, sync_group_offsets=f"{group}-moves.*")
+    topic, moving = pair.topic, f"{group}-moves"
+    await asyncio.to_thread(transactions, pair.old.bootstrap, topic, (b"aborted", 5), (b"done", 1))
+    written: list[str] = []
+
+    async def write() -> None:
+        while True:
+            numbers = range(len(written), len(written) + 20)
+            rows = [(b"k", b"%d" % n, n % 2) for n in numbers]
+            await asyncio.to_thread(produce, pair.old.bootstrap, topic, rows, version=pair.old.version)
+            written.extend(map(str, numbers))
+            await asyncio.sleep(0.1)
+
+    async def synced(name: str) -> bool:
+        here, there = await committed(pair.old, name, topic), await committed(pair.new, name, topic)
+        wanted = {each: (await pair.translation(each)).target(offset) for each, offset in here.items()}
+        return len(here) == 2 and there == wanted
+
+    async def has_committed(name: str) -> bool:
+        return len(await committed(pair.old, name, topic)) == 2
+
+    producer = asyncio.ensure_future(write())
+    async with mirroring(pair.mirror()):
+        on_old = java_reader(pair.old, topic, moving)
+        await wait_until_async(lambda: len(on_old.seen()) > 300, 120, "the consumer to read the old cluster")
+        await wait_until_async(lambda: has_committed(moving), 60, "it to commit")
+        on_old.process.send_signal(end)
+        await asyncio.to_thread(on_old.process.wait, 30)
+        read, left = on_old.seen(), await committed(pair.old, moving, topic)
+        await wait_until_async(lambda: synced(moving), 60, "its offsets on the new cluster")
+        on_new = java_reader(pair.new, topic, moving)
+        await wait_until_async(lambda: len(on_new.seen()) > 20, 120, "the consumer to read the new cluster")
+        producer.cancel()
+        await asyncio.wait({producer})
+        await wait_until_async(lambda: set(written) <= read.keys() | on_new.seen().keys(), 60, "all to be read")
+        again = {value for value, (partition, offset) in read.items() if offset >= left[partition]}
+        assert read.keys() & on_new.seen().keys() == again  # those that it had not committed
+        assert not again or end == signal.SIGKILL
+
+
+async def test_no_offset_is_overwritten_under_live_members_or_set_back(
+    make_pair: Callable[..., Any], group: str
+) -> None:
+    pair: Pair = await make_pair("2.8.2", "3.9.1", sync_group_offsets=f"{group}.*")
+    topic, at = pair.topic, pair.partition
+    await pair.fill(100)
+    await pair.catch_up()
+    live, ahead, last = (f"{group}-{n}" for n in range(3))
+    for name, offset in ((live, 60), (ahead, 10), (last, 20)):
+        await commit(pair.old, name, {at: offset})
+    await commit(pair.new, ahead, {at: 50})
+
+    async def reached(name: str, offset: int) -> bool:
+        return await committed(pair.new, name, topic) == {0: offset}
+
+    member = Consumer(topic, brokers=pair.new.bootstrap, group=live, membership="kafka", auto_commit_interval_s=None)
+    async with mirroring(pair.mirror()):
+        async with member:
+            await wait_until_async(lambda: at in member.assignment(), 60, "the member to own the partition")
+            await member.commit({at: 5})
+            await wait_until_async(lambda: reached(last, 20), 60, "the last of the groups")
+            assert await reached(live, 5)
+            assert await reached(ahead, 50)
+            assert await committed(pair.new, pair.group, topic) == {}  # that of the mirror itself
+        await commit(pair.old, ahead, {at: 70})
+        for name, offset in ((live, 60), (ahead, 70)):
+            await wait_until_async(lambda name=name, offset=offset: reached(name, offset), 60, "the group to follow")

@@ -145,6 +145,7 @@ class Copying(RebalanceListener):
             raise ConfigError(
                 f"the new cluster is Kafka {'.'.join(map(str, clusters.new.broker_version))}; a mirror writes record "
                 "batches of format v2, which takes 0.11 or newer"
+                + (": there is no way back to it" if settings.back_of is not None else "")
             )
         if settings.pattern is not None:
             clusters.old.follow_all()

@@ -347,7 +347,10 @@ class Cutover:
             choices[path] = choice.brokers  # of an earlier cutover
         if faults:
             raise CutoverFailed(f"nothing was touched: {'; '.join(faults)}")
-        return {"members": members, "lag": await on.mirror_lag(), "empty": empty, "choices": choices}
+        found: dict[str, Any] = {"members": members, "lag": await on.mirror_lag(), "empty": empty, "choices": choices}
+        if on.old.broker_version < (0, 11):
+            found["fail-back"] = "impossible, it needs 0.11 or newer"
+        return found
 
     async def _freeze(self, on: CutoverClusters) -> dict[str, Any]:
         for group in self.plan.groups:

@@ -14,13 +14,16 @@ from mirroring import Pair, bare, commit, contents, fill, killed, mirroring, num
 from allocator.cli.cutover import audit_topic
 from allocator.core.client.client import KafkaClient
 from allocator.core.fetch import RangeReader
+from allocator.errors import ConfigError
 from allocator.migrate.cutover import STEPS, Cutover, CutoverFailed
 from allocator.migrate.mirror import Mirror
+from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offset_map import OffsetMap, map_topic
 from allocator.migrate.offsets import copy_offsets
 from allocator.migrate.report import TopicsStopped
 from allocator.migrate.storage import OffsetStore
 from allocator.testing import LocalCluster, wait_until_async
+from allocator.testing.versions import NEWEST
 from allocator.types import TopicPartition
 
 pytestmark = pytest.mark.deadline(400)
@@ -28,7 +31,7 @@ pytestmark = pytest.mark.deadline(400)
 
 @pytest.fixture
 def make_world(cluster_factory: Any, topic_factory: Callable[..., str], group: str, tmp_path: Path) -> Any:
-    async def make(old: str = "2.8.2", new: str = "4.1.1") -> World:
+    async def make(old: str, new: str) -> World:
         clusters = [await asyncio.to_thread(cluster_factory, kafka=version) for version in (old, new)]
         topic = await asyncio.to_thread(topic_factory, 3, 1, None, clusters[0])
         return World(clusters[0], clusters[1], topic, group, tmp_path)
@@ -48,8 +51,16 @@ async def moved(world: World, plan: Path, side: str, *, fail_back: bool) -> None
     await world.reads(side)
 
 
-async def test_groups_and_producers_move_there_and_back_and_there_again(make_world: Any) -> None:
-    world: World = await make_world()
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("2.8.2", "4.1.1"),
+        pytest.param("0.11.0.3", "3.9.1", marks=pytest.mark.long),  # no topic ids, other batches
+        pytest.param("1.1.1", NEWEST, marks=pytest.mark.long),
+    ],
+)
+async def test_groups_and_producers_move_there_and_back_and_there_again(old: str, new: str, make_world: Any) -> None:
+    world: World = await make_world(old, new)
     plan = world.plan(audit=True)
     with pytest.raises(CutoverFailed, match="nothing to move back"):
         await Cutover(plan, fail_back=True).run()
@@ -83,6 +94,19 @@ async def rows(cluster: LocalCluster, topic: str) -> list[tuple[int, str]]:
         return [(r.offset, (r.value or b"").decode()) async for batch in reader.read(bounds) for r in batch]
 
 
+def way_back(pair: Pair, directory: Path) -> tuple[Path, MirrorSettings]:
+    """A plan without producers that moves the group "<group>-reader", and the mirror back."""
+    plan = directory / "plan.toml"
+    plan.write_text(
+        f'[cutover]\ngroups = ["{pair.group}-reader"]\ntopics = ["{pair.topic}"]\n'
+        f'zookeeper = "{pair.settings.zookeeper}"\nmirror = "{pair.group}"\naudit = false\n'
+        f'[old]\nbrokers = "{pair.old.bootstrap}"\n[new]\nbrokers = "{pair.new.bootstrap}"\n'
+        "[wait]\nquiet_s = 0.2\nproducers_s = 20.0\n"
+    )
+    options = {"topics": [pair.topic], "zookeeper": pair.settings.zookeeper, "old_zookeeper": None}
+    return plan, settings(pair.new, pair.old, f"{pair.group}-back", back_of=pair.group, **options)
+
+
 async def test_a_mirror_back_begins_at_the_first_new_record_though_it_is_killed(
     make_pair: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -93,14 +117,7 @@ async def test_a_mirror_back_begins_at_the_first_new_record_though_it_is_killed(
     await asyncio.to_thread(transactions, pair.old.bootstrap, topic, *parts)
     await pair.catch_up()
     await commit(pair.old, f"{group}-reader", {pair.partition: 10})
-    plan = tmp_path / "plan.toml"
-    plan.write_text(
-        f'[cutover]\ngroups = ["{group}-reader"]\ntopics = ["{topic}"]\nzookeeper = "{pair.settings.zookeeper}"\n'
-        f'mirror = "{group}"\naudit = false\n[old]\nbrokers = "{pair.old.bootstrap}"\n'
-        f'[new]\nbrokers = "{pair.new.bootstrap}"\n[wait]\nquiet_s = 0.2\nproducers_s = 20.0\n'
-    )
-    options = {"topics": [topic], "zookeeper": pair.settings.zookeeper, "old_zookeeper": None, "back_of": group}
-    back = settings(pair.new, pair.old, f"{group}-back", **options)
+    plan, back = way_back(pair, tmp_path)
     with pytest.raises(TopicsStopped, match="producers have not moved"):
         await Mirror(back).run(until_caught_up=True)
     assert len(await rows(pair.old, topic)) == 25
@@ -146,3 +163,18 @@ async def test_a_mirror_back_begins_at_the_first_new_record_though_it_is_killed(
         rest = iter(left)
         assert all(value in rest for _, value in there[at:]), offset  # in this order
         assert len(left) <= len(there) - at + 2, offset
+
+
+async def test_an_old_cluster_that_takes_no_mirror_back_is_named_before_anything_moves(
+    make_pair: Callable[..., Any], tmp_path: Path
+) -> None:
+    pair: Pair = await make_pair("0.9.0.1", "3.9.1")
+    await pair.fill(20)
+    await pair.catch_up()
+    await commit(pair.old, f"{pair.group}-reader", {pair.partition: 10})
+    plan, back = way_back(pair, tmp_path)
+    steps: dict[str, str] = {}
+    await Cutover(plan, steps.__setitem__).run(until="check")
+    assert "fail-back impossible, it needs 0.11 or newer" in steps["check"]
+    with pytest.raises(ConfigError, match=r"Kafka 0\.9.*: there is no way back to it"):
+        await Mirror(back).run(until_caught_up=True)

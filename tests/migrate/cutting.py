@@ -26,9 +26,9 @@ __all__ = ["World", "command", "mirror_checked"]
 
 
 @contextlib.contextmanager
-def command(plan: Path) -> Iterator[subprocess.Popen[bytes]]:
+def command(plan: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """Runs `allocator cutover` in its own process."""
-    process = subprocess.Popen([sys.executable, "-m", "allocator.cli", "cutover", str(plan)])
+    process = subprocess.Popen([sys.executable, "-m", "allocator.cli", "cutover", str(plan), *options])
     try:
         yield process
     finally:

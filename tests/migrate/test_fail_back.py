@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cutting import World, mirror_checked
+from cutting import World, command, mirror_checked
 from mirroring import Pair, bare, commit, contents, fill, killed, mirroring, numbered, settings, started, transactions
 
 from allocator.cli.cutover import audit_topic
@@ -92,6 +92,38 @@ async def rows(cluster: LocalCluster, topic: str) -> list[tuple[int, str]]:
         reader = RangeReader(client, isolation_level="read_committed")
         bounds = await reader.bounds([at])
         return [(r.offset, (r.value or b"").decode()) async for batch in reader.read(bounds) for r in batch]
+
+
+@pytest.mark.long
+async def test_a_fail_back_may_be_rolled_back_and_killed(make_world: Any) -> None:
+    world: World = await make_world("2.8.2", "4.1.1")
+    plan = world.plan()
+    async with world.ready(plan):
+        await Cutover(plan).run()
+        await world.reads("new")
+    async with world.running(mirror=False), mirroring(world.mirror_back()):
+        await mirror_checked(plan, fail_back=True)
+        world.read_from.clear()
+        await Cutover(plan, fail_back=True).run(until="start")
+        await wait_until_async(lambda: world.old.bootstrap in world.read_from, 60, "services to read the old cluster")
+        await Cutover(plan, fail_back=True).rollback()
+        await world.reads("new")
+        done = Cutover(plan, fail_back=True).load
+        for step in ("offsets", "start", "opened"):
+            with command(plan, "--fail-back") as process:
+                await wait_until_async(
+                    lambda step=step, process=process: step in done() or process.poll() is not None, 90, step
+                )
+                killed(process)
+        with command(plan, "--fail-back") as process:
+            await wait_until_async(lambda: process.poll() is not None, 120, "it to end")
+            assert process.returncode == 0
+        assert not done()
+        assert not Cutover(plan).load()
+        written = len(world.written["old"])
+        await wait_until_async(lambda: len(world.written["old"]) > written + 100, 60, "producers to write there")
+        await world.reads("old")
+    await world.assert_exact()
 
 
 def way_back(pair: Pair, directory: Path) -> tuple[Path, MirrorSettings]:

@@ -24,6 +24,7 @@ __all__ = [
     "CommitFailed",
     "ConfigError",
     "CorruptRecordError",
+    "DeliveryFailed",
     "DeserializationError",
     "Fenced",
     "GenerationEnded",
@@ -278,6 +279,25 @@ class DeserializationError(_AtOffset):
         self.part = part
         self.raised = raised
         """The deserializer's error as text. It may quote the record."""
+
+
+class DeliveryFailed(AllocatorError):
+    """Brokers did not acknowledge a record, or several of one partition.
+
+    `partition`: their topic and partition. `records`: their number. `error`: the cause, often a BrokerError with a
+    `code`. `maybe_written`: a broker may have stored some of them, for example because a response was lost. Then a new
+    attempt may write them twice.
+    """
+
+    def __init__(self, partition: TopicPartition, records: int, error: AllocatorError, maybe_written: bool) -> None:
+        what = "1 record, which" if records == 1 else f"{records} records, which"
+        outcome = "may be written" if maybe_written else "is not written" if records == 1 else "are not written"
+        super().__init__(f"{partition.topic}:{partition.partition} did not acknowledge {what} {outcome}: {error}")
+        self.partition = partition
+        self.records = records
+        self.error = error
+        self.maybe_written = maybe_written
+        self.retriable = error.retriable
 
 
 class OrderRefused(AllocatorError):

@@ -28,9 +28,11 @@ else:
 
 __all__ = [
     "NO_PARTITIONS",
+    "Acks",
     "Assignment",
     "Assignors",
     "ColumnDeserializer",
+    "Compression",
     "Deserializer",
     "GroupProtocol",
     "IsolationLevel",
@@ -49,6 +51,8 @@ __all__ = [
     "PartitionLike",
     "Partitions",
     "Record",
+    "RecordMetadata",
+    "Serializer",
     "TopicPartition",
     "Workers",
 ]
@@ -61,6 +65,17 @@ class OffsetAndTimestamp(NamedTuple):
     timestamp: int
     """Milliseconds since the epoch; -1 if unknown."""
     leader_epoch: Optional[int]
+
+
+class RecordMetadata(NamedTuple):
+    """Where a broker stored a record."""
+
+    topic: str
+    partition: int
+    offset: int
+    """-1 if unknown: the broker recognised a repeated batch, but no longer knows its offset."""
+    timestamp: int
+    """Milliseconds since the epoch: the record's, or the broker's if the topic has log-append time; -1 before 0.10."""
 
 
 Partitions = frozenset[TopicPartition]
@@ -93,11 +108,21 @@ Workers = Literal["threads", "processes"]
 IsolationLevel = Literal["read_uncommitted", "read_committed"]
 """The setting `isolation_level`."""
 
+Acks = Literal["all", 1]
+"""The setting `acks` of a producer: the replicas that must have a record before it counts as written."""
+
+Compression = Literal["gzip", "snappy", "lz4", "zstd"]
+"""The setting `compression` of a producer."""
+
 Assignors = Union[str, Callable[..., Any], Sequence[Union[str, Callable[..., Any]]]]
 """The setting `assignor`: a name, "package.module:function", a callable, or several in order of preference."""
 
 Deserializer = Optional[Callable[[bytes], Any]]
 """Converts the bytes of a key or a value. Not called for None."""
+
+
+Serializer = Optional[Callable[[Any], Optional[bytes]]]
+"""Converts a key or a value to bytes. Not called for None."""
 
 
 @runtime_checkable

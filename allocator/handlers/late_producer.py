@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
 from allocator.core.client import KafkaClient
-from allocator.errors import AllocatorError, BrokerError
+from allocator.errors import AllocatorError, BrokerError, DeliveryFailed
 from allocator.types import Record
 
 if TYPE_CHECKING:
-    from allocator.producer import Producer
+    from allocator.producer import RecordWriter
 
 TIMEOUT_S = 30.0
 BATCH_BYTES = 16 << 10  # Higher: fewer requests; lower: batches also fit topics with a small max.message.bytes
@@ -34,7 +34,7 @@ class LateProducer:
         self._security = dict(security or {})
         self._stack = contextlib.AsyncExitStack()
         self._opening: asyncio.Lock | None = None
-        self._open: tuple[KafkaClient, Producer] | None = None
+        self._open: tuple[KafkaClient, RecordWriter] | None = None
 
     async def send(self, topic: str, copies: Sequence[tuple[Record, Headers]]) -> None:
         """Writes the keys and values of records with these headers. Raises BrokerError if the topic refuses one."""
@@ -49,8 +49,6 @@ class LateProducer:
             for delivered in sent:
                 await asyncio.shield(delivered)
         except AllocatorError as failure:
-            from allocator.producer import DeliveryFailed
-
             first, refusal = copies[0][0], failure.error if isinstance(failure, DeliveryFailed) else failure
             raise BrokerError(
                 f"topic {topic!r} did not accept {first.topic}:{first.partition} offset {first.offset}: "
@@ -59,7 +57,7 @@ class LateProducer:
                 retriable=True,
             ) from failure
 
-    async def open(self) -> tuple[KafkaClient, Producer]:
+    async def open(self) -> tuple[KafkaClient, RecordWriter]:
         """Returns the connected client and producer."""
         # Python 3.9 binds a lock to the loop that is current when the lock is created
         self._opening = self._opening or asyncio.Lock()
@@ -67,12 +65,12 @@ class LateProducer:
             if self._open is not None and self._open[1].stopped:
                 await self.close()
             if self._open is None:
-                from allocator.producer import Producer
+                from allocator.producer import RecordWriter
 
                 client = KafkaClient(self._brokers, client_id=self._client_id, security=self._security)
                 async with contextlib.AsyncExitStack() as stack:
                     await stack.enter_async_context(client)
-                    producer = Producer(
+                    producer = RecordWriter(
                         client,
                         linger_s=0.0,
                         batch_bytes=BATCH_BYTES,

@@ -325,7 +325,7 @@ class Copying(RebalanceListener):
         self._stop(partition.topic, Stop(reason, Remedy.EXPIRED))
         return True
 
-    def _acknowledged(self, partition: TopicPartition, encoded: Encoded, target: int) -> None:
+    def _acknowledged(self, partition: TopicPartition, encoded: Encoded, target: int, _: int) -> None:
         """Called by the sender, in the order of each partition."""
         copy = self._copies.get(partition)
         if copy is None:

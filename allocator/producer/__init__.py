@@ -1,8 +1,8 @@
 """Writes records and record batches to Kafka, in order and each once.
 
 In: records or batches, and a connected `KafkaClient`. Out: the offsets at which a broker stored them, or an error that
-names the partition. `BatchSender` sends batches; `Producer` and `TransactionalWriter` build on it. `create_topic` and
-`add_partitions` prepare the topics to write to.
+names the partition. `BatchSender` sends batches; `RecordWriter` and `TransactionalWriter` build on it. `create_topic`
+and `add_partitions` prepare the topics to write to.
 """
 
 from __future__ import annotations
@@ -19,22 +19,21 @@ from allocator.producer.encoding import (
     written,
 )
 from allocator.producer.partitioner import Partitioner
-from allocator.producer.producer import DeliveryFailed, Producer
 from allocator.producer.sender import BatchSender, PartitionQueue, SequenceLost
 from allocator.producer.topics import add_partitions, create_topic, result_error
 from allocator.producer.transaction import NewRecord, TooLargeForTopic, TransactionalWriter
+from allocator.producer.writer import RecordWriter
 
 __all__ = [
     "SMALL_BYTES",
     "BatchSender",
     "BatchTooLarge",
     "ColumnsToSend",
-    "DeliveryFailed",
     "Encoded",
     "NewRecord",
     "PartitionQueue",
     "Partitioner",
-    "Producer",
+    "RecordWriter",
     "SequenceLost",
     "TooLargeForTopic",
     "TransactionalWriter",

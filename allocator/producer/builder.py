@@ -32,6 +32,8 @@ class BatchBuilder:
         self.records = 0
         self.size = 0
         """Bytes in memory; before `encode`, without compression."""
+        self.uncompressed = 0
+        """Bytes of the records, after `encode`."""
         self.encoded: Encoded | bytes | None = None
         self._codec = codec
         self._flags = TRANSACTIONAL if transactional else 0
@@ -46,11 +48,13 @@ class BatchBuilder:
         headers: Sequence[tuple[str, bytes | None]],
         timestamp: int,
     ) -> None:
-        self._note_time(timestamp)
+        """Raises TypeError or AttributeError for anything but bytes, and then adds nothing."""
         if self.magic == 2:
-            part = encode_record(self.records, timestamp - self._base_time, key, value, headers)
+            delta = timestamp - self._base_time if self.records else 0
+            part = encode_record(self.records, delta, key, value, headers)
         else:
             part = _entry(self.records, _message(self.magic, 0, timestamp, key, value))
+        self._note_time(timestamp)
         self._parts.append(part)
         self.size += len(part)
         self.records += 1
@@ -72,7 +76,8 @@ class BatchBuilder:
     def encode(self) -> Encoded | bytes:
         """Ends the batch. Returns an `Encoded` of v2, or a message set of v0 or v1 as bytes."""
         if self.encoded is None:
-            self.encoded = self._encode(b"".join(self._parts))
+            data = b"".join(self._parts)
+            self.encoded, self.uncompressed = self._encode(data), len(data)
             self._parts.clear()
             self.size = len(self.encoded) if isinstance(self.encoded, bytes) else self.encoded.size
         return self.encoded

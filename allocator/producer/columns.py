@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from allocator.core.fetch import accelerated
@@ -28,6 +28,22 @@ class ColumnsToSend(NamedTuple):
     values: pa.Array
     headers: Optional[pa.Array] = None
 
+    @classmethod
+    def of(cls, keys: Any, values: Any, headers: Any = None) -> ColumnsToSend:
+        """Converts Arrow columns of any layout of bytes or text. Raises TypeError for other types."""
+        import pyarrow as pa
+
+        def plain(column: Any) -> Any:
+            if isinstance(column, pa.ChunkedArray):
+                column = column.combine_chunks()
+            if str(column.type) in ("binary_view", "string_view", "null"):
+                return column.cast(pa.binary())
+            if str(column.type) not in ("binary", "string", "large_binary", "large_string"):
+                raise TypeError(f"a column is {column.type}; pass one of binary or string")
+            return column
+
+        return cls(keys, values, headers).each(plain)
+
     def each(self, change: Callable[[pa.Array], pa.Array]) -> ColumnsToSend:
         """Applies `change` to each column that is not None."""
         return ColumnsToSend(*(None if column is None else change(column) for column in self))
@@ -47,8 +63,8 @@ class ColumnsToSend(NamedTuple):
 
 def by_partition(
     columns: ColumnsToSend, chosen: pa.Array | None, partitions: int, partitioner: Partitioner
-) -> Iterator[tuple[int, ColumnsToSend]]:
-    """Yields each partition with its rows, in their order.
+) -> Iterator[tuple[int, ColumnsToSend, Sequence[int]]]:
+    """Yields each partition with its rows, in their order, and their numbers.
 
     `chosen` has the partition of each row. If it is null, the partitioner chooses by the key.
     """
@@ -59,13 +75,16 @@ def by_partition(
     if chosen is not None and placed is not chosen:
         placed = pc.coalesce(chosen.cast(pa.int32()), placed)
     runs = pc.run_end_encode(placed.cast(pa.int32()))
+    numbers: Sequence[int] = range(len(columns.values))
     if len(runs.values) > 1:
         order = pc.array_sort_indices(placed)  # a stable sort keeps the order of rows
+        numbers = memoryview(order.buffers()[1]).cast("Q")
         columns = columns.each(lambda column: column.take(order))
         runs = pc.run_end_encode(placed.cast(pa.int32()).take(order))
     start = 0
     for partition, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist()):
-        yield partition, columns.each(lambda column, rows=slice(start, end): column[rows])  # type: ignore[misc]
+        rows = slice(start, end)
+        yield partition, columns.each(lambda column, rows=rows: column[rows]), numbers[rows]  # type: ignore[misc]
         start = end
 
 

@@ -12,6 +12,7 @@ from allocator.types import TopicPartition
 
 # later versions use topic ids; those after 11 add partitions to a transaction themselves
 MAX_VERSION, TRANSACTIONAL_MAX_VERSION = 12, 11
+ALL = -1  # acks from all replicas in sync
 
 
 def init_request(name: str | None = None, timeout_s: float = 60.0) -> Any:
@@ -25,26 +26,25 @@ def init_request(name: str | None = None, timeout_s: float = 60.0) -> Any:
     )
 
 
-def produce_request(records: Mapping[TopicPartition, bytes], timeout_s: float, name: str | None = None) -> Any:
-    """Returns a request to the leader of these partitions, with acks from all replicas in sync.
-
-    `name`: transactional id.
-    """
+def produce_request(
+    records: Mapping[TopicPartition, bytes], timeout_s: float, name: str | None = None, acks: int = ALL
+) -> Any:
+    """Returns a request to the leader of these partitions. `name`: transactional id."""
     data = ProduceRequest.TopicProduceData
     topics: dict[str, list[Any]] = defaultdict(list)
     for partition, encoded in records.items():
         topics[partition.topic].append(data.PartitionProduceData(index=partition.partition, records=encoded))
     return ProduceRequest(
         transactional_id=name,
-        acks=-1,
+        acks=acks,
         timeout_ms=int(timeout_s * 1000),
         topic_data=[data(name=topic, partition_data=parts) for topic, parts in topics.items()],
         max_version=MAX_VERSION if name is None else TRANSACTIONAL_MAX_VERSION,
     )
 
 
-def produced(response: Any) -> Iterator[tuple[TopicPartition, int, int]]:
-    """Yields each partition of a response, its error code and the offset of the first record."""
+def produced(response: Any) -> Iterator[tuple[TopicPartition, int, int, int]]:
+    """Yields each partition of a response, its error code, the offset of the first record, and its append time."""
     for topic in response.responses:
         for part in topic.partition_responses:
-            yield TopicPartition(topic.name, part.index), part.error_code, part.base_offset
+            yield TopicPartition(topic.name, part.index), part.error_code, part.base_offset, part.log_append_time_ms

@@ -22,7 +22,7 @@ from allocator.core.aio import BackgroundTasks, Backoff, TaskGroup, wait_for_eve
 from allocator.core.client import ErrorCode, KafkaClient, for_code
 from allocator.errors import AllocatorError, BrokerError
 from allocator.producer.encoding import SMALL_BYTES, TARGET_BYTES
-from allocator.producer.requests import init_request, produce_request, produced
+from allocator.producer.requests import ALL, init_request, produce_request, produced
 from allocator.types import TopicPartition
 
 log = logging.getLogger(__name__)
@@ -85,6 +85,8 @@ class Pending(Generic[B]):
     """Sequence number of its first record; None before the first attempt."""
     offset: Optional[int] = None
     """Offset at which the broker stored the batch, kept while an earlier batch is not acknowledged."""
+    time: int = -1
+    """Time of the broker's append, if the topic replaces the timestamps of records with it; else -1."""
     maybe_written: bool = False
     """Whether a broker may have stored the batch, or has acknowledged it."""
     corrupt: int = 0
@@ -115,6 +117,8 @@ class PartitionQueue(Generic[B]):
     tries: int = 0
     merge: Optional[Merge[B]] = None
     """Merges small batches that wait, because few batches may be in flight. None: each is sent as it is."""
+    settled: int = 0
+    """Number of records that were acknowledged, or dropped after a refusal."""
     merged_bytes: int = TARGET_BYTES
     """Maximum size of the batches that become one."""
 
@@ -197,8 +201,9 @@ class PartitionQueue(Generic[B]):
         return True
 
 
-# partition, batch, offset of its first record; -1 if the broker had stored it earlier and does not return the offset
-Acked = Callable[[TopicPartition, B, int], None]
+# partition, batch, offset of its first record (-1 if the broker had stored it earlier and does not return the offset),
+# `Pending.time`
+Acked = Callable[[TopicPartition, B, int, int], None]
 # partition, its queue, the reason why the first batch is not sent again
 Refused = Callable[[TopicPartition, PartitionQueue[B], BrokerError], None]
 
@@ -223,6 +228,7 @@ class BatchSender(Generic[B]):
       nothing after its successor.
     - `buffer_bytes` bounds the memory if the caller awaits `wait_for_space` before each `put`.
     - `transactional_id`: all batches are part of its transaction. Set `identity` first.
+    - `acks` 1: only the leader has an acknowledged batch, and a retry may store a batch twice.
     """
 
     def __init__(
@@ -235,6 +241,7 @@ class BatchSender(Generic[B]):
         buffer_bytes: int = 64 << 20,
         request_timeout_s: float = 30.0,
         transactional_id: str | None = None,
+        acks: int = ALL,
     ) -> None:
         self._client = client
         self._acked = acked
@@ -245,6 +252,7 @@ class BatchSender(Generic[B]):
         """Bytes of batches that are not acknowledged."""
         self._request_timeout_s = request_timeout_s
         self._transactional_id = transactional_id
+        self._acks = acks
         self.identity: tuple[int, int] | None = None
         """Producer id and epoch for partitions that are added next; None: `add` requests a new id."""
         self.queues: dict[TopicPartition, PartitionQueue[B]] = {}
@@ -252,7 +260,6 @@ class BatchSender(Generic[B]):
         """Whether `run` has ended, or `stop` was called."""
         self._under_way: dict[int, int] = defaultdict(int)  # leader -> requests in flight
         self._ready: dict[TopicPartition, None] = {}  # partitions with batches to send, the next one first
-        self._wait_s: float | None = None
         self._drains = 0
         self._look_up: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
@@ -277,9 +284,10 @@ class BatchSender(Generic[B]):
         try:
             while True:
                 self._wake.clear()
-                while self._send(tasks):
-                    pass
-                await wait_for_event(self._wake, self._wait_s)
+                started, wait_s = True, None
+                while started:
+                    started, wait_s = self._send(tasks)
+                await wait_for_event(self._wake, wait_s)
         finally:
             self.stop()
 
@@ -355,7 +363,9 @@ class BatchSender(Generic[B]):
         assert refused.sequence is not None
         self.held -= refused.size
         queue.sequence, queue.tries = refused.sequence, 0
-        queue.waiting.extendleft(Pending(batch, expires_at=refused.expires_at) for batch in reversed(list(batches)))
+        new = [Pending(batch, expires_at=refused.expires_at, corrupt=refused.corrupt) for batch in batches]
+        queue.settled += refused.batch.records - sum(item.batch.records for item in new)
+        queue.waiting.extendleft(reversed(new))
         for item in queue.waiting:
             item.sequence = None
             self.resize(item)
@@ -376,22 +386,31 @@ class BatchSender(Generic[B]):
         return queue is None or not (queue.waiting or queue.sent)
 
     async def drained(self, partitions: Iterable[TopicPartition]) -> None:
-        """Waits until all batches of these partitions are acknowledged or dropped, or until `run` has ended."""
-        wanted = list(partitions)
+        """Waits until all present batches of these partitions are acknowledged or dropped, or until `run` has ended."""
+        queues = {partition: self.queues[partition] for partition in partitions if partition in self.queues}
+        ends = {at: queue.settled + sum(item.batch.records for item in queue.pending) for at, queue in queues.items()}
         self._drains += 1
         self._wake.set()
         try:
-            while not (self.stopped or all(map(self.idle, wanted))):
+            while not self.stopped:
+                ends = {at: end for at, end in ends.items() if self._lacks(at, queues[at], end)}
+                if not ends:
+                    break
                 self._progress.clear()
                 await self._progress.wait()
         finally:
             self._drains -= 1
 
+    def _lacks(self, partition: TopicPartition, queue: PartitionQueue[B], end: int) -> bool:
+        """Returns whether fewer than `end` records of the queue are settled."""
+        return self.queues.get(partition) is queue and queue.settled < end
+
     # -- sending --------------------------------------------------------------------------------------------------
 
     async def _new_identity(self) -> tuple[int, int]:
-        """Requests a producer id and its epoch; both are -1 on brokers before 0.11. Raises BrokerError."""
-        if self.magic < 2:
+        """Requests a producer id and its epoch; both are -1 on brokers before 0.11 and with acks 1. Raises
+        BrokerError."""
+        if self.magic < 2 or self._acks != ALL:
             return -1, -1
         while True:
             response = await self._client.send_any(init_request(), self._request_timeout_s)
@@ -403,11 +422,11 @@ class BatchSender(Generic[B]):
             log.debug("%s", error)  # a temporary failure, for example while the coordinator starts
             await asyncio.sleep(self._client.retry_backoff_s)
 
-    def _send(self, tasks: BackgroundTasks) -> bool:
-        """Starts one request to each leader that can take one. Returns whether it started any. Sets `_wait_s`."""
+    def _send(self, tasks: BackgroundTasks) -> tuple[bool, float | None]:
+        """Starts one request to each leader that can take one. Returns whether it started any, and seconds to wait for
+        `_wake` (None: no limit)."""
         if self._ready and self._may_send is not None and not self._may_send():
-            self._wait_s = ASK_AGAIN_S
-            return False
+            return False, ASK_AGAIN_S
         now = asyncio.get_running_loop().time()
         chosen: dict[int, dict[TopicPartition, tuple[PartitionQueue[B], Pending[B], bytes]]] = defaultdict(dict)
         sizes: dict[int, int] = defaultdict(int)
@@ -451,8 +470,7 @@ class BatchSender(Generic[B]):
             tasks.start(self._exchange(leader, batches), "produce")
         if leaderless and (self._look_up is None or self._look_up.done()):
             self._look_up = tasks.start(self._find_leaders(leaderless), "leaders")
-        self._wait_s = min(later, default=None)
-        return bool(chosen)
+        return bool(chosen), min(later, default=None)
 
     async def _find_leaders(self, topics: set[str]) -> None:
         # the client refreshes only topics that it follows by itself
@@ -463,16 +481,17 @@ class BatchSender(Generic[B]):
     async def _exchange(
         self, leader: int, batches: dict[TopicPartition, tuple[PartitionQueue[B], Pending[B], bytes]]
     ) -> None:
-        codes: dict[TopicPartition, tuple[int, int]] = {}
+        codes: dict[TopicPartition, tuple[int, int, int]] = {}
         lost: BrokerError | None = None
         try:
             request = produce_request(
                 {partition: data for partition, (_, _, data) in batches.items()},
                 self._request_timeout_s,
                 self._transactional_id,
+                self._acks,
             )
             response = await self._client.send(leader, request, self._request_timeout_s + 5.0)
-            codes = {partition: (code, base) for partition, code, base in produced(response)}
+            codes = {partition: (code, base, time) for partition, code, base, time in produced(response)}
         except BrokerError as error:
             if not error.retriable:
                 raise
@@ -485,7 +504,7 @@ class BatchSender(Generic[B]):
             queue.unanswered -= 1
             if self.queues.get(partition) is not queue:
                 continue  # the partition was dropped meanwhile
-            code, base = codes.get(partition, (ErrorCode.UNKNOWN_SERVER_ERROR, -1))
+            code, base, item.time = codes.get(partition, (ErrorCode.UNKNOWN_SERVER_ERROR, -1, -1))
             if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
                 item.offset, item.maybe_written, queue.tries = -1 if code else base, True, 0
                 queue.max_sent = 1 if queue.producer < 0 else UNDER_WAY
@@ -505,11 +524,12 @@ class BatchSender(Generic[B]):
         while queue.sent and queue.sent[0].offset is not None and self.queues.get(partition) is queue:
             item = queue.sent.popleft()
             self.held -= item.size
+            queue.settled += item.batch.records
             if not queue.broken:
                 queue.error = None
             if self._acked is not None:
                 assert item.offset is not None
-                self._acked(partition, item.batch, item.offset)
+                self._acked(partition, item.batch, item.offset, item.time)
         if queue.broken and not queue.unanswered and self.queues.get(partition) is queue:
             if queue.refused:
                 assert queue.error is not None

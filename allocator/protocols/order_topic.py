@@ -21,7 +21,7 @@ from allocator.core.consumer import ConsumerBase, membership_from
 from allocator.core.fetch import RangeReader
 from allocator.core.settings import check_topic
 from allocator.errors import AllocatorError, BrokerError, ConfigError, OrderRefused
-from allocator.producer import Producer, create_topic
+from allocator.producer import RecordWriter, create_topic
 from allocator.protocols.order_records import Entry, OrderRecords, result_record
 from allocator.types import TopicPartition
 
@@ -248,7 +248,7 @@ class OrderTopic:
         if not entries:
             return
         assert self.topic is not None
-        async with Producer(client, timeout_s=self._timeout_s) as producer:
+        async with RecordWriter(client, timeout_s=self._timeout_s) as writer:
             for key, value in entries:
-                await producer.append(self.topic, key, value, partition=0)
-            await producer.flush()
+                await writer.append(self.topic, key, value, partition=0)
+            await writer.flush()

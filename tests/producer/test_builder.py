@@ -90,10 +90,12 @@ def test_columns_are_split_like_single_records(pairs: list[tuple[Any, Any]], par
     expected: dict[int, list[Any]] = {}
     for (key, value), number in zip(pairs, wanted):
         own = single.choose(key, partitions)
-        expected.setdefault(own if number is None else number, []).append((key, value))
+        expected.setdefault(own if number is None else number, []).append((key, value, (key, value)))
     given_ = pa.array(wanted, pa.int32()) if chosen else None
     found = {
-        partition: list(zip(part.keys.to_pylist(), part.values.to_pylist()))
-        for partition, part in by_partition(columns, given_, partitions, together)
+        partition: [
+            (*row, pairs[number]) for *row, number in zip(part.keys.to_pylist(), part.values.to_pylist(), numbers)
+        ]
+        for partition, part, numbers in by_partition(columns, given_, partitions, together)
     }
     assert found == expected

@@ -72,7 +72,7 @@ async def test_nothing_is_sent_while_may_send_is_false(
         assert await values(kafka_cluster, partition.topic) == []
         allowed = True
         await within(sender.drained([partition]), 30)
-        assert acked == [(partition, sent, 0)]
+        assert acked == [(partition, sent, 0, -1)]
 
 
 async def test_later_batches_wait_for_a_first_batch_that_fails(
@@ -83,7 +83,7 @@ async def test_later_batches_wait_for_a_first_batch_that_fails(
     acked: list[int] = []
     async with FirstFails(kafka_cluster.bootstrap) as client:
         await client.refresh([partition.topic])
-        sender: BatchSender[BatchBuilder] = BatchSender(client, lambda _, sent, offset: acked.append(offset))
+        sender: BatchSender[BatchBuilder] = BatchSender(client, lambda _, sent, offset, time: acked.append(offset))
         await sender.add([partition])
         for n in range(8):
             assert sender.put(partition, sender.queues[partition], batch(b"%d" % n))
@@ -106,7 +106,9 @@ async def test_a_refused_batch_can_be_replaced_by_others(
 
     async with KafkaClient(kafka_cluster.bootstrap) as client:
         await client.refresh([topic])
-        sender: BatchSender[BatchBuilder] = BatchSender(client, lambda _, sent, offset: acked.append(offset), refused)
+        sender: BatchSender[BatchBuilder] = BatchSender(
+            client, lambda _, sent, offset, time: acked.append(offset), refused
+        )
         await sender.add([partition])
         for size in (1, 2, 5000, 3):
             sender.put(partition, sender.queues[partition], batch(bytes(size)))

@@ -27,7 +27,7 @@ from allocator.cli.commands import main
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.errors import ConfigError
-from allocator.producer.producer import Producer
+from allocator.producer import RecordWriter
 from allocator.testing import LocalCluster, wait_until
 from allocator.types import TopicPartition
 
@@ -80,9 +80,9 @@ async def read_while_written(
 
     async def write() -> None:
         nonlocal written, finished
-        async with KafkaClient(brokers, security=security) as client, Producer(client, linger_s=0.0) as producer:
+        async with KafkaClient(brokers, security=security) as client, RecordWriter(client, linger_s=0.0) as writer:
             while not enough():
-                sent = [await producer.append(topic, None, b"%d" % (written + n)) for n in range(40)]
+                sent = [await writer.append(topic, None, b"%d" % (written + n)) for n in range(40)]
                 written += len(sent)
                 await asyncio.gather(*sent)
         finished = True

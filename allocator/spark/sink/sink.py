@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from allocator.errors import ConfigError, TopicNotFound
-from allocator.producer import ColumnsToSend, DeliveryFailed, Producer, encode_headers
+from allocator.errors import ConfigError, DeliveryFailed, TopicNotFound
+from allocator.producer import ColumnsToSend, RecordWriter, encode_headers
 from allocator.spark.errors import SchemaMismatch, WriteFailed
 from allocator.spark.link import ClusterLink
 from allocator.spark.options import Options
@@ -93,8 +93,8 @@ def check_topic(options: Options) -> None:
     """Raises TopicNotFound or BrokersUnavailable before Spark starts tasks. Does not know topics in a column."""
 
     async def find(topic: str) -> None:
-        async with Producer(await link.client(), timeout_s=min(CREATION_S, options.timeout_s)) as producer:
-            await producer.find(topic)
+        async with RecordWriter(await link.client(), timeout_s=min(CREATION_S, options.timeout_s)) as writer:
+            await writer.find(topic)
 
     if options.topic is not None:
         with ClusterLink(options) as link:
@@ -106,17 +106,17 @@ async def _produce(link: ClusterLink, options: Options, batches: Iterator[pa.Rec
     client = await link.client()
     count = 0
     try:
-        async with Producer(
+        async with RecordWriter(
             client,
             compression=options.compression,
             timeout_s=options.timeout_s,
-        ) as producer:
+        ) as writer:
             # waits in a thread for Spark's next rows, so that the event loop continues to send requests
             read = functools.partial(asyncio.get_running_loop().run_in_executor, None, next, batches, None)
             while (batch := await read()) is not None:
-                count += await _add_batch(producer, options, batch, count)
-                producer.raise_if_failed()
-            await producer.flush()
+                count += await _add_batch(writer, options, batch, count)
+                writer.raise_if_failed()
+            await writer.flush()
     except (DeliveryFailed, TopicNotFound) as error:
         raise WriteFailed(
             f"{error}; check that the topic exists, its max.message.bytes, and the rights of this client. Acknowledged "
@@ -125,11 +125,11 @@ async def _produce(link: ClusterLink, options: Options, batches: Iterator[pa.Rec
     return Written(count)
 
 
-async def _add_batch(producer: Producer, options: Options, batch: pa.RecordBatch, before: int) -> int:
+async def _add_batch(writer: RecordWriter, options: Options, batch: pa.RecordBatch, before: int) -> int:
     import pyarrow.compute as pc
 
-    if not producer.takes_columns:
-        return await _add_records(producer, options, batch.to_pylist(), before)
+    if not writer.takes_columns:
+        return await _add_records(writer, options, batch.to_pylist(), before)
     columns = dict(zip(batch.schema.names, batch.columns))
     if "headers" in columns:
         columns["headers"] = _encoded_headers(columns["headers"])
@@ -139,7 +139,7 @@ async def _add_batch(producer: Producer, options: Options, batch: pa.RecordBatch
             low = pc.min(partitions).as_py()
             if low is not None and low < 0:
                 raise SchemaMismatch(NO_PARTITION.format(topic, low))
-        await producer.append_columns(
+        await writer.append_columns(
             topic, ColumnsToSend(rows.get("key"), rows["value"], rows.get("headers")), partitions
         )
     return int(batch.num_rows)
@@ -162,20 +162,20 @@ def _by_topic(
         yield topic, {name: column.filter(mask) for name, column in columns.items()}
 
 
-async def _add_records(producer: Producer, options: Options, rows: list[dict[str, Any]], before: int) -> int:
+async def _add_records(writer: RecordWriter, options: Options, rows: list[dict[str, Any]], before: int) -> int:
     for number, row in enumerate(rows, before):
         topic, partition, headers = options.topic or row.get("topic"), row.get("partition"), row.get("headers") or ()
         if topic is None:
             raise ConfigError(NO_TOPIC.format(number))
         if partition is not None and partition < 0:
             raise SchemaMismatch(NO_PARTITION.format(topic, partition))
-        if headers and producer.magic < 2:
+        if headers and writer.magic < 2:
             raise WriteFailed("brokers before 0.11 have no headers; drop the column")
         if any(one is None or one["key"] is None for one in headers):
             raise SchemaMismatch(NO_HEADER_KEY)
         key, value = (one.encode() if isinstance(one, str) else one for one in (row.get("key"), row["value"]))
         pairs = [(one["key"], one["value"]) for one in headers]
-        await producer.append(topic, key, value, headers=pairs, partition=partition)
+        await writer.append(topic, key, value, headers=pairs, partition=partition)
     return len(rows)
 
 

@@ -1,4 +1,4 @@
-"""The producer on real brokers: order, no duplicates, errors with their cause."""
+"""The writer of records on real brokers: order, no duplicates, errors with their cause."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from kafka.protocol.producer import ProduceRequest
 from mirroring import contents, delete_records
 
 from allocator.core.client.client import KafkaClient
-from allocator.errors import BrokerError, TopicNotFound
+from allocator.errors import BrokerError, DeliveryFailed, TopicNotFound
 from allocator.producer.encoding import CODECS
-from allocator.producer.producer import DeliveryFailed, Producer
 from allocator.producer.topics import create_topic
+from allocator.producer.writer import RecordWriter
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import TopicPartition
 
@@ -35,17 +35,17 @@ async def test_records_are_stored_in_their_partitions_in_order(
     codecs = [codec for codec in CODECS if codec != "zstd" or kafka == "3.9.1"]
     async with KafkaClient(cluster.bootstrap) as client:
         for codec in codecs:
-            async with Producer(client, compression=codec, batch_bytes=1000) as producer:
-                headers = [("h", b"x"), ("none", None)] if producer.magic == 2 else []
+            async with RecordWriter(client, compression=codec, batch_bytes=1000) as writer:
+                headers = [("h", b"x"), ("none", None)] if writer.magic == 2 else []
                 for n in range(200):
-                    await producer.append(
+                    await writer.append(
                         topic, b"k", b"%d" % n if n else None, headers=headers, partition=n % 2, timestamp=7
                     )
-                await producer.flush()
+                await writer.flush()
     for partition, rows in (await contents(cluster, topic)).items():
         expected = [b"%d" % n if n else None for n in range(partition, 200, 2)]
         assert [value for *_, value, _ in rows] == expected * len(codecs)
-        timestamp = -1 if producer.magic == 0 else 7
+        timestamp = -1 if writer.magic == 0 else 7
         assert all(row[1:3] == (timestamp, b"k") and row[4] == headers for row in rows)
 
 
@@ -54,13 +54,13 @@ async def test_records_are_stored_once_and_in_order_when_the_broker_dies(
 ) -> None:
     cluster = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, cluster)
-    async with KafkaClient(cluster.bootstrap) as client, Producer(client, batch_bytes=500) as producer:
+    async with KafkaClient(cluster.bootstrap) as client, RecordWriter(client, batch_bytes=500) as writer:
         for n in range(2000):
-            await producer.append(topic, None, b"%d" % n)
+            await writer.append(topic, None, b"%d" % n)
             if n == 1000:
                 await asyncio.to_thread(cluster.brokers[0].kill)
                 await asyncio.to_thread(cluster.brokers[0].start)
-        await producer.flush()
+        await writer.flush()
     assert await values(cluster, topic) == [b"%d" % n for n in range(2000)]
 
 
@@ -68,19 +68,19 @@ async def test_a_refused_record_is_named_and_later_ones_are_stored(
     kafka_cluster: LocalCluster, topic_factory: TopicFactory
 ) -> None:
     topic = await asyncio.to_thread(topic_factory, 1, config={"max.message.bytes": "2000"})
-    async with KafkaClient(kafka_cluster.bootstrap) as client, Producer(client, linger_s=0.0) as producer:
-        refused = await producer.append(topic, None, bytes(5000))
+    async with KafkaClient(kafka_cluster.bootstrap) as client, RecordWriter(client, linger_s=0.0) as writer:
+        refused = await writer.append(topic, None, bytes(5000))
         with pytest.raises(DeliveryFailed, match="MESSAGE_TOO_LARGE") as error:
             await refused
         assert (error.value.partition, error.value.records) == (TopicPartition(topic, 0), 1)
         assert not error.value.maybe_written
         assert not error.value.retriable
-        with pytest.raises(DeliveryFailed, match=f"{topic}:0 did not acknowledge 1 records, which are not written"):
-            await producer.flush()
-        await (await producer.append(topic, None, b"small"))
-        await producer.flush()
+        with pytest.raises(DeliveryFailed, match=f"{topic}:0 did not acknowledge 1 record, which is not written"):
+            await writer.flush()
+        await (await writer.append(topic, None, b"small"))
+        await writer.flush()
         with pytest.raises(DeliveryFailed, match=f"{topic}:9 .* has 1 partitions"):
-            await producer.append(topic, None, b"v", partition=9)
+            await writer.append(topic, None, b"v", partition=9)
     assert await values(kafka_cluster, topic) == [b"small"]
 
 
@@ -89,12 +89,12 @@ async def test_an_unacknowledged_record_may_be_written(cluster_factory: Any, top
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, cluster)
     async with KafkaClient(cluster.bootstrap) as client:
         settings: Any = {"timeout_s": 3.0, "buffer_bytes": 10_000, "batch_bytes": 1000}
-        async with Producer(client, **settings) as producer:
-            await (await producer.append(topic, None, b"before"))
+        async with RecordWriter(client, **settings) as writer:
+            await (await writer.append(topic, None, b"before"))
             await asyncio.to_thread(cluster.brokers[0].pause)
             try:
-                first = await producer.append(topic, None, bytes(1000))
-                waits = asyncio.ensure_future(fill(producer, topic))
+                first = await writer.append(topic, None, bytes(1000))
+                waits = asyncio.ensure_future(fill(writer, topic))
                 with pytest.raises(DeliveryFailed, match="may be written") as error:
                     await first
                 assert error.value.maybe_written
@@ -103,7 +103,7 @@ async def test_an_unacknowledged_record_may_be_written(cluster_factory: Any, top
                 await asyncio.to_thread(cluster.brokers[0].resume)
             await waits
             with pytest.raises(DeliveryFailed):
-                await producer.flush()
+                await writer.flush()
 
 
 @pytest.mark.parametrize("kafka", ["1.1.1", pytest.param("3.9.1", marks=pytest.mark.long)])
@@ -113,13 +113,13 @@ async def test_records_are_stored_after_retention_deleted_the_producers_state(
     """Brokers before 2.5 lose the state of a producer with its last record."""
     cluster = await asyncio.to_thread(cluster_factory, kafka=kafka)
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, cluster)
-    async with KafkaClient(cluster.bootstrap) as client, Producer(client, linger_s=0.0, batch_bytes=1) as producer:
+    async with KafkaClient(cluster.bootstrap) as client, RecordWriter(client, linger_s=0.0, batch_bytes=1) as writer:
         for n in range(3):
-            await (await producer.append(topic, None, b"%d" % n))
+            await (await writer.append(topic, None, b"%d" % n))
         await asyncio.to_thread(delete_records, cluster.bootstrap, topic, 3)
-        for delivered in [await producer.append(topic, None, b"%d" % n) for n in range(3, 9)]:
+        for delivered in [await writer.append(topic, None, b"%d" % n) for n in range(3, 9)]:
             await delivered
-        await (await producer.append(topic, None, b"9"))
+        await (await writer.append(topic, None, b"9"))
     assert await values(cluster, topic) == [b"%d" % n for n in range(3, 10)]
 
 
@@ -134,7 +134,9 @@ class Refusing(KafkaClient):
         if isinstance(request, ProduceRequest) and self.refused < self.refusals:
             self.refused += 1
             at = request.topic_data[0]
-            part = SimpleNamespace(index=at.partition_data[0].index, error_code=self.code, base_offset=-1)
+            part = SimpleNamespace(
+                index=at.partition_data[0].index, error_code=self.code, base_offset=-1, log_append_time_ms=-1
+            )
             return SimpleNamespace(responses=[SimpleNamespace(name=at.name, partition_responses=[part])])
         return await super().send(node_id, request, timeout_s, **options)
 
@@ -162,9 +164,9 @@ async def test_a_record_acknowledged_after_a_failed_one_may_be_written(
 ) -> None:
     topic = await asyncio.to_thread(topic_factory, 1)
     settings: Any = {"linger_s": 0.0, "batch_bytes": 1, "timeout_s": 2.0}
-    async with SecondUnacknowledged(kafka_cluster.bootstrap) as client, Producer(client, **settings) as producer:
-        await (await producer.append(topic, None, b"0"))
-        for delivered in [await producer.append(topic, None, value) for value in (b"1", b"2")]:
+    async with SecondUnacknowledged(kafka_cluster.bootstrap) as client, RecordWriter(client, **settings) as writer:
+        await (await writer.append(topic, None, b"0"))
+        for delivered in [await writer.append(topic, None, value) for value in (b"1", b"2")]:
             with pytest.raises(DeliveryFailed) as error:
                 await delivered
             assert error.value.maybe_written
@@ -176,10 +178,10 @@ async def test_a_record_that_arrives_corrupt_is_retried_a_few_times(
     kafka_cluster: LocalCluster, topic_factory: TopicFactory, refusals: int
 ) -> None:
     topic = await asyncio.to_thread(topic_factory, 1)
-    async with Refusing(kafka_cluster.bootstrap) as client, Producer(client, linger_s=0.0) as producer:
-        await (await producer.append(topic, None, b"before"))
+    async with Refusing(kafka_cluster.bootstrap) as client, RecordWriter(client, linger_s=0.0) as writer:
+        await (await writer.append(topic, None, b"before"))
         client.code, client.refusals = 2, refusals
-        delivered = await producer.append(topic, None, b"v")
+        delivered = await writer.append(topic, None, b"v")
         if refusals == 2:
             await delivered
         else:
@@ -190,24 +192,24 @@ async def test_a_record_that_arrives_corrupt_is_retried_a_few_times(
     assert len(await values(kafka_cluster, topic)) == 1 + (refusals == 2)
 
 
-async def fill(producer: Producer, topic: str) -> None:
+async def fill(writer: RecordWriter, topic: str) -> None:
     """Appends more than `buffer_bytes`."""
     for _ in range(20):
-        await producer.append(topic, None, bytes(1000))
+        await writer.append(topic, None, bytes(1000))
 
 
 async def test_memory_is_bounded_while_no_broker_responds(cluster_factory: Any, topic_factory: TopicFactory) -> None:
     cluster = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, cluster)
     added = 0
-    async with KafkaClient(cluster.bootstrap) as client, Producer(client, buffer_bytes=50_000) as producer:
-        await (await producer.append(topic, None, b"before"))
+    async with KafkaClient(cluster.bootstrap) as client, RecordWriter(client, buffer_bytes=50_000) as writer:
+        await (await writer.append(topic, None, b"before"))
         await asyncio.to_thread(cluster.brokers[0].pause)
 
         async def add() -> None:
             nonlocal added
             for _ in range(200):
-                await producer.append(topic, None, bytes(1000))
+                await writer.append(topic, None, bytes(1000))
                 added += 1
 
         adding = asyncio.ensure_future(add())
@@ -218,15 +220,15 @@ async def test_memory_is_bounded_while_no_broker_responds(cluster_factory: Any, 
         finally:
             await asyncio.to_thread(cluster.brokers[0].resume)
         await adding
-        await producer.flush()
+        await writer.flush()
     assert len(await values(cluster, topic)) == 201
 
 
 async def test_a_topic_that_does_not_exist_is_named(cluster_factory: Any) -> None:
     cluster = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
-    async with KafkaClient(cluster.bootstrap) as client, Producer(client, timeout_s=3) as producer:
+    async with KafkaClient(cluster.bootstrap) as client, RecordWriter(client, timeout_s=3) as writer:
         with pytest.raises(TopicNotFound, match="no-such-topic"):
-            await producer.append("no-such-topic", None, b"v")
+            await writer.append("no-such-topic", None, b"v")
 
 
 async def test_a_topic_with_fewer_replicas_than_asked_for_is_told(

@@ -1,0 +1,416 @@
+"""Writes records to topics over a connected client. The key chooses the partition, and records of one partition share
+batches."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from itertools import repeat
+from typing import Any, Final, Optional, TypeVar
+
+from kafka import errors  # noqa: F401 - imports `kafka` first, see `protocol.load`
+from kafka.protocol.metadata import MetadataRequest
+
+from allocator.core.aio import BackgroundTasks, wall_ms
+from allocator.core.client import ErrorCode, KafkaClient
+from allocator.core.fetch import Batch, scan
+from allocator.errors import AllocatorError, BrokerError, Closed, ConfigError, DeliveryFailed, TopicNotFound
+from allocator.producer.builder import BatchBuilder
+from allocator.producer.columns import ColumnsToSend, accelerated, by_partition
+from allocator.producer.encoding import CODECS, TARGET_BYTES
+from allocator.producer.partitioner import Partitioner
+from allocator.producer.requests import ALL
+from allocator.producer.sender import BatchSender, PartitionQueue, Pending
+from allocator.types import RecordMetadata, TopicPartition
+
+# The broker has forgotten the producer's sequence numbers, for example because retention deleted its last record. The
+# broker stored nothing, and accepts the batch under a new epoch. Kafka 0.11 sends the first of these codes
+STATE_LOST: Final = frozenset((ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID))
+# The topic does not accept a record of the batch, or accepts fewer records at once
+RECORD_REFUSED: Final = frozenset(
+    (
+        *(ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE),
+        *(ErrorCode.INVALID_RECORD, ErrorCode.INVALID_TIMESTAMP, ErrorCode.CORRUPT_MESSAGE),
+    )
+)
+TOO_LARGE: Final = frozenset((ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE))
+T = TypeVar("T")
+Chooser = Callable[[Optional[bytes], Sequence[int]], int]
+
+
+class _RecordBatch(BatchBuilder):
+    """A batch with the future of each record."""
+
+    def __init__(self, magic: int, codec: int, limit: int) -> None:
+        super().__init__(magic, codec)
+        self.limit = limit
+        """Size in bytes at which the batch ends."""
+        self.futures: list[asyncio.Future[RecordMetadata] | None] = []
+        self.times: list[int] = []
+
+    def halves(self) -> list[_RecordBatch]:
+        """Returns the records of a batch, which has several, as two batches."""
+        rows = list(Batch("", 0, scan(self.stamped(-1, -1, -1), topic="", partition=0, start=0)))
+        half, made = len(rows) // 2, []
+        for part in (slice(0, half), slice(half, None)):
+            batch = _RecordBatch(self.magic, self._codec, self.limit)
+            batch.futures, batch.times = self.futures[part], self.times[part]
+            for row, timestamp in zip(rows[part], batch.times):
+                batch.append(row.key, row.value, row.headers, timestamp)
+            made.append(batch)
+        return made
+
+
+class RecordWriter:
+    """Sends records over a connected client, in the order of the calls within a partition. Use `async with`.
+
+    It collects records into batches of up to `batch_bytes` for up to `linger_s`. `append` and `append_columns` wait
+    while `buffer_bytes` are not acknowledged. `flush` returns when all records are acknowledged, or raises
+    DeliveryFailed. If a batch is not acknowledged within `timeout_s`, it fails together with the later batches of its
+    partition, and new records are sent under a new producer id. When retention deletes the producer's records, brokers
+    also forget its sequence numbers; the writer then continues under a new epoch. If a topic refuses a batch because of
+    its records, the writer divides the batch, until each refused record is alone.
+    """
+
+    def __init__(
+        self,
+        client: KafkaClient,
+        *,
+        acks: int = ALL,
+        buffer_bytes: int = 64 << 20,
+        batch_bytes: int = TARGET_BYTES,
+        linger_s: float = 0.02,
+        compression: str = "none",
+        timeout_s: float = 60.0,
+        choose: Chooser | None = None,
+    ) -> None:
+        self._client = client
+        self._linger_s = linger_s
+        self._compression = compression
+        self._timeout_s = timeout_s
+        self._sender: BatchSender[_RecordBatch] = BatchSender(
+            client, self._acked, self._refused, buffer_bytes=buffer_bytes, request_timeout_s=timeout_s / 2, acks=acks
+        )
+        self.magic = 2
+        """Version of the record format that the brokers accept. Valid inside `async with`."""
+        self._open: dict[tuple[str, int], Pending[_RecordBatch]] = {}  # the batches that get the next records
+        # topic -> size at which a batch ends; lower for topics that refused a batch for its size
+        self._limits: dict[str, int] = defaultdict(lambda: batch_bytes)
+        self._partitioner = Partitioner()
+        self._choose = choose
+        self._topics: set[str] = set()
+        # topic -> partitions. A broker that has just started may not know the topic for a while
+        self._known: dict[str, tuple[int, ...]] = {}
+        self._waiting = 0  # callers that wait for space
+        self._turn = asyncio.Lock()
+        self.awaited: set[asyncio.Future[RecordMetadata]] = set()
+        """Futures whose failure `flush` need not raise, because a caller awaits them."""
+        self._failed: DeliveryFailed | None = None
+        self._tasks = BackgroundTasks(self._fail_all)
+
+    async def __aenter__(self) -> RecordWriter:
+        """Raises ConfigError if the brokers do not accept the compression."""
+        self.magic = self._sender.magic
+        if self._compression == "zstd" and not self._sender.takes_zstd:
+            name = ".".join(map(str, self._client.broker_version))
+            raise ConfigError(f"compression zstd needs brokers of Kafka 2.1 or newer; these are {name}")
+        self._forget = self._client.on_metadata(self._note_partitions)
+        self._tasks.start(self._sender.run(self._tasks), "producer")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._forget()
+        await self._tasks.close()
+        self._fail_all(BrokerError("the producer was closed"))
+
+    @property
+    def takes_columns(self) -> bool:
+        """Whether `append_columns` works: the brokers accept format v2, and the encoder is compiled."""
+        return self.magic == 2 and accelerated and self._choose is None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the writer was closed or has failed."""
+        return self._sender.stopped
+
+    def choose(self, topic: str, key: bytes | None) -> int | None:
+        """Returns the partition for the next record with this key; None while the topic is not known."""
+        partitions = self._known.get(topic)
+        if partitions is None:
+            return None
+        if self._choose is not None:
+            return self._choose(key, partitions)
+        return self._partitioner.choose(key, len(partitions))
+
+    def append_now(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Sequence[tuple[str, bytes | None]],
+        partition: int | None,
+        timestamp: int | None,
+    ) -> asyncio.Future[RecordMetadata] | None:
+        """Like `append` after `choose`, if nothing has to be awaited. Otherwise returns None."""
+        sender = self._sender
+        if partition is None or self._waiting or sender.held > sender.buffer_bytes:
+            return None
+        at = topic, partition
+        if at not in sender.queues or topic not in self._known:
+            return None
+        return self._put(at, key, value, headers, timestamp)
+
+    async def append(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        *,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        partition: int | None = None,
+        timestamp: int | None = None,
+        pause: bool = False,
+    ) -> asyncio.Future[RecordMetadata]:
+        """Adds a record. Returns a future that ends when the record is acknowledged, or raises DeliveryFailed.
+
+        `partition` None: the key chooses it, as in Java's producer. `timestamp`: milliseconds since the epoch, or None
+        for now. `pause`: first lets other tasks run. If the call raises or is cancelled, the record is not written.
+        Raises TopicNotFound, DeliveryFailed for a partition that the topic does not have, and ConfigError for headers
+        on brokers before 0.11.
+        """
+        if topic not in self._known:
+            await self.find(topic)
+        if partition is None:
+            partition = self.choose(topic, key)
+            assert partition is not None
+        at = TopicPartition(topic, partition)
+        await self._prepare(at, pause=pause)
+        return self._put(at, key, value, headers, timestamp)
+
+    async def append_columns(
+        self,
+        topic: str,
+        columns: ColumnsToSend,
+        chosen: Any = None,
+        timestamp: int | None = None,
+        futures: Sequence[asyncio.Future[RecordMetadata]] = (),
+    ) -> None:
+        """Adds rows of Arrow columns. Raises the same errors as `append`.
+
+        Check `takes_columns` first. `chosen`: Arrow array with the partition of each row; null: the key chooses it.
+        `futures`: those of the rows; without any, only `flush` tells the outcome.
+        """
+        partitions = self._known.get(topic) or await self.find(topic)
+        now = wall_ms() if timestamp is None else timestamp
+        for partition, rows, numbers in by_partition(columns, chosen, len(partitions), self._partitioner):
+            at = TopicPartition(topic, partition)
+            done, end = 0, len(rows.values)
+            while done < end:
+                await self._prepare(at, pause=done > 0)  # encoding takes a while
+                batch, item = self._batch(at)
+                added = batch.append_rows(rows.encoder(done, end), now, batch.limit)
+                own = (futures[number] for number in numbers[done : done + added]) if futures else repeat(None, added)
+                batch.futures.extend(own)
+                done += added
+                batch.times.extend(repeat(now, added))
+                self._grown(at, batch, item)
+
+    async def flush(self) -> None:
+        """Returns when all records are acknowledged. Raises the first DeliveryFailed since the last call."""
+        await self._sender.drained(self._sender.queues)
+        self.raise_if_failed()
+
+    def raise_if_failed(self) -> None:
+        """Raises the first DeliveryFailed since the last call. Its `records` counts all records that have failed."""
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+
+    async def find(self, topic: str) -> tuple[int, ...]:
+        """Returns the partitions of a topic. The metadata request creates the topic if the brokers allow that.
+
+        Raises TopicNotFound if the topic does not exist after `timeout_s`.
+        """
+        self._topics.add(topic)
+        self._client.follow(self._topics)
+
+        async def find() -> tuple[int, ...]:
+            if not self._client.partitions(topic):
+                await self._client.refresh([topic])
+            partitions = self._client.partitions(topic)
+            if partitions:
+                return partitions
+            await self._client.send_any(_creation_request(topic))
+            raise TopicNotFound([topic])
+
+        try:
+            self._known[topic] = await self._until_it_succeeds(find)
+        except TopicNotFound:
+            self._topics.discard(topic)  # otherwise the client would request it forever
+            self._client.follow(self._topics)
+            raise
+        return self._known[topic]
+
+    # -- batches --------------------------------------------------------------------------------------------------
+
+    def _note_partitions(self) -> None:
+        for topic in self._known:
+            self._known[topic] = self._client.partitions(topic) or self._known[topic]
+
+    async def _until_it_succeeds(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Repeats retriable errors for `timeout_s`."""
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                return await attempt()
+            except AllocatorError as error:
+                if not error.retriable or time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(self._client.retry_backoff_s)
+
+    async def _prepare(self, at: TopicPartition, *, pause: bool) -> None:
+        """Returns when `_put` may be called for the partition. Callers proceed in the order of their calls."""
+        if at.partition not in self._known.get(at.topic, ()):
+            await self._client.refresh([at.topic])  # the partition may be newer than the metadata
+            partitions = self._client.partitions(at.topic) or ()
+            if at.partition not in partitions:
+                error = BrokerError(f"the topic has {len(partitions)} partitions")
+                raise DeliveryFailed(at, 1, error, maybe_written=False)
+        if pause or self._waiting or self._sender.held > self._sender.buffer_bytes:
+            self._waiting += 1
+            try:
+                # the lock has a queue: if each wake-up woke all callers, thousands of them would keep the loop busy
+                async with self._turn:
+                    if pause:
+                        await asyncio.sleep(0)
+                    await self._sender.wait_for_space(0)
+            finally:
+                self._waiting -= 1
+        while at not in self._sender.queues and not self.stopped:
+            await self._until_it_succeeds(partial(self._sender.add, [at]))
+
+    def _batch(self, at: tuple[str, int]) -> tuple[_RecordBatch, Pending[_RecordBatch] | None]:
+        """Returns the batch for the next records of a partition, and its place in the queue; None for a new batch."""
+        item = self._open.get(at)
+        if item is not None and item.batch.encoded is None:
+            return item.batch, item
+        if self.stopped:
+            raise Closed("this producer was closed, or has failed; create another one")
+        return _RecordBatch(self.magic, CODECS[self._compression], self._limits[at[0]]), None
+
+    def _put(
+        self,
+        at: tuple[str, int],
+        key: bytes | None,
+        value: bytes | None,
+        headers: Sequence[tuple[str, bytes | None]],
+        timestamp: int | None,
+    ) -> asyncio.Future[RecordMetadata]:
+        if headers and self.magic < 2:
+            raise ConfigError("brokers before 0.11 have no record headers; leave them out")
+        if timestamp is None:
+            timestamp = wall_ms()
+        batch, item = self._batch(at)
+        batch.append(key, value, headers, timestamp)
+        future: asyncio.Future[RecordMetadata] = asyncio.Future()
+        batch.futures.append(future)
+        batch.times.append(timestamp)
+        self._grown(at, batch, item)
+        return future
+
+    def _grown(self, at: tuple[str, int], batch: _RecordBatch, item: Pending[_RecordBatch] | None) -> None:
+        """Called after records were added to a batch. Puts a new batch into the queue: an empty one is never sent."""
+        if item is None:
+            partition, now = TopicPartition(*at), asyncio.get_running_loop().time()
+            item = self._sender.put(
+                partition,
+                self._sender.queues[partition],
+                batch,
+                ready_at=now + self._linger_s,
+                expires_at=now + self._timeout_s,
+            )
+            assert item is not None
+            self._open[partition] = item
+        if batch.size >= batch.limit:
+            batch.encode()
+            item.ready_at = 0.0
+        self._sender.resize(item)
+
+    # -- outcomes -------------------------------------------------------------------------------------------------
+
+    def _close_batch(self, partition: TopicPartition, batch: _RecordBatch) -> None:
+        """Frees the memory of a batch that is acknowledged or divided."""
+        item = self._open.get(partition)
+        if item is not None and item.batch is batch:
+            del self._open[partition]
+
+    def _acked(self, partition: TopicPartition, batch: _RecordBatch, offset: int, time: int) -> None:
+        self._close_batch(partition, batch)
+        topic, number = partition
+        if self.magic == 0 or time >= 0:
+            batch.times = [time] * batch.records
+        step = offset >= 0
+        for future, timestamp in zip(batch.futures, batch.times):
+            if future is not None and not future.done():  # done if the caller cancelled it
+                future.set_result(RecordMetadata(topic, number, offset, timestamp))
+            offset += step
+
+    def _refused(self, partition: TopicPartition, queue: PartitionQueue[_RecordBatch], error: BrokerError) -> None:
+        batch = queue.pending[0].batch
+        if error.code in STATE_LOST and queue.start_epoch():
+            return
+        if error.code not in RECORD_REFUSED:
+            self._fail(partition, queue, error)
+        elif batch.records > 1:
+            if error.code in TOO_LARGE:
+                self._limits[partition.topic] = min(batch.limit, batch.uncompressed // 2)
+            self._close_batch(partition, batch)
+            self._sender.replace_first(partition, batch.halves())
+        else:
+            self._close_batch(partition, batch)
+            self._sender.replace_first(partition, ())
+            self._reject(partition, batch, error, maybe_written=False)
+
+    def _fail(self, partition: TopicPartition, queue: PartitionQueue[_RecordBatch], error: AllocatorError) -> None:
+        """Fails all batches of a partition: without the first batch, brokers would refuse the sequence number of the
+        next."""
+        self._sender.drop([partition])
+        self._open.pop(partition, None)
+        for item in queue.pending:
+            maybe_written = item.maybe_written or (item.sequence is not None and queue.unanswered > 0)
+            self._reject(partition, item.batch, error, maybe_written)
+
+    def _reject(
+        self, partition: TopicPartition, batch: _RecordBatch, error: AllocatorError, maybe_written: bool
+    ) -> None:
+        untold = 0
+        for future in batch.futures:
+            untold += future not in self.awaited
+            if future is not None and not future.done():
+                future.set_exception(DeliveryFailed(partition, 1, error, maybe_written))
+                future.exception()  # marks it as retrieved: `flush` raises it for callers that await no future
+        first = self._failed
+        if untold and first is None:
+            self._failed = DeliveryFailed(partition, untold, error, maybe_written)
+        elif untold and first is not None:
+            records = first.records + untold
+            self._failed = DeliveryFailed(first.partition, records, first.error, first.maybe_written or maybe_written)
+
+    def _fail_all(self, error: BaseException) -> None:
+        known = error if isinstance(error, AllocatorError) else BrokerError(f"the producer failed: {error!r}")
+        self._sender.stop()
+        for partition, queue in list(self._sender.queues.items()):
+            self._fail(partition, queue, known)
+
+
+def _creation_request(topic: str) -> Any:
+    """Returns a metadata request that makes brokers create the topic, if auto.create.topics.enable is set."""
+    return MetadataRequest(
+        topics=[MetadataRequest.MetadataRequestTopic(name=topic)],
+        allow_auto_topic_creation=True,
+        include_cluster_authorized_operations=False,
+        include_topic_authorized_operations=False,
+    )

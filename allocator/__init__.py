@@ -21,17 +21,18 @@ if TYPE_CHECKING:
     from allocator.core.consumer.membership_config import Fixed, MembershipOptions
     from allocator.core.fetch.batch import Batch
     from allocator.core.subscription import RebalanceListener, RecordsLost
-    from allocator.errors import AllocatorError, CommitFailed, Fenced, GenerationEnded, GroupClosed
+    from allocator.errors import AllocatorError, CommitFailed, DeliveryFailed, Fenced, GenerationEnded, GroupClosed
     from allocator.handlers.consumer import Consumer
     from allocator.operate.group_orders import GroupOrders
     from allocator.operate.kafka_group_orders import KafkaGroupOrders
     from allocator.operate.order_report import OrderReport
     from allocator.operate.switching import SwitchingConsumer
+    from allocator.producer.producer import Producer
     from allocator.protocols.legacy.options import Kiel, OldConsumers, Pykafka
     from allocator.protocols.options import Kafka
     from allocator.protocols.zookeeper.options import ZooKeeper
     from allocator.resources import Allocation, ChildrenOf
-    from allocator.types import OffsetAndMetadata, OffsetAndTimestamp, Record, TopicPartition
+    from allocator.types import OffsetAndMetadata, OffsetAndTimestamp, Record, RecordMetadata, TopicPartition
 
 __version__ = "0.1.0"
 
@@ -66,6 +67,7 @@ __all__ = [
     "Consumer",
     "ConsumerGroup",
     "ConsumerGroupConfig",
+    "DeliveryFailed",
     "Fenced",
     "Fixed",
     "Generation",
@@ -84,9 +86,11 @@ __all__ = [
     "OrderReport",
     "OrderResult",
     "PartitionStart",
+    "Producer",
     "Pykafka",
     "RebalanceListener",
     "Record",
+    "RecordMetadata",
     "RecordsLost",
     "SingleConsumer",
     "SwitchingConsumer",
@@ -108,15 +112,16 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "core.fetch.batch": "Batch",
             "commands": "Order OrderResult",
             "core.subscription": "RebalanceListener RecordsLost",
-            "errors": "AllocatorError CommitFailed Fenced GenerationEnded GroupClosed",
+            "errors": "AllocatorError CommitFailed DeliveryFailed Fenced GenerationEnded GroupClosed",
             "handlers.consumer": "Consumer",
             "operate.group_orders": "GroupOrders",
             "operate.kafka_group_orders": "KafkaGroupOrders",
             "operate.order_report": "OrderReport",
             "operate.switching": "SwitchingConsumer",
+            "producer.producer": "Producer",
             "protocols.legacy.options": "Kiel OldConsumers Pykafka",
             "protocols.options": "Kafka",
             "resources": "Allocation ChildrenOf",
-            "types": "OffsetAndMetadata OffsetAndTimestamp Record TopicPartition",
+            "types": "OffsetAndMetadata OffsetAndTimestamp Record RecordMetadata TopicPartition",
         },
     )

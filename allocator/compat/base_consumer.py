@@ -154,7 +154,7 @@ class BaseConsumer:
 
     def __del__(self) -> None:
         if getattr(self, "_loop", None) is not None and not self.closing:  # `_loop` is missing if `__init__` raised
-            warn_unclosed(self, self._label)
+            warn_unclosed(self, f"of group {self._label!r}")
 
     def wind_down(self) -> asyncio.Future[None]:
         """Leaves the group and closes the connections that `connect` opened. Called by `close`. Subclasses may extend

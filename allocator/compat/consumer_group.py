@@ -62,7 +62,7 @@ class ConsumerGroup:
 
     def __del__(self) -> None:
         if self._task is not None and not self._closed:
-            warn_unclosed(self, self.config.group)
+            warn_unclosed(self, f"of group {self.config.group!r}")
 
     async def __aenter__(self) -> ConsumerGroup:
         self._begin()

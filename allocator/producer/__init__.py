@@ -1,8 +1,9 @@
 """Writes records and record batches to Kafka, in order and each once.
 
 In: records or batches, and a connected `KafkaClient`. Out: the offsets at which a broker stored them, or an error that
-names the partition. `BatchSender` sends batches; `RecordWriter` and `TransactionalWriter` build on it. `create_topic`
-and `add_partitions` prepare the topics to write to.
+names the partition. `BatchSender` sends batches; `RecordWriter` and `TransactionalWriter` build on it. `Producer` is
+the face of `RecordWriter` for users, with a client of its own. `create_topic` and `add_partitions` prepare the topics
+to write to.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from allocator.producer.encoding import (
     written,
 )
 from allocator.producer.partitioner import Partitioner
+from allocator.producer.producer import Producer
 from allocator.producer.sender import BatchSender, PartitionQueue, SequenceLost
 from allocator.producer.topics import add_partitions, create_topic, result_error
 from allocator.producer.transaction import NewRecord, TooLargeForTopic, TransactionalWriter
@@ -33,6 +35,7 @@ __all__ = [
     "NewRecord",
     "PartitionQueue",
     "Partitioner",
+    "Producer",
     "RecordWriter",
     "SequenceLost",
     "TooLargeForTopic",

@@ -143,7 +143,7 @@ class Allocation:
 
     def __del__(self) -> None:
         if getattr(self, "_started", False) and not self._closing.begun:  # `_started` is missing if `__init__` raised
-            warn_unclosed(self, self.group)
+            warn_unclosed(self, f"of group {self.group!r}")
 
     async def __aenter__(self) -> Allocation:
         await self.start()

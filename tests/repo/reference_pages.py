@@ -26,10 +26,11 @@ CONSUMERS = [
     *("GroupedConsumer", "GroupOrders", "KafkaGroupOrders", "Order", "OrderReport", "OrderResult"),
     *("SingleConsumer", "ConsumerGroup", "ConsumerGroupConfig", "Generation", "PartitionStart"),
     *("RebalanceListener", "RecordsLost", "Batch", "Record", "Allocation", "ChildrenOf"),
+    *("Producer", "RecordMetadata"),
 ]
 TYPES = [
     *("MembershipName", "GroupProtocol", "OffsetStorage", "OffsetReset", "IsolationLevel", "Assignors"),
-    *("Deserializer", "ColumnDeserializer", "Offset", "OnCommit", "Listener"),
+    *("Deserializer", "ColumnDeserializer", "Offset", "OnCommit", "Listener", "Serializer", "Acks", "Compression"),
 ]
 SERVERS = ["LocalCluster", "Node", "FaultProxy", "produce", "wait_until", "wait_until_async"]
 

@@ -12,6 +12,7 @@ from allocator.compat.group_config import OWN
 from allocator.core.memberships import known_memberships, options_of
 from allocator.core.settings.table import REQUIRED, SETTINGS, Setting, SettingKind
 from allocator.daemon.config import SECTIONS
+from allocator.producer.settings import PRODUCING
 from allocator.spark import connector
 from allocator.spark.options import ONLY, Options
 
@@ -39,6 +40,7 @@ memberships ignore it. `Fixed([("orders", 0)])` reads chosen partitions instead 
 daemon's file have these settings beside the others; those of another membership than the chosen one have no effect
 there, so that a service moves by changing `membership` alone.
 """
+PRODUCER = ("brokers", "security", "connect_timeout_s")
 DAEMON = """## The daemon's file
 
 A TOML file with these sections; `allocator run FILE --check` names every fault at once. Each setting can come from the
@@ -61,6 +63,8 @@ def page() -> str:
         _memberships(),
         "`ConsumerGroupConfig` alone:\n",
         _consumers(OWN),
+        "## `Producer`\n",
+        _consumers({**{name: SETTINGS[name] for name in PRODUCER}, **PRODUCING}),
         DAEMON,
         *_daemon(),
         SPARK,

@@ -36,14 +36,17 @@ from allocator import (
     Consumer,
     ConsumerGroup,
     ConsumerGroupConfig,
+    DeliveryFailed,
     Fixed,
     Generation,
     GroupedConsumer,
     GroupOrders,
     OffsetAndMetadata,
     OffsetAndTimestamp,
+    Producer,
     Record,
     RebalanceListener,
+    RecordMetadata,
     RecordsLost,
     SingleConsumer,
     SwitchingConsumer,
@@ -219,13 +222,31 @@ async def others() -> None:
     reveal_type(await single.consume("a"))  # values
 
 
+async def write(record: Record) -> RecordMetadata:
+    async with Producer(
+        brokers=["b:9092"], acks=1, compression="lz4", value_serializer=str.encode, partitioner=lambda key, all: all[0]
+    ) as producer:
+        future = await producer.send("a", "text", key=record.key, headers=record.headers, timestamp=record.timestamp)
+        reveal_type((future, await producer.partitions_for("a")))
+        many = await producer.send_many("a", ["x", "y"], [b"k", None], partition=0, headers=[("h", None)])
+        reveal_type(many)
+        await producer.flush()
+        try:
+            at = await producer.send_and_wait("a", None, b"k")
+        except DeliveryFailed as failed:
+            reveal_type((failed.partition, failed.records, failed.maybe_written, failed.retriable, failed.error))
+            raise
+        reveal_type((at, at.topic, at.partition, at.offset, at.timestamp))
+        return await future
+
+
 asyncio.run(serve("zookeeper"))
 asyncio.run(others())
 """
 TYPOS = """
 from __future__ import annotations
 
-from allocator import Consumer, ConsumerGroupConfig, GroupedConsumer, Kafka
+from allocator import Consumer, ConsumerGroupConfig, GroupedConsumer, Kafka, Producer
 from allocator import Consumers  # wrong: Consumers
 
 Consumer("t", brokers="b", group="g", membership="zookeper")  # wrong: membership
@@ -237,6 +258,8 @@ Consumer("t", brokers="b")  # wrong: group
 ConsumerGroupConfig(brokers="b", topics=["t"])  # wrong: group
 ConsumerGroupConfig("g", "b", ["t"], membership="fixed")  # wrong: membership
 GroupedConsumer("b", "g", "z", membership="kiell")  # wrong: membership
+Producer(brokers="b", acks="al")  # wrong: acks
+Producer(brokers="b", compression="snapy")  # wrong: compression
 """
 
 

@@ -183,9 +183,9 @@ async def first_of(*works: Coroutine[Any, Any, Any]) -> tuple[bool, ...]:
     return await group.run(wait())
 
 
-def warn_unclosed(owner: object, name: str) -> None:
-    """Warns, in `__del__`, that an object was started and not closed."""
-    text = f"unclosed {type(owner).__name__} of group {name!r}: await its close(), or use `async with`"
+def warn_unclosed(owner: object, which: str) -> None:
+    """Warns, in `__del__`, that an object was started and not closed. `which`: "of group ...", for example."""
+    text = f"unclosed {type(owner).__name__} {which}: await its close(), or use `async with`"
     warnings.warn(text, ResourceWarning, stacklevel=3, source=owner)
 
 

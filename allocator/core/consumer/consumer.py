@@ -183,7 +183,7 @@ class ConsumerBase:
 
     def __del__(self) -> None:
         if getattr(self, "_started", False) and not self._closed:  # `__init__` may have raised
-            warn_unclosed(self, self.group or "")
+            warn_unclosed(self, f"of group {self.group or ''!r}")
 
     async def __aenter__(self: This) -> This:
         await self.start()

@@ -14,9 +14,12 @@ T = TypeVar("T")
 # the first candidate that the class accepts.
 SPELLINGS = {
     "assignors": ("assignor",),
+    "batch_size": ("batch_bytes",),
     "bootstrap_server": ("brokers",),
     "bootstrap_servers": ("brokers",),
+    "buffer_memory": ("buffer_bytes",),
     "client_rack": ("rack",),
+    "compression_type": ("compression",),
     "enable_auto_commit": ("auto_commit_interval_s", "autocommit"),
     "fetch_max_bytes": ("prefetch_bytes",),
     "fetch_max_wait_ms": ("max_wait_s", "max_wait_time"),
@@ -27,6 +30,7 @@ SPELLINGS = {
     "group_instance_id": ("instance_id",),
     "group_name": ("group",),
     "hosts": ("zookeeper", "zk_hosts", "brokers"),
+    "max_batch_size": ("batch_bytes",),
     "max_bytes": ("prefetch_bytes",),
     "max_partition_bytes": ("prefetch_bytes",),
     "max_partition_fetch_bytes": ("max_bytes", "prefetch_bytes"),

@@ -1,0 +1,325 @@
+"""`Producer`: writes records to topics, for users."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from allocator.core.aio import ClosesOnce, warn_unclosed
+from allocator.core.client import KafkaClient
+from allocator.core.settings import DEFAULT, check_topic, keyword_faults, names_arguments
+from allocator.core.text import shown
+from allocator.errors import Closed, ConfigError, DeliveryFailed, IllegalState
+from allocator.producer.columns import ColumnsToSend
+from allocator.producer.encoding import encode_headers
+from allocator.producer.requests import ALL
+from allocator.producer.settings import PRODUCING, PRODUCING_DEFAULT
+from allocator.producer.writer import RecordWriter
+from allocator.types import Acks, Compression, RecordMetadata, Serializer
+
+log = logging.getLogger(__name__)
+
+LAST_TIMESTAMP = (1 << 63) - 1
+# Records after which a loop of `send` lets other tasks run, such as the one that sends the batches. Higher: less CPU;
+# lower: the event loop is blocked for a shorter time
+TURN = 1000
+
+
+@names_arguments
+class Producer:
+    """Writes records to topics. It collects the records of a partition into batches.
+
+    Guarantee: once the future of a record has its result, all in-sync replicas have the record. From Kafka 0.11 on, no
+    retry writes a record twice. Older brokers may have it twice after a failure. Records of one partition are stored in
+    the order in which `send` returned.
+
+        async with Producer(brokers="b1:9092") as producer:
+            await producer.send_and_wait("orders", b"value", key=b"customer")
+
+    `send` returns as soon as the record is in the buffer, with a future of its `RecordMetadata`. The producer repeats
+    failed requests for `delivery_timeout_s`. Then the record fails with `DeliveryFailed`, and so do the later records
+    of its partition, because they must not overtake it. A record that its topic refuses, for example because it is too
+    large, fails alone.
+
+    Use one producer for all topics, in the event loop that starts it. docs/reference/settings.md lists the settings
+    with their defaults and ranges. Only Python code can pass these arguments:
+
+    key_serializer     a function that converts a key to bytes; it is not called for None
+    value_serializer   a function that converts a value to bytes; it is not called for None
+    partitioner        a function (key, partitions) that returns one of the partitions, which are numbers in ascending
+                       order. Without one, the key chooses the partition, as in Java's producer, and records without a
+                       key go to each partition in turn, in runs
+    security           TLS and SASL to Kafka, under kafka-python's names
+    """
+
+    def __init__(
+        self,
+        *,
+        brokers: str | Sequence[str],
+        acks: Acks = PRODUCING_DEFAULT["acks"],
+        linger_s: float = PRODUCING_DEFAULT["linger_s"],
+        compression: Compression | None = PRODUCING_DEFAULT["compression"],
+        buffer_bytes: int = PRODUCING_DEFAULT["buffer_bytes"],
+        batch_bytes: int = PRODUCING_DEFAULT["batch_bytes"],
+        delivery_timeout_s: float = PRODUCING_DEFAULT["delivery_timeout_s"],
+        key_serializer: Serializer = None,
+        value_serializer: Serializer = None,
+        partitioner: Callable[[bytes | None, Sequence[int]], int] | None = None,
+        client_id: str | None = PRODUCING_DEFAULT["client_id"],
+        security: Mapping[str, Any] | None = DEFAULT["security"],
+        connect_timeout_s: float = DEFAULT["connect_timeout_s"],
+    ) -> None:
+        sizes = {"buffer_bytes": buffer_bytes, "batch_bytes": batch_bytes}
+        times = {"linger_s": linger_s, "delivery_timeout_s": delivery_timeout_s, "connect_timeout_s": connect_timeout_s}
+        names = {"brokers": brokers, "client_id": client_id, "acks": str(acks), "compression": compression}
+        faults = keyword_faults({**names, **sizes, **times, "security": security}, PRODUCING)
+        if faults:
+            raise ConfigError("; ".join(faults.values()))
+        for name, function in {
+            "key_serializer": key_serializer,
+            "value_serializer": value_serializer,
+            "partitioner": partitioner,
+        }.items():
+            if function is not None and not callable(function):
+                raise ConfigError(f"{name} is {shown(function)}; pass a function")
+        self._client = KafkaClient(brokers, client_id=client_id or "allocator", security=security)
+        self._connect_timeout_s = connect_timeout_s
+        self._writing: dict[str, Any] = {
+            "acks": 1 if str(acks) == "1" else ALL,
+            "compression": compression or "none",
+            "timeout_s": delivery_timeout_s,
+            "linger_s": linger_s,
+            "choose": partitioner,
+            **sizes,
+        }
+        self._serializers = key_serializer, value_serializer
+        self._writer: RecordWriter | None = None  # None unless the producer is started and not closed
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing = ClosesOnce()
+        self._sent = 0
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Connects. Raises BrokersUnavailable after `connect_timeout_s`, and ConfigError if the brokers do not accept
+        the compression."""
+        if self._loop is not None:
+            raise RuntimeError("start() was called already; create another Producer")
+        self._loop = asyncio.get_running_loop()
+        try:
+            await self._client.connect(self._connect_timeout_s)
+            writer = RecordWriter(self._client, **self._writing)
+            await writer.__aenter__()
+        except BaseException:
+            await self._client.close()
+            raise
+        if writer.magic < 2:
+            log.warning(
+                "%r: brokers before 0.11 do not recognise repeated batches: after a failure, records may be written "
+                "twice",
+                self._client,
+            )
+        self._writer = writer
+
+    async def close(self) -> None:
+        """Waits until all records are acknowledged or have failed, and closes the connections.
+
+        Raises DeliveryFailed as `flush` does. If it is cancelled, the records that are not acknowledged fail. May be
+        called repeatedly; each call returns once the producer is closed.
+        """
+        self._must_be_here()
+        await self._closing.run(self._close)
+
+    async def _close(self) -> None:
+        writer, self._writer = self._writer, None
+        try:
+            if writer is not None:
+                try:
+                    await writer.flush()
+                finally:
+                    await writer.__aexit__()
+        finally:
+            await self._client.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_writer", None) is not None:  # `__init__` may have raised
+            warn_unclosed(self, f"for {self._client.bootstrap}")
+
+    async def __aenter__(self) -> Producer:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.close()
+        except DeliveryFailed as failed:
+            if error is None:
+                raise
+            log.error("%s", failed)  # the error of the block is raised
+
+    # -- records --------------------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        topic: str,
+        value: Any,
+        key: Any = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+    ) -> asyncio.Future[RecordMetadata]:
+        """Adds a record to the buffer, and waits while the buffer is full. Returns a future of its `RecordMetadata`.
+
+        The future raises DeliveryFailed if the record is not acknowledged. Cancelling the future does not withdraw the
+        record. If `send` itself raises or is cancelled, the record is not written. `timestamp`: milliseconds since the
+        epoch; None: now. `headers`: pairs (str, bytes or None), for brokers from 0.11.
+
+        Raises TopicNotFound if the topic does not exist within `delivery_timeout_s` and brokers do not create it,
+        DeliveryFailed for a partition that the topic does not have, TypeError for a key, a value or headers of the
+        wrong type, and Closed.
+        """
+        writer = self._writer
+        if writer is None or self._loop is not asyncio.get_running_loop():
+            writer = self._live()
+        key_serializer, value_serializer = self._serializers
+        if key_serializer is not None and key is not None:
+            key = key_serializer(key)
+        if value_serializer is not None and value is not None:
+            value = value_serializer(value)
+        if value.__class__ is not bytes and value is not None:
+            value = _as_bytes(topic, "value", value)
+        if key.__class__ is not bytes and key is not None:
+            key = _as_bytes(topic, "key", key)
+        if timestamp is not None:
+            _check_timestamp(topic, timestamp)
+        if headers:
+            _check_headers(topic, headers)
+        if partition is None:
+            partition = writer.choose(topic, key)
+        self._sent += 1
+        pause = not self._sent % TURN
+        future = None if pause else writer.append_now(topic, key, value, headers, partition, timestamp)
+        if future is None:
+            check_topic(topic)
+            future = await writer.append(
+                topic, key, value, headers=headers, partition=partition, timestamp=timestamp, pause=pause
+            )
+        return future
+
+    async def send_and_wait(
+        self,
+        topic: str,
+        value: Any,
+        key: Any = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+    ) -> RecordMetadata:
+        """Sends a record, and returns its `RecordMetadata` when it is acknowledged. Raises DeliveryFailed otherwise.
+
+        If it is cancelled while it waits for the acknowledgement, the record is still sent.
+        """
+        awaited = self._live().awaited
+        future = await self.send(topic, value, key, partition, timestamp, headers)
+        awaited.add(future)
+        try:
+            return await future
+        finally:
+            awaited.discard(future)
+
+    async def send_many(
+        self,
+        topic: str,
+        values: Iterable[Any],
+        keys: Iterable[Any] | None = None,
+        *,
+        partition: int | None = None,
+        timestamp: int | None = None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+    ) -> list[asyncio.Future[RecordMetadata]]:
+        """Sends a record for each value, and returns the futures of the records, in the same order.
+
+        `keys` has a key for each value. The other arguments hold for all records, and are those of `send`. With values
+        and keys as Arrow arrays of binary or string, brokers from 0.11 and the compiled encoder, no Python object is
+        created for a key or a value. If `send_many` raises or is cancelled, the first records may be written.
+        """
+        writer = self._live()
+        serialized = any(function is not None for function in self._serializers)
+        if hasattr(values, "buffers") and writer.takes_columns and not serialized:
+            if timestamp is not None:
+                _check_timestamp(topic, timestamp)
+            _check_headers(topic, headers)
+            import pyarrow as pa
+
+            size = len(values)  # type: ignore[arg-type, unused-ignore]
+            encoded = pa.repeat(pa.scalar(encode_headers(headers), pa.binary()), size) if headers else None
+            chosen = None if partition is None else pa.repeat(pa.scalar(partition, pa.int32()), size)
+            create = asyncio.get_running_loop().create_future
+            futures = [create() for _ in range(size)]
+            await writer.append_columns(topic, ColumnsToSend.of(keys, values, encoded), chosen, timestamp, futures)
+            return futures
+        rows = _rows(values)
+        own: list[Any] = [None] * len(rows) if keys is None else _rows(keys)
+        if len(own) != len(rows):
+            raise ValueError(f"{topic}: there are {len(rows)} values and {len(own)} keys; pass a key for each value")
+        return [await self.send(topic, value, key, partition, timestamp, headers) for value, key in zip(rows, own)]
+
+    async def flush(self) -> None:
+        """Returns when the records that were sent before are acknowledged or have failed.
+
+        Raises DeliveryFailed if records have failed since the last call. Its `records` counts them, and its `partition`
+        is that of the first. A failure that `send_and_wait` has raised does not count.
+        """
+        await self._live().flush()
+
+    async def partitions_for(self, topic: str) -> tuple[int, ...]:
+        """Returns the partitions of a topic, in ascending order. Raises TopicNotFound as `send` does."""
+        check_topic(topic)
+        return await self._live().find(topic)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _live(self) -> RecordWriter:
+        if self._loop is not asyncio.get_running_loop():
+            self._must_be_here()
+        if self._writer is None:
+            begun = "is closed; create another one" if self._closing.begun else "is not started; use `async with`"
+            raise Closed(f"this producer {begun}")
+        return self._writer
+
+    def _must_be_here(self) -> None:
+        if self._loop not in (None, asyncio.get_running_loop()):
+            raise IllegalState(
+                "this producer was started in another event loop; use it there, with "
+                "asyncio.run_coroutine_threadsafe from other threads"
+            )
+
+
+def _rows(column: Any) -> list[Any]:
+    """Returns the values of an iterable or Arrow column. Text of an Arrow column becomes bytes."""
+    if not hasattr(column, "to_pylist"):
+        return list(column)
+    return [each.encode() if isinstance(each, str) else each for each in column.to_pylist()]
+
+
+def _as_bytes(topic: str, what: str, data: Any) -> bytes:
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return bytes(data)
+    raise TypeError(f"{topic}: the {what} is {shown(data)}; pass bytes or None, or set {what}_serializer")
+
+
+def _check_timestamp(topic: str, timestamp: Any) -> None:
+    if not isinstance(timestamp, int) or isinstance(timestamp, bool) or not 0 <= timestamp <= LAST_TIMESTAMP:
+        raise ConfigError(f"{topic}: timestamp is {shown(timestamp)}; pass milliseconds since the epoch, an int")
+
+
+def _check_headers(topic: str, headers: Any) -> None:
+    for pair in headers:
+        whole = isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)
+        if not whole or not isinstance(pair[1], (bytes, type(None))):
+            raise TypeError(f"{topic}: a header is {shown(pair)}; pass pairs (str, bytes or None)")

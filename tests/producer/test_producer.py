@@ -1,0 +1,671 @@
+"""`Producer`: what `send` returns is what every client reads, whatever happens to brokers, topics and callers."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from mirroring import contents, delete_records
+from witnesses import READERS, Read
+
+from allocator import DeliveryFailed, Producer, RecordMetadata
+from allocator.core.aio import within
+from allocator.errors import BrokersUnavailable, Closed, ConfigError, IllegalState, TopicNotFound
+from allocator.producer import RecordWriter
+from allocator.testing import LocalCluster, wait_until, wait_until_async
+from allocator.types import TopicPartition
+
+TopicFactory = Callable[..., str]
+long = pytest.mark.long
+OLD, NEW = "0.9.0.1", "3.9.1"
+OTHERS = ("0.8.1.1", "0.8.2.2", "0.10.2.2", "0.11.0.3", "2.8.2", "4.1.1")
+VERSIONS = [OLD, NEW, *(pytest.param(version, marks=long) for version in OTHERS)]
+IDEMPOTENT = [NEW, *(pytest.param(version, marks=long) for version in ("0.11.0.3", "2.8.2", "4.1.1"))]
+
+
+def number(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+async def values(cluster: LocalCluster, topic: str, partition: int = 0) -> list[bytes]:
+    return [row[3] for row in (await contents(cluster, topic))[partition]]
+
+
+async def started(factory: Any, version: str) -> LocalCluster:
+    cluster: LocalCluster = await asyncio.to_thread(factory, kafka=version)
+    return cluster
+
+
+# -- what is stored ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kafka", VERSIONS)
+async def test_every_client_reads_what_send_returned(
+    kafka: str, cluster_factory: Any, topic_factory: TopicFactory
+) -> None:
+    cluster = await started(cluster_factory, kafka)
+    topic = await asyncio.to_thread(topic_factory, 3, 1, None, cluster)
+    stamped, with_headers = number(kafka) >= (0, 10), number(kafka) >= (0, 11)
+    sent: list[tuple[Any, asyncio.Future[RecordMetadata]]] = []
+    async with Producer(brokers=cluster.bootstrap, batch_bytes=2000) as producer:
+        for n in range(300):
+            key = None if n % 5 == 0 else b"key %d" % (n % 11)
+            value = None if n % 7 == 0 and key else b"value %d" % n
+            partition = n % 3 if n % 4 == 0 else None
+            timestamp = 1_700_000_000_000 + 1000 * (n % 9) if n % 2 else None
+            headers = [("h", b"%d" % n), ("h", b""), ("none", None)] if with_headers and n % 3 == 0 else []
+            future = await producer.send(topic, value, key, partition, timestamp, headers)
+            sent.append(((key, value, headers, partition, timestamp), future))
+    told: dict[tuple[int, int], Read] = {}
+    for (key, value, headers, partition, timestamp), future in sent:
+        at = future.result()
+        assert at.topic == topic
+        assert partition in (None, at.partition)
+        assert (at.timestamp == (timestamp or at.timestamp)) if stamped else at.timestamp == -1
+        told[at.partition, at.offset] = Read(key, value, at.timestamp, headers)
+    assert len(told) == len(sent)
+    own = {
+        (partition, row[0]): Read(row[2], row[3], row[1], list(row[4]))
+        for partition, rows in (await contents(cluster, topic)).items()
+        for row in rows
+    }
+    assert own == told
+    for since, read in READERS:
+        if number(kafka) >= since:
+            assert await read(cluster.bootstrap, topic, len(told), number(kafka)) == told, read.__name__
+
+
+@pytest.mark.parametrize("kafka", [NEW, pytest.param("0.10.2.2", marks=long)])
+async def test_the_timestamp_is_the_brokers_if_the_topic_replaces_it(
+    kafka: str, cluster_factory: Any, topic_factory: TopicFactory
+) -> None:
+    cluster = await started(cluster_factory, kafka)
+    config = {"message.timestamp.type": "LogAppendTime"}
+    topic = await asyncio.to_thread(topic_factory, 1, 1, config, cluster)
+    async with Producer(brokers=cluster.bootstrap) as producer:
+        at = await producer.send_and_wait(topic, b"v", timestamp=5)
+    (row,) = (await contents(cluster, topic))[0]
+    assert row[:2] == (at.offset, at.timestamp)
+    assert at.timestamp > 5
+
+
+@pytest.mark.parametrize("kafka", [NEW, OLD])
+async def test_many_values_have_their_futures_in_order(
+    kafka: str, cluster_factory: Any, topic_factory: TopicFactory
+) -> None:
+    pa = pytest.importorskip("pyarrow")
+    cluster = await started(cluster_factory, kafka)
+    topic = await asyncio.to_thread(topic_factory, 3, 1, None, cluster)
+    keys = [None if n % 5 == 0 else b"k%d" % (n % 7) for n in range(2000)]
+    data = [b"%d" % n for n in range(2000)]
+    headers: Any = [("h", b"x")] if kafka == NEW else ()
+    columns = [
+        (data, keys),
+        (pa.array(data), pa.array(keys)),
+        (pa.array(data).cast(pa.binary_view()), pa.chunked_array([keys[:9], keys[9:]], pa.binary())),
+        (pa.array([each.decode() for each in data], pa.large_string()), None),
+    ]
+    sent: list[tuple[Any, Any, RecordMetadata]] = []
+    async with Producer(brokers=cluster.bootstrap, batch_bytes=3000) as producer:
+        for some, own in columns:
+            futures = await producer.send_many(topic, some, own, headers=headers)
+            where = await asyncio.gather(*futures)
+            sent += zip(data, keys if own is not None else [None] * len(data), where)
+        for own in (pa.array(data), data):
+            futures = await producer.send_many(topic, own, partition=2, timestamp=77)
+            where = await asyncio.gather(*futures)
+            assert {at.partition for at in where} == {2}
+            assert {at.timestamp for at in where} == ({77} if kafka == NEW else {-1})
+            assert [at.offset for at in where] == list(range(where[0].offset, where[0].offset + len(data)))
+        with pytest.raises(ValueError, match="2 values and 1 keys"):
+            await producer.send_many(topic, [b"a", b"b"], [b"k"])
+        with pytest.raises(TypeError, match=r"int64.*binary|the value is 1"):
+            await producer.send_many(topic, pa.array([1, 2]))
+    stored = await contents(cluster, topic)
+    rows = {(partition, row[0]): row for partition, some in stored.items() for row in some}
+    for value, key, at in sent:
+        assert rows[at.partition, at.offset] == (at.offset, at.timestamp, key, value, list(headers))
+    assert len(rows) == len(columns) * len(data) + 2 * len(data)
+
+
+@pytest.mark.parametrize("arrow", [True, False])
+async def test_equal_keys_go_to_the_partition_that_other_clients_choose(
+    arrow: bool, kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    from kafka.partitioner import murmur2
+
+    pa = pytest.importorskip("pyarrow")
+    topic = await asyncio.to_thread(topic_factory, 5)
+    keys = [b"key %d" % n for n in range(50)]
+    async with Producer(brokers=kafka_cluster.bootstrap) as producer:
+        many = await producer.send_many(topic, *((pa.array(keys), pa.array(keys)) if arrow else (keys, keys)))
+        where = await asyncio.gather(*many)
+    assert [at.partition for at in where] == [(murmur2(key) & 0x7FFFFFFF) % 5 for key in keys]
+
+
+async def test_serializers_and_the_partitioner_are_those_of_the_user(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 3)
+    chosen: list[tuple[bytes | None, tuple[int, ...]]] = []
+
+    def choose(key: bytes | None, partitions: Any) -> int:
+        chosen.append((key, tuple(partitions)))
+        return max(partitions)
+
+    async with Producer(
+        brokers=kafka_cluster.bootstrap,
+        key_serializer=str.encode,
+        value_serializer=lambda value: json.dumps(value).encode(),
+        partitioner=choose,
+    ) as producer:
+        assert await producer.partitions_for(topic) == (0, 1, 2)
+        await producer.send(topic, {"a": 1}, key="k")
+        await producer.send(topic, None, key=None)  # a tombstone stays one
+        await producer.send_many(topic, [[1]], ["l"], partition=0)
+    assert chosen == [(b"k", (0, 1, 2)), (None, (0, 1, 2))]
+    assert [row[2:4] for row in (await contents(kafka_cluster, topic))[2]] == [(b"k", b'{"a": 1}'), (None, None)]
+    assert [row[2:4] for row in (await contents(kafka_cluster, topic))[0]] == [(b"l", b"[1]")]
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ({"value": "text"}, TypeError, "the value is 'text'; pass bytes or None, or set value_serializer"),
+        ({"value": b"v", "key": 5}, TypeError, "the key is 5; pass bytes or None, or set key_serializer"),
+        ({"value": b"v", "headers": [("h", "text")]}, TypeError, r"a header is \('h', 'text'\)"),
+        ({"value": b"v", "headers": [(b"h", b"")]}, TypeError, "pass pairs"),
+        ({"value": b"v", "timestamp": -1}, ConfigError, "timestamp is -1; pass milliseconds"),
+        ({"value": b"v", "timestamp": 1 << 63}, ConfigError, "timestamp"),
+        ({"value": b"v", "timestamp": 1.5}, ConfigError, "timestamp is 1.5"),
+        ({"value": b"v", "partition": 9}, DeliveryFailed, ":9 did not acknowledge 1 record.*the topic has 1 partition"),
+    ],
+)
+async def test_a_wrong_argument_is_named_and_nothing_is_sent(
+    given: dict[str, Any], error: type[Exception], text: str, kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 1)
+    async with Producer(brokers=kafka_cluster.bootstrap) as producer:
+        for _ in range(2):  # at the first record of a batch, and of a producer, and at a later one
+            with pytest.raises(error, match=text) as raised:
+                await producer.send(topic, **{"partition": 0, **given})
+            assert topic in str(raised.value)
+            await producer.send(topic, b"good", partition=0)
+    assert await values(kafka_cluster, topic) == [b"good"] * 2
+
+
+async def test_a_refused_append_sends_no_empty_batch(kafka_cluster: LocalCluster, topic_factory: TopicFactory) -> None:
+    """A broker refuses an empty batch, and all that follows it."""
+    topic = await asyncio.to_thread(topic_factory, 1)
+    async with Producer(brokers=kafka_cluster.bootstrap) as producer:
+        await producer.send_and_wait(topic, b"before")
+        with pytest.raises(TypeError):
+            await producer.send(topic, "text", partition=0)
+        await producer.flush()
+        await producer.send(topic, bytearray(b"after"))
+    assert await values(kafka_cluster, topic) == [b"before", b"after"]
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"acks": 0}, 'acks = .*must be "all" or "1"'),
+        ({"compression": "snapy"}, 'did you mean "snappy"'),
+        ({"linger_s": 5000}, "5000 milliseconds are 5 seconds"),
+        ({"buffer_bytes": 0}, "buffer_bytes = 0"),
+        ({"batch_bytes": 0, "delivery_timeout_s": 0}, "batch_bytes = 0.*delivery_timeout_s = 0"),
+        ({"brokers": "host:port"}, "host:port"),
+        ({"value_serializer": "json"}, "value_serializer is 'json'; pass a function"),
+        ({"security": 5}, "security"),
+    ],
+)
+def test_a_wrong_setting_is_named(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Producer(**{"brokers": "localhost:9092", **given})
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("bootstrap_servers", "brokers"),
+        ("linger_ms", "linger_s, in seconds"),
+        ("buffer_memory", "buffer_bytes"),
+        ("max_batch_size", "batch_bytes"),
+        ("batch_size", "batch_bytes"),
+        ("compression_type", "compression"),
+        ("delivery_timeout_ms", "delivery_timeout_s, in seconds"),
+        ("security_protocol", "security="),
+    ],
+)
+def test_names_of_other_clients_are_explained(given: str, hint: str) -> None:
+    with pytest.raises(TypeError, match=f"'{given}' .it is called {hint}"):
+        Producer(**{"brokers": "localhost:9092", given: 1})
+
+
+# -- refused records --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kafka", VERSIONS)
+@pytest.mark.parametrize("compression", [None, "gzip"])
+async def test_a_too_large_record_is_refused_alone(
+    kafka: str, compression: Any, cluster_factory: Any, topic_factory: TopicFactory
+) -> None:
+    cluster = await started(cluster_factory, kafka)
+    topic = await asyncio.to_thread(topic_factory, 1, 1, {"max.message.bytes": "2000"}, cluster)
+    noise = bytes(hash((n, "noise")) & 0xFF for n in range(5000))
+    rows = [noise if n in (3, 40) else b"%d" % n for n in range(60)]
+    async with Producer(brokers=cluster.bootstrap, linger_s=0.5, compression=compression) as producer:
+        sent = [await producer.send(topic, value) for value in rows]
+        results = await asyncio.gather(*sent, return_exceptions=True)
+        with pytest.raises(DeliveryFailed, match=f"{topic}:0 did not acknowledge 2 records, which are not written"):
+            await producer.flush()
+        await producer.flush()  # told once
+        assert (await producer.send_and_wait(topic, b"later")).offset == 58
+    for value, result in zip(rows, results):
+        if value is noise:
+            assert isinstance(result, DeliveryFailed)
+            assert result.partition == TopicPartition(topic, 0)
+            assert not result.maybe_written
+            assert not result.retriable
+            assert "LARGE" in str(result)
+    small = [value for value in rows if value is not noise]
+    assert await values(cluster, topic) == [*small, b"later"]
+    assert [result.offset for result in results if isinstance(result, RecordMetadata)] == list(range(58))
+
+
+async def test_batches_fit_a_topic_with_a_low_limit(kafka_cluster: LocalCluster, topic_factory: TopicFactory) -> None:
+    """Each batch of the usual size would be refused and divided, again and again."""
+    topic = await asyncio.to_thread(topic_factory, 1, config={"max.message.bytes": "2000"})
+    async with Producer(brokers=kafka_cluster.bootstrap, linger_s=0.05) as producer:
+        for _ in range(5):
+            await asyncio.gather(*await producer.send_many(topic, [bytes(100)] * 1000))
+    assert len(await values(kafka_cluster, topic)) == 5000
+
+
+@pytest.mark.parametrize("kafka", [NEW, pytest.param("0.11.0.3", marks=long), pytest.param("4.1.1", marks=long)])
+async def test_a_record_that_a_compacted_topic_refuses_fails_alone(
+    kafka: str, cluster_factory: Any, topic_factory: TopicFactory
+) -> None:
+    cluster = await started(cluster_factory, kafka)
+    topic = await asyncio.to_thread(topic_factory, 1, 1, {"cleanup.policy": "compact"}, cluster)
+    async with Producer(brokers=cluster.bootstrap, linger_s=0.2) as producer:
+        sent = [await producer.send(topic, b"%d" % n, None if n == 7 else b"k%d" % n) for n in range(20)]
+        results = await asyncio.gather(*sent, return_exceptions=True)
+        assert [n for n, result in enumerate(results) if isinstance(result, DeliveryFailed)] == [7]
+        with pytest.raises(DeliveryFailed, match="1 record"):
+            await producer.flush()
+    assert await values(cluster, topic) == [b"%d" % n for n in range(20) if n != 7]
+
+
+# -- faults of brokers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kafka", VERSIONS)
+async def test_order_survives_killed_and_frozen_brokers(
+    kafka: str, cluster_factory: Any, topic_factory: TopicFactory
+) -> None:
+    cluster = await started(cluster_factory, kafka)
+    topic = await asyncio.to_thread(topic_factory, 2, 1, None, cluster)
+    (broker,) = cluster.brokers
+    sent: list[asyncio.Future[RecordMetadata]] = []
+
+    async def send(producer: Producer, count: int) -> None:
+        for _ in range(count):
+            sent.append(await producer.send(topic, b"%d" % len(sent), partition=len(sent) % 2))
+            await asyncio.sleep(0)
+
+    async with Producer(brokers=cluster.bootstrap, batch_bytes=300, linger_s=0.0) as producer:
+        await send(producer, 500)
+        sending = asyncio.ensure_future(send(producer, 500))
+        await asyncio.to_thread(broker.kill)
+        await sending
+        await asyncio.to_thread(broker.start)
+        sending = asyncio.ensure_future(send(producer, 500))
+        await asyncio.to_thread(broker.pause)
+        await sending
+        await asyncio.to_thread(broker.resume)
+        await producer.flush()
+    for partition in (0, 1):
+        stored = await values(cluster, topic, partition)
+        first = list(dict.fromkeys(stored))
+        assert first == [b"%d" % n for n in range(partition, 1500, 2)]
+        if number(kafka) >= (0, 11):
+            assert first == stored
+        for n in range(partition, 1500, 2):
+            offset = sent[n].result().offset
+            assert stored[offset] == b"%d" % n
+
+
+async def test_a_record_of_a_frozen_broker_may_be_written_and_may_be_sent_again(
+    cluster_factory: Any, topic_factory: TopicFactory
+) -> None:
+    cluster = await started(cluster_factory, NEW)
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, cluster)
+    async with Producer(brokers=cluster.bootstrap, delivery_timeout_s=2.0) as producer:
+        await producer.send_and_wait(topic, b"before")
+        await asyncio.to_thread(cluster.brokers[0].pause)
+        try:
+            with pytest.raises(DeliveryFailed, match=f"{topic}:0 did not acknowledge 1 record, which may be") as error:
+                await producer.send_and_wait(topic, b"doubtful")
+        finally:
+            await asyncio.to_thread(cluster.brokers[0].resume)
+        assert (error.value.retriable, error.value.maybe_written) == (True, True)
+        await producer.flush()  # `send_and_wait` has told the failure
+        await producer.send_and_wait(topic, b"after")
+    assert (await values(cluster, topic))[-1] == b"after"
+
+
+@pytest.mark.parametrize("kafka", ["0.11.0.3", *(pytest.param(version, marks=long) for version in ("1.1.1", "2.8.2"))])
+async def test_records_follow_those_that_retention_deleted(
+    kafka: str, cluster_factory: Any, topic_factory: TopicFactory
+) -> None:
+    """Brokers before 2.5 forget a producer with its last record, and answer UNKNOWN_PRODUCER_ID; 0.11 with another."""
+    cluster = await started(cluster_factory, kafka)
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, cluster)
+    async with Producer(brokers=cluster.bootstrap, batch_bytes=1, linger_s=0.0) as producer:
+        for n in range(3):
+            await producer.send_and_wait(topic, b"%d" % n)
+        await asyncio.to_thread(delete_records, cluster.bootstrap, topic, 3)
+        sent = [await producer.send(topic, b"%d" % n) for n in range(3, 9)]
+        assert [(await each).offset for each in sent] == list(range(3, 9))
+    assert await values(cluster, topic) == [b"%d" % n for n in range(3, 9)]
+
+
+@pytest.mark.parametrize("kafka", IDEMPOTENT)
+async def test_a_deleted_topic_fails_and_a_new_one_is_written(
+    kafka: str, cluster_factory: Any, topic_factory: TopicFactory
+) -> None:
+    cluster = await started(cluster_factory, kafka)
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, cluster)
+    async with Producer(brokers=cluster.bootstrap, delivery_timeout_s=3.0, linger_s=0.0) as producer:
+        for n in range(5):
+            await producer.send_and_wait(topic, b"%d" % n)
+        await asyncio.to_thread(cluster.delete_topic, topic)
+        with pytest.raises((DeliveryFailed, TopicNotFound), match=topic) as error:
+            await producer.send_and_wait(topic, b"gone")
+        assert error.value.retriable
+        await asyncio.to_thread(cluster.create_topic, topic, 1)
+        sent = [await producer.send(topic, b"new %d" % n) for n in range(5)]
+        assert [(await each).offset for each in sent] == list(range(5))
+    assert await values(cluster, topic) == [b"new %d" % n for n in range(5)]
+
+
+async def test_a_topic_that_does_not_exist_is_named(cluster_factory: Any) -> None:
+    cluster = await started(cluster_factory, NEW)
+    async with Producer(brokers=cluster.bootstrap, delivery_timeout_s=1.0) as producer:
+        with pytest.raises(TopicNotFound, match="no-such-topic"):
+            await producer.send("no-such-topic", b"v")
+        with pytest.raises(ConfigError, match="no topic"):
+            await producer.send("no topic", b"v")
+
+
+async def test_brokers_that_do_not_respond_are_named() -> None:
+    producer = Producer(brokers="127.0.0.1:1", connect_timeout_s=0.3)
+    with pytest.raises(BrokersUnavailable, match=r"127\.0\.0\.1:1"):
+        await producer.start()
+    await producer.close()
+
+
+async def test_brokers_before_0_11_are_told_once_and_take_no_headers(
+    cluster_factory: Any, topic_factory: TopicFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = await started(cluster_factory, OLD)
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, cluster)
+    async with Producer(brokers=cluster.bootstrap) as producer:
+        for n in range(3):
+            await producer.send_and_wait(topic, b"%d" % n)
+        with pytest.raises(ConfigError, match="headers"):
+            await producer.send(topic, b"v", headers=[("h", b"")])
+    warned = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    assert len([text for text in warned if "may be written twice" in text]) == 1
+    assert await values(cluster, topic) == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("acks", ["all", 1, "1"])
+async def test_both_kinds_of_acks_keep_the_order(
+    acks: Any, kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 1)
+    async with Producer(brokers=kafka_cluster.bootstrap, acks=acks, batch_bytes=50, linger_s=0.0) as producer:
+        sent = [await producer.send(topic, b"%d" % n) for n in range(300)]
+    assert [each.result().offset for each in sent] == list(range(300))
+    assert await values(kafka_cluster, topic) == [b"%d" % n for n in range(300)]
+
+
+# -- callers ----------------------------------------------------------------------------------------------------------
+
+
+async def test_send_waits_while_the_buffer_is_full_and_a_cancelled_send_writes_nothing(
+    cluster_factory: Any, topic_factory: TopicFactory
+) -> None:
+    cluster = await started(cluster_factory, NEW)
+    topic = await asyncio.to_thread(topic_factory, 2, 1, None, cluster)
+    async with Producer(brokers=cluster.bootstrap, buffer_bytes=10_000, batch_bytes=1000) as producer:
+        await producer.send_and_wait(topic, b"before", partition=0)
+        await asyncio.to_thread(cluster.brokers[0].pause)
+        try:
+            filled = 0
+            while True:
+                sending = asyncio.ensure_future(producer.send(topic, b"%4d" % filled + bytes(200), partition=0))
+                await asyncio.wait({sending}, timeout=0.5)
+                if not sending.done():
+                    break
+                filled += 1
+            assert 40 < filled < 60
+            waiting = [asyncio.ensure_future(producer.send(topic, b"%d" % n, partition=n % 2)) for n in range(1000)]
+            await asyncio.sleep(0)
+            sending.cancel()
+            for each in waiting[::3]:
+                each.cancel()
+            assert not [each for each in waiting if each.done()]
+        finally:
+            await asyncio.to_thread(cluster.brokers[0].resume)
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        await producer.flush()
+    assert [isinstance(each, asyncio.CancelledError) for each in results] == [n % 3 == 0 for n in range(1000)]
+    stored = await values(cluster, topic, 0)
+    assert stored[1 : filled + 1] == [b"%4d" % n + bytes(200) for n in range(filled)]
+    for partition, found in ((0, stored[filled + 1 :]), (1, await values(cluster, topic, 1))):
+        assert found == [b"%d" % n for n in range(1000) if n % 3 and n % 2 == partition]
+
+
+async def test_cancelling_a_future_does_not_withdraw_the_record(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 1)
+    async with Producer(brokers=kafka_cluster.bootstrap, linger_s=0.3) as producer:
+        (await producer.send(topic, b"0")).cancel()
+        waiting = asyncio.ensure_future(producer.send_and_wait(topic, b"1"))
+        await asyncio.sleep(0)
+        last = await producer.send(topic, b"2")
+        waiting.cancel()
+        assert (await last).offset == 2
+    assert waiting.cancelled()
+    assert await values(kafka_cluster, topic) == [b"0", b"1", b"2"]
+
+
+async def test_flush_waits_for_what_was_sent_before_it_and_not_for_later_records(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 1)
+    async with Producer(brokers=kafka_cluster.bootstrap, batch_bytes=200, linger_s=60.0) as producer:
+        going = True
+
+        async def send() -> None:
+            while going:
+                await producer.send(topic, bytes(50))
+                await asyncio.sleep(0)
+
+        sending = asyncio.ensure_future(send())
+        for _ in range(3):
+            first = await producer.send(topic, b"first")
+            await within(producer.flush(), 30)
+            assert first.done()
+        going = False
+        await sending
+
+
+async def test_close_sends_the_rest_and_raises_what_no_caller_was_told(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 1, config={"max.message.bytes": "2000"})
+    producer = Producer(brokers=kafka_cluster.bootstrap, linger_s=60.0)
+    await producer.start()
+    sent = await producer.send(topic, b"0")
+    await producer.close()
+    await producer.close()
+    assert sent.result().offset == 0
+    for call in (producer.send(topic, b"v"), producer.send_and_wait(topic, b"v"), producer.flush()):
+        with pytest.raises(Closed, match="is closed; create another one"):
+            await call
+    with pytest.raises(RuntimeError, match="start"):
+        await producer.start()
+    with pytest.raises(DeliveryFailed, match="MESSAGE_TOO_LARGE"):
+        async with Producer(brokers=kafka_cluster.bootstrap) as producer:
+            await producer.send(topic, bytes(5000))
+
+    async def fail() -> None:
+        async with Producer(brokers=kafka_cluster.bootstrap) as producer:
+            await producer.send(topic, bytes(5000))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        await fail()
+    with pytest.raises(Closed, match="not started"):
+        await Producer(brokers=kafka_cluster.bootstrap).send(topic, b"v")
+
+
+async def test_a_cancelled_close_fails_the_rest_at_once(cluster_factory: Any, topic_factory: TopicFactory) -> None:
+    cluster = await started(cluster_factory, NEW)
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, cluster)
+    producer = Producer(brokers=cluster.bootstrap, delivery_timeout_s=600)
+    await producer.start()
+    await producer.send_and_wait(topic, b"before")
+    await asyncio.to_thread(cluster.brokers[0].pause)
+    try:
+        sent = await producer.send(topic, b"doubtful")
+        closing = asyncio.ensure_future(producer.close())
+        await asyncio.wait({closing}, timeout=0.5)
+        assert not closing.done()
+        closing.cancel()
+        await asyncio.wait({closing}, timeout=30)
+        assert closing.cancelled()
+        with pytest.raises(DeliveryFailed, match="may be written: the producer was closed"):
+            await sent
+    finally:
+        await asyncio.to_thread(cluster.brokers[0].resume)
+
+
+def test_another_event_loop_is_refused(kafka_cluster: LocalCluster, topic_factory: TopicFactory) -> None:
+    topic = topic_factory(1)
+    producer = Producer(brokers=kafka_cluster.bootstrap)
+
+    async def use() -> None:
+        await producer.start()
+
+        def other() -> None:
+            for call in (producer.send(topic, b"v"), producer.flush(), producer.close()):
+                with pytest.raises(IllegalState, match="another event loop"):
+                    asyncio.run(call)
+
+        await asyncio.to_thread(other)
+        loop = asyncio.get_running_loop()
+        from_thread = asyncio.run_coroutine_threadsafe
+        sent = await asyncio.to_thread(lambda: from_thread(producer.send_and_wait(topic, b"v"), loop).result())
+        assert sent.offset == 0
+        await producer.close()
+
+    asyncio.run(use())
+
+
+def test_a_producer_whose_loop_is_closed_warns_and_refuses(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    topic = topic_factory(1)
+    producer: Producer | None = Producer(brokers=kafka_cluster.bootstrap)
+
+    async def use() -> None:
+        assert producer is not None
+        await producer.start()
+        await producer.send_and_wait(topic, b"v")
+
+    asyncio.run(use())
+    assert producer is not None
+    for call in (producer.send(topic, b"v"), producer.close()):
+        with pytest.raises(IllegalState, match="another event loop"):
+            asyncio.run(call)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        producer = None
+        call = None
+
+        def told() -> list[str]:
+            gc.collect()
+            return [str(each.message) for each in caught if "unclosed Producer" in str(each.message)]
+
+        wait_until(lambda: bool(told()), 20, "the warning")
+    assert told()[0].startswith(f"unclosed Producer for {kafka_cluster.bootstrap}: await its close()")
+
+
+def test_tornados_coroutines_yield_to_it(kafka_cluster: LocalCluster, topic_factory: TopicFactory) -> None:
+    from tornado import gen, ioloop
+
+    topic = topic_factory(1)
+
+    @gen.coroutine
+    def serve() -> Any:
+        producer = Producer(brokers=kafka_cluster.bootstrap)
+        yield producer.start()
+        try:
+            first = yield producer.send(topic, b"0")
+            at = yield producer.send_and_wait(topic, b"1")
+            yield producer.flush()
+            return (yield first).offset, at.offset
+        finally:
+            yield producer.close()
+
+    assert ioloop.IOLoop().run_sync(serve) == (0, 1)
+
+
+async def test_a_handler_may_send(kafka_cluster: LocalCluster, topic_factory: TopicFactory, unique_name: Any) -> None:
+    from allocator import Consumer, Record
+
+    source, results = topic_factory(2), topic_factory(1)
+    consumer = Consumer(source, brokers=kafka_cluster.bootstrap, group=unique_name(), membership="kafka")
+    async with Producer(brokers=kafka_cluster.bootstrap) as producer, consumer:
+        for n in range(20):
+            await producer.send(source, b"%d" % n, partition=n % 2)
+        done: set[bytes] = set()
+
+        async def handle(record: Record) -> None:
+            await producer.send_and_wait(results, record.value * 2, key=record.key)
+            done.add(record.value)
+
+        handling = asyncio.ensure_future(consumer.process(handle))
+        await wait_until_async(lambda: len(done) == 20, 60, "all results")
+        handling.cancel()
+        await asyncio.wait({handling})
+    assert sorted(await values(kafka_cluster, results)) == sorted(b"%d" % n * 2 for n in range(20))
+
+
+async def test_a_writer_refuses_what_it_cannot_encode(kafka_cluster: LocalCluster, topic_factory: TopicFactory) -> None:
+    from allocator.core.client import KafkaClient
+
+    topic = await asyncio.to_thread(topic_factory, 1)
+    wrong: Any = "text"
+    async with KafkaClient(kafka_cluster.bootstrap) as client, RecordWriter(client) as writer:
+        for _ in range(2):
+            with pytest.raises(TypeError):
+                await writer.append(topic, None, wrong)
+            await writer.append(topic, None, b"good")
+        await writer.flush()
+    assert await values(kafka_cluster, topic) == [b"good"] * 2

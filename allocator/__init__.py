@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from allocator.compat.consumer_group import ConsumerGroup
     from allocator.compat.generation import Generation, PartitionStart
     from allocator.compat.group_config import ConsumerGroupConfig
+    from allocator.compat.kiel_producer import KielProducer
     from allocator.core.consumer.membership_config import Fixed, MembershipOptions
     from allocator.core.fetch.batch import Batch
     from allocator.core.subscription import RebalanceListener, RecordsLost
@@ -78,6 +79,7 @@ __all__ = [
     "Kafka",
     "KafkaGroupOrders",
     "Kiel",
+    "KielProducer",
     "MembershipOptions",
     "OffsetAndMetadata",
     "OffsetAndTimestamp",
@@ -107,6 +109,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "compat.consumer_group": "ConsumerGroup",
             "compat.generation": "Generation PartitionStart",
             "compat.group_config": "ConsumerGroupConfig",
+            "compat.kiel_producer": "KielProducer",
             "core.consumer.membership_config": "Fixed MembershipOptions",
             "protocols.zookeeper.options": "ZooKeeper",
             "core.fetch.batch": "Batch",

@@ -10,14 +10,16 @@ import re
 import socket
 import time
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any, Optional
+from typing import Any
 
+from allocator.compat.base_client import BaseClient
 from allocator.compat.views import OffsetsByTopic
-from allocator.core.aio import ClosesOnce, warn_unclosed
 from allocator.core.fetch import Batch, Fetcher
 from allocator.core.subscription import SubscriptionState
 from allocator.errors import AllocatorError, Closed, ConfigError, CorruptRecordError, IllegalState, InconsistentAssignor
 from allocator.protocols.zookeeper import ZooKeeperClient
+from allocator.core.zookeeper import ZooKeeperClient
+from allocator.errors import AllocatorError, Closed, ConfigError, CorruptRecordError, InconsistentAssignor
 from allocator.types import Record, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -28,7 +30,7 @@ DURATION = re.compile(r"[\d.]+ m?s\b")  # ignored when two error texts are compa
 RETRY_S = 60.0  # seconds until a partition is retried after an error
 
 
-class BaseConsumer:
+class BaseConsumer(BaseClient):
     """Reads values, one topic at a time, and continues if one topic or partition fails, as kiel does.
 
     An error of a topic, a partition or a broker is logged, again once a minute while it lasts, and `consume` returns
@@ -49,15 +51,12 @@ class BaseConsumer:
             raise ConfigError(f"max_wait_time is {max_wait_time!r}; pass a number of milliseconds")
         # one colon, as in kiel: allocator functions of kiel's users split the name there to get the host
         self.name = f"{socket.gethostname()}:{os.getpid()}-{id(self):x}"
-        self._label = group or self.name
+        label = group or self.name
+        super().__init__(label, "consumer", f"of group {label!r}")
         self.deserializer: Callable[[Any], Any] = deserializer or json.loads
         self.max_wait_time = max_wait_time
         self.max_bytes = max_bytes
-        self.closing = False
-        self._closes_once = ClosesOnce()
         self.synced_offsets: set[str] = set()
-        self._loop: Optional[asyncio.AbstractEventLoop] = None
-        self._connecting: Optional[asyncio.Task[None]] = None
         self._logged: dict[str, float] = {}  # text of an error -> time when it was logged
         self._halted: dict[TopicPartition, float] = {}  # unreadable partition -> time of the error
         self._retry_halted_at = 0.0
@@ -71,9 +70,6 @@ class BaseConsumer:
     def _ended(self) -> BaseException | None:
         """The error that ended all reading, or None."""
         return self._fetcher.broken
-
-    async def _connect(self) -> None:
-        raise NotImplementedError
 
     async def _consume(self, topic: str, start: Any) -> list[Any] | None:
         raise NotImplementedError
@@ -98,68 +94,10 @@ class BaseConsumer:
         await self._fetcher.news(timeout_s)
 
     def _stop(self) -> None:
-        """Called once at the start of `close`."""
-
-    async def _wind_down(self) -> None:
-        raise NotImplementedError
-
-    # -- start and close ------------------------------------------------------------------------------------------
-
-    def connect(self) -> asyncio.Future[None]:
-        """Connects to Kafka. A member of a group also joins the group and finds its coordinator.
-
-        Further calls return the same task while it runs. Raises BrokersUnavailable, ZooKeeperUnavailable for a group
-        that needs ZooKeeper, and IllegalState after `close`.
-        """
-        if self._connecting is None or self._connecting.done():
-            self._connecting = asyncio.ensure_future(self._connect_unless_closed())
-        return self._connecting
-
-    async def _connect_unless_closed(self) -> None:
-        if self.closing:
-            raise IllegalState(f"{self._label}: this consumer is closed; create a new {type(self).__name__}")
-        try:
-            await self._connect()
-        except asyncio.CancelledError:
-            if self.closing:
-                raise Closed(f"{self._label}: this consumer was closed while it connected") from None
-            raise
-
-    def close(self) -> asyncio.Future[None]:
-        """Closes all connections. Returned values that were not committed are read again.
-
-        May be called twice: each call completes when the connections are closed. If the loop was stopped, for example
-        by Ctrl-C, `close` runs it until the consumer is closed. If the loop is closed, `close` ends the membership, but
-        cannot commit.
-        """
-        loop = self._loop
-        self.closing = True
-        if loop is None or loop.is_running():
-            return asyncio.ensure_future(self._closes_once.run(self._close_all))
-        done = loop.create_future()
-        if loop.is_closed():  # no task can run any more
-            ZooKeeperClient.end_sessions(loop)
-        else:
-            loop.run_until_complete(self._closes_once.run(self._close_all))
-        done.set_result(None)
-        return done
-
-    async def _close_all(self) -> None:
-        if self._connecting is not None and not self._connecting.done():
-            self._connecting.cancel()
-            await asyncio.wait({self._connecting})
-        self._stop()
         self._fetcher.wake()
-        await self.wind_down()
 
-    def __del__(self) -> None:
-        if getattr(self, "_loop", None) is not None and not self.closing:  # `_loop` is missing if `__init__` raised
-            warn_unclosed(self, f"of group {self._label!r}")
-
-    def wind_down(self) -> asyncio.Future[None]:
-        """Leaves the group and closes the connections that `connect` opened. Called by `close`. Subclasses may extend
-        it."""
-        return asyncio.ensure_future(self._wind_down())
+    def _abandon(self, loop: asyncio.AbstractEventLoop) -> None:
+        ZooKeeperClient.end_sessions(loop)
 
     # -- offsets -------------------------------------------------------------------------------------------------
 
@@ -259,10 +197,6 @@ class BaseConsumer:
             if position is not None and now - since >= RETRY_S:
                 self._state.seek(partition, position)
                 self._fetcher.wake()
-
-    def _must_be_connected(self) -> None:
-        if self._loop is None:
-            raise IllegalState(f"{self._label}: this consumer is not connected; await connect() first")
 
     # -- the log -------------------------------------------------------------------------------------------------
 

@@ -186,6 +186,7 @@ class GroupedConsumer(BaseConsumer):
 
     def _stop(self) -> None:
         self._engine.state.reader.abandon()
+        super()._stop()
 
     async def _wind_down(self) -> None:
         if not self._started:

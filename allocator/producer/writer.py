@@ -248,10 +248,10 @@ class RecordWriter:
 
         try:
             self._known[topic] = await self._until_it_succeeds(find)
-        except TopicNotFound:
-            self._topics.discard(topic)  # otherwise the client would request it forever
-            self._client.follow(self._topics)
-            raise
+        finally:
+            if topic not in self._known:  # otherwise the client would request it forever
+                self._topics.discard(topic)
+                self._client.follow(self._topics)
         return self._known[topic]
 
     # -- batches --------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ CONSUMERS = [
     *("GroupedConsumer", "GroupOrders", "KafkaGroupOrders", "Order", "OrderReport", "OrderResult"),
     *("SingleConsumer", "ConsumerGroup", "ConsumerGroupConfig", "Generation", "PartitionStart"),
     *("RebalanceListener", "RecordsLost", "Batch", "Record", "Allocation", "ChildrenOf"),
-    *("Producer", "RecordMetadata"),
+    *("Producer", "RecordMetadata", "KielProducer"),
 ]
 TYPES = [
     *("MembershipName", "GroupProtocol", "OffsetStorage", "OffsetReset", "IsolationLevel", "Assignors"),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from allocator import GroupedConsumer, SingleConsumer
+from allocator import GroupedConsumer, KielProducer, SingleConsumer
 
 NONE = inspect.Parameter.empty
 CONSTRUCTOR = {
@@ -76,6 +76,27 @@ def test_single_consumers_constructor_takes_what_kiels_takes() -> None:
     assert (SingleConsumer.BEGINNING, SingleConsumer.END) == (-2, -1)
 
 
+def test_the_producer_takes_what_kiels_takes() -> None:
+    taken = {
+        "brokers": NONE,
+        "serializer": None,
+        "key_maker": None,
+        "partitioner": None,
+        "batch_size": 1,
+        "compression": None,
+        "required_acks": -1,
+        "ack_timeout": 500,
+    }
+    positional = defaults(KielProducer.__init__, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    assert list(positional.items()) == list(taken.items())
+    assert NONE not in defaults(KielProducer.__init__, inspect.Parameter.KEYWORD_ONLY).values()
+    methods: dict[str, dict[str, Any]] = {"produce": {"topic": NONE, "message": NONE}}
+    for name in ("connect", "produce", "flush", "wind_down", "close"):
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        assert defaults(getattr(KielProducer, name), kind) == methods.get(name, {})
+    assert isinstance(KielProducer.unsent_count, property)
+
+
 def test_names_have_one_colon_behind_the_host() -> None:
     """Allocator functions of kiel's users take the host of a member from its name."""
     for consumer in (GroupedConsumer(["localhost"], "group", ["localhost"]), SingleConsumer(["localhost"])):
@@ -86,7 +107,7 @@ def test_names_have_one_colon_behind_the_host() -> None:
 def test_every_name_that_the_how_to_gives_can_be_imported() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "howto" / "kiel.md").read_text()
     names = re.findall(r"^\| `kiel\.[\w.]+` \| `([\w.]+)` \|$", page, re.MULTILINE)
-    assert len(names) == 7
+    assert len(names) == 8
     for name in names:
         module, _, attribute = name.rpartition(".")
         assert hasattr(importlib.import_module(module), attribute), name

@@ -16,10 +16,8 @@ from allocator.compat.base_client import BaseClient
 from allocator.compat.views import OffsetsByTopic
 from allocator.core.fetch import Batch, Fetcher
 from allocator.core.subscription import SubscriptionState
-from allocator.errors import AllocatorError, Closed, ConfigError, CorruptRecordError, IllegalState, InconsistentAssignor
-from allocator.protocols.zookeeper import ZooKeeperClient
-from allocator.core.zookeeper import ZooKeeperClient
 from allocator.errors import AllocatorError, Closed, ConfigError, CorruptRecordError, InconsistentAssignor
+from allocator.protocols.zookeeper import ZooKeeperClient
 from allocator.types import Record, TopicPartition
 
 log = logging.getLogger(__name__)

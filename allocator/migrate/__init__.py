@@ -2,8 +2,8 @@
 
 In: an old cluster, a new one, their groups, a plan. Out: mirrored topics, a map from old offsets to new ones, copied
 offsets, groups that read the new cluster. It writes the new cluster, the offsets of the groups in the plan, and the
-files that the plan names. On the old cluster it writes only offsets: those of its own group, of a rollback or of a
-copy.
+files that the plan names. On the old cluster it writes only offsets, those of its own group, of a rollback or of a
+copy; a mirror back also writes there that the other mirror has ended.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import pytest
 from real_service import Service, owns, read
 
 from allocator import Consumer, GroupedConsumer
+from allocator.core.consumer import client_of
 from allocator.errors import CommitFailed
 from allocator.testing import LocalCluster, wait_until_async
 
@@ -57,13 +58,13 @@ async def recreate(setting: Service) -> None:
 
 def pause(consumer: Consumer) -> asyncio.Event:
     """Pauses all partitions. No doubt about them is decided until the event is set."""
-    decide, refresh = asyncio.Event(), consumer._engine.client.refresh
+    decide, refresh = asyncio.Event(), client_of(consumer).refresh
 
     async def wait(*topics: Any) -> bool:
         await decide.wait()
         return await refresh(*topics)
 
-    consumer._engine.client.refresh = wait  # type: ignore[method-assign]
+    client_of(consumer).refresh = wait  # type: ignore[method-assign]
     consumer.pause(*consumer.assignment())
     return decide
 
@@ -287,7 +288,7 @@ async def test_a_znode_decides_while_the_coordinator_is_away(
         async with setting.consumer(zookeeper=cluster.zookeeper) as consumer:
             await read_old(setting, consumer)
             await consumer.commit()
-            client = consumer._engine.client
+            client = client_of(consumer)
             away = await consumer._engine.commits.offsets.find()
             (there,) = [tp for tp in setting.partitions if client.leader(tp) != away]
             consumer.pause(*setting.partitions)

@@ -12,6 +12,7 @@ from kazoo.client import KazooClient
 from real_service import Service
 
 from allocator import Consumer, GroupedConsumer, ZooKeeper
+from allocator.core.consumer import client_of
 from allocator.errors import BrokerError, CommitFailed, Fenced, NotOwned
 from allocator.testing import LocalCluster, wait_until_async
 
@@ -20,7 +21,7 @@ OFFSET_COMMIT = 8
 
 def hold_commits_of(consumer: Any) -> asyncio.Event:
     """Makes the coordinator unreachable for this member's commits until the event is set."""
-    client, reachable = consumer._engine.client, asyncio.Event()
+    client, reachable = client_of(consumer), asyncio.Event()
     send = client.send
 
     async def held(node: Any, request: Any, timeout_s: float | None = None) -> Any:
@@ -47,7 +48,7 @@ async def read_by_another(service: Service, slow: Any, *, back: bool) -> Consume
     (zero,) = service.partitions
     other = service.consumer(client_id="a", auto_commit_interval_s=None)  # comes first in the order of the assignment
     await other.start()
-    await end_membership(service, slow._engine.membership.member_id)
+    await end_membership(service, slow.member_id)
     await wait_until_async(lambda: other.assignment() == {zero}, 25, "the move")
     await service.produce(10, 20)
     seen = 0
@@ -58,7 +59,7 @@ async def read_by_another(service: Service, slow: Any, *, back: bool) -> Consume
     await other.commit()
     if back:
         await other.close()
-        await wait_until_async(lambda: zero in slow._engine.state.held, 25, "the return")
+        await wait_until_async(lambda: zero in slow.assignment(), 25, "the return")
     return other
 
 
@@ -125,8 +126,8 @@ async def test_nor_if_the_commit_waits_for_a_connection_to_the_coordinator(servi
         async with service.consumer(client_id="b", auto_commit_interval_s=None, security=through) as slow:
             assert (await slow.getbatch(30)).next_offset == 10
             proxy.refusal = 5
-            for connection in list(slow._engine.client._pool._connections):
-                slow._engine.client._pool.close(connection)
+            for connection in list(client_of(slow)._pool._connections):
+                client_of(slow)._pool.close(connection)
             ended = asyncio.ensure_future(slow.commit())
             other = await read_by_another(service, slow, back=back)
             assert not ended.done()

@@ -14,6 +14,7 @@ from real_service import Service, owns, read
 
 from allocator import Consumer, GroupOrders, TopicPartition
 from allocator.cli.commands import main
+from allocator.core.consumer import client_of
 from allocator.errors import BrokerError
 from allocator.operate.dead_letters import DeadLetterQueue, Letter
 from allocator.sinks import SqliteSink
@@ -209,7 +210,7 @@ async def test_the_commit_of_a_seek_is_not_retried_after_a_later_seek(
         await wait_until_async(lambda: len(handled) == 6, 30, "the records")
         await orders.pause([zero])
         await wait_until_async(lambda: "takes effect: pause" in caplog.text, 30, "the pause")
-        client = consumer._engine.client
+        client = client_of(consumer)
         send = client.send
 
         async def refuse(node: Any, request: Any, timeout_s: float | None = None) -> Any:
@@ -245,7 +246,7 @@ async def test_a_commit_whose_response_comes_after_a_seek_does_not_hide_the_soug
     sent, may_arrive = asyncio.Event(), asyncio.Event()
     consumer = service.consumer(auto_commit_interval_s=0.1)
     async with consumer, operator(service) as orders:
-        client = consumer._engine.client
+        client = client_of(consumer)
         send = client.send
 
         async def slow(node: Any, request: Any, timeout_s: float | None = None) -> Any:

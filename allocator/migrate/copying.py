@@ -19,6 +19,7 @@ from allocator.core.aio import TaskGroup, first_of, wait_for_event, wall_ms, wit
 from allocator.core.client import ErrorCode
 from allocator.core.consumer import ConsumerBase, client_of, membership_from
 from allocator.core.fetch import Batch
+from allocator.core.text import partition_names
 from allocator.errors import (
     AllocatorError,
     BrokerError,
@@ -528,7 +529,7 @@ class Copying(RebalanceListener):
     def _postpone(self, partitions: AbstractSet[TopicPartition], wait: Wait) -> None:
         """Gives up partitions without a leader until they have one. The others continue."""
         if partitions:
-            names = ", ".join("{}:{}".format(*each) for each in sorted(partitions)[:5])
+            names = partition_names(partitions)
             log.warning("%s: %d partitions wait (%s): %s", self._settings.group, len(partitions), wait.value, names)
             self.on_partitions_lost(frozenset(partitions))
             self._waits.update(dict.fromkeys(partitions, wait))

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Optional, TypeVar
 from allocator._files import read_json, write_json
 from allocator.core.client import KafkaClient
 from allocator.core.offsets import GroupOffsets
+from allocator.core.text import partition_names, some_of
 from allocator.errors import AllocatorError, ConfigError
 from allocator.migrate.cutover_plan import Plan, load_plan
 from allocator.migrate.offset_map import OffsetMap, Switch, map_topic
@@ -310,8 +311,7 @@ class Cutover:
         mirrored = await on.mirrored()
         behind = [each for each in on.partitions(on.old) if each not in mirrored]
         if behind:
-            some = ", ".join(f"{each.topic}:{each.partition}" for each in behind[:5])
-            faults.append(f"the mirror {self.plan.mirror!r} has not begun with {len(behind)} partitions: {some}")
+            faults.append(f"the mirror {self.plan.mirror!r} has not begun with {partition_names(behind)}")
         members: dict[str, int] = {}
         choices: dict[str, Optional[str]] = {}
         empty: dict[str, list[list[Any]]] = {}
@@ -324,7 +324,7 @@ class Cutover:
             others = sorted(read - {*self.plan.topics, *self.plan.leave})
             if others:
                 faults.append(
-                    f"group {group!r} also reads {', '.join(map(repr, others[:10]))}, by its members or its committed "
+                    f"group {group!r} also reads {some_of([*map(repr, others)], 10)}, by its members or its committed "
                     "offsets. On the new cluster it would skip or repeat records of these: mirror them and add them to "
                     "topics, or name those that it does not read any more in [cutover] leave"
                 )
@@ -333,10 +333,10 @@ class Cutover:
                 faults.append(f"group {group!r} has no committed offsets in these topics on the old cluster")
             uncommitted = [each for each in ends if each.topic in read and each not in committed]
             empty[group] = [[*each, ends[each].end] for each in uncommitted if ends[each].start == ends[each].end]
-            unread = [f"{each.topic}:{each.partition}" for each in uncommitted if ends[each].start < ends[each].end]
+            unread = [each for each in uncommitted if ends[each].start < ends[each].end]
             if unread:
                 faults.append(
-                    f"group {group!r} has no committed offset in {', '.join(unread[:5])}, which hold records, so its "
+                    f"group {group!r} has no committed offset in {partition_names(unread)}, which hold records, so its "
                     "start on the new cluster is unknown. Let it commit some, or stop it and set its start (`allocator "
                     "group offsets reset`)"
                 )
@@ -439,7 +439,7 @@ class Cutover:
                 self._state["steps"]["start"]["left_at"][group] = now
                 write_json(self.plan.state, self._state)
                 raise CutoverFailed(
-                    f"a member of group {group!r} still reads the old cluster: it has committed {', '.join(moved[:5])} "
+                    f"a member of group {group!r} still reads the old cluster: it has committed {some_of(moved)} "
                     f"there since step 'start'. Start it with {self.plan.new_brokers}, and run the cutover again"
                 )
 

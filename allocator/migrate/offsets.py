@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Optional
 
 from allocator._files import read_json, refuse_existing, write_json
+from allocator.core.text import partition_names
 from allocator.errors import AllocatorError, ConfigError, TopicNotFound
 from allocator.migrate import translate
 from allocator.migrate.storage import OffsetStore, OpenOffsetStore
@@ -104,11 +105,11 @@ async def copy_offsets(
         await new.commit(chosen, f"copied from {source.group}")
         copied = await new.committed(chosen)
         joined = [*await old.members(), *await new.members()]
-        wrong = [f"{each.topic}:{each.partition}" for each, offset in chosen.items() if copied.get(each) != offset]
+        wrong = [each for each, offset in chosen.items() if copied.get(each) != offset]
         if joined or wrong:
             raise MembersAlive(
                 f"the offsets were copied, but {', '.join(joined) or 'a member'} joined meanwhile"
-                + (f" and the offsets of {', '.join(wrong[:5])} have changed since" if wrong else "")
+                + (f" and the offsets of {partition_names(wrong)} have changed since" if wrong else "")
                 + f"; stop them, undo it with `{restoring(restore_file)}`, and copy again"
             )
         return plan

@@ -7,6 +7,7 @@ import logging
 from collections import Counter, deque
 from typing import Final, NamedTuple
 
+from allocator.core.text import some_of
 from allocator.errors import AllocatorError
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.types import TopicPartition
@@ -161,7 +162,7 @@ class MirrorReport:
         if self.lost_at_source and not self.settings.accept_loss:
             raise RecordsGone(
                 f"the old cluster deleted {self.lost_at_source} offsets before they were mirrored: "
-                f"{', '.join(map(str, list(self.losses)[:5]))}{' and others' if len(self.losses) > 5 else ''}; all "
+                f"{some_of([*map(str, self.losses)])}; all "
                 "that it still had is mirrored. Copy them from a backup, or pass --accept-loss to end without this "
                 "error"
             )

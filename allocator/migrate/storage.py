@@ -17,6 +17,7 @@ from allocator.core.fetch import RangeReader
 from allocator.core.offsets import Coordinator, GroupOffsets
 from allocator.core.settings import DEFAULT
 from allocator.core.subscription import stamped
+from allocator.core.text import partition_names
 from allocator.errors import BrokerError, ConfigError
 from allocator.operate import live_members, refuse_members
 from allocator.protocols.zookeeper import ZooKeeperClient
@@ -106,14 +107,13 @@ class OpenOffsetStore:
         deadline = time.monotonic() + LEADERS_S
         while True:
             existing = {each for each in partitions if each.partition in (self.client.partitions(each.topic) or ())}
-            dead = sorted(each for each in existing if self.client.leader(each) is None)
+            dead = [each for each in existing if self.client.leader(each) is None]
             if not dead:
                 return
             if time.monotonic() > deadline:
-                names = ", ".join("{}:{}".format(*each) for each in dead[:5]) + (" and others" if dead[5:] else "")
                 raise BrokerError(
-                    f"{names} of {self.store.brokers} has no leader, so its log cannot be read; start its broker "
-                    "again, or copy only other topics",
+                    f"{partition_names(dead)} of {self.store.brokers} has no leader, so its log cannot be read; start "
+                    "its broker again, or copy only other topics",
                     retriable=True,
                 )
             await asyncio.sleep(self.client.retry_backoff_s)

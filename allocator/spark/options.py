@@ -31,6 +31,7 @@ from allocator.core.settings import (
     setting,
     shared,
 )
+from allocator.core.text import partition_names
 from allocator.errors import ConfigError
 from allocator.spark import connector
 from allocator.spark.ranges import (
@@ -434,7 +435,6 @@ def _check_together(options: Options, names: Mapping[str, str], use: str | None,
         return
     for option in ("starting_offsets", "starting_timestamps", "ending_offsets", "ending_timestamps"):
         place: StartOrEnd | None = getattr(options, option)
-        unread = sorted(tp for tp in (place.each if place else ()) if not options.wants(tp))
+        unread = [tp for tp in (place.each if place else ()) if not options.wants(tp)]
         if unread:
-            some = ", ".join(f"{tp.topic}:{tp.partition}" for tp in unread[:5])
-            fault(option, f"{names[option]} names {some}, which is not read")
+            fault(option, f"{names[option]} names {partition_names(unread)}, which is not read")

@@ -20,13 +20,14 @@ from allocator.core.errors import AllocatorError, BrokerError, CommitFailed, Fen
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.membership.membership import Membership
 from allocator.core.offsets.idle import IdleOffsets
-from allocator.core.offsets.pending_commit import MOST_PARTITIONS, Choice, names_of
+from allocator.core.offsets.pending_commit import MOST_PARTITIONS, Choice
 from allocator.core.offsets.storage import StoredOffsets, fetch_old_offsets
 from allocator.core.subscription.done import DoneSet
 from allocator.core.subscription.loss import Committed
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.subscription.tenures import Phase
+from allocator.core.text.quoting import partition_names
 from allocator.core.types import OffsetAndMetadata, OnCommit, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -248,10 +249,10 @@ class Commits:
         left = [each for each in tenures if each.is_uncommitted]
         lost = [each.partition for each in left if each.phase is Phase.ENDED]
         if lost:
-            names = names_of(lost)
+            names = partition_names(lost)
             return Fenced(f"group {self.offsets.group!r}: not committed: {names} (this member has lost it since)")
         if doubted := [each.partition for each in left if each.in_doubt]:
-            return CommitFailed(f"group {self.offsets.group!r}: not committed: {names_of(doubted)} ({IN_DOUBT})")
+            return CommitFailed(f"group {self.offsets.group!r}: not committed: {partition_names(doubted)} ({IN_DOUBT})")
         return None
 
     async def _commit_chosen(

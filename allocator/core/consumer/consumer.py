@@ -24,6 +24,7 @@ from allocator.core.settings.table import DEFAULT
 from allocator.core.subscription.loss import RecordsLost, as_written, listed
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.telemetry.measures import Measures
+from allocator.core.text.quoting import partition_names
 from allocator.core.types import (
     Assignors,
     Deserializer,
@@ -298,9 +299,9 @@ class ConsumerBase:
 
     def _must_not_be_lost(self, partitions: Iterable[TopicPartition]) -> None:
         """Raises NotOwned if one of these was lost since its records were delivered, also if it has come back."""
-        lost = sorted(self._engine.outlived.intersection(partitions))
+        lost = self._engine.outlived.intersection(partitions)
         if lost:
-            names = ", ".join(f"{p.topic}:{p.partition}" for p in lost[:5])
+            names = partition_names(lost)
             raise NotOwned(f"{self.group}: this member lost {names} since it read their records; request the next ones")
 
     async def committed(self, partition: PartitionLike) -> OffsetAndMetadata | None:

@@ -37,6 +37,7 @@ from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.progress import Hold
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.subscription.tenures import Phase
+from allocator.core.text.quoting import partition_names
 from allocator.core.types import NO_PARTITIONS, Listener, OffsetAndMetadata, OffsetReset, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -382,9 +383,7 @@ class ConsumerCore:
         """Raises NotOwned that names the partitions which this member does not own."""
         foreign = [p for p in partitions if not self.state.is_assigned(p)]
         if foreign:
-            names = ", ".join(f"{p.topic}:{p.partition}" for p in foreign[:5])
-            more = f" and {len(foreign) - 5} more" if len(foreign) > 5 else ""
-            raise NotOwned(f"{self.group}: this member does not own {names}{more}")
+            raise NotOwned(f"{self.group}: this member does not own {partition_names(foreign)}")
 
 
 class SinkMember:

@@ -35,10 +35,10 @@ from allocator.core.offsets.pending_commit import (
     Refusal,
     Stored,
     ToCommit,
-    names_of,
     take_some,
 )
 from allocator.core.subscription.loss import as_committed, as_read, topic_of
+from allocator.core.text.quoting import partition_names
 from allocator.core.types import OffsetAndMetadata, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -507,7 +507,7 @@ class GroupOffsets:
             limit = SILENT if self._gives_up(call) else f"not within {self._timeout_s:g} s"
             reason = limit + (f", last: {why}" if why is not None else "")
             reasons.setdefault(reason, []).append(tp)
-        what = "; ".join(f"{names_of(partitions)} ({reason})" for reason, partitions in reasons.items())
+        what = "; ".join(f"{partition_names(partitions)} ({reason})" for reason, partitions in reasons.items())
         error = (Fenced if call.fenced else CommitFailed)(f"group {self.group!r}: not committed: {what}")
         # retriable: a deleted topic may be created again
         error.retriable = all(exc.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for exc in call.failed.values())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from heapq import nsmallest
 from typing import Any, Optional, Union
 
 from allocator.core.errors import AllocatorError, BrokerError, ConfigError
@@ -20,7 +19,6 @@ Refusal = Callable[[TopicPartition], Optional[BrokerError]]
 MOST_PARTITIONS = 500
 MOST_BYTES = 250_000
 RECORD_BYTES = 100  # approximate size of a record in the offsets topic, without names and metadata
-NAMED = 10  # maximum number of partitions that an error lists
 
 
 Choice = Callable[[Collection[TopicPartition]], Mapping[TopicPartition, OffsetAndMetadata]]
@@ -145,9 +143,3 @@ def take_some(callers: Sequence[PendingCommit], group: str) -> dict[TopicPartiti
                 some[tp] = call
                 bytes_left -= RECORD_BYTES + len(group) + len(tp.topic) + len(value.metadata or "")
     return some
-
-
-def names_of(partitions: Sequence[TopicPartition]) -> str:
-    names = ", ".join(f"{tp.topic}:{tp.partition}" for tp in nsmallest(NAMED, partitions))
-    more = len(partitions) - NAMED
-    return names if more <= 0 else f"{names} and {more} more"

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from kafka import errors  # not `from kafka.errors`, see `allocator.core.client.protocol.load`
 
 from allocator.core.errors import IllegalState, LogTruncated, NoOffsetsError, OffsetOutOfRange, TopicRecreated
-from allocator.core.subscription.loss import names_of
+from allocator.core.text.quoting import partition_names
 from allocator.core.types import TopicPartition
 
 
@@ -30,7 +30,9 @@ class NoPosition(NoOffsetsError, errors.NoOffsetForPartitionError):  # type: ign
 
     def __init__(self, partitions: Iterable[TopicPartition], strategy: str = "auto_offset_reset") -> None:
         self.partitions = frozenset(partitions)
-        super().__init__(f"no offset to start at and {strategy} is 'none', seek them: {names_of(self.partitions)}")
+        super().__init__(
+            f"no offset to start at and {strategy} is 'none', seek them: {partition_names(self.partitions)}"
+        )
 
 
 class PositionOutOfRange(OffsetOutOfRange, errors.OffsetOutOfRangeError):  # type: ignore[misc]

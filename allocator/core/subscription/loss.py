@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Optional
 
@@ -130,8 +129,3 @@ def as_read(metadata: str, cluster: str | None) -> str:
     if found is None:
         return metadata
     return metadata[: found.start(1) - 1] if found[1] == cluster else metadata[: found.start()]
-
-
-def names_of(partitions: Iterable[TopicPartition]) -> str:
-    """Returns the partitions as text for an error message."""
-    return ", ".join(f"{tp.topic}:{tp.partition}" for tp in sorted(partitions))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from allocator.core.text.bounded_json import LONGEST_NUMBER, parse_json
 from allocator.core.text.html import table
 from allocator.core.text.limits import limit_reached
-from allocator.core.text.quoting import CONTROL, os_cause, plain, shown, some_of, text_of, utf8
+from allocator.core.text.quoting import CONTROL, os_cause, partition_names, plain, shown, some_of, text_of, utf8
 
 __all__ = [
     "CONTROL",
@@ -13,6 +13,7 @@ __all__ = [
     "limit_reached",
     "os_cause",
     "parse_json",
+    "partition_names",
     "plain",
     "shown",
     "some_of",

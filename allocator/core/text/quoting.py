@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import re
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from heapq import nsmallest
 from typing import overload
 
 SHOWN = 80  # characters of one value
@@ -90,6 +91,13 @@ def shown(value: object) -> str:
 def some_of(names: Sequence[str], most: int = 5) -> str:
     """Returns the first `most` names and how many more there are: "a, b and 3 more"."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def partition_names(partitions: Collection[tuple[str, int]], most: int = 5) -> str:
+    """Returns the names of the first partitions, in their order: "orders:0, orders:7 and 3 more"."""
+    some = nsmallest(most, partitions)
+    names = ", ".join(f"{topic}:{partition}" for topic, partition in some)
+    return names + (f" and {len(partitions) - most} more" if len(partitions) > most else "")
 
 
 def os_cause(error: BaseException) -> str:

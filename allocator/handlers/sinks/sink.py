@@ -23,6 +23,7 @@ from typing import Any, Generic, NamedTuple, Optional, TypeVar, Union
 
 from allocator.core.consumer import SinkClaim, SinkOffset
 from allocator.core.fetch import Batch
+from allocator.core.text import partition_names
 from allocator.errors import AlreadyStored, ConfigError, Fenced, SinkError
 from allocator.types import Record, TopicPartition
 
@@ -328,8 +329,7 @@ class TransactionalSink(Generic[Connection]):
         return self._execute(connection, statement.format(table=self.table), parameters)
 
     def _names(self, partitions: Mapping[TopicPartition, Any]) -> str:
-        some = ", ".join(f"{p.topic}:{p.partition}" for p in sorted(partitions)[:5])
-        return some if len(partitions) <= 5 else f"{some} and {len(partitions) - 5} more"
+        return partition_names(partitions)
 
 
 def _extent(unit: Batch | Record) -> tuple[TopicPartition, int, int]:

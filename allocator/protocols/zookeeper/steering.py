@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from allocator.assignors import Constraints
 from allocator.commands import KINDS, Order, Orders
-from allocator.core.text import plain, some_of
+from allocator.core.text import partition_names, plain, some_of
 from allocator.protocols.zookeeper.znodes.documents import AssignmentDocument, MemberInfo, OrderState, sequence
 from allocator.protocols.zookeeper.znodes.member_names import member_name
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
@@ -238,7 +238,7 @@ class _Outcome:
         has = frozenset().union(*map(self._has, named))
         gained = [p for p, member in self._to.items() if member in named and p not in has]
         if gained:
-            return OrderState("not kept", f"a command that comes first gives it {_partitions(gained)}")
+            return OrderState("not kept", f"a command that comes first gives it {partition_names(gained)}")
         return OrderState("kept")
 
     def _evacuate(self, order: Order) -> OrderState:
@@ -253,7 +253,7 @@ class _Outcome:
         if not left:
             return OrderState("done", done)
         if stuck and not self._frozen:
-            return OrderState("not kept", f"{stuck_because} {_partitions(stuck)}")
+            return OrderState("not kept", f"{stuck_because} {partition_names(stuck)}")
         return self._moving(left, "are left to move")
 
     def _swap(self, order: Order) -> OrderState:
@@ -278,11 +278,11 @@ class _Outcome:
         if moving and (self._frozen or not wrong):
             return self._moving(moving, "are elsewhere")
         if wrong:
-            return OrderState("not kept", f"no live member there can take {_partitions(wrong)}")
+            return OrderState("not kept", f"no live member there can take {partition_names(wrong)}")
         unknown = order.partitions - self._known if self._to else NO_PARTITIONS
         if unknown:
             state = "waiting" if unknown == order.partitions else "kept"
-            return OrderState(state, f"the group has no partition {_partitions(unknown)}")
+            return OrderState(state, f"the group has no partition {partition_names(unknown)}")
         return OrderState("kept")
 
     def _canary(self, order: Order) -> OrderState:
@@ -308,7 +308,3 @@ JUDGES: dict[str, Callable[[_Outcome, Order], OrderState]] = {
     "canary": _Outcome._canary,
 }
 """Kind of a command -> what says how far the group complies with it. It complies with the other kinds at once."""
-
-
-def _partitions(partitions: Collection[TopicPartition]) -> str:
-    return some_of([f"{topic}:{number}" for topic, number in sorted(partitions)])

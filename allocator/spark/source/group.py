@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from allocator.core.client import KafkaClient
 from allocator.core.offsets import GroupOffsets
 from allocator.core.subscription import stamped
+from allocator.core.text import some_of
 from allocator.errors import CommitFailed
 from allocator.operate import live_members
 from allocator.protocols.zookeeper import ZooKeeperClient
@@ -37,9 +38,9 @@ async def refuse_members(client: KafkaClient, options: Options, *, in_zookeeper:
             await zk.connect(options.timeout_s, make_chroot=False)
         members = await live_members(client, ensembles, options.group, options.zookeeper_root, options.timeout_s)
     if members:
-        names = ", ".join(members[:5])
         raise GroupInUse(
-            f"group {options.group!r} has {len(members)} live members ({names}), which commit themselves; {REMEDY}"
+            f"group {options.group!r} has {len(members)} live members ({some_of(members)}), which commit themselves; "
+            f"{REMEDY}"
         )
 
 

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from allocator.core.client import KafkaClient, list_offsets
 from allocator.core.fetch import RangeReader
 from allocator.core.offsets import GroupOffsets
+from allocator.core.text import partition_names
 from allocator.errors import BrokersUnavailable, ConfigError, TopicNotFound
 from allocator.spark.errors import DataLoss
 from allocator.spark.options import Options
@@ -116,7 +117,9 @@ async def resolve(client: KafkaClient, options: Options, place: StartOrEnd, know
         new = committed - offsets.keys()
         if new:
             log.warning(
-                "group %s has no committed offset of %s; starting at the earliest record", options.group, some(new)
+                "group %s has no committed offset of %s; starting at the earliest record",
+                options.group,
+                partition_names(new),
             )
         found.update({tp: offsets[tp].offset if tp in offsets else known[tp][0] for tp in committed})
         found.update((tp, known[tp][0]) for tp in begin_again(group, options, offsets))
@@ -136,11 +139,11 @@ def begin_again(
     former = group.of_former_topics(offsets)
     if former and options.fail_on_data_loss:
         raise DataLoss(
-            f"group {options.group!r} committed offsets of {some(former)} before the topic was deleted and created "
-            "again; set starting_offsets, or set fail_on_data_loss to false to begin at the earliest record"
+            f"group {options.group!r} committed offsets of {partition_names(former)} before the topic was deleted and "
+            "created again; set starting_offsets, or set fail_on_data_loss to false to begin at the earliest record"
         )
     if former:
-        log.warning("%s: the topic was created again; starting at its earliest record", some(former))
+        log.warning("%s: the topic was created again; starting at its earliest record", partition_names(former))
     return former
 
 
@@ -151,8 +154,8 @@ async def _at_times(
     late = sorted(tp for tp, at in there.items() if at is None)
     if late and options.timestamp_strategy == "error" and name != END_NAME:
         raise ConfigError(
-            f"{name}: no record of {some(late)} is as new as {times[late[0]]} ms; set timestamp_strategy to latest to "
-            "start at the end of such a partition"
+            f"{name}: no record of {partition_names(late)} is as new as {times[late[0]]} ms; set timestamp_strategy to "
+            "latest to start at the end of such a partition"
         )
     return {tp: known[tp][1] if at is None else at.offset for tp, at in there.items()}
 
@@ -187,7 +190,7 @@ async def plan_batch(client: KafkaClient, options: Options) -> list[Range]:
     for place, name in ((start_place, "starting_offsets"), (end_place, END_NAME)):
         unknown = place.each.keys() - set(tps)
         if unknown:
-            raise ConfigError(f"{name} names {some(unknown)}, which does not exist; remove it")
+            raise ConfigError(f"{name} names {partition_names(unknown)}, which does not exist; remove it")
     known = await bounds(client, options, tps)
     start = await resolve(client, options, start_place, known, "starting_offsets")
     end = await resolve(client, options, end_place, known, END_NAME)
@@ -206,9 +209,3 @@ async def plan_batch(client: KafkaClient, options: Options) -> list[Range]:
 def topic_ids(client: KafkaClient, topics: Iterable[str]) -> dict[str, str]:
     """Returns topic -> id from the last metadata, without topics that have no id (brokers before 2.8)."""
     return {topic: str(found) for topic in topics if (found := client.topic_id(topic)) is not None}
-
-
-def some(tps: Collection[TopicPartition]) -> str:
-    """Returns the names of the first partitions, for messages."""
-    names = ", ".join(f"{tp.topic}:{tp.partition}" for tp in sorted(tps)[:5])
-    return names + (f" and {len(tps) - 5} more" if len(tps) > 5 else "")

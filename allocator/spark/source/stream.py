@@ -12,6 +12,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
 
 from allocator.core.client import KafkaClient
+from allocator.core.text import partition_names
 from allocator.errors import TopicNotFound
 from allocator.spark.errors import CheckpointMismatch, DataLoss, in_one_line
 from allocator.spark.link import ClusterLink
@@ -20,7 +21,7 @@ from allocator.spark.ranges import EARLIEST, LATEST, Range, StartOrEnd, StreamOf
 from allocator.spark.shipping import Shipped
 from allocator.spark.source.group import commit, refuse_members
 from allocator.spark.source.member import StreamMember
-from allocator.spark.source.plan import bounds, clip, ends, find_partitions, resolve, some, topic_ids
+from allocator.spark.source.plan import bounds, clip, ends, find_partitions, resolve, topic_ids
 from allocator.spark.source.reading import Piece, pieces, read_ranges
 from allocator.types import TopicPartition
 
@@ -318,7 +319,7 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
         log.warning("%s (%d partitions in all): their last records are lost; continuing at the end", what, len(short))
         perhaps_new = [tp for tp in short if before.ids.get(tp.topic) is None or ids.get(tp.topic) is None]
         if perhaps_new:
-            log.warning("%s may have been created again; reading from the first record", some(perhaps_new))
+            log.warning("%s may have been created again; reading from the first record", partition_names(perhaps_new))
         return {**{tp: upto[tp] for tp in short}, **await self._first(client, perhaps_new)}
 
     async def _ranges(self, start: StreamOffsets, end: StreamOffsets) -> list[Range]:
@@ -328,17 +329,18 @@ class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow)
             owned = self._member.claim(planned)
             left_out = planned.keys() - owned.keys()
             if left_out:
-                log.warning("other members own %s now, and continue at the committed offset", some(left_out))
+                log.warning("other members own %s now, and continue at the committed offset", partition_names(left_out))
             done = {tp: max(begin[tp], owned[tp] or 0) for tp in planned if tp in owned}
             return [_range(tp, at, end) for tp, at in done.items() if end.next[tp] > at]
         # a checkpoint of Spark's own connector has no start of new partitions
         missing = [tp for tp in end.next if tp not in begin]
         if missing:
             begin.update(await self._first(await self._client(), missing))
-            log.info("%s start at their first record", some(missing))
+            log.info("%s start at their first record", partition_names(missing))
         backwards = [tp for tp, last in end.next.items() if last < begin[tp]]
         if backwards:
-            what = f"the checkpoint lacks the start of a batch that ends before the present start of {some(backwards)}"
+            names = partition_names(backwards)
+            what = f"the checkpoint lacks the start of a batch that ends before the present start of {names}"
             if self.options.fail_on_data_loss:
                 raise DataLoss(
                     f"{what}: an earlier version or Spark's own connector planned it; start with another "

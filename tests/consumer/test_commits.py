@@ -204,6 +204,24 @@ async def test_a_release_waits_for_the_commits_of_its_partitions_and_for_no_othe
         await asyncio.gather(settling, commit)
 
 
+async def test_an_offset_of_a_log_that_was_cut_is_not_committed() -> None:
+    """The commit waits for another one, and meanwhile the position turns out to be beyond the log's end."""
+    async with started() as member:
+        member.done(A, 50)
+        member.group.commits.clear()
+        first = asyncio.ensure_future(member.commits.commit({B: OffsetAndMetadata(7, "", -1)}))
+        await wait_until_async(lambda: member.group.tries, 30, "the first request")
+        second = asyncio.ensure_future(member.commits.commit({A: OffsetAndMetadata(50, "", -1)}))
+        await asyncio.sleep(0)
+        member.state.request_offset_reset(A)
+        member.state.assignment[A].complete_reset(OffsetAndMetadata(0, "", -1), None)
+        member.group.commits.set()
+        with pytest.raises(CommitFailed):
+            await second
+        await first
+        assert member.group.stored.keys() == {B}
+
+
 @pytest.mark.parametrize("first", ["the user", "automatic"])
 async def test_an_automatic_commit_never_replaces_a_later_commit_of_the_user(first: str) -> None:
     """The user commits 9, which is delivered, while a commit of 5, which is done, is under way."""

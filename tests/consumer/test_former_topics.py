@@ -277,6 +277,36 @@ async def test_topics_of_another_cluster_tell_nothing(
         assert consumer.losses == ()
 
 
+async def test_a_log_that_ended_before_the_position_is_another_one(pair: Service) -> None:
+    """The coordinator was away at the deletion and has kept the offsets. The new log grows before it responds."""
+    asked, answer = asyncio.Event(), asyncio.Event()
+    async with pair.consumer(auto_commit_interval_s=None) as consumer:
+        await read_old(pair, consumer)
+        await consumer.commit()
+        decide, send = pause(consumer), client_of(consumer).send
+
+        async def late(broker: int, request: Any, *rest: Any) -> Any:
+            if type(request).__name__ == "OffsetFetchRequest":
+                asked.set()
+                await answer.wait()
+            return await send(broker, request, *rest)
+
+        client_of(consumer).send = late  # type: ignore[method-assign]
+        await asyncio.to_thread(pair.cluster.delete_topic, pair.topic)
+        await asyncio.sleep(3 * POLL_S)
+        await asyncio.to_thread(pair.cluster.create_topic, pair.topic, 2)
+        async with pair.consumer(membership="fixed", partitions=pair.partitions, auto_commit_interval_s=None) as other:
+            await other.commit(dict.fromkeys(pair.partitions, 25))
+        await resume(consumer)
+        decide.set()
+        reading = asyncio.ensure_future(read(consumer, 80))
+        await wait_until_async(lambda: asked.is_set() or consumer.losses, 30, "the decision")
+        await pair.produce(1000, 1080)
+        answer.set()
+        assert sorted(await reading) == list(range(1000, 1080))
+        assert {loss.partition for loss in consumer.losses} == {*pair.partitions}
+
+
 @pytest.mark.long
 async def test_a_znode_decides_while_the_coordinator_is_away(
     topic_factory: Callable[..., str], group: str, monkeypatch: pytest.MonkeyPatch

@@ -36,6 +36,7 @@ LOWER_END_PATIENCE_S = 5.0
 
 Found = dict[TopicPartition, Optional[OffsetAndTimestamp]]
 LogTime = Union[int, Literal["earliest", "latest"]]
+CONSUMER, DEBUGGING = -1, -2  # replica ids of requests that no replica sends
 _NAMED: Mapping[object, int] = {"earliest": EARLIEST, "latest": LATEST}
 
 
@@ -46,6 +47,7 @@ async def list_offsets(
     isolation_level: str = DEFAULT["isolation_level"],
     timeout_s: float = 30.0,
     reached: Mapping[TopicPartition, int] = MappingProxyType({}),
+    replica_id: int = CONSUMER,
 ) -> Found:
     """Returns the offset of each partition at "earliest", "latest" (the next to be written) or a time in epoch ms.
 
@@ -54,7 +56,8 @@ async def list_offsets(
     -1. With "read_committed", "latest" is the last stable offset (from 0.11 on).
 
     `reached` has offsets up to which the logs were read. Before Kafka 2.2 a new leader reports a lower end for a
-    moment, so an offset below it is requested again for up to 5 s.
+    moment, so an offset below it is requested again for up to 5 s. With `replica_id` DEBUGGING, "latest" is the end of
+    the leader's log, which is never lower: it counts records that other replicas do not have yet.
 
     Retries for `timeout_s` while leaders move, and for 5 s if the brokers lack a topic or partition, which may be new.
     Raises `TopicNotFound`, or `BrokerError` with a partition and the cause.
@@ -77,7 +80,7 @@ async def list_offsets(
                 by_leader[leader][tp] = when if isinstance(when, int) else _NAMED[when]
         left_s = max(0.1, timeout_s - (time.monotonic() - started))
         requests = (
-            _request_offsets(client, leader, at_leader, isolation_level, left_s)
+            _request_offsets(client, leader, at_leader, isolation_level, left_s, replica_id)
             for leader, at_leader in by_leader.items()
         )
         for results in await asyncio.gather(*requests):
@@ -123,7 +126,12 @@ def _why_leaderless(client: KafkaClient, tp: TopicPartition) -> BrokerError:
 
 
 async def _request_offsets(
-    client: KafkaClient, leader: int, at: Mapping[TopicPartition, int], isolation_level: str, timeout_s: float
+    client: KafkaClient,
+    leader: int,
+    at: Mapping[TopicPartition, int],
+    isolation_level: str,
+    timeout_s: float,
+    replica_id: int,
 ) -> dict[TopicPartition, Union[OffsetAndTimestamp, BrokerError, None]]:
     """Returns the offset or the error of each partition from one leader."""
     topics: dict[str, list[Any]] = defaultdict(list)
@@ -138,7 +146,7 @@ async def _request_offsets(
             )
         )
     message = request(
-        replica_id=-1,
+        replica_id=replica_id,
         isolation_level=int(isolation_level == "read_committed"),
         topics=[request.ListOffsetsTopic(name=name, partitions=parts) for name, parts in topics.items()],
         max_version=MAX_VERSION,
@@ -151,7 +159,7 @@ async def _request_offsets(
     except BrokerError as exc:
         return dict.fromkeys(at, exc)
     if before_all:
-        results.update(await _request_offsets(client, leader, before_all, isolation_level, timeout_s))
+        results.update(await _request_offsets(client, leader, before_all, isolation_level, timeout_s, replica_id))
     return results
 
 

@@ -392,7 +392,7 @@ class _Call:
         if tenure is not noted:
             return BrokerError("this member has lost it since")
         if tenure is not None and tenure.logs != logs:
-            return BrokerError("its topic was created again since, and the offset belongs to the former one")
+            return BrokerError("its log was cut or its topic created again since; the offset belongs to the former log")
         if not self._membership.may_act():
             return BrokerError("the lease is not valid", retriable=True)
         if tenure is not None and tenure.in_doubt:

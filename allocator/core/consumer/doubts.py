@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 
 from allocator.core.client.client import KafkaClient
+from allocator.core.client.log_offsets import DEBUGGING, LATEST, list_offsets
 from allocator.core.consumer.starting_positions import CommittedOffsets
 from allocator.core.errors import AllocatorError
 from allocator.core.fetch.fetcher import Fetcher
@@ -20,6 +21,8 @@ from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 
+TIMEOUT_S = 5.0  # of a request for the ends of doubted logs. Higher: a slow broker delays others; lower: more requests
+
 
 class Doubts:
     """Decides for partitions that are in doubt (`TopicPartitionState.in_doubt`) whether their log is another one.
@@ -27,8 +30,9 @@ class Doubts:
     A partition is in doubt once metadata lacks its topic, which brokers that have just started lack too, and after a
     while in which nothing was fetched. Until it is decided, nothing of it is delivered or committed. A topic is another
     one if its id has changed (Kafka 2.8 and newer). Without ids its znode tells, in case the group's ZooKeeper is that
-    of the brokers. Otherwise it is another one if the coordinator has none of its committed offsets any more, because
-    coordinators delete the offsets of deleted topics (0.10.2 and newer, KAFKA-2000).
+    of the brokers. Otherwise it is another one if a log ends before the position, or if the coordinator has none of its
+    committed offsets any more, because coordinators delete the offsets of deleted topics (0.10.2 and newer,
+    KAFKA-2000). A coordinator that was away at the deletion keeps them.
     """
 
     def __init__(
@@ -46,6 +50,9 @@ class Doubts:
         # topic -> the zxid that created the topic whose records are read
         self._created: dict[str, int] = {}
         self._theirs: set[str | None] = set()  # ids of clusters that keep their topics in this member's ensemble
+        # doubted topics of which a log ended before the position. Its end may pass the position before the coordinator
+        # responds
+        self._short: set[str] = set()
         self._woken: asyncio.Event | None = None
 
     async def committed(self, partitions: Iterable[TopicPartition]) -> CommittedOffsets:
@@ -118,6 +125,7 @@ class Doubts:
                     tenure.end_doubt()
                     if tp.topic in others:
                         self._fetcher.recreated(tp)
+            self._short -= {tp.topic for tp in here} - again
             self._created.update({topic: zxid for topic, zxid in created.items() if topic not in again})
             self._fetcher.wake()
 
@@ -126,9 +134,26 @@ class Doubts:
         assigned = self._state.assignment
         told = created.keys() & self._created.keys()  # topics whose znodes show whether they were created again
         rest = {tp for tp in doubted if self._client.topic_id(tp.topic) is None and tp.topic not in told}
+        self._short |= await self._short_of(rest)
+        rest = {tp for tp in rest if tp.topic not in self._short}
         known = {tp for tp in rest if tp in assigned and assigned[tp].committed is not None}
         found = await self._committed(known) if known else {}
-        return self._changed(created) | ({tp.topic for tp in known} - {tp.topic for tp in found})
+        return self._changed(created) | self._short | ({tp.topic for tp in known} - {tp.topic for tp in found})
+
+    async def _short_of(self, partitions: Iterable[TopicPartition]) -> set[str]:
+        """Returns the topics of these partitions of which a log ends before the position."""
+        led = [tp for tp in partitions if self._client.leader(tp) is not None]
+        latest = dict.fromkeys(led, LATEST)
+        ends = await list_offsets(self._client, latest, timeout_s=TIMEOUT_S, replica_id=DEBUGGING) if led else {}
+        assigned = self._state.assignment
+        return {
+            tp.topic
+            for tp, end in ends.items()
+            if end is not None
+            and (tenure := assigned.get(tp)) is not None
+            and tenure.position is not None
+            and end.offset < tenure.position.offset
+        }
 
     def _changed(self, created: Mapping[str, int]) -> set[str]:
         return {topic for topic, zxid in created.items() if self._created.get(topic, zxid) != zxid}

@@ -223,7 +223,9 @@ class Progress(Tenure):
             self.handled_from = position.offset
 
     def cut_to(self, position: OffsetAndMetadata) -> None:
-        """Sets the position back to where the log was truncated. Delivered records stay held."""
+        """Sets the position back to where the log was truncated, or to the start of another log. Delivered records stay
+        held."""
+        self.logs += 1
         for hold in self.holds:
             hold.conclude()
         self._move_to(position)

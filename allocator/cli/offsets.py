@@ -10,7 +10,15 @@ from typing import Any, Optional
 import click
 
 from allocator.cli.access import NOWHERE, Access
-from allocator.cli.options import GROUP, NOTHING_CHANGED, config_option, execute_option, json_option, repeated
+from allocator.cli.options import (
+    GROUP,
+    NOTHING_CHANGED,
+    config_option,
+    execute_option,
+    json_option,
+    repeated,
+    root_option,
+)
 from allocator.cli.output import Listing, console, print_json
 from allocator.cli.progress import Step, progress, quiet_option
 from allocator.errors import ConfigError
@@ -43,12 +51,13 @@ def offsets() -> None:
     envvar="ALLOCATOR_ZOOKEEPER_HOSTS",
     text='ZooKeeper that may have members: host:port,host:port/chroot; "none" if no ensemble has any',
 )
-@click.option("--root", help="Znode that holds the groups of this library (default /allocator).")
+@root_option
 @click.option(
     "--by", type=click.Choice(CopyPlan.METHODS), default="offset", help="How to find each offset in the target log."
 )
 @click.option("--mirror", default="allocator-mirror", help="With --by map: the group name of the mirror.")
-@repeated("--topic", "topics", text="Copy only this topic (default: all)")
+@repeated("--topic", "topics", text="Copy only this topic, or partitions of it: orders:0,2-5 (default: all)")
+@click.option("--backward", is_flag=True, help="Also copy offsets before those of TO-GROUP, which reads records again.")
 @execute_option
 @click.option(
     "--restore-file",
@@ -76,8 +85,9 @@ def copy_command(
 ) -> None:
     """Copy the committed offsets of FROM-GROUP to TO-GROUP. Without --execute, only show the plan.
 
-    The command refuses the copy while one of the groups has members. Name every ensemble that may have members with
-    --zookeeper. The former offsets are saved in a file first; `allocator offsets restore` commits them again.
+    The command refuses the copy while one of the groups has members, and if an offset of TO-GROUP would go back (unless
+    --backward). Name every ensemble that may have members with --zookeeper. The former offsets are saved in a file
+    first; `allocator offsets restore` commits them again.
 
     Environment variables override --config. Those for --to-config start with ALLOCATOR_TO instead of ALLOCATOR:
     ALLOCATOR_TO_KAFKA_SASL_PLAIN_PASSWORD.
@@ -102,7 +112,8 @@ def copy_command(
     out.print(f"{places}, by {chosen['by']}", markup=False)
     out.print(copy_table(plan))
     if execute:
-        out.print(f"\ncopied; undo it with: {restoring(file)}", markup=False)
+        undo = restoring(file).at(config=config if same else to_config)
+        out.print(f"\ncopied; undo it with: {undo}", markup=False)
         return
     out.print(f"\n{NOTHING_CHANGED}", markup=False)
     if plan.problems:

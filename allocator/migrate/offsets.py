@@ -14,7 +14,7 @@ from allocator.errors import AllocatorError, ConfigError, TopicNotFound
 from allocator.migrate import translate
 from allocator.migrate.storage import OffsetStore, OpenOffsetStore
 from allocator.migrate.topics import TopicIds, same_topic
-from allocator.operate import MembersAlive, ShellCommand
+from allocator.operate import MembersAlive, ShellCommand, name_of, parse_topics
 from allocator.types import TopicPartition
 
 FORMAT = "allocator offsets 1"
@@ -55,7 +55,7 @@ class CopyPlan:
     @property
     def problems(self) -> list[str]:
         """The reasons to refuse the copy, except live members."""
-        return [f"{row.partition.topic}:{row.partition.partition}: {row.problem}" for row in self.rows if row.problem]
+        return [f"{name_of(row.partition)}: {row.problem}" for row in self.rows if row.problem]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -79,12 +79,14 @@ async def copy_offsets(
     by: str = "offset",
     topics: Collection[str] = (),
     mirror: str = "allocator-mirror",
+    backward: bool = False,
     progress: translate.Progress = translate.silent,
 ) -> CopyPlan:
     """Saves the former offsets in `restore_file` and copies the new ones. Without a file it only returns the plan.
 
-    `by` is one of `CopyPlan.METHODS`; `mirror` is the group of the mirror, for "map". Without `topics` it copies all
-    topics with committed offsets. It calls `progress(done, total, unit)` while it reads logs.
+    `by` is one of `CopyPlan.METHODS`; `mirror` is the group of the mirror, for "map". `topics` has topics, and
+    partitions of them such as "orders:0,2-5"; without any, it copies all with committed offsets. `backward`: also to an
+    offset before the one that the target has. It calls `progress(done, total, unit)` while it reads logs.
 
     Raises MembersAlive or CopyRefused before any change. After CommitFailed some offsets may have been copied;
     `restore_offsets` undoes that. If a member joined during the copy, the MembersAlive says so.
@@ -92,14 +94,14 @@ async def copy_offsets(
     if restore_file is not None:
         refuse_existing(restore_file)
     async with source.opened() as old, target.opened() as new:
-        plan = await _plan(old, new, by, topics, mirror, progress)
+        plan = await _plan(old, new, by, topics, mirror, backward, progress)
         if restore_file is None:
             return plan
-        if plan.problems:
-            raise CopyRefused(f"nothing was copied: {'; '.join(plan.problems)}")
-        # checked last, so that a member has hardly any time to join
+        # checked after the plan, so that a member has hardly any time to join
         await old.refuse_members()
         await new.refuse_members()
+        if plan.problems:
+            raise CopyRefused(f"nothing was copied: {'; '.join(plan.problems)}")
         chosen = {row.partition: row.after for row in plan.rows if row.after is not None}
         write_json(restore_file, _restore(plan, await TopicIds(new.client).of({each.topic for each in chosen})))
         await new.commit(chosen, f"copied from {source.group}")
@@ -178,6 +180,7 @@ async def _plan(
     by: str,
     topics: Collection[str],
     mirror: str,
+    backward: bool,
     progress: translate.Progress,
 ) -> CopyPlan:
     if by not in translate.METHODS:
@@ -187,10 +190,15 @@ async def _plan(
         raise ConfigError("both stores are the same; name another group, storage or cluster")
     committed = await old.committed()
     if topics:
-        unknown = [topic for topic in topics if old.client.partitions(topic) is None]
+        whole, single = parse_topics(topics)
+        named = {*whole, *(each.topic for each in single)}
+        unknown = sorted(topic for topic in named if old.client.partitions(topic) is None)
         if unknown:
             raise TopicNotFound(unknown)
-        committed = {each: offset for each, offset in committed.items() if each.topic in topics}
+        bare = sorted(single - set(committed))
+        if bare:
+            raise CopyRefused(f"{old} has no committed offset of {', '.join(map(name_of, bare[:5]))}: correct --topic")
+        committed = {each: at for each, at in committed.items() if each.topic in whole or each in single}
     if not committed:
         raise CopyRefused(f"{old} has no committed offsets" + (f" of {', '.join(topics)}" if topics else ""))
     for store in (old, new):
@@ -219,8 +227,11 @@ async def _plan(
             problem = "not on the new cluster"
         elif not problem and after is not None and not ends[partition].start <= after <= ends[partition].end:
             problem = f"offset {after} is outside of its log, {ends[partition].start} to {ends[partition].end}"
+        was = before.get(partition)
+        if not problem and not backward and after is not None and was is not None and after < was:
+            problem = f"it would go back from {was} to {after} (--backward), and records would be read again"
         lag = None if problem or after is None else ends[partition].end - after
-        rows.append(Row(partition, offset, before.get(partition), after, lag, note if not problem else "", problem))
+        rows.append(Row(partition, offset, was, after, lag, note if not problem else "", problem))
     alive = [*await old.members(), *await new.members()]
     return CopyPlan(source, target, by, tuple(rows), tuple(dict.fromkeys(alive)))
 

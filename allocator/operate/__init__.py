@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         ResetPlan,
         parse_partitions,
         parse_target,
+        parse_topics,
         read_offsets,
     )
     from allocator.operate.shell_command import ShellCommand
@@ -94,6 +95,7 @@ __all__ = [
     "pair",
     "parse_partitions",
     "parse_target",
+    "parse_topics",
     "plan_reset",
     "planned",
     "read_group",
@@ -122,7 +124,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "liveness": "MembersAlive live_members refuse_members",
             "offset_changes": "check_members_known copy_within execute_reset plan_reset read_partitions",
             "order_report": "ORDER_STATES OrderReport order_reports",
-            "reset_plan": "SEEK_TARGETS TARGETS ResetPlan parse_partitions parse_target read_offsets",
+            "reset_plan": "SEEK_TARGETS TARGETS ResetPlan parse_partitions parse_target parse_topics read_offsets",
             "shell_command": "ShellCommand",
             "steering": "Act Steered changes_of give pair planned steered",
             "switching": "ChoiceWatcher",

@@ -19,7 +19,7 @@ from allocator.operate.group_reader import (
 from allocator.operate.group_report import Logs, name_of
 from allocator.operate.layouts import old_layouts
 from allocator.operate.liveness import members_of, refuse_members
-from allocator.operate.reset_plan import ResetPlan, Target, parse_partitions
+from allocator.operate.reset_plan import ResetPlan, Target, parse_topics
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 
@@ -78,12 +78,11 @@ async def _plan(
 ) -> ResetPlan:
     state = await describe_anywhere(clusters, client, group)
     committed = await fetch_committed(client, group)
-    single = {each for text in topics if ":" in text for each in parse_partitions(text)}
+    chosen, single = parse_topics(topics)
     if isinstance(target, Mapping):
         if topics:
             raise ConfigError("the file names the partitions; omit --topic")
-        single = set(target)
-    chosen = {topic for topic in topics if ":" not in topic}
+        single = frozenset(target)
     unknown = sorted({topic for topic in (*chosen, *(p.topic for p in single)) if client.partitions(topic) is None})
     if unknown:
         raise TopicNotFound(unknown)
@@ -92,7 +91,7 @@ async def _plan(
         raise ConfigError(f"{', '.join(map(name_of, missing))} do not exist")
     if not topics and not single:
         assigned = state.assigned if state is not None else ()
-        chosen = {p.topic for p in (*committed, *assigned, *subscribed(state, client))}
+        chosen = frozenset(p.topic for p in (*committed, *assigned, *subscribed(state, client)))
     wanted = single.union(TopicPartition(topic, p) for topic in chosen for p in client.partitions(topic) or ())
     if not wanted:
         raise NoSuchGroup(f"group {group!r} has neither offsets nor an assignment: correct its name, or give --topic")

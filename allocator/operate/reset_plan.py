@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -84,6 +84,17 @@ def parse_partitions(text: str) -> frozenset[TopicPartition]:
     if not found:
         raise ConfigError("name at least one partition, such as topic:0")
     return frozenset(found)
+
+
+def parse_topics(texts: Iterable[str]) -> tuple[frozenset[str], frozenset[TopicPartition]]:
+    """Parses topics, and partitions of topics such as "orders:0,2-5". Raises ConfigError."""
+    topics, partitions = set[str](), set[TopicPartition]()
+    for text in texts:
+        if ":" in text:
+            partitions |= parse_partitions(text)
+        else:
+            topics.add(text)
+    return frozenset(topics), frozenset(partitions)
 
 
 @dataclass(frozen=True)

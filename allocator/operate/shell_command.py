@@ -34,9 +34,20 @@ class ShellCommand:
                 found += [(option, each) for each in ([value] if isinstance(value, str) else value)]
         return cls(tuple(words.split()), arguments, tuple(found))
 
+    @property
+    def finds_group(self) -> bool:
+        """Whether the command has the options that say where a group is: --zookeeper, --root, --brokers."""
+        return self.words[0] == "allocator" and self.words[1] in ("doctor", "group", "offsets", "top")
+
     def adding(self, *options: Option) -> ShellCommand:
         """Returns the command with more options."""
         return replace(self, options=(*self.options, *options))
+
+    def at(self, **places: Optional[str]) -> ShellCommand:
+        """Returns the command with options such as root="/mine". Leaves out None, and options that it already has."""
+        there = dict(self.options)
+        found = ((f"--{name}", value) for name, value in places.items() if value is not None)
+        return self.adding(*(option for option in found if option[0] not in there))
 
     def naming(self, places: Mapping[str, Optional[str]]) -> ShellCommand:
         """Returns the command with its placeholders, such as BROKERS, replaced by known values."""

@@ -73,7 +73,10 @@ async def test_offsets_of_kiel_are_copied_from_zookeeper_to_kafka_and_back(
     done = await restore_offsets(file)
     assert await committed(old, group, topic) == {0: 7, 1: 0}
     assert done.left == (TopicPartition(topic, 1),)  # 0.9 cannot delete an offset
-    back = await copy_offsets(target, source, tmp_path / "another.json")
+    with pytest.raises(CopyRefused, match=f"{topic}:0: it would go back from 40 to 7"):
+        await copy_offsets(target, source, tmp_path / "another.json")
+    assert await committed(old, group, topic, "zookeeper") == {0: 40, 1: 0}
+    back = await copy_offsets(target, source, tmp_path / "another.json", backward=True)
     assert back.rows[0].before == 40
     assert await committed(old, group, topic, "zookeeper") == {0: 7, 1: 0}
 
@@ -214,6 +217,47 @@ def test_the_command_shows_its_plan_and_changes_offsets_only_with_execute(
     assert asyncio.run(committed(new, f"{group}-2", topic)) == {}
     wrong = run.invoke(main, [*command, "--topic", "no-such-topic"])
     assert (wrong.exit_code, "no topic 'no-such-topic'" in wrong.stderr) == (1, True)
+
+
+def test_the_command_copies_the_partitions_that_it_names_and_no_offset_goes_back_unless_asked(
+    new: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
+) -> None:
+    topic, heir, run = topic_factory(4, 1, None, new), f"{group}-2", CliRunner()
+    new.produce(topic, [(None, b"", n) for n in range(4)] * 9)
+    asyncio.run(commit(new, group, {TopicPartition(topic, n): 4 for n in range(3)}))
+    asyncio.run(commit(new, heir, {TopicPartition(topic, 0): 8}))
+    command = ["offsets", "copy", group, heir, "--brokers", new.bootstrap, "--zookeeper", new.zookeeper]
+
+    def execute(name: str, *options: str) -> tuple[int, str, dict[int, int]]:
+        file = ["--execute", "--restore-file", str(tmp_path / name)]
+        done = run.invoke(main, [*command, *options, *file])
+        return done.exit_code, " ".join(done.stderr.split()), asyncio.run(committed(new, heir, topic))
+
+    assert "would be refused" in run.invoke(main, command).output
+    code, error, now = execute("all")
+    assert (code, now) == (1, {0: 8})
+    assert f"{topic}:0: it would go back from 8 to 4 (--backward)" in error
+    code, error, now = execute("none", "--topic", f"{topic}:1,3")
+    assert (code, now) == (1, {0: 8})
+    assert f"has no committed offset of {topic}:3" in error
+    assert execute("one", "--topic", f"{topic}:2") == (0, "", {0: 8, 2: 4})
+    assert execute("back", "--topic", f"{topic}:0-1", "--backward") == (0, "", {0: 4, 1: 4, 2: 4})
+    code, error, _ = execute("wrong", "--topic", f"{topic}:x")
+    assert (code, f"{topic}:x' does not name partitions" in error) == (2, True)
+
+
+def test_a_member_under_the_root_of_the_environment_prevents_a_copy(
+    new: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    topic = topic_factory(1, 1, None, new)
+    new.produce(topic, [b""] * 9)
+    asyncio.run(commit(new, group, {TopicPartition(topic, 0): 4}))
+    command = ["offsets", "copy", group, f"{group}-2", "--brokers", new.bootstrap, "--zookeeper", new.zookeeper]
+    with zookeeper_client(new.zookeeper) as client:
+        for kind in ("members", "claims"):
+            client.create(f"/mine-{group}/{group}/{kind}/m-0000000000000001-0000000001", makepath=True)
+    shown = CliRunner().invoke(main, command, env={"ALLOCATOR_ZOOKEEPER_ROOT": f"/mine-{group}"})
+    assert "would be refused while there are members" in shown.output
 
 
 def test_the_environment_of_the_source_does_not_apply_to_the_target(

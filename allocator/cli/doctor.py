@@ -14,11 +14,10 @@ from rich.text import Text
 from allocator.cli.options import GROUP, Seconds, with_clusters
 from allocator.cli.output import console, print_json
 from allocator.cli.progress import progress
-from allocator.core.settings import DEFAULT
 from allocator.core.text import plain
 from allocator.errors import ConfigError
 from allocator.operate import ShellCommand
-from allocator.operate.doctor import Finding, Severity, apply_fixes, examine_clusters
+from allocator.operate.doctor import Finding, Severity, apply_fixes, examine_clusters, kafka_ensemble
 
 if TYPE_CHECKING:
     from allocator.cli.access import Access
@@ -123,21 +122,24 @@ def _fix(access: Access, group: str | None, findings: list[Finding], yes: bool, 
 
 
 def _exact(command: ShellCommand | None, access: Access) -> str | None:
-    """Returns `command` with the addresses and the settings file that this call was given."""
+    """Returns `command` with the addresses and the settings file that this call was given.
+
+    Without one of them, the command would find another group, fewer of its members, or no credentials.
+    """
     if command is None:
         return None
-    placeholders = "ZOOKEEPER" in dict(command.options).values()
-    command = command.naming({"BROKERS": access.brokers, "ZOOKEEPER": access.zookeeper})
-    if command.words[0] != "allocator" or command.words[1] not in ("doctor", "group", "top") or placeholders:
+    given = click.get_current_context().params
+    config, kafkas = given["config"], given["kafka_zookeeper"]
+    places = {"BROKERS": access.brokers, "ZOOKEEPER": access.zookeeper, "KAFKA-ZOOKEEPER": kafkas, "CONFIG": config}
+    command = command.naming(places)
+    if command.words[0] != "allocator" or command.words[1] == "run":
         return str(command)
-    config = click.get_current_context().params["config"]
-    if config is not None:
-        return str(command.adding(("--config", config)))
-    where = [("--zookeeper", access.zookeeper), ("--brokers", access.brokers)]
-    if access.root != DEFAULT["root"]:
-        where.append(("--root", access.root))
-    given = dict(command.options)
-    return str(command.adding(*(option for option in where if option[1] is not None and option[0] not in given)))
+    if command.words[1] == "offsets":  # it refuses to run while there are members, so it reads all that the doctor read
+        hosts = kafka_ensemble(access, kafkas)
+        command = command if hosts in (None, access.zookeeper) else command.adding(("--zookeeper", hosts))
+    if command.finds_group:
+        command = command.at(zookeeper=given["zookeeper"], brokers=given["brokers"], root=given["root"])
+    return str(command.at(config=config))
 
 
 def _exit_code(findings: list[Finding]) -> int:

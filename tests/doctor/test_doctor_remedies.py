@@ -505,6 +505,42 @@ async def chroot(it: Ward) -> None:
     await it.heals("chroot-missing")
 
 
+async def test_a_printed_copy_changes_only_the_offsets_of_its_finding(ward: Ward) -> None:
+    """The group moved from ZooKeeper to Kafka, and has been committing there since, except for idle partitions."""
+    first, *idle = ward.patient.partitions
+    await ward.commit(9)
+    await commit_to_zookeeper(ward.patient.cluster.bootstrap, ward.patient.group, {first: 5, **dict.fromkeys(idle, 4)})
+    with zookeeper_client(ward.patient.cluster.zookeeper) as zk:
+        zk.ensure_path(f"/{ward.patient.group}")
+    await ward.heals("offsets-in-zookeeper")
+    assert await ward.committed() == [9, 4, 4, 4]
+
+
+@pytest.mark.parametrize("member", ["under a root", "under the root of the settings", "in Kafka's ZooKeeper"])
+async def test_a_printed_copy_finds_the_members_that_the_doctor_finds(ward: Ward, member: str) -> None:
+    patient = ward.patient
+    await commit_to_zookeeper(patient.cluster.bootstrap, patient.group, dict.fromkeys(patient.partitions, 4))
+    options: tuple[str, ...] = ()
+    with zookeeper_client(patient.cluster.zookeeper) as zk:
+        zk.ensure_path(f"/{patient.group}")
+        async with contextlib.AsyncExitStack() as stack:
+            if member == "in Kafka's ZooKeeper":
+                zk.create(f"/consumers/{patient.group}/ids/host-1", b"{}", ephemeral=True, makepath=True)
+            else:
+                options = ("--root", "/mine")
+                consumer = patient.consumer(root="/mine", auto_commit_interval_s=None)
+                await stack.enter_async_context(consumer)
+                await wait_until_async(lambda: len(consumer.assignment()) == 4, 40, "its partitions")
+            if member == "under the root of the settings":
+                file = ward.shell.directory / ward.config("daemon.toml")
+                file.write_text(file.read_text().replace("[zookeeper]", '[zookeeper]\nroot = "/mine"'))
+                options = ("--config", str(file))
+            line = await ward.printed("offsets-in-zookeeper", *options)
+            assert "has members" in await ward.run(line, code=1), line
+            assert " ".join(options) in line
+    assert await ward.committed() == [None] * 4
+
+
 @pytest.mark.parametrize("run", dict.fromkeys(CASES.values()), ids=lambda run: run.__name__)
 async def test_the_printed_commands_do_what_they_say(ward: Ward, run: Case) -> None:
     await run(ward)

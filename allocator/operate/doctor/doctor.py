@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import replace
 from typing import TypeVar
 
 from allocator.core.client import KafkaClient
@@ -64,9 +65,7 @@ async def examine_clusters(
             if not any(isinstance(error, NoChroot) for _, error in failed):
                 raise failed[0][1]
             return _not_reached(clusters.zookeeper, failed)
-        hosts = kafka_zookeeper
-        if hosts is None and clusters.zookeeper is not None and "/" in clusters.zookeeper:
-            hosts = clusters.zookeeper.partition("/")[0]
+        hosts = kafka_ensemble(clusters, kafka_zookeeper)
         if hosts is not None and (zk is not None or kafka_zookeeper is not None):
             kafka_zk = await reached("Kafka's ZooKeeper", clusters.ensemble(hosts))
         findings = await examine(
@@ -80,6 +79,13 @@ async def examine_clusters(
             unseen=_unseen(clusters, group, failed),
         )
     return [*_not_reached(clusters.zookeeper, failed), *findings]
+
+
+def kafka_ensemble(clusters: Clusters, given: str | None) -> str | None:
+    """Returns the ensemble with Kafka's own znodes, if it is not the one of the groups; `given`: the caller's."""
+    if given is None and clusters.zookeeper is not None and "/" in clusters.zookeeper:
+        return clusters.zookeeper.partition("/")[0]
+    return given
 
 
 async def apply_fixes(clusters: Clusters, group: str | None, findings: Iterable[Finding]) -> dict[str, str]:
@@ -153,7 +159,15 @@ def diagnose(
         found += offset_findings(before, after)
     if after.report is not None:
         found += order_findings(after.report)
+    found = [replace(each, command=_under(root, each.command)) for each in found]
     return sorted(found, key=lambda finding: (-finding.severity, finding.id, finding.where))
+
+
+def _under(root: str, command: ShellCommand | None) -> ShellCommand | None:
+    """Returns the command with the root under which the group was found: under another one, it has other members."""
+    if command is None or not command.finds_group or root == DEFAULT["root"]:
+        return command
+    return command.at(root=root)
 
 
 def chroot_missing(zookeeper: str, why: str) -> Finding:

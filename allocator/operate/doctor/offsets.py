@@ -35,18 +35,18 @@ def _outside(seen: Observation, report: GroupReport) -> Iterator[Finding]:
 
     def reset(to: str, partitions: Iterable[TopicPartition]) -> ShellCommand | None:
         """Returns the command for these partitions alone; None if no offset is in Kafka."""
-        chosen = to_ranges(p for p in partitions if p not in seen.old_offsets)
+        chosen = [p for p in partitions if p not in seen.old_offsets]
         if not chosen:
             return None
         command = ShellCommand.of(
             "allocator group offsets reset",
             group,
             to=to,
-            topic=[f"{topic}:{ranges}" for topic, ranges in sorted(chosen.items())],
+            topic=_named(chosen),
             execute=True,
         )
         # the command refuses a group that it does not find in ZooKeeper
-        return command.adding(("--zookeeper", "none")) if seen.only_in_kafka else command
+        return command.at(zookeeper="none") if seen.only_in_kafka else command
 
     below, above = {}, {}
     for partition, committed in logs.committed.items():
@@ -81,6 +81,11 @@ def _outside(seen: Observation, report: GroupReport) -> Iterator[Finding]:
         )
 
 
+def _named(partitions: Iterable[TopicPartition]) -> list[str]:
+    """Returns the values of --topic for these partitions: "orders:0,2-5"."""
+    return [f"{topic}:{ranges}" for topic, ranges in sorted(to_ranges(partitions).items())]
+
+
 def _gone(seen: Observation, report: GroupReport) -> Iterator[Finding]:
     # the assignment of a group without members is outdated; Kafka deletes the offsets of a topic together with it
     assigned = report.state.assigned if report.state.members else frozenset()
@@ -113,6 +118,7 @@ def _missing(before: Observation, after: Observation, report: GroupReport) -> It
                 report.state.group,
                 report.state.group,
                 storage="zookeeper",
+                topic=_named(in_zookeeper),
                 brokers="BROKERS",
                 zookeeper="ZOOKEEPER",
                 execute=True,

@@ -44,8 +44,8 @@ def copy_command(
 ) -> None:
     """Compare topics of the brokers OLD and NEW, and set what differs on NEW. Without --execute, only show it.
 
-    Nothing is removed from NEW. ACLs of groups, of prefixes and of all topics are not carried over; the last two are
-    listed.
+    Nothing is removed from NEW. ACLs of groups are not carried over. Of ACLs of a prefix or of all topics, a DENY
+    becomes one of each topic, and an ALLOW is listed, not carried over.
 
     Environment variables override --config: ALLOCATOR_KAFKA_SASL_PLAIN_PASSWORD. For --to-config they begin with
     ALLOCATOR_TO instead of ALLOCATOR.

@@ -119,7 +119,8 @@ async def carry_over(
             await _compare_rules(found, old, new, topics, ensemble, writers)
         if execute:
             await _set(new, found.settings, validate_only=True)  # so that a refused one leaves nothing half done
-            await _grant(new, found.rules)
+            for permission in ("DENY", "ALLOW"):  # so that a DENY that is refused lets nobody in
+                await _grant(new, [rule for rule in found.rules if rule.permission == permission])
             await _set(new, found.settings)
         return found
 
@@ -155,10 +156,12 @@ async def _compare_rules(
     writers: bool,
 ) -> None:
     if ensemble is not None:
-        rules = [rule for topic in topics for rule in await _rules_in_zookeeper(ensemble, topic)]
+        names = (*topics, "*")  # there are no prefixes before 2.0
+        stored = [(rule, False) for name in names for rule in await _rules_in_zookeeper(ensemble, name)]
+        rules, patterns = _of_topics(stored, topics)
     else:
         rules, patterns = await _rules(old, topics, "old")
-        found.left_out += patterns
+    found.left_out += patterns
     there = {*(await _rules(new, topics, "new"))[0]}
     for rule in sorted(rules):
         if not writers and rule.permission == "ALLOW" and rule.operation in ("WRITE", "ALL"):
@@ -180,7 +183,6 @@ async def _compare_rules(
 async def _rules(
     client: KafkaClient, topics: Collection[str], which: str
 ) -> tuple[list[Rule], list[tuple[str, str, str]]]:
-    """Returns the ACLs of these topics, and those of a prefix or of all topics, which apply to them too."""
     if client.api_version(DescribeAclsRequest) is None:
         raise ConfigError("brokers before 0.11 do not report ACLs: name their ZooKeeper (--old-zookeeper)")
     request = DescribeAclsRequest(
@@ -196,34 +198,50 @@ async def _rules(
     response = await client.send_any(request)
     if response.error_code:
         raise result_error(response, f"ACLs of the {which} cluster")
-    rules, others = [], []
+    found = []
     for resource in response.resources:
-        name = resource.resource_name
         # before 2.0 there are only literal ones
         is_prefix = getattr(resource, "pattern_type", None) == ACLResourcePatternType.PREFIXED
-        applies = [topic for topic in sorted(topics) if topic.startswith(name) or name == "*"]
         for acl in resource.acls:
             operation, permission = ACLOperation(acl.operation).name, ACLPermissionType(acl.permission_type).name
-            rule = Rule(name, acl.principal, acl.host, operation, permission)
-            if is_prefix or name == "*":
-                others += [(topic, str(rule), f"it is of {name!r}, not of one topic") for topic in applies]
-            elif name in topics:
-                rules.append(rule)
+            found.append((Rule(resource.resource_name, acl.principal, acl.host, operation, permission), is_prefix))
+    return _of_topics(found, topics)
+
+
+def _of_topics(
+    found: Iterable[tuple[Rule, bool]], topics: Collection[str]
+) -> tuple[list[Rule], list[tuple[str, str, str]]]:
+    """Returns the rules of these topics, and the left out ones of prefixes and of all topics, which apply to them too.
+
+    `found`: (rule, whether its topic is a prefix). A DENY wins over each ALLOW, whatever its pattern. So it becomes a
+    rule of each topic that it applies to: without it, an ALLOW would let in users whom the old cluster refuses.
+    """
+    rules, others = [], []
+    for rule, is_prefix in found:
+        for topic in sorted(topics):
+            if not (topic.startswith(rule.topic) if is_prefix else rule.topic in (topic, "*")):
+                continue
+            if rule.permission == "DENY" or (rule.topic == topic and not is_prefix):
+                rules.append(rule._replace(topic=topic))
+            else:
+                others.append((topic, str(rule), f"it is of {rule.topic!r}, not of one topic"))
     return rules, others
 
 
-async def _rules_in_zookeeper(ensemble: ZooKeeperClient, topic: str) -> list[Rule]:
+async def _rules_in_zookeeper(ensemble: ZooKeeperClient, name: str) -> list[Rule]:
+    """Returns the rules of a topic, or of "*"."""
+    path = f"/kafka-acl/Topic/{name}"
     try:
-        data, _ = await ensemble.get(f"/kafka-acl/Topic/{topic}")
+        data, _ = await ensemble.get(path)
     except NoZnode:
         return []
     try:
         return [
-            Rule(topic, acl["principal"], acl["host"], _constant(acl["operation"]), _constant(acl["permissionType"]))
+            Rule(name, acl["principal"], acl["host"], _constant(acl["operation"]), _constant(acl["permissionType"]))
             for acl in parse_json(data)["acls"]
         ]
     except (ValueError, LookupError, AttributeError, TypeError) as error:
-        raise ConfigError(f"/kafka-acl/Topic/{topic} of the old ZooKeeper cannot be read: {shown(data)}") from error
+        raise ConfigError(f"{path} of the old ZooKeeper cannot be read: {shown(data)}") from error
 
 
 def _constant(name: str) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient
 from kafka.admin import (
     ACL,
     ACLFilter,
@@ -98,7 +100,8 @@ async def test_acls_are_shown_and_then_carried_over_without_the_right_to_write(
 
     shown = await copied(source, target, topic, "--acls")
     assert len(shown["changes"]) == 3
-    assert len(shown["left_out"]) == 2 + len(RULES), "two rights to write, and the rules of the prefix"
+    allowing = [each for each in RULES if each[2] == "ALLOW"]
+    assert len(shown["left_out"]) == 2 + len(allowing), "two rights to write, and what the prefix allows"
     assert await asyncio.to_thread(granted, target, topic) == set(), "nothing is changed without --execute"
 
     await copied(source, target, topic, "--acls", "--execute")
@@ -116,6 +119,113 @@ async def test_acls_are_shown_and_then_carried_over_without_the_right_to_write(
     )
 
 
+LITERAL, PREFIXED = ACLResourcePatternType.LITERAL, ACLResourcePatternType.PREFIXED
+USERS = ("alice", "bob", "eve", "mallory")
+# user, host, operation, permission, and of what
+ALLOWED = [
+    ("*", "*", "READ", "ALLOW", "the topic"),
+    ("alice", "127.0.0.1", "ALL", "ALLOW", "the topic"),
+    ("bob", "*", "WRITE", "ALLOW", "the topic"),
+    ("mallory", "10.0.0.1", "WRITE", "ALLOW", "the topic"),
+]
+DENIED = {
+    "nobody": [],
+    "a user": [("bob", "*", "READ", "DENY", "the topic")],
+    "by a prefix": [("alice", "*", "READ", "DENY", "its prefix"), ("bob", "*", "ALL", "DENY", "its prefix")],
+    "by all topics": [("eve", "*", "ALL", "DENY", "all topics"), ("alice", "*", "WRITE", "DENY", "all topics")],
+    "by hosts": [
+        ("bob", "127.0.0.1", "READ", "DENY", "its prefix"),
+        ("eve", "127.0.0.1", "DESCRIBE", "DENY", "all topics"),
+        ("alice", "10.0.0.1", "ALL", "DENY", "all topics"),
+    ],
+    "everybody": [("*", "*", "WRITE", "DENY", "its prefix"), ("*", "10.0.0.1", "READ", "DENY", "all topics")],
+    "of other topics": [("alice", "*", "ALL", "DENY", "a longer prefix"), ("bob", "*", "ALL", "DENY", "another topic")],
+}
+
+
+def with_users(cluster_factory: Callable[..., LocalCluster], kafka: str) -> LocalCluster:
+    """A cluster on whose second port users log in."""
+    passwords = " ".join(f'user_{user}="{user}"' for user in USERS)
+    return cluster_factory(
+        kafka=kafka,
+        broker_config={
+            "authorizer.class.name": AUTHORIZERS[kafka],
+            "super.users": "User:ANONYMOUS",
+            "listeners": "PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{port2}",
+            "sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.sasl_plaintext.plain.sasl.jaas.config": (
+                f"org.apache.kafka.common.security.plain.PlainLoginModule required {passwords};"
+            ),
+        },
+    )
+
+
+def rights(cluster: LocalCluster, topic: str) -> dict[str, set[str]]:
+    """User -> the operations that the broker lets the user do from here."""
+    found = {}
+    (node,) = cluster.brokers
+    for user in USERS:
+        settings = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": user}
+        admin = AdminClient({**settings, "bootstrap.servers": f"127.0.0.1:{node.more_ports[0]}", "sasl.password": user})
+        (described,) = admin.describe_topics(TopicCollection([topic]), include_authorized_operations=True).values()
+        try:
+            found[user] = {each.name for each in described.result(30).authorized_operations}
+        except KafkaException as error:
+            assert error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+            found[user] = set()
+    return found
+
+
+def rule(topic: str, user: str, host: str, operation: str, permission: str, of: str) -> ACL:
+    name, kind = {
+        "the topic": (topic, LITERAL),
+        "its prefix": (topic[:-3], PREFIXED),
+        "all topics": ("*", LITERAL),
+        "a longer prefix": (f"{topic}-2", PREFIXED),
+        "another topic": (topic[:-3], LITERAL),
+    }[of]
+    pattern = ResourcePattern(ResourceType.TOPIC, name, kind)
+    return ACL(f"User:{user}", host, ACLOperation[operation], ACLPermissionType[permission], pattern)
+
+
+async def test_the_new_cluster_lets_in_and_refuses_the_same_users(
+    cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str]
+) -> None:
+    old, new = [await asyncio.to_thread(with_users, cluster_factory, each) for each in ("2.8.2", "3.9.1")]
+    admin = KafkaAdminClient(bootstrap_servers=old.bootstrap)
+    seen = {}
+    try:
+        for name, denied in DENIED.items():
+            topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+            await asyncio.to_thread(new.create_topic, topic, 1)
+            rules = [rule(topic, *each) for each in (*ALLOWED, *denied)]
+            assert not (await asyncio.to_thread(admin.create_acls, rules))["failed"]
+            await copied(old, new, topic, "--acls", "--execute")
+            before = seen[name] = await asyncio.to_thread(rights, old, topic)
+            after = await asyncio.to_thread(rights, new, topic)
+            assert all(after[user] <= before[user] for user in USERS), (name, before, after)
+            await copied(old, new, topic, "--acls", "--writers", "--execute")
+
+            async def same(topic: str = topic, before: dict[str, set[str]] = before) -> bool:
+                return await asyncio.to_thread(rights, new, topic) == before
+
+            await wait_until_async(same, 30, f"the same rights: {name}")
+            for each in rules[len(ALLOWED) :]:  # those of all topics would apply to the next one too
+                await asyncio.to_thread(admin.delete_acls, [each])
+    finally:
+        admin.close()
+    readers = {name: {user for user in USERS if "READ" in found[user]} for name, found in seen.items()}
+    assert readers == {
+        "nobody": {*USERS},
+        "a user": {*USERS} - {"bob"},
+        "by a prefix": {*USERS} - {"alice", "bob"},
+        "by all topics": {*USERS} - {"eve"},
+        "by hosts": {*USERS} - {"bob", "eve"},  # who may not describe a topic is told nothing of it
+        "everybody": {*USERS},
+        "of other topics": {*USERS},
+    }
+
+
 async def test_acls_of_brokers_before_0_11_are_read_where_kafkas_own_tool_writes_them(
     cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str]
 ) -> None:
@@ -123,16 +233,21 @@ async def test_acls_of_brokers_before_0_11_are_read_where_kafkas_own_tool_writes
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
     await asyncio.to_thread(new.create_topic, topic, 1)
     java, jars = find_java(KAFKA["0.9.0.1"].oldest_java), class_path(KAFKA["0.9.0.1"].jars)
-    tool = [java.executable, "-cp", jars, "kafka.admin.AclCommand", "--add", "--topic", topic]
+    tool = [java.executable, "-cp", jars, "kafka.admin.AclCommand", "--add"]
     tool += ["--authorizer-properties", f"zookeeper.connect={old.zookeeper}"]
     for rule in (
         ("--allow-principal", "User:reader", "--operation", "Read", "--allow-host", "10.0.0.1"),
         ("--allow-principal", "User:writer", "--operation", "Write"),
         ("--deny-principal", "User:foe", "--operation", "Describe"),
+        ("--deny-principal", "User:eve", "--topic", "*"),
+        ("--allow-principal", "User:auditor", "--topic", "*", "--operation", "Read"),
     ):
-        await asyncio.to_thread(subprocess.run, [*tool, *rule], check=True, timeout=60, capture_output=True)
-    await copied(old, new, topic, "--acls", "--execute", "--old-zookeeper", str(old.zookeeper))
+        of = [] if "--topic" in rule else ["--topic", topic]
+        await asyncio.to_thread(subprocess.run, [*tool, *of, *rule], check=True, timeout=60, capture_output=True)
+    done = await copied(old, new, topic, "--acls", "--execute", "--old-zookeeper", str(old.zookeeper))
     wanted = {("User:reader", "10.0.0.1", "READ", "ALLOW"), ("User:foe", "*", "DESCRIBE", "DENY")}
+    wanted.add(("User:eve", "*", "ALL", "DENY"))
+    assert [each["why"] for each in done["left_out"] if "auditor" in each["what"]] == ["it is of '*', not of one topic"]
 
     async def arrived() -> bool:
         return await asyncio.to_thread(granted, new, topic) == wanted

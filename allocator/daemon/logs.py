@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import logging
@@ -15,6 +16,8 @@ from allocator.handlers import error_chain
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _CHATTY = ("kafka", "kazoo")  # libraries that log every request at "info" or below
+# loggers whose lines quote errors and results of tasks, and arguments of callbacks
+_OF_LOOPS = ("asyncio", "tornado.application")
 
 
 def configure_logs(
@@ -40,9 +43,11 @@ class _LineFormatter(logging.Formatter):
         self._quote_records = quote_records
 
     def message(self, record: logging.LogRecord) -> str:
-        text = record.getMessage()
         if self._quote_records:
-            return text
+            return record.getMessage()
+        if record.name in _OF_LOOPS:
+            return _without_values(record)
+        text = record.getMessage()
         arguments = record.args.values() if isinstance(record.args, dict) else record.args or ()
         errors = [each for each in arguments if isinstance(each, BaseException)]
         if record.exc_info and record.exc_info[1] is not None:
@@ -69,6 +74,14 @@ def _kind(error: BaseException) -> str:
     return type(error).__qualname__
 
 
+def _without_values(record: logging.LogRecord) -> str:
+    """Returns the message of an event loop, with classes instead of values: "Exception in callback"."""
+    arguments = record.args if isinstance(record.args, tuple) else ()
+    kinds = tuple(each if isinstance(each, (int, float)) else type(each).__qualname__ for each in arguments)
+    text = str(record.msg) % kinds if kinds else str(record.msg)
+    return re.split(r"\n|(?<=^Exception in callback) ", text, maxsplit=1)[0]
+
+
 def _quotes(values: Iterable[Any]) -> dict[str, str]:
     """Returns the values that quote a user's error, with what to show instead."""
     return {each: each.hidden for each in values if isinstance(each, str) and hasattr(each, "hidden")}
@@ -77,7 +90,10 @@ def _quotes(values: Iterable[Any]) -> dict[str, str]:
 def _texts(error: BaseException) -> list[str]:
     """Returns what a message may have of an error that user code or a library raised."""
     text = text_of(error)
-    return [shown(error), f"{_kind(error)}({text!r})", text, plain(text)]
+    texts = [shown(error), f"{_kind(error)}({text!r})", text, plain(text)]
+    with contextlib.suppress(Exception):  # whatever the user's class raises
+        texts.append(repr(error))  # `shown` cuts it
+    return texts
 
 
 class JsonFormatter(_LineFormatter):

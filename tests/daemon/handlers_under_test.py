@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import sys
 import time
 from typing import Any
+
+from tornado.ioloop import IOLoop
 
 from allocator.errors import AllocatorError
 
@@ -103,6 +106,28 @@ def quoting(record: Any) -> None:
     if way == 5:
         json.loads(text)
     raise ValueError(text)
+
+
+async def quoting_background(record: Any) -> None:
+    """Starts work that fails after the call, and whose errors quote the record in ways of their own."""
+    text, loop = record.value.decode(), asyncio.get_running_loop()
+
+    async def fail() -> None:
+        if record.offset == 0:
+            (b"\xff" + record.value).decode()
+        if record.offset == 1:
+            raise subprocess.CalledProcessError(3, ["tool", text, "x" * 400])
+        if record.offset == 2:
+            raise ValueError(text, "x" * 400)
+        raise LookupError(text)
+
+    if record.offset < 4:
+        await asyncio.wait({loop.create_task(fail())})
+    elif record.offset == 4:
+        loop.call_soon(json.loads, text)  # fails, and asyncio's line has the arguments
+    else:
+        IOLoop.current().add_callback(json.loads, text)
+    await asyncio.sleep(0)  # the next record comes when this one has failed
 
 
 async def quoting_task(record: Any) -> None:

@@ -77,6 +77,17 @@ async def test_the_log_has_no_text_of_a_record(make: Callable[..., Setup], run: 
     assert ("Task exception was never retrieved" in log) is (run == "in tasks")
 
 
+async def test_the_log_has_no_text_of_a_record_that_work_in_the_background_quotes(make: Callable[..., Setup]) -> None:
+    def ends(log: str) -> bool:
+        return log.count("never retrieved") >= 4 and log.count("Exception in callback") >= 2
+
+    log = await asyncio.to_thread(lambda: log_of_run(make, ends, handler={"function": "quoting_background"}))
+    assert not lines_with_the_secret(log)
+    for kind in ("UnicodeDecodeError", "CalledProcessError", "ValueError", "LookupError", "JSONDecodeError"):
+        assert kind in log, kind
+    assert "handlers_under_test.py" in log
+
+
 async def test_without_masks_the_log_has_the_texts(make: Callable[..., Setup]) -> None:
     ends, settings = RUNS["dead letters"]
     log = await asyncio.to_thread(lambda: log_of_run(make, ends, masks=False, **settings))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from allocator.core.text import whole_number
 from allocator.documents import InvalidZnode
 from allocator.protocols.legacy import KielPaths, OldSubscription, read_shared
 from allocator.protocols.zookeeper import NoZnode, ZooKeeperClient
@@ -53,8 +54,9 @@ async def old_layouts(zk: ZooKeeperClient, group: str) -> OldLayouts:
     claims: set[TopicPartition] = set()
     for directory in await children(zk, OLD_OWNERS.format(group)) if consumers else ():
         topic = re.sub("^b'(.*)'$", r"\1", directory)  # pykafka on Python 3 writes the repr of bytes
-        numbers = [name.rpartition("-")[2] for name in await children(zk, f"{OLD_OWNERS.format(group)}/{directory}")]
-        claims |= {TopicPartition(topic, int(number)) for number in numbers if number.isdigit()}
+        names = await children(zk, f"{OLD_OWNERS.format(group)}/{directory}")
+        numbers = (whole_number(name.rpartition("-")[2]) for name in names)
+        claims |= {TopicPartition(topic, number) for number in numbers if number is not None}
     subscriptions = [await _subscription(zk, f"{OLD_CONSUMERS.format(group)}/{name}") for name in consumers]
     return OldLayouts(
         tuple(kiel),

@@ -106,6 +106,19 @@ async def test_a_redrive_that_is_killed_before_its_commit_is_repeated_and_each_r
     assert await topics.values("read_committed") == sorted((n % 2, b"v%d" % n) for n in range(20))
 
 
+async def test_notes_of_strangers_are_ignored(topics: Topics) -> None:
+    await topics.fill(2)
+    async with topics.queue() as letters:
+        assert len((await letters.discard(LetterFilter(error="timeouterror"), execute=True)).done) == 1
+        note: dict[str, Any] = {"action": "discarded", "at_ms": 1, "by": "x", "reason": ""}
+        value = json.dumps({**note, "topic_id": None, "written_ms": None}).encode()
+        keys = ("\N{SUPERSCRIPT TWO}:0", "0:\N{SUPERSCRIPT TWO}", f"0:{'9' * 5000}", ":", "x")
+        notes = [(key.encode(), value, 0) for key in keys]
+        await asyncio.to_thread(topics.cluster.produce, f"{topics.dead}.settled", notes)
+        assert await collected(letters.read()) == 1
+        assert len((await letters.redrive(execute=True)).done) == 1
+
+
 async def test_a_redrive_that_was_replaced_writes_nothing_more(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
     await topics.fill(4)
     replaced = False

@@ -24,7 +24,8 @@ from allocator.migrate import OffsetStore
 from allocator.operate import MembersAlive
 from allocator.operate.doctor import examine_clusters
 from allocator.protocols.zookeeper import Claim, ZooKeeperClient
-from allocator.testing import LocalCluster
+from allocator.testing import LocalCluster, wait_until_async
+from allocator.testing.topics import zookeeper_client
 from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.actions import GroupWork, actions
@@ -184,3 +185,39 @@ async def test_members_that_could_not_be_looked_for_are_unknown_and_not_absent(s
     done = await shell("group", "describe", group, "--zookeeper", "none")
     assert done.exit_code == 0
     assert "empty" in done.output
+
+
+@pytest.mark.parametrize("kind", ["kiel", "consumers", "pykafka"])
+async def test_names_of_strangers_end_no_member_and_no_command(
+    subject: Subject, kind: str, topic_factory: Callable[..., str]
+) -> None:
+    group, topic = subject.group, await asyncio.to_thread(topic_factory, 2, cluster=subject.cluster)
+    settings = {"group": group, "brokers": subject.cluster.bootstrap, "zookeeper": subject.cluster.zookeeper}
+    owners = f"/kiel/groups/{group}/allocator/owners" if kind == "kiel" else f"/consumers/{group}/owners"
+    async with contextlib.AsyncExitStack() as stack:
+        first, second = (Consumer(topic, **joined(kind, **settings)) for _ in range(2))
+        await stack.enter_async_context(first)
+        await wait_until_async(lambda: len(first.assignment()) == 2, 30, "the first member to own all")
+        with zookeeper_client(subject.cluster.zookeeper) as zk:
+            directories = [""] if kind == "kiel" else [f"/{each}" for each in zk.get_children(owners)]
+            for name in (
+                "\N{SUPERSCRIPT TWO}",
+                "0-\N{SUPERSCRIPT TWO}",
+                f"{topic}:\N{SUPERSCRIPT TWO}",
+                f"t-{'9' * 5000}",
+            ):
+                for directory in directories:
+                    zk.create(f"{owners}{directory}/{name}", b"a stranger")
+        await stack.enter_async_context(second)
+
+        async def both_own() -> bool:
+            for member in (first, second):
+                await member.getbatch(0.1)
+            return all(len(member.assignment()) == 1 for member in (first, second))
+
+        await wait_until_async(both_own, 60, "both members to own a partition")
+        for words in (("group", "describe", group), ("doctor", group, "--interval", "0")):
+            done = await subject.shell(kind, *words)
+            assert isinstance(done.exception, SystemExit), done.exception
+        done = await subject.shell(kind, "group", "delete", group, "--execute")
+        assert f"group '{group}' has members: " in done.output

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol, Union, get_args
 
 from allocator.core.errors import ConfigError
 from allocator.core.settings.names import check_path, check_pattern_syntax, check_topic, parse_address, parse_ensemble
+from allocator.core.text.bounded_json import whole_number
 from allocator.core.text.quoting import shown
 from allocator.core.types import (
     GroupProtocol,
@@ -214,7 +215,8 @@ class Reset(SettingKind):
         return str(value)
 
     def parse(self, text: str) -> Union[str, int]:
-        return int(text) if text.isdigit() else text
+        number = whole_number(text)
+        return text if number is None else number
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from allocator.core.text.bounded_json import LONGEST_NUMBER, parse_json
+from allocator.core.text.bounded_json import parse_json, whole_number
 from allocator.core.text.html import table
 from allocator.core.text.limits import limit_reached
 from allocator.core.text.quoting import CONTROL, os_cause, partition_names, plain, shown, some_of, text_of, utf8
 
 __all__ = [
     "CONTROL",
-    "LONGEST_NUMBER",
     "limit_reached",
     "os_cause",
     "parse_json",
@@ -20,4 +19,5 @@ __all__ = [
     "table",
     "text_of",
     "utf8",
+    "whole_number",
 ]

@@ -1,4 +1,4 @@
-"""Parses JSON that strangers write: in znodes, records, requests and responses.
+"""Parses JSON and numbers that strangers write: in znodes, records, requests and responses.
 
 Guarantee: the parser takes bounded time and memory, and fails only with `BadJson`. What it returns has no NaN, no
 infinity, and no number that a float cannot hold.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, Union
+from typing import Any, NoReturn, Optional, Union
 
 from allocator.core.text.quoting import shown
 
@@ -18,6 +18,14 @@ MAX_STRINGS = 4_100_000  # names of topics and ranges
 MAX_NUMBERS = 200_000  # this library writes a few for each member
 MAX_CONTAINERS = 200_000  # this library writes a few for each member. The parser takes many seconds for millions
 LONGEST_NUMBER = 40  # digits; parsing millions of digits takes minutes, and a float holds about 300
+
+
+def whole_number(text: str) -> Optional[int]:
+    """Returns the number that these ASCII digits write; None for another text, and for too many digits.
+
+    `str.isdigit` also accepts digits that `int` refuses, such as "²".
+    """
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= LONGEST_NUMBER else None
 
 
 class BadJson(ValueError):

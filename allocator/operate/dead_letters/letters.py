@@ -20,6 +20,7 @@ from allocator.core.aio import wall_ms
 from allocator.core.client import KafkaClient
 from allocator.core.fetch import RangeReader
 from allocator.core.settings import names_arguments
+from allocator.core.text import whole_number
 from allocator.errors import ConfigError, TopicNotFound
 from allocator.handlers.schemas import Masks
 from allocator.operate.dead_letters.letter import NO_MASKS, Letter, LetterFilter, Note, Settled, redriven
@@ -139,9 +140,10 @@ class DeadLetterQueue:
         if self._client.partitions(self.settled_topic) is not None:
             async for record in self._records(self.settled_topic, None):
                 note = Note.decode(record.value)
-                partition, _, offset = (record.key or b"").decode(errors="replace").partition(":")
-                if note is not None and partition.isdigit() and offset.isdigit():
-                    notes[int(partition), int(offset)] = note
+                key = (record.key or b"").decode(errors="replace").partition(":")
+                partition, offset = whole_number(key[0]), whole_number(key[2])
+                if note is not None and partition is not None and offset is not None:
+                    notes[partition, offset] = note
         return notes
 
     async def _records(self, topic: str, since_ms: int | None) -> AsyncIterator[Record]:

@@ -33,7 +33,7 @@ from allocator.core.membership import AssignmentListener, Membership
 from allocator.core.settings import DEFAULT
 from allocator.core.subscription import PartitionCountSource
 from allocator.core.telemetry import Measures
-from allocator.core.text import parse_json, shown
+from allocator.core.text import parse_json, shown, whole_number
 from allocator.documents import InvalidZnode
 from allocator.errors import AllocatorError, BrokerError
 from allocator.protocols.legacy.owners import OwnersMembership, OwnersSettings
@@ -193,8 +193,9 @@ class _KielMember(OwnersMembership):
         return (f"{self._paths.owners}/{partition.topic}:{partition.partition}",)
 
     def _claim_of(self, directory: str, name: str) -> TopicPartition | None:
-        topic, _, number = name.rpartition(":")
-        return TopicPartition(topic, int(number)) if number.isdigit() else None
+        topic, _, text = name.rpartition(":")
+        number = whole_number(text)
+        return None if number is None else TopicPartition(topic, number)
 
     def _claim_data(self) -> bytes:
         return self.member_id.encode()

@@ -31,7 +31,7 @@ from typing import Any
 from allocator.assignors import range_share
 from allocator.core.aio import wall_ms
 from allocator.core.client import KafkaClient
-from allocator.core.text import parse_json, shown
+from allocator.core.text import parse_json, shown, whole_number
 from allocator.documents import InvalidZnode
 from allocator.errors import AllocatorError
 from allocator.protocols.legacy.owners import RETRY_S, OwnersMembership
@@ -147,9 +147,9 @@ class _OldConsumer(OwnersMembership):
         return self._own_znodes()[0]
 
     def _claim_of(self, directory: str, name: str) -> TopicPartition | None:
-        number = name.rpartition("-")[2]  # both dialects end the name with the partition number
+        number = whole_number(name.rpartition("-")[2])  # both dialects end the name with the partition number
         topic = re.sub("^b'(.*)'$", r"\1", directory.rpartition("/")[2])
-        return TopicPartition(topic, int(number)) if number.isdigit() else None
+        return None if number is None else TopicPartition(topic, number)
 
     async def _mine(self) -> Partitions:
         names = await self._names.get()

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from allocator.core.settings import check_group, check_path
 from allocator.core.subscription import topic_pattern
-from allocator.core.text import LONGEST_NUMBER, shown
+from allocator.core.text import shown, whole_number
 from allocator.documents import (
     INFLATED_BYTES,
     SHARD_BYTES,
@@ -467,5 +467,5 @@ def shard_names(path: str, head: bytes) -> list[str] | None:
 
 def shard_revision(name: str) -> int:
     """Returns the revision of the document that a shard belongs to; -1 for the name of a foreign znode."""
-    number = name.partition("-")[0]
-    return int(number) if number.isascii() and number.isdigit() and len(number) <= LONGEST_NUMBER else -1
+    number = whole_number(name.partition("-")[0])
+    return -1 if number is None else number

@@ -93,7 +93,7 @@ class Observation:
 
     @property
     def only_in_kafka(self) -> bool:
-        """Whether the group is known to have nothing in ZooKeeper."""
+        """Whether the group has nothing in the ensembles that were read, under this root."""
         return not self.in_zookeeper and not self.unseen and self.old == OldLayouts()
 
     @property

@@ -15,6 +15,7 @@ MARKERS = 10  # transactions leave offsets at the end of a log that no consumer 
 NOISE = 0.1  # fraction of the written records by which the lag varies between commits
 COMMITS_S = 10.0  # twice the default interval of automatic commits
 FEW = 3  # members that a finding about slow partitions names. Higher: it also names healthy members
+OTHER_ZOOKEEPER = "OTHER-ZOOKEEPER"  # placeholder in commands
 A_WEEK_MINUTES = 7 * 24 * 60
 
 
@@ -45,9 +46,17 @@ def _outside(seen: Observation, report: GroupReport) -> Iterator[Finding]:
             topic=_named(chosen),
             execute=True,
         )
-        # the command refuses a group that it does not find in ZooKeeper
-        return command.at(zookeeper="none") if seen.only_in_kafka else command
+        return command.at(zookeeper=hosts)
 
+    # the command refuses a group that it does not find in ZooKeeper. Without an ensemble, the caller states that none
+    # has members of the group. Otherwise only the operator knows: they may be in another one, or under another root
+    hosts = None if not seen.only_in_kafka else "none" if seen.requested_session_s is None else OTHER_ZOOKEEPER
+    elsewhere = (
+        f" {OTHER_ZOOKEEPER} is the ensemble of the members, with their --root; `none` if no ensemble has members of "
+        "the group."
+        if hosts == OTHER_ZOOKEEPER
+        else ""
+    )
     below, above = {}, {}
     for partition, committed in logs.committed.items():
         start, end = logs.start.get(partition), logs.end.get(partition)
@@ -64,7 +73,7 @@ def _outside(seen: Observation, report: GroupReport) -> Iterator[Finding]:
             "The group lost these records. A member that starts there follows auto_offset_reset: with `latest` it "
             "skips the remaining records too.",
             "To read the remaining records, stop the members and reset to the earliest record. Then raise the "
-            "retention of the topic above the longest outage of the group.",
+            f"retention of the topic above the longest outage of the group.{elsewhere}",
             reset("earliest", below),
         )
     if above:
@@ -76,7 +85,7 @@ def _outside(seen: Observation, report: GroupReport) -> Iterator[Finding]:
             "Members follow auto_offset_reset, and repeat or skip records. The topic was deleted and created again, an "
             "unclean election truncated the log, or offsets were copied from another cluster without a map.",
             "Find the cause, then stop the members and reset these partitions: to `earliest` to miss no record, or to "
-            "`latest` if none was written since.",
+            f"`latest` if none was written since.{elsewhere}",
             reset("earliest", above),
         )
 

@@ -17,7 +17,7 @@ from allocator.cli.progress import progress
 from allocator.core.text import plain
 from allocator.errors import ConfigError
 from allocator.operate import ShellCommand
-from allocator.operate.doctor import Finding, Severity, apply_fixes, examine_clusters, kafka_ensemble
+from allocator.operate.doctor import Finding, Severity, apply_fixes, examine_clusters
 
 if TYPE_CHECKING:
     from allocator.cli.access import Access
@@ -134,9 +134,10 @@ def _exact(command: ShellCommand | None, access: Access) -> str | None:
     command = command.naming(places)
     if command.words[0] != "allocator" or command.words[1] == "run":
         return str(command)
-    if command.words[1] == "offsets":  # it refuses to run while there are members, so it reads all that the doctor read
-        hosts = kafka_ensemble(access, kafkas)
-        command = command if hosts in (None, access.zookeeper) else command.adding(("--zookeeper", hosts))
+    if (
+        command.words[1] == "offsets" and kafkas is not None
+    ):  # it refuses to run while there are members in any ensemble
+        command = command.adding(("--zookeeper", kafkas))
     if command.finds_group:
         command = command.at(zookeeper=given["zookeeper"], brokers=given["brokers"], root=given["root"])
     return str(command.at(config=config))

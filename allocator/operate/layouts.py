@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from allocator.core.text import whole_number
 from allocator.documents import InvalidZnode
 from allocator.protocols.legacy import KielPaths, OldSubscription, read_shared
-from allocator.protocols.zookeeper import NoZnode, ZooKeeperClient
+from allocator.protocols.zookeeper import NoZnode, ZooKeeperClient, above_chroot
 from allocator.types import TopicPartition
 
 KIEL = "/kiel/groups/{}/members"
@@ -32,12 +32,12 @@ class OldLayouts:
     """Topics with offsets in ZooKeeper, with or without members."""
 
     def __add__(self, other: OldLayouts) -> OldLayouts:
-        """Combines the results from two ensembles, which may be the same ensemble."""
+        """Combines the results from two places, which may be the same place."""
         return OldLayouts(
             tuple(sorted({*self.kiel, *other.kiel})),
             self.assigned | other.assigned,
             tuple(sorted({*self.consumers, *other.consumers})),
-            (*self.subscriptions, *other.subscriptions),
+            (*self.subscriptions, *(each for each in other.subscriptions if each not in self.subscriptions)),
             self.claimed | other.claimed,
             self.stored | other.stored,
         )
@@ -48,7 +48,16 @@ class OldLayouts:
 
 
 async def old_layouts(zk: ZooKeeperClient, group: str) -> OldLayouts:
-    """Returns the group in all old layouts. A member with an invalid znode counts, without a subscription."""
+    """Returns the group in all old layouts. A member with an invalid znode counts, without a subscription.
+
+    Reads with and without the chroot: the older clients are where Kafka's own znodes are, and they know no chroot for
+    the groups of this library.
+    """
+    found = await _below(zk, group)
+    return found + await _below(above_chroot(zk), group) if zk.chroot else found
+
+
+async def _below(zk: ZooKeeperClient, group: str) -> OldLayouts:
     kiel = await children(zk, KIEL.format(group))
     consumers = await children(zk, OLD_CONSUMERS.format(group))
     claims: set[TopicPartition] = set()

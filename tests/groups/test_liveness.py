@@ -32,21 +32,27 @@ from allocator.web.actions import GroupWork, actions
 
 pytestmark = pytest.mark.deadline(180)
 OF_KAFKA = ("kafka", "kip848", "not a consumer")
-KINDS = ("zookeeper", "kiel", "consumers", "pykafka", *OF_KAFKA, "invalid znode", "claim alone")
+OLDER = ("kiel", "consumers", "pykafka")
+# the chroot: of this library's groups alone, so the older members are beside it
+BESIDE = tuple(f"{kind} beside the chroot" for kind in OLDER)
+KINDS = ("zookeeper", *OLDER, *BESIDE, *OF_KAFKA, "invalid znode", "claim alone")
 JOINING_MEMBER = f"m-{1:016x}-{1:010d}"
 
 
 class Subject:
     """A group with a member of one kind, and committed offsets."""
 
-    def __init__(self, cluster: LocalCluster, topic: str, group: str, directory: Path) -> None:
+    def __init__(self, cluster: LocalCluster, topic: str, group: str, directory: Path, chroot: str = "") -> None:
         self.cluster, self.topic, self.group, self.directory = cluster, topic, group, directory
         self.partition = TopicPartition(topic, 0)
-        self.clusters = Access(cluster.zookeeper, brokers=cluster.bootstrap, timeout_s=30)
+        self.zookeeper = f"{cluster.zookeeper}{chroot}"
+        """Where the commands look."""
+        self.clusters = Access(self.zookeeper, brokers=cluster.bootstrap, timeout_s=30)
 
     @contextlib.asynccontextmanager
     async def member(self, kind: str) -> AsyncIterator[None]:
         """A live member of this kind."""
+        kind = kind.partition(" beside")[0]
         if kind == "not a consumer":
             async with KafkaClient(self.cluster.bootstrap) as client:
                 await join_as_connect_worker(client, self.group)
@@ -64,7 +70,7 @@ class Subject:
             finally:
                 await zk.close()
         else:
-            options: dict[str, Any] = {"offsets": "both"} if kind in ("kiel", "consumers", "pykafka") else {}
+            options: dict[str, Any] = {"offsets": "both"} if kind in OLDER else {}
             if kind == "kip848":
                 kind, options = "kafka", {"group_protocol": "consumer"}
             elif kind != "kafka":
@@ -88,7 +94,7 @@ class Subject:
             await GroupOffsets(client, group).commit({self.partition: OffsetAndMetadata(offset, "", -1)})
 
     async def shell(self, kind: str, *words: str) -> Result:
-        zookeeper = "none" if kind in OF_KAFKA else self.cluster.zookeeper
+        zookeeper = "none" if kind in OF_KAFKA else self.zookeeper
         where = ("--zookeeper", zookeeper, "--brokers", self.cluster.bootstrap)
         return await asyncio.to_thread(CliRunner().invoke, main, [*words, *where])
 
@@ -118,7 +124,12 @@ def subject(kind: str, cluster_factory: Any, topic_factory: Callable[..., str], 
     cluster: LocalCluster = cluster_factory(kafka=NEWEST, zookeepers=1) if kind == "kip848" else cluster_factory()
     topic = topic_factory(1, cluster=cluster)
     cluster.produce(topic, [b"%d" % n for n in range(10)])
-    return Subject(cluster, topic, group, tmp_path)
+    if kind not in BESIDE:
+        return Subject(cluster, topic, group, tmp_path)
+    with zookeeper_client(cluster.zookeeper) as zk:
+        zk.ensure_path(f"/{group}/allocator/{group}/members")
+        zk.ensure_path(f"/{group}/allocator/{group}/claims")
+    return Subject(cluster, topic, group, tmp_path, f"/{group}")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -147,7 +158,7 @@ async def test_no_change_is_made_under_a_member_of_any_kind(subject: Subject, ki
                 await page[name](
                     of, {**body, "confirm": body.get("to", group) if name == "offsets/copy" else group}, ""
                 )
-        store = OffsetStore(subject.cluster.bootstrap, group, "kafka", (subject.cluster.zookeeper,))
+        store = OffsetStore(subject.cluster.bootstrap, group, "kafka", (subject.zookeeper,))
         async with store.opened() as opened:
             assert len(await opened.members()) == 1, "a cutover waits for it"
         findings = await examine_clusters(subject.clusters, group, None, None, 0, 60)
@@ -187,7 +198,7 @@ async def test_members_that_could_not_be_looked_for_are_unknown_and_not_absent(s
     assert "empty" in done.output
 
 
-@pytest.mark.parametrize("kind", ["kiel", "consumers", "pykafka"])
+@pytest.mark.parametrize("kind", OLDER)
 async def test_names_of_strangers_end_no_member_and_no_command(
     subject: Subject, kind: str, topic_factory: Callable[..., str]
 ) -> None:

@@ -3,17 +3,8 @@
 `examine_clusters` connects and polls, `observe` polls once, `diagnose` compares two polls. Only `apply_fixes` writes.
 """
 
-from allocator.operate.doctor.doctor import apply_fixes, diagnose, examine_clusters, kafka_ensemble
+from allocator.operate.doctor.doctor import apply_fixes, diagnose, examine_clusters
 from allocator.operate.doctor.finding import Finding, Severity
 from allocator.operate.doctor.observation import Observation, observe
 
-__all__ = [
-    "Finding",
-    "Observation",
-    "Severity",
-    "apply_fixes",
-    "diagnose",
-    "examine_clusters",
-    "kafka_ensemble",
-    "observe",
-]
+__all__ = ["Finding", "Observation", "Severity", "apply_fixes", "diagnose", "examine_clusters", "observe"]

@@ -65,7 +65,9 @@ async def examine_clusters(
             if not any(isinstance(error, NoChroot) for _, error in failed):
                 raise failed[0][1]
             return _not_reached(clusters.zookeeper, failed)
-        hosts = kafka_ensemble(clusters, kafka_zookeeper)
+        hosts = kafka_zookeeper
+        if hosts is None and clusters.zookeeper is not None and "/" in clusters.zookeeper:
+            hosts = clusters.zookeeper.partition("/")[0]
         if hosts is not None and (zk is not None or kafka_zookeeper is not None):
             kafka_zk = await reached("Kafka's ZooKeeper", clusters.ensemble(hosts))
         findings = await examine(
@@ -79,13 +81,6 @@ async def examine_clusters(
             unseen=_unseen(clusters, group, failed),
         )
     return [*_not_reached(clusters.zookeeper, failed), *findings]
-
-
-def kafka_ensemble(clusters: Clusters, given: str | None) -> str | None:
-    """Returns the ensemble with Kafka's own znodes, if it is not the one of the groups; `given`: the caller's."""
-    if given is None and clusters.zookeeper is not None and "/" in clusters.zookeeper:
-        return clusters.zookeeper.partition("/")[0]
-    return given
 
 
 async def apply_fixes(clusters: Clusters, group: str | None, findings: Iterable[Finding]) -> dict[str, str]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         ZnodeExists,
         ZooKeeperClient,
         ZooKeeperError,
+        above_chroot,
         retrying,
     )
     from allocator.protocols.zookeeper.client.ephemeral import EphemeralZnodes
@@ -80,6 +81,7 @@ __all__ = [
     "ZooKeeperError",
     "ZooKeeperMembership",
     "ZooKeeperSettings",
+    "above_chroot",
     "check_options",
     "choice_path",
     "choose_cluster",
@@ -101,7 +103,7 @@ if not TYPE_CHECKING:  # a type checker would accept every name
         {
             "client.client": (
                 "BadVersion ConnectionLost NoChroot NoZnode Op SessionState Watched ZnodeExists ZooKeeperClient "
-                "ZooKeeperError retrying"
+                "ZooKeeperError above_chroot retrying"
             ),
             "client.ephemeral": "EphemeralZnodes",
             "client.security": "check_options",

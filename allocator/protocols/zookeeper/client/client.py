@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import encodings.idna  # noqa: F401 - kazoo's thread needs it, and cannot load it if no file descriptor is free
 import enum
 import logging
@@ -456,6 +457,13 @@ class ZooKeeperClient:
             return await future
         finally:
             self._pending.discard(future)
+
+
+def above_chroot(zk: ZooKeeperClient) -> ZooKeeperClient:
+    """Returns the client with paths from the root of the ensemble, for a few requests in the same session."""
+    above = copy.copy(zk)
+    above.chroot = ""
+    return above
 
 
 async def get_if_exists(

@@ -237,6 +237,15 @@ def unpack(key: bytes | None, value: bytes | None) -> Entry:
         raise BadOffsetMap(f"invalid entry of an offset map ({shown(error)}): key {shown(key)}") from error
 
 
+def _is_key(key: bytes | None) -> bool:
+    """Returns whether a record with this key is of an offset map, and not of another program."""
+    try:
+        found = parse_json(key or b"")
+    except ValueError:
+        return False
+    return isinstance(found, dict) and {"topic", "partition"} <= found.keys()
+
+
 def _json(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
@@ -279,17 +288,37 @@ class OffsetMap:
         return self.topic in await self._client.list_topics()
 
     async def refresh(self) -> None:
-        """Reads the entries that other processes added."""
+        """Reads the entries that other processes added. Ignores records of other programs.
+
+        Raises BadOffsetMap for an invalid entry that no later record replaces: without it, the map might skip records.
+        """
         reader = RangeReader(self._client)
         start, end = (await reader.bounds([self._at]))[self._at]
         forgotten, self._forgotten = self._forgotten, set()
         begin = max(0 if forgotten else self._read_to, start)
+        invalid: dict[bytes | None, str] = {}
         try:
             async for batch in reader.read({self._at: (begin, end)}):
                 for record in batch:
-                    entry = unpack(record.key, record.value)
+                    where = f"{self.topic}:0 at offset {record.offset}"
+                    invalid.pop(record.key, None)
+                    if record.value is None:
+                        continue
+                    if not _is_key(record.key):
+                        log.warning("%s: ignoring a record of another program, with key %s", where, shown(record.key))
+                        continue
+                    try:
+                        entry = unpack(record.key, record.value)
+                    except BadOffsetMap as error:
+                        invalid[record.key] = f"{where}: {error}"
+                        continue
                     if record.offset >= self._read_to or entry.partition in forgotten:
                         self.learn(entry)
+            for why in invalid.values():
+                raise BadOffsetMap(
+                    f"{why}. Find the program that wrote it. To drop the entry, write a record with this key and "
+                    "without a value"
+                )
         except BaseException:
             self._forgotten |= forgotten
             raise

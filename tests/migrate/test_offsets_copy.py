@@ -21,6 +21,7 @@ from allocator.core.aio import wall_ms
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.errors import BrokerError, ConfigError
+from allocator.migrate.offset_map import BadOffsetMap
 from allocator.migrate.offsets import CopyRefused, copy_offsets, restore_offsets
 from allocator.migrate.storage import OffsetStore
 from allocator.operate import MembersAlive
@@ -148,6 +149,36 @@ async def test_offsets_of_a_mirrored_topic_are_translated_by_map_and_by_content(
         with pytest.raises(CopyRefused, match=problem):
             await copy_offsets(source, target, tmp_path / "f.json", by=by, mirror=mirror)
     assert not await asyncio.to_thread((tmp_path / "f.json").exists)
+
+
+async def test_records_of_other_programs_in_the_map_stop_no_mirror_and_no_copy(make_pair: Any, group: str) -> None:
+    pair = await make_pair("2.8.2", "3.9.1")
+    pair.group = mirror = f"{group}-mirror"
+    await filled(pair.old, pair.topic, 20)
+    await pair.catch_up()
+    await commit(pair.old, group, {pair.partition: 20})
+    source, target = OffsetStore(pair.old.bootstrap, group), OffsetStore(pair.new.bootstrap, group)
+
+    async def wrote(key: bytes, value: bytes | None) -> None:
+        await asyncio.to_thread(pair.new.produce, f"{mirror}.offset-map", [(key, value, 0)])
+
+    async def after() -> int | None:
+        (row,) = (await copy_offsets(source, target, by="map", mirror=mirror)).rows
+        return row.after
+
+    for key in (b"junk", b"[1]", b'{"other": 1}', b"\xff"):
+        await wrote(key, b"not json")
+    assert await after() == 20
+    await filled(pair.old, pair.topic, 10)
+    await pair.catch_up()  # another process of the mirror
+    await commit(pair.old, group, {pair.partition: 30})
+    assert await after() == 30
+    key = json.dumps({"topic": pair.topic, "partition": 0, "from": "x"}).encode()
+    await wrote(key, b"not json")
+    with pytest.raises(BadOffsetMap, match=f"{mirror}.offset-map:0 at offset .* without a value"):
+        await after()
+    await wrote(key, None)
+    assert await after() == 30
 
 
 async def test_a_copy_by_time_of_a_group_that_has_read_all_skips_no_newer_record(

@@ -44,7 +44,7 @@ def list_command(access: Access, as_json: bool) -> None:
                 "group": report.state.group,
                 "state": report.phase,
                 "generation": report.state.generation,
-                "members": len(report.state.members),
+                "members": report.member_count,
                 "partitions": len(report.state.owners),
                 "problems": report.problems,
             }
@@ -55,6 +55,8 @@ def list_command(access: Access, as_json: bool) -> None:
         click.echo(f"there are no groups under {access.root}", err=True)
     else:
         console().print(groups_table(reports))
+    if any(report.unseen for report in reports):
+        sys.exit(ERROR)
 
 
 @group.command("describe")

@@ -16,8 +16,8 @@ def groups_table(reports: Collection[GroupReport]) -> Listing:
     table = Listing("group", "state", "generation", "members", "partitions", "owned", "problems", right={2, 3, 4, 5, 6})
     for report in reports:
         state = report.state
-        counts = map(len, (state.members, report.partitions, state.owners, report.problems))
-        table.add(state.group, report.phase, state.generation, *counts)
+        counts = map(len, (report.partitions, state.owners, report.problems))
+        table.add(state.group, report.phase, state.generation, report.member_count, *counts)
     return table
 
 

@@ -230,7 +230,7 @@ def _groups(watcher: Watcher, names: list[str], shown: Optional[str], width: int
             # without ZooKeeper, the current state is unknown
             Text(report.phase, style=STYLES[report.phase]) if watcher.ready else Text(f"{report.phase}?", style="dim"),
             _figure(None if coordinated else report.state.generation),
-            Text(str(len(report.state.members))),
+            _figure(report.member_count),
             Text(str(len(report.partitions))),
             Text(str(unowned), style="red bold" if unowned else ""),
             _lag(report.lag),

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         read_groups,
         read_logs,
         subscribed,
+        unseen_members,
     )
     from allocator.operate.group_report import Coordinated, GroupReport, GroupState, Lag, Logs, name_of
     from allocator.operate.kafka_describe import kafka_group
@@ -107,6 +108,7 @@ __all__ = [
     "refuse_members",
     "steered",
     "subscribed",
+    "unseen_members",
 ]
 
 if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every name
@@ -118,7 +120,9 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "dead_letters.waiting": "WaitingRecords read_retries",
             "deletion": "GroupRemains delete",
             "group_orders": "NOT_OURS WITHDRAWN_BY_PARTITION OrdersFromOutside OrdersOfGroup",
-            "group_reader": "GroupReader describe list_groups measure read_group read_groups read_logs subscribed",
+            "group_reader": (
+                "GroupReader describe list_groups measure read_group read_groups read_logs subscribed unseen_members"
+            ),
             "group_report": "Coordinated GroupReport GroupState Lag Logs name_of",
             "kafka_describe": "kafka_group",
             "liveness": "MembersAlive live_members refuse_members",

@@ -40,6 +40,11 @@ class Clusters:
         """Returns whether a missing ensemble hides no members of the group."""
         return self.zookeeper is not None or self.nowhere or group in self.kafka_groups
 
+    def unnamed(self, group: str) -> list[str]:
+        """Returns the kinds of clusters that may have members of the group, and of which none was named."""
+        zookeeper = [] if self.sees_members_of(group) else ["ZooKeeper"]
+        return [*zookeeper, *(["Kafka"] if self.brokers is None else [])]
+
     def need_members_of(self, group: str) -> None:
         """Raises ConfigError if the group may have members that nobody looks for."""
         if not self.sees_members_of(group):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,7 @@ from allocator.errors import AllocatorError, ConfigError
 from allocator.operate.clusters import Clusters
 from allocator.operate.committed import fetch_committed
 from allocator.operate.group_report import GroupReport, GroupState, Logs, reported_problems
+from allocator.operate.kafka_describe import kafka_group
 from allocator.operate.layouts import KIEL, OLD_CONSUMERS, old_layouts
 from allocator.operate.shell_command import ShellCommand
 from allocator.protocols.zookeeper import (
@@ -40,6 +42,12 @@ from allocator.types import OffsetAndMetadata, TopicPartition
 T = TypeVar("T")
 Watch = Callable[[], None]
 
+NOT_KNOWN = "members in {} are not known"
+NOT_NAMED = {
+    "ZooKeeper": f"{NOT_KNOWN.format('ZooKeeper')}, because none was named: give --zookeeper, or --zookeeper none if "
+    "no ensemble has members of the group",
+    "Kafka": f"{NOT_KNOWN.format('Kafka')}, because no brokers were named: give --brokers",
+}
 EVENT_S = 2.0  # maximum time from a response without the znode to the event of its deletion
 
 
@@ -284,11 +292,21 @@ async def list_groups(zk: ZooKeeperClient, root: str = DEFAULT["root"], watch: W
 
 
 async def read_groups(clusters: Clusters) -> list[GroupReport]:
-    """Returns every group under the root, without offsets."""
-    async with clusters.ensemble() as zk:
+    """Returns every group under the root, without offsets. Only `unseen` tells of members that are not in ZooKeeper."""
+    async with contextlib.AsyncExitStack() as stack:
+        zk, client = await stack.enter_async_context(clusters.ensemble()), None
         names = await list_groups(zk, clusters.root)
-        states = await asyncio.gather(*(describe(zk, group, clusters.root) for group in names))
-    return [GroupReport(state) for state in states if state is not None]
+        found = await asyncio.gather(*(describe(zk, group, clusters.root) for group in names))
+        states = [state for state in found if state is not None]
+        if clusters.brokers is not None and not all(state.members for state in states):
+            try:
+                client = await stack.enter_async_context(clusters.cluster())
+            except ConfigError:
+                raise
+            except AllocatorError:
+                pass  # `unseen_members` tells of it
+        unseen = [() if each.members else await unseen_members(clusters, each.group, zk, client) for each in states]
+    return [GroupReport(state, unseen=why) for state, why in zip(states, unseen)]
 
 
 async def read_group(clusters: Clusters, group: str) -> GroupReport:
@@ -308,6 +326,7 @@ async def read_group(clusters: Clusters, group: str) -> GroupReport:
                 older = await older_members(zk, group)
             known = await list_groups(zk, clusters.root)
     found, unseen = GroupReport(known_state, brokers=clusters.brokers), list(filter(None, [older]))
+    unseen += [NOT_NAMED[each] for each in clusters.unnamed(group)]
     if clusters.brokers is not None:
         try:
             async with clusters.cluster() as client:
@@ -315,12 +334,14 @@ async def read_group(clusters: Clusters, group: str) -> GroupReport:
                 if state is not None and state.coordinated is not None:
                     state = replace(state, problems=known_state.problems, choice=known_state.choice)
                 found = await measure(client, state or known_state, clusters.brokers, in_zookeeper=True)
+                if not found.state.members:
+                    unseen += filter(None, [_others(await kafka_group(client, group))])
         except AllocatorError as error:
             if state is None or isinstance(error, ConfigError):
                 raise
             found = replace(found, state=state, logs=Logs(problems=(f"offsets are not known: {error}",)))
             if not state.members:
-                unseen.append(f"members in Kafka are not known: {error}")
+                unseen.append(f"{NOT_KNOWN.format('Kafka')}: {error}")
     if state is None and not found.logs.committed:
         if clusters.zookeeper is None:
             raise NoSuchGroup(f"Kafka has neither members nor offsets of group {group!r}")
@@ -331,12 +352,40 @@ async def read_group(clusters: Clusters, group: str) -> GroupReport:
             + (", and Kafka has neither members nor offsets of it" if clusters.brokers is not None else "")
             + (f"; groups there: {', '.join(known) or 'none'}")
         )
-    if not found.state.members and not clusters.sees_members_of(group):
-        unseen.append(
-            "members in ZooKeeper are not known, because none was named: give --zookeeper, or --zookeeper none if no "
-            "ensemble has members of the group"
-        )
-    return replace(found, unseen=tuple(unseen))
+    return found if found.state.members else replace(found, unseen=tuple(unseen))
+
+
+async def unseen_members(
+    clusters: Clusters, group: str, zk: ZooKeeperClient | None, client: KafkaClient | None
+) -> tuple[str, ...]:
+    """Returns why a group may have members, though none was found in this library's layout.
+
+    None for `zk` or `client`: that cluster was not named, or does not respond.
+    """
+    found = [NOT_NAMED[each] for each in clusters.unnamed(group)]
+    if zk is not None:
+        try:
+            found += filter(None, [await older_members(zk, group)])
+        except AllocatorError as error:
+            found.append(f"{NOT_KNOWN.format('ZooKeeper')}: {error}")
+    elif clusters.zookeeper is not None:
+        found.append(f"{NOT_KNOWN.format('ZooKeeper')}: it does not respond")
+    if client is not None:
+        try:
+            found += filter(None, [_others(await kafka_group(client, group))])
+        except AllocatorError as error:
+            found.append(f"{NOT_KNOWN.format('Kafka')}: {error}")
+    elif clusters.brokers is not None:
+        found.append(f"{NOT_KNOWN.format('Kafka')}: it does not respond")
+    return tuple(found)
+
+
+def _others(kafkas: GroupState | None) -> str | None:
+    """Returns a message about members that Kafka's coordinator reports; None without any."""
+    if kafkas is None or kafkas.coordinated is None or kafkas.coordinated.idle:
+        return None
+    what = f"{len(kafkas.members)} members" if kafkas.members else "members that are not consumers"
+    return f"group {kafkas.group!r} has {what} in Kafka, which are not shown here (state {kafkas.coordinated.state})"
 
 
 async def older_members(zk: ZooKeeperClient, group: str) -> str | None:
@@ -347,14 +396,12 @@ async def older_members(zk: ZooKeeperClient, group: str) -> str | None:
     if not counts:
         return None
     doctor = ShellCommand.of("allocator doctor", group)
-    return f"group {group!r} has {' and '.join(counts)}, which this command does not show; run `{doctor}`"
+    return f"group {group!r} has {' and '.join(counts)}, which are not shown here; run `{doctor}`"
 
 
 async def _with_kafkas(state: GroupState | None, client: KafkaClient, group: str) -> GroupState | None:
     """Returns `state`, or the state from Kafka's coordinator if ZooKeeper has no members of the group."""
     if state is None or not state.members:
-        from allocator.operate.kafka_describe import kafka_group
-
         found = await kafka_group(client, group)
         if found is not None and (found.members or state is None):
             return found

@@ -33,6 +33,11 @@ class Coordinated:
     """The state, as the coordinator names it: "Stable", "PreparingRebalance", ..."""
     assignor: str
 
+    @property
+    def idle(self) -> bool:
+        """Whether the group has no members of any kind. Those of Kafka Connect, for example, are not shown."""
+        return self.state in ("Empty", "Dead", "")
+
 
 @dataclass(frozen=True)
 class GroupState:
@@ -277,6 +282,11 @@ class GroupReport:
         ]
         return sorted((each for each in found if each.partitions), key=lambda each: each.instance_id)
 
+    @property
+    def member_count(self) -> Optional[int]:
+        """The number of members; None if unknown."""
+        return None if self.phase == "unknown" else len(self.state.members)
+
     @cached_property
     def phase(self) -> str:
         if not self.state.members:
@@ -412,11 +422,12 @@ class GroupReport:
     def headline(self) -> str:
         strategy = f", strategy {self.state.strategy}" if self.state.strategy else ""
         generation = "" if self.state.document is None else f", generation {self.state.generation}"
+        members = "unknown" if self.member_count is None else self.member_count
         load = self.state.load
         even = "" if load is None or load.max_over_mean is None else f", load max/mean {load.max_over_mean:.2f}"
         by_kafka = "" if self.state.coordinated is None else " (by Kafka's coordinator)"
         return (
-            f"{self.state.group}: {self.phase}{by_kafka}{generation}, {len(self.state.members)} members, "
+            f"{self.state.group}: {self.phase}{by_kafka}{generation}, {members} members, "
             f"{len(self.state.owners)} of {len(self.partitions)} partitions owned, {self._lag_text()}{strategy}{even}"
         )
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterable, Sequence
-from typing import Final, Optional
+from typing import Optional
 
 from allocator.core.client import KafkaClient
 from allocator.errors import AllocatorError, BrokerError
@@ -16,8 +16,6 @@ from allocator.operate.group_report import GroupState, listed
 from allocator.operate.kafka_describe import kafka_group
 from allocator.operate.layouts import OldLayouts, old_layouts
 from allocator.protocols.zookeeper import ZooKeeperClient
-
-IDLE: Final = ("Empty", "Dead", "")
 
 
 class MembersAlive(AllocatorError):
@@ -39,9 +37,8 @@ def member_names(state: Optional[GroupState], older: OldLayouts, kafka: Optional
     found += [f"{name} (high-level consumer)" for name in older.consumers]
     if kafka is not None:
         found += [f"{kafka.name_of(member)} (Kafka)" for member in kafka.members]
-        phase = "" if kafka.coordinated is None else kafka.coordinated.state
-        if not kafka.members and phase not in IDLE:
-            found.append(f"members that are not consumers, in state {phase} (Kafka)")
+        if not kafka.members and kafka.coordinated is not None and not kafka.coordinated.idle:
+            found.append(f"members that are not consumers, in state {kafka.coordinated.state} (Kafka)")
     return list(dict.fromkeys(found))
 
 

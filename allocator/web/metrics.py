@@ -131,7 +131,7 @@ def moving(group: WatchedGroup) -> int:
 
 
 GROUP_GAUGES: tuple[tuple[str, str, Callable[[WatchedGroup], float | None]], ...] = (
-    ("members", "Members of the group", lambda g: len(g.report.state.members)),
+    ("members", "Members of the group; absent if unknown", lambda g: g.report.member_count),
     (
         "partitions",
         "Partitions that the group owns, subscribes to, or has committed offsets for",
@@ -139,8 +139,8 @@ GROUP_GAUGES: tuple[tuple[str, str, Callable[[WatchedGroup], float | None]], ...
     ),
     (
         "unowned_partitions",
-        "Partitions that the group subscribes to and no member owns",
-        lambda g: len(g.report.unowned),
+        "Partitions that the group subscribes to and no member owns; absent if its members are unknown",
+        lambda g: None if g.report.member_count is None else len(g.report.unowned),
     ),
     (
         "reserved_partitions",
@@ -268,7 +268,7 @@ def _as_kafka_exporter(groups: list[tuple[str, WatchedGroup]]) -> Iterator[Metri
             where, offset = _of([name], partition), logs.committed.get(partition)
             lags.append((where, logs.lag(partition)))
             committed.append((where, None if offset is None else offset.offset))
-    members = [([name], len(group.report.state.members)) for name, group in groups]
+    members = [([name], group.report.member_count) for name, group in groups]
     by_partition = ["consumergroup", "topic", "partition"]
     for what, text, labels, samples in (
         ("lag", "Lag of a partition in records", by_partition, lags),

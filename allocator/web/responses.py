@@ -56,7 +56,10 @@ class LastRebalanceJson(Response):
 class FiguresJson(Response):
     group: str
     protocol: Annotated[Literal["zookeeper", "kafka"], described("The service that coordinates the group.")]
-    phase: Literal["stable", "rebalancing", "empty"]
+    phase: Annotated[
+        Literal["stable", "rebalancing", "empty", "unknown"],
+        described("unknown: no member is shown, and there may be some in another layout, protocol or cluster."),
+    ]
     paused: Annotated[bool, described("Whether the group is paused, so that its members leave.")]
     generation: Annotated[MaybeCount, described("null if the group uses Kafka's own protocols.")]
     partitions: Count
@@ -81,7 +84,7 @@ class SeveritiesJson(Response):
 
 
 class SummaryJson(FiguresJson):
-    members: Count
+    members: MaybeCount
     findings: SeveritiesJson
 
 

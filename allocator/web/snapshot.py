@@ -67,7 +67,7 @@ def figures(group: WatchedGroup) -> dict[str, Any]:
         "phase": report.phase,
         "paused": group.paused,
         "generation": state.generation if state.coordinated is None else None,
-        "members": len(state.members),
+        "members": report.member_count,
         "partitions": len(report.partitions),
         "unowned": len(report.unowned),
         "reserved": sum(len(each.partitions) for each in report.reserved),

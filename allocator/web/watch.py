@@ -22,6 +22,7 @@ from allocator.operate import (
     list_groups,
     measure,
     read_logs,
+    unseen_members,
 )
 from allocator.operate.doctor import Finding, Observation, Severity, diagnose, observe
 from allocator.protocols.zookeeper import NoZnode, Watched, ZooKeeperClient
@@ -34,12 +35,14 @@ from allocator.web.offset_history import Age, OffsetHistory, oldest
 
 log = logging.getLogger(__name__)
 
+NOT_LOOKED = ("members of other layouts and protocols have not been looked for yet",)
 RETRY_S = 1.0  # pause after an error of ZooKeeper or Kafka
 PAUSE_FACTOR = 4  # least pause after a poll, relative to the poll's duration. Higher: less load on Kafka
 DOCTOR_S = (
     30.0  # between two polls of the doctor. Higher: later findings; lower: more requests, O(members) for each poll
 )
 DOCTOR_PAUSE_S = 2.0
+LOOK_S = 0.5  # between two looks for groups without known members. Higher: such a group is "unknown" for longer
 SHOWN_PROBLEMS = 20
 OUTAGE_S = 2.0  # a shorter outage adds no event
 LOADS_S = (
@@ -76,7 +79,7 @@ class WatchedGroup:
 
     def __init__(self, name: str, brokers: Optional[str] = None) -> None:
         self.name = name
-        self.report = GroupReport(GroupState(name, {}, {}, None), brokers=brokers)
+        self.report = GroupReport(GroupState(name, {}, {}, None), brokers=brokers, unseen=NOT_LOOKED)
         self.history = History()
         self.past: list[dict[str, Any]] = []
         """Rebalances before the start of this server, newest first."""
@@ -110,6 +113,11 @@ class WatchedGroup:
         return self.exists is True
 
     @property
+    def looked(self) -> bool:
+        """Whether the group has been read or is absent, and its members have been looked for."""
+        return self.exists is False or (self.exists is True and self.report.unseen != NOT_LOOKED)
+
+    @property
     def paused(self) -> bool:
         """Whether the group is paused."""
         choice = self.report.state.choice
@@ -120,7 +128,8 @@ class WatchedGroup:
         """The doctor's findings, and the problems of the newest state if the doctor has not examined it yet."""
         if self.examined == self.version["state"]:
             return [*self.noted, *self.findings]
-        since = [Finding("seen", Severity.WARNING, what, (), "", "") for what in self.report.problems]
+        now = [what for what in self.report.problems if what not in NOT_LOOKED]
+        since = [Finding("seen", Severity.WARNING, what, (), "", "") for what in now]
         return [*self.noted, *self.findings, *since]
 
     @property
@@ -146,11 +155,21 @@ class WatchedGroup:
         # a new load report alone must not cause an examination, or send the whole group to each page
         before, self._besides = self._besides, replace(state, loads={}, read_ms=0)
         self.exists = True
-        self.report = replace(self.report, state=state)
+        if state.members:
+            unseen: tuple[str, ...] = ()
+        else:  # the last member may have left for another protocol
+            unseen = NOT_LOOKED if self.report.state.members else self.report.unseen
+        self.report = replace(self.report, state=state, unseen=unseen)
         self.fences.learn(state.claims)
         self.version["loads" if before == self._besides else "state"] += 1
         if self.history.observe(state, now, news):
             self.version["history"] += 1
+
+    def look(self, unseen: tuple[str, ...]) -> None:
+        """Sets why a group without members may have some. Called after each look at the other layouts and protocols."""
+        if unseen != self.report.unseen and not self.report.state.members:
+            self.report = replace(self.report, unseen=unseen)
+            self.version["state"] += 1
 
     def measure(self, logs: Logs, existing: Collection[TopicPartition], now: float) -> None:
         """Sets the offsets. Called after each poll of Kafka."""
@@ -348,7 +367,7 @@ class Watcher:
     async def until_ready(self, timeout_s: float) -> None:
         """Returns when all groups have been read or are absent, or after the timeout."""
         groups = self.groups
-        await self.until(lambda: self.ready and all(each.exists is not None for each in groups.values()), timeout_s)
+        await self.until(lambda: self.ready and all(each.looked for each in groups.values()), timeout_s)
 
     async def until(self, condition: Callable[[], bool], timeout_s: float) -> None:
         """Returns when the condition holds, or after the timeout. Evaluates it after each change."""
@@ -373,6 +392,7 @@ class Watcher:
         """Runs until cancelled. Raises ConfigError if the settings are wrong."""
         work = {"kafka": self._watch_kafka, "zookeeper": self._watch_zookeeper}
         kept = {cluster: self._keep(cluster, work[cluster]) for cluster in self.clusters}
+        kept["members"] = self._keep("members", self._look_for_members)
         if self._doctor:
             kept["doctor"] = self._keep("doctor", self._examine)
         await TaskGroup().run(kept.pop(self.source), **kept)
@@ -523,6 +543,23 @@ class Watcher:
         except AllocatorError as error:
             log.debug("the ends of the topics are unknown: %s", error)
             return Logs()
+
+    # -- members that are not shown ------------------------------------------------------------------------------
+
+    async def _look_for_members(self) -> None:
+        """Looks for members of other layouts and protocols in each group without members."""
+        looked_at: dict[str, float] = {}
+        while True:
+            began = time.monotonic()
+            for name, group in list(self.groups.items()):
+                is_due = group.report.unseen == NOT_LOOKED or began - looked_at.get(name, 0.0) >= self._interval_s
+                if group.seen and not group.report.state.members and is_due:
+                    client = None if "kafka" in self.problems else self._client
+                    group.look(await unseen_members(self._access, name, self.zk, client))
+                    looked_at[name] = began
+                    self.changed()
+            self.mend("members")
+            await asyncio.sleep(max(LOOK_S, PAUSE_FACTOR * (time.monotonic() - began)))
 
     # -- the doctor ----------------------------------------------------------------------------------------------
 

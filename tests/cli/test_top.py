@@ -106,7 +106,9 @@ def test_without_zookeeper_the_state_of_a_group_is_uncertain() -> None:
     watcher.groups["billing"] = WatchedGroup("billing")
     watcher.groups["billing"].learn(GroupState("billing", {}, {}, None), 0.0)
     console = Console(width=120)
-    for watcher.ready, state in ((True, "empty"), (False, "empty?")):
+    for watcher.ready, state in ((True, "unknown"), (True, "empty"), (False, "empty?")):
+        if state == "empty":
+            watcher.groups["billing"].look(())
         with console.capture() as capture:
             console.print(frame(watcher, None, 1000, 120))
         (own,) = (line for line in capture.get().splitlines() if line.startswith("> billing"))

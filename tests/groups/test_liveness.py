@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 from joining import joined
 from kafka.protocol.consumer import JoinGroupRequest
+from prometheus_client import CollectorRegistry
 
 from allocator import Consumer
 from allocator.cli.access import Access
@@ -21,7 +23,7 @@ from allocator.core.client import KafkaClient
 from allocator.core.offsets import Coordinator, GroupOffsets
 from allocator.errors import ConfigError
 from allocator.migrate import OffsetStore
-from allocator.operate import MembersAlive
+from allocator.operate import MembersAlive, read_groups
 from allocator.operate.doctor import examine_clusters
 from allocator.protocols.zookeeper import Claim, ZooKeeperClient
 from allocator.testing import LocalCluster, wait_until_async
@@ -29,6 +31,8 @@ from allocator.testing.topics import zookeeper_client
 from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.actions import GroupWork, actions
+from allocator.web.metrics import GroupCollector
+from allocator.web.watch import Watcher
 
 pytestmark = pytest.mark.deadline(180)
 OF_KAFKA = ("kafka", "kip848", "not a consumer")
@@ -232,3 +236,75 @@ async def test_names_of_strangers_end_no_member_and_no_command(
             assert isinstance(done.exception, SystemExit), done.exception
         done = await subject.shell(kind, "group", "delete", group, "--execute")
         assert f"group '{group}' has members: " in done.output
+
+
+@pytest.mark.parametrize("kind", ["kiel", "kafka", "not a consumer"])
+async def test_a_group_whose_members_are_not_shown_is_unknown_and_not_empty(subject: Subject, kind: str) -> None:
+    group, cluster = subject.group, subject.cluster
+    zookeeper = ("--zookeeper", f"{cluster.zookeeper}/{group}")
+    both = (*zookeeper, "--brokers", cluster.bootstrap)
+    with zookeeper_client(cluster.zookeeper) as zk:
+        for name in ("members", "claims"):
+            zk.ensure_path(f"/{group}/allocator/{group}/{name}")
+
+    async def run(*words: str) -> tuple[int, Any]:
+        done = await asyncio.to_thread(CliRunner().invoke, main, [*words, "--json"])
+        return done.exit_code, json.loads(done.stdout)
+
+    async def summary(*where: str) -> tuple[int, str, int | None]:
+        code, found = await run("group", "list", *where)
+        (one,) = found["groups"]
+        assert (one["members"] is None) is (one["state"] == "unknown") is bool(one["problems"])
+        return code, one["state"], one["members"]
+
+    async def top(*where: str) -> tuple[str, int | None]:
+        _, found = await run("top", "--once", "--interval", "0.2", *where)
+        (one,) = found["groups"]
+        return one["phase"], one["members"]
+
+    async with subject.member(kind):
+        for where in (both, zookeeper):
+            assert await summary(*where) == (1, "unknown", None)
+            assert await top(*where) == ("unknown", None)
+        for where in (zookeeper,) if kind == "kafka" else (both, zookeeper):
+            code, found = await run("group", "describe", group, *where)
+            assert (code, found["state"]) == (1, "unknown")
+        _, found = await run("doctor", group, "--interval", "0", *zookeeper)
+        assert "no-members" not in [each["id"] for each in found["findings"]]
+        assert not found["healthy"]
+        watcher = Watcher(Access(zookeeper[1], brokers=cluster.bootstrap), interval_s=0.2)
+        registry = CollectorRegistry()
+        registry.register(GroupCollector(watcher))
+        watching = asyncio.ensure_future(watcher.run())
+        await watcher.until_ready(30)
+        for name, label in (("allocator_group", "group"), ("kafka_consumergroup", "consumergroup")):
+            assert registry.get_sample_value(f"{name}_members", {label: group}) is None
+    # the member has left
+    await watcher.until(lambda: watcher.groups[group].report.phase == "empty", 40)
+    for name, label in (("allocator_group", "group"), ("kafka_consumergroup", "consumergroup")):
+        assert registry.get_sample_value(f"{name}_members", {label: group}) == 0
+    watching.cancel()
+    await asyncio.wait([watching])
+    assert await summary(*both) == (0, "empty", 0)
+    assert await top(*both) == ("empty", 0)
+    code, found = await run("group", "describe", group, *both)
+    assert (code, found["state"]) == (0, "empty")
+
+
+async def test_a_group_is_unknown_while_kafka_does_not_respond(subject: Subject) -> None:
+    group, cluster = subject.group, subject.cluster
+    with zookeeper_client(cluster.zookeeper) as zk:
+        for name in ("members", "claims"):
+            zk.ensure_path(f"/{group}/allocator/{group}/{name}")
+    access = Access(f"{cluster.zookeeper}/{group}", brokers="127.0.0.1:1", timeout_s=1)
+    for named in ([], [group]):
+        watcher = Watcher(access, interval_s=0.2, kafka_groups=named)
+        watching = asyncio.ensure_future(watcher.run())
+        await watcher.until_ready(30)
+        assert watcher.groups[group].report.phase == "unknown"
+        await watcher.until(lambda watcher=watcher: watcher.groups[group].wrong > 0, 30)  # type: ignore[misc]
+        assert any("members in Kafka are not known" in each.what for each in watcher.groups[group].problems)
+        watching.cancel()
+        await asyncio.wait([watching])
+    for report in await read_groups(access):
+        assert (report.phase, report.member_count) == ("unknown", None)

@@ -78,6 +78,7 @@ def exported() -> dict[str, set[str]]:
     watcher = Watcher(Access("nowhere:1", brokers="nowhere:2"))
     group = watcher.groups.setdefault("g", WatchedGroup("g"))
     group.learn(GroupState("g", {}, {}, None), 1.0)
+    group.look(())
     group.measure(Logs({P: OffsetAndMetadata(2, "", -1)}, {P: 0}, {P: 2}), frozenset({P}), 2.0)
     registry = CollectorRegistry()
     registry.register(GroupCollector(watcher))

@@ -93,8 +93,8 @@ async def apply_fixes(clusters: Clusters, group: str | None, findings: Iterable[
 def _unseen(clusters: Clusters, group: str | None, failed: list[tuple[str, AllocatorError]]) -> list[str]:
     """Returns the places that may have members of the group, and that the doctor cannot read."""
     unseen = [what for what, _ in failed]
-    if group is not None and not clusters.sees_members_of(group):
-        unseen.append("ZooKeeper, which was not named")
+    if group is not None:
+        unseen += [f"{each}, which was not named" for each in clusters.unnamed(group)]
     return unseen
 
 

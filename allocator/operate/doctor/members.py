@@ -64,7 +64,8 @@ def _presence(seen: Observation, root: str) -> Iterator[Finding]:
             f"members of the group are not known: the doctor has not read {' and '.join(seen.unseen)}",
             (seen.group,),
             "The group may have members there, which read its records. The findings about owners are missing.",
-            "Name the ZooKeeper of the members, or `--zookeeper none` if no ensemble has members of the group.",
+            "Name the brokers, and the ZooKeeper of the members, or `--zookeeper none` if no ensemble has members of "
+            "the group.",
         )
         return
     if seen.report is None:

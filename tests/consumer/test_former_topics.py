@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 from real_service import Service, owns, read
+from test_late_commits import hold_commits_of
 
 from allocator import Consumer, GroupedConsumer
 from allocator.core.consumer import client_of
-from allocator.errors import CommitFailed
+from allocator.errors import CommitFailed, Fenced
 from allocator.testing import LocalCluster, wait_until_async
 
 Options = Callable[[LocalCluster], "dict[str, Any]"]
@@ -227,6 +228,36 @@ async def test_an_offset_of_the_former_topic_is_not_committed_to_the_next_one(
         # the second partition had no committed offset to compare, and belongs to the same topic
         assert sorted(await read(consumer, 80)) == list(range(1000, 1080))
         assert {loss.partition for loss in consumer.losses} == {first, second}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_a_commit_that_waits_is_given_up_when_the_log_turns_out_shorter(
+    pair: Service, asynchronous: bool
+) -> None:
+    """Nothing tells that the topic is another one: it has no id, and nothing was committed."""
+    first, second = pair.partitions
+    async with pair.consumer(auto_commit_interval_s=None) as consumer:
+        await read_old(pair, consumer)
+        reachable = hold_commits_of(consumer)
+        ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if asynchronous:
+            consumer.commit_async({first: 25}, lambda offsets, error: ended.set_result(error))
+        else:
+            commit = asyncio.ensure_future(consumer.commit({first: 25}))
+            commit.add_done_callback(lambda _: ended.set_result(commit.exception()))
+        await asyncio.to_thread(pair.cluster.delete_topic, pair.topic)
+        await asyncio.to_thread(pair.cluster.create_topic, pair.topic, 2)
+        await pair.produce(1000, 1020)
+        assert sorted(await read(consumer, 20)) == list(range(1000, 1020))
+        assert {loss.partition for loss in consumer.losses} == {first, second}
+        reachable.set()
+        error = await asyncio.wait_for(ended, 30)
+        assert isinstance(error, Fenced), error
+        assert "belongs to the former one" in str(error)
+        assert await consumer.committed(first) is None
+        await consumer.commit({first: 10})
+    async with pair.consumer() as consumer:
+        assert sorted(await read(consumer, 10)) == [n for n in range(1000, 1020) if n % 2]
 
 
 @pytest.mark.parametrize("at_close", [False, True])

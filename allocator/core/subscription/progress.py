@@ -141,7 +141,7 @@ class Progress(Tenure):
         self.committed_at: float | None = None
         """When this tenure last committed, on the clock of the commits; None if it has not."""
         self.logs = 0
-        """The number of times that the log was found to be another one."""
+        """The number of times that the log was found to be another one, or shorter than the position."""
         self.moves = 0
         """Number of moves of the position that a commit has to follow, even backwards."""
         self._goes_back = False

@@ -35,7 +35,7 @@ from allocator.web.history_file import HistoryFile
 from allocator.web.openapi import CHANGE, NOT_WELL, Operation, Response, describe
 from allocator.web.records import AT_ONCE, TEXT, RecordsPage
 from allocator.web.requests import EventsQuery, RecordsQuery, Times, checked
-from allocator.web.watch import WatchedGroup, Watcher
+from allocator.web.watch import WatchedGroup, Watcher, log_ends
 
 log = logging.getLogger(__name__)
 
@@ -290,7 +290,7 @@ async def overview(page: PageHandler) -> Any:
 @shows("/api/topics", "The topics of the cluster, with the groups that read them", responses.TopicsJson, 404)
 async def topics(page: PageHandler) -> Any:
     async with page.watching() as watcher:
-        return snapshot.topics(watcher, await watcher.ends())
+        return snapshot.topics(watcher, await log_ends(watcher))
 
 
 @shows("/api/brokers", "The brokers of the cluster", responses.BrokersJson, 404)

@@ -292,7 +292,7 @@ class Watcher:
         self._kafka_groups = kafka_groups
         self._in_zookeeper: Optional[frozenset[str]] = None
         """The groups in ZooKeeper; None before the first read."""
-        self._client: Optional[KafkaClient] = None
+        self.client: Optional[KafkaClient] = None
         self.metadata: Optional[Metadata] = None
         """The latest metadata of the Kafka cluster."""
 
@@ -468,12 +468,12 @@ class Watcher:
                 KafkaGroupWatch(name, client, access.brokers, access.security, self._known_in_kafka(name), self._learn)
                 for name in self._kafka_groups
             ]
-            self._client = client
+            self.client = client
             try:
                 tasks = TaskGroup()
                 await tasks.run(self._poll_kafka(client, coordinated, tasks))
             finally:
-                self._client = None
+                self.client = None
 
     async def _poll_kafka(
         self, client: KafkaClient, coordinated: Collection[KafkaGroupWatch], tasks: TaskGroup
@@ -527,23 +527,6 @@ class Watcher:
         group.measure(found.logs, found.subscribed, time.time())
         self.changed()
 
-    async def ends(self) -> Logs:
-        """Returns the ends of the logs of all topics; nothing while Kafka does not respond."""
-        client, metadata = self._client, self.metadata
-        if client is None or metadata is None:
-            return Logs()
-        partitions = (
-            TopicPartition(topic, number)
-            for topic, described in metadata.topics.items()
-            if not described.internal
-            for number in described.partitions
-        )
-        try:
-            return await read_logs(client, partitions, {})
-        except AllocatorError as error:
-            log.debug("the ends of the topics are unknown: %s", error)
-            return Logs()
-
     # -- members that are not shown ------------------------------------------------------------------------------
 
     async def _look_for_members(self) -> None:
@@ -554,7 +537,7 @@ class Watcher:
             for name, group in list(self.groups.items()):
                 is_due = group.report.unseen == NOT_LOOKED or began - looked_at.get(name, 0.0) >= self._interval_s
                 if group.seen and not group.report.state.members and is_due:
-                    client = None if "kafka" in self.problems else self._client
+                    client = None if "kafka" in self.problems else self.client
                     group.look(await unseen_members(self._access, name, self.zk, client))
                     looked_at[name] = began
                     self.changed()
@@ -572,13 +555,13 @@ class Watcher:
                     continue
                 if self.zk is None and self.source == "zookeeper":
                     continue
-                if self._access.brokers is not None and (self._client is None or not group.measured):
+                if self._access.brokers is not None and (self.client is None or not group.measured):
                     continue  # not read yet, or `problems` already has the failure of Kafka
                 version = group.version["state"]
                 zookeepers = [] if self.zk is None else [self.zk]
                 now = await observe(
                     group.name,
-                    client=self._client,
+                    client=self.client,
                     zookeepers=zookeepers,
                     root=self._access.root,
                     report=group.report,
@@ -596,3 +579,16 @@ class Watcher:
         if last is None or 1000 * time.time() - last.ended_ms >= 1000 * DOCTOR_S:
             return True
         return group.examined != group.version["state"] and group.history.open is None
+
+
+async def log_ends(watcher: Watcher) -> Logs:
+    """Returns the ends of the logs of all topics; nothing while Kafka does not respond."""
+    if watcher.client is None or watcher.metadata is None:
+        return Logs()
+    topics = watcher.metadata.topics.items()
+    partitions = (TopicPartition(name, n) for name, each in topics if not each.internal for n in each.partitions)
+    try:
+        return await read_logs(watcher.client, partitions, {})
+    except AllocatorError as error:
+        log.debug("the ends of the topics are unknown: %s", error)
+        return Logs()

@@ -76,9 +76,9 @@ SILENT = object()
 Handler = Callable[[Any], Any]
 
 
-def find() -> Any:
+def find(group: str = "g") -> Any:
     """Returns a request that any broker responds to."""
-    return FindCoordinatorRequest(key="g", max_version=3)
+    return FindCoordinatorRequest(key=group, max_version=3)
 
 
 def sasl_handlers(

@@ -27,6 +27,13 @@ SASL = {
     "sasl_plain_password": "p",
 }
 
+
+def connections_of(client: KafkaClient) -> list[BrokerConnection]:
+    """The open connections of a client to the only broker."""
+    assert client._pool is not None
+    return [each for each in client._pool._connections.values() if each.connected]
+
+
 SETTINGS = ConnectionSettings(client_id="test", request_timeout_s=30, receive_max_bytes=1 << 20, security={}, tls=None)
 
 
@@ -47,6 +54,39 @@ async def test_requests_that_waited_for_a_full_socket_are_written_first() -> Non
         waiting.append(tasks.start(write(4), "4"))
         await asyncio.gather(*waiting, return_exceptions=True)
     assert order == [1, 3, 4]
+
+
+async def test_no_request_overtakes_those_that_waited_for_a_full_socket() -> None:
+    """Each of them got a task of its own after its wait, and a new request was written before that task ran."""
+    async with FakeBroker() as broker, KafkaClient(broker.address) as client:
+        arrived, find_coordinator = [], broker.handlers[10]
+
+        def note(request: Any) -> Any:
+            arrived.append(request.key)
+            return find_coordinator(request)
+
+        await client.send(1, find())
+        broker.handlers[10] = note
+        (connection,) = connections_of(client)
+        loop = asyncio.get_running_loop()
+        for later in range(10):  # iterations of the loop
+            arrived.clear()
+            connection.pause_writing()
+            sent = [asyncio.ensure_future(client.send(1, find(f"{n}"))) for n in range(2)]
+            await asyncio.sleep(0.02)
+            assert not arrived
+
+            def start(left: int, sent: list[Any] = sent) -> None:
+                if left:
+                    loop.call_soon(start, left - 1)
+                else:
+                    sent.append(loop.create_task(client.send(1, find("2"))))
+
+            start(later)
+            connection.resume_writing()
+            await wait_until_async(lambda sent=sent: len(sent) == 3, 10, "the last request")
+            await asyncio.gather(*sent)
+            assert arrived == ["0", "1", "2"], later
 
 
 async def test_a_request_does_not_wait_for_a_connection_that_ended_as_it_became_ready() -> None:

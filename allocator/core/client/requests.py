@@ -120,15 +120,16 @@ class RequestStream(FrameProtocol):
 
     # -- sending --------------------------------------------------------------------------------------------------
 
-    async def send(self, request: Any, deadline: float) -> Any:
-        """Returns the response to `request`. If the caller is cancelled, the request stays in flight.
+    def send(self, request: Any, deadline: float) -> asyncio.Future[Any]:
+        """Writes `request` at once, so that no other overtakes it. Returns the future response; if it is cancelled, the
+        request stays in flight.
 
-        Raises `RequestFailed`. Without a response by `deadline` the connection closes, since later responses would
-        come after this one.
+        The call or the future raises `RequestFailed`. Without a response by `deadline` the connection closes, since
+        later responses would come after this one.
         """
         response: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.send_now(request, deadline, partial(settle, response))
-        return await response
+        return response
 
     def send_now(self, request: Any, deadline: float, done: Done) -> None:
         """Like `send`, but calls `done` in the loop iteration in which the response arrives.

@@ -49,15 +49,16 @@ class BatchBuilder:
         timestamp: int,
     ) -> None:
         """Raises TypeError or AttributeError for anything but bytes, and then adds nothing."""
+        records = self.records
         if self.magic == 2:
-            delta = timestamp - self._base_time if self.records else 0
-            part = encode_record(self.records, delta, key, value, headers)
+            part = encode_record(records, timestamp - self._base_time if records else 0, key, value, headers)
         else:
-            part = _entry(self.records, _message(self.magic, 0, timestamp, key, value))
-        self._note_time(timestamp)
+            part = _entry(records, _message(self.magic, 0, timestamp, key, value))
+        if not records or timestamp > self._max_time:
+            self._note_time(timestamp)
         self._parts.append(part)
         self.size += len(part)
-        self.records += 1
+        self.records = records + 1
 
     def append_rows(self, encode: EncodeRows, timestamp: int, target: int) -> int:
         """Appends rows of v2 until the batch has `target` bytes. Returns the number of rows."""

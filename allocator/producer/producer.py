@@ -259,8 +259,8 @@ class Producer:
             size = len(values)  # type: ignore[arg-type, unused-ignore]
             encoded = pa.repeat(pa.scalar(encode_headers(headers), pa.binary()), size) if headers else None
             chosen = None if partition is None else pa.repeat(pa.scalar(partition, pa.int32()), size)
-            create = asyncio.get_running_loop().create_future
-            futures = [create() for _ in range(size)]
+            loop = asyncio.get_running_loop()
+            futures: list[asyncio.Future[RecordMetadata]] = [asyncio.Future(loop=loop) for _ in range(size)]
             await writer.append_columns(topic, ColumnsToSend.of(keys, values, encoded), chosen, timestamp, futures)
             return futures
         rows = _rows(values)

@@ -11,17 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
 
 from allocator.compat.base_client import BaseClient
-from allocator.core.aio import within
 from allocator.core.settings import DEFAULT, names_arguments
 from allocator.errors import AllocatorError, ConfigError, DeliveryFailed, TopicNotFound
 from allocator.producer import Producer
 from allocator.types import Acks, Compression, RecordMetadata
 
 log = logging.getLogger(__name__)
-
-# Seconds that brokers have to create a topic. Higher: a wrong name delays the caller longer; lower: the first messages
-# of a new topic may be dropped
-CREATION_S = 5.0
 
 COMPRESSIONS: Mapping[Any, Any] = {1: "gzip", 2: "snappy"}  # kiel.constants.GZIP and SNAPPY
 ACKS: Mapping[int, Acks] = {-1: "all", 1: 1}
@@ -96,8 +91,8 @@ class KielProducer(BaseClient):
             return
         self._must_be_connected()
         try:
-            partitions = await within(self._producer.partitions_for(topic), CREATION_S)
-        except (TopicNotFound, asyncio.TimeoutError):
+            partitions = await self._producer.partitions_for(topic)
+        except TopicNotFound:
             log.error("%s: a message is not sent: unknown topic %s, and brokers do not create it", self._label, topic)
             return
         key = self.key_maker(message)

@@ -37,6 +37,9 @@ RECORD_REFUSED: Final = frozenset(
     )
 )
 TOO_LARGE: Final = frozenset((ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE))
+# Seconds for which brokers may not know a topic, because they create it or have just started. Higher: a wrong name
+# delays the caller longer; lower: the first record of a new topic may fail
+UNKNOWN_S: Final = 10.0
 T = TypeVar("T")
 Chooser = Callable[[Optional[bytes], Sequence[int]], int]
 
@@ -248,7 +251,8 @@ class RecordWriter:
     async def find(self, topic: str) -> tuple[int, ...]:
         """Returns the partitions of a topic. The metadata request creates the topic if the brokers allow that.
 
-        Raises TopicNotFound if the topic does not exist after `timeout_s`.
+        Raises TopicNotFound if brokers do not know the topic for ten seconds, and the error of the last attempt after
+        `timeout_s`.
         """
         self._topics.add(topic)
         self._client.follow(self._topics)
@@ -277,12 +281,14 @@ class RecordWriter:
             self._known[topic] = self._client.partitions(topic) or self._known[topic]
 
     async def _until_it_succeeds(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Repeats retriable errors for `timeout_s`."""
+        """Repeats retriable errors for `timeout_s`, or an unknown topic for `UNKNOWN_S`."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
                 return await attempt()
             except AllocatorError as error:
+                if isinstance(error, TopicNotFound):
+                    deadline = min(deadline, time.monotonic() + UNKNOWN_S)
                 if not error.retriable or time.monotonic() > deadline:
                     raise
             await asyncio.sleep(self._client.retry_backoff_s)
@@ -306,7 +312,11 @@ class RecordWriter:
             finally:
                 self._waiting -= 1
         while at not in self._sender.queues and not self.stopped:
-            await self._until_it_succeeds(partial(self._sender.add, [at]))
+            await self._until_it_succeeds(partial(self._add, at))
+
+    async def _add(self, at: TopicPartition) -> None:
+        if at not in self._sender.queues:  # another caller may have added it: adding it again would drop its batches
+            await self._sender.add([at])
 
     def _batch(self, at: tuple[str, int]) -> tuple[_RecordBatch, Pending[_RecordBatch] | None]:
         """Returns the batch for the next records of a partition, and its place in the queue; None for a new batch."""

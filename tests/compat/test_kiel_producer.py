@@ -140,6 +140,22 @@ async def test_a_message_that_a_broker_cannot_take_now_is_sent_later_and_in_orde
     assert await values(cluster, topic) == {0: [b"0", b"1", b"2", b"3"]}
 
 
+async def test_a_message_during_an_outage_waits_even_if_its_topic_is_not_known_yet(
+    cluster_factory: Any, topic_factory: Topics
+) -> None:
+    cluster = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, cluster)
+    producer = await connected(cluster)
+    await asyncio.to_thread(cluster.brokers[0].kill)
+    waiting = producer.produce(topic, 0)
+    await asyncio.wait({waiting}, timeout=1.0)
+    assert not waiting.done()
+    await asyncio.to_thread(cluster.brokers[0].start)
+    await waiting
+    await producer.close()
+    assert await values(cluster, topic) == {0: [b"0"]}
+
+
 async def test_nothing_is_sent_after_close(
     kafka_cluster: LocalCluster, topic_factory: Topics, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -345,6 +345,57 @@ async def test_order_survives_killed_and_frozen_brokers(
             assert stored[offset] == b"%d" % n
 
 
+@pytest.mark.parametrize("kafka", ["3.9.1", *(pytest.param(each, marks=long) for each in ("0.9.0.1", "0.11.0.3"))])
+async def test_order_survives_leaders_that_die_one_after_the_other(
+    kafka: str, cluster_factory: Any, topic_factory: TopicFactory
+) -> None:
+    cluster: LocalCluster = await asyncio.to_thread(cluster_factory, kafka=kafka, brokers=3)
+    topic = await asyncio.to_thread(topic_factory, 3, 3, {"min.insync.replicas": "2"}, cluster)
+    sent: list[asyncio.Future[RecordMetadata]] = []
+    async with Producer(brokers=cluster.bootstrap, batch_bytes=300, linger_s=0.0) as producer:
+        going = True
+
+        async def send() -> None:
+            while going:
+                sent.append(await producer.send(topic, b"%d" % len(sent), partition=len(sent) % 3))
+                await asyncio.sleep(0.001)
+
+        sending = asyncio.ensure_future(send())
+        for broker in cluster.brokers:
+            before = len(sent)
+            await wait_until_async(lambda before=before: len(sent) > before + 100, 60, "records before the death")
+            await asyncio.to_thread(broker.kill)
+            before = len(sent)
+            await wait_until_async(lambda before=before: len(sent) > before + 100, 60, "records after the death")
+            await asyncio.to_thread(broker.start)
+            await producer.flush()
+        going = False
+        await sending
+    assert all(each.done() and each.exception() is None for each in sent)
+    for partition in range(3):
+        stored = await values(cluster, topic, partition)
+        first = list(dict.fromkeys(stored))
+        assert first == [b"%d" % n for n in range(partition, len(sent), 3)]
+        if number(kafka) >= (0, 11):
+            assert first == stored
+
+
+@pytest.mark.servers
+async def test_a_slow_network_delays_records_and_repeats_none(caplog: pytest.LogCaptureFixture) -> None:
+    """Large batches fill the socket, so that requests wait for it, one behind the other."""
+    async with LocalCluster(NEW, proxied=True) as cluster:
+        await asyncio.to_thread(cluster.create_topic, "slow", 1)
+        proxy = cluster.brokers[0].proxy
+        assert proxy is not None
+        async with Producer(brokers=cluster.bootstrap) as producer:
+            await producer.send_and_wait("slow", b"first")
+            proxy.bandwidth(20_000_000)
+            sent = [await producer.send("slow", b"%6d" % n + bytes(2000)) for n in range(4000)]
+            await producer.flush()
+        assert [each.result().offset for each in sent] == list(range(1, 4001))
+        assert "sending batches again" not in caplog.text
+
+
 async def test_a_record_of_a_frozen_broker_may_be_written_and_may_be_sent_again(
     cluster_factory: Any, topic_factory: TopicFactory
 ) -> None:

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kafka.protocol.producer import ProduceRequest
+from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 from mirroring import contents, delete_records
 
+from allocator.core.aio import within
 from allocator.core.client.client import KafkaClient
 from allocator.errors import BrokerError, DeliveryFailed, TopicNotFound
 from allocator.producer.encoding import CODECS
@@ -139,6 +140,33 @@ class Refusing(KafkaClient):
             )
             return SimpleNamespace(responses=[SimpleNamespace(name=at.name, partition_responses=[part])])
         return await super().send(node_id, request, timeout_s, **options)
+
+
+class FirstIdFails(KafkaClient):
+    """The first request for a producer id fails."""
+
+    failed = False
+
+    async def send_any(self, request: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(request, InitProducerIdRequest) and not self.failed:
+            self.failed = True
+            raise BrokerError("lost", retriable=True)
+        return await super().send_any(request, *args, **options)
+
+
+async def test_a_second_attempt_to_prepare_a_partition_drops_no_records(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 1)
+    async with KafkaClient(kafka_cluster.bootstrap) as client, RecordWriter(client) as writer:
+        await (await writer.append(topic, None, b"0"))  # the broker can give producer ids at once from now on
+    # the other records are in the queue when the first one is tried again
+    failing = FirstIdFails(kafka_cluster.bootstrap, retry_backoff_s=1.0)
+    async with failing, RecordWriter(failing, linger_s=5.0) as writer:
+        sent = await asyncio.gather(*(writer.append(topic, None, b"%d" % n) for n in range(1, 4)))
+        assert failing.failed
+        await within(asyncio.gather(*sent), 30)
+    assert sorted(await values(kafka_cluster, topic)) == [b"0", b"1", b"2", b"3"]
 
 
 class SecondUnacknowledged(Refusing):

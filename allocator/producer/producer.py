@@ -111,6 +111,8 @@ class Producer:
         self._loop = asyncio.get_running_loop()
         try:
             await self._client.connect(self._connect_timeout_s)
+            if self._closing.begun:
+                raise Closed("the producer was closed while it started")
             writer = RecordWriter(self._client, **self._writing)
             await writer.__aenter__()
         except BaseException:

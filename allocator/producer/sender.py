@@ -41,6 +41,7 @@ SEQUENCE_LOST: Final = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.UN
 MAYBE_WRITTEN: Final = frozenset(
     (ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
 )
+TOO_LARGE: Final = frozenset((ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE))
 LAST_EPOCH: Final = 0x7FFF
 # A batch may arrive damaged. But brokers before 2.4 also send CORRUPT_MESSAGE for a record that they never accept, such
 # as a record without a key for a compacted topic. Higher: such a record fails later; lower: a bad network fails a batch

@@ -20,12 +20,11 @@ from allocator.core.offsets import Coordinator
 from allocator.errors import AllocatorError, BrokerError, ConfigError
 from allocator.producer.builder import BatchBuilder
 from allocator.producer.requests import init_request
-from allocator.producer.sender import BatchSender, PartitionQueue
+from allocator.producer.sender import TOO_LARGE, BatchSender, PartitionQueue
 from allocator.types import TopicPartition
 
 # the newest versions before KIP-890, in which a commit does not change the epoch
 ADD_VERSION, END_VERSION = 3, 4
-TOO_LARGE: Final = frozenset((ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE))
 REPLACED: Final = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED))
 
 

@@ -23,20 +23,14 @@ from allocator.producer.columns import ColumnsToSend, accelerated, by_partition
 from allocator.producer.encoding import CODECS, TARGET_BYTES
 from allocator.producer.partitioner import Partitioner
 from allocator.producer.requests import ALL
-from allocator.producer.sender import BatchSender, PartitionQueue, Pending
+from allocator.producer.sender import TOO_LARGE, BatchSender, PartitionQueue, Pending
 from allocator.types import RecordMetadata, TopicPartition
 
 # The broker has forgotten the producer's sequence numbers, for example because retention deleted its last record. The
 # broker stored nothing, and accepts the batch under a new epoch. Kafka 0.11 sends the first of these codes
 STATE_LOST: Final = frozenset((ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID))
 # The topic does not accept a record of the batch, or accepts fewer records at once
-RECORD_REFUSED: Final = frozenset(
-    (
-        *(ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE),
-        *(ErrorCode.INVALID_RECORD, ErrorCode.INVALID_TIMESTAMP, ErrorCode.CORRUPT_MESSAGE),
-    )
-)
-TOO_LARGE: Final = frozenset((ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE))
+RECORD_REFUSED: Final = TOO_LARGE | {ErrorCode.INVALID_RECORD, ErrorCode.INVALID_TIMESTAMP, ErrorCode.CORRUPT_MESSAGE}
 # Seconds for which brokers may not know a topic, because they create it or have just started. Higher: a wrong name
 # delays the caller longer; lower: the first record of a new topic may fail
 UNKNOWN_S: Final = 10.0
@@ -71,7 +65,7 @@ class RecordWriter:
     """Sends records over a connected client, in the order of the calls within a partition. Use `async with`.
 
     It collects records into batches of up to `batch_bytes` for up to `linger_s`. `append` and `append_columns` wait
-    while `buffer_bytes` are not acknowledged. `flush` returns when all records are acknowledged, or raises
+    while `buffer_bytes` are not acknowledged. `flush` returns when the present records are acknowledged, or raises
     DeliveryFailed. If a batch is not acknowledged within `timeout_s`, it fails together with the later batches of its
     partition, and new records are sent under a new producer id. When retention deletes the producer's records, brokers
     also forget its sequence numbers; the writer then continues under a new epoch. If a topic refuses a batch because of
@@ -238,7 +232,7 @@ class RecordWriter:
                 self._grown(at, batch, item)
 
     async def flush(self) -> None:
-        """Returns when all records are acknowledged. Raises the first DeliveryFailed since the last call."""
+        """Returns when the present records are acknowledged. Raises the first DeliveryFailed since the last call."""
         await self._sender.drained(self._sender.queues)
         self.raise_if_failed()
 

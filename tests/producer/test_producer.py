@@ -464,6 +464,12 @@ async def test_brokers_that_do_not_respond_are_named() -> None:
     with pytest.raises(BrokersUnavailable, match=r"127\.0\.0\.1:1"):
         await producer.start()
     await producer.close()
+    producer = Producer(brokers="127.0.0.1:1")
+    starting = asyncio.ensure_future(producer.start())
+    await asyncio.sleep(0)
+    await producer.close()
+    with pytest.raises(Closed):
+        await starting
 
 
 async def test_brokers_before_0_11_are_told_once_and_take_no_headers(

@@ -272,7 +272,9 @@ class Cutover:
                         await restore_offsets(file, self.plan.new_security)
             before = self._state["steps"].get("check", {}).get("choices", {})
             for name, path in self._choices().items():
-                await choose_cluster(clusters.ensemble, path, ClusterChoice(before.get(path)))
+                # named also if there was no choice before: a member may have the new brokers in its own settings
+                choice = ClusterChoice(before.get(path) or self.plan.old_brokers)
+                await choose_cluster(clusters.ensemble, path, choice)
                 self._on_step("rollback", f"{name} uses the old cluster")
         self._archive("rolled-back")
 

@@ -116,6 +116,9 @@ async def test_each_step_may_be_the_last_of_a_run_and_a_rollback_loses_nothing(
         await wait_until_async(lambda: sum(world.seen.values()) > count + 100, 60, "services to read the new cluster")
         assert world.new.bootstrap in world.read_from
         await Cutover(plan).rollback()
+        moved = Consumer(world.topic, brokers=world.new.bootstrap, group=world.group, zookeeper=world.zookeeper)
+        with pytest.raises(ConfigError, match=r"read .*SwitchingConsumer"):
+            await moved.start()
         await world.reads("old")
         assert not await asyncio.to_thread(Cutover(plan).plan.state.exists)
     assert world.written["new"] == []

@@ -244,6 +244,8 @@ class Copying(RebalanceListener):
                     batch = self._unsent = None
                 if time.monotonic() - self._targets_checked > TARGETS_S:
                     await self._topics.leave_ended(consumer.assignment(), self._drain)
+                    if self._topics.has_ended(consumer.assignment()):
+                        break  # as a member, it would keep its partitions from the next mirror in this direction
                     await self._check_targets()
                     await self._begin_postponed()
                 await self._topics.check_origins({each.topic for each in self._copies})

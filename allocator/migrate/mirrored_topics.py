@@ -117,6 +117,13 @@ class MirroredTopics:
         for each, switch in ended.items():
             self._stop(each.topic, leave(known, each, switch))
 
+    def has_ended(self, mine: Partitions) -> bool:
+        """Returns whether this process has nothing left to copy since the mirror back has begun. `mine` are its
+        partitions."""
+        stops = self._report.stops
+        remedies = {stops[each.topic].remedy for each in mine if each.topic in stops}
+        return Remedy.ENDED in remedies and not any(self.is_mirrored(each.topic) for each in mine)
+
     def is_mirrored(self, topic: str) -> bool:
         return topic not in self._report.stops and topic not in self._report.left_out
 

@@ -514,7 +514,8 @@ class Cutover:
                 await self._all_have_left(on)
                 return found
             if now > deadline:
-                why = "the mirror is still behind" if behind else "a producer still writes to the old topics"
+                writes = now - since < self.plan.quiet_s
+                why = "a producer still writes to the old topics" if writes else "the mirror is still behind"
                 raise CutoverFailed(
                     f"{why} after {self.plan.producers_s:g} s; stop the producers or move them to "
                     f"{self.plan.new_brokers}, and run the cutover again. Until then a rollback is possible"

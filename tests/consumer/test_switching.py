@@ -219,6 +219,24 @@ async def test_a_member_with_other_brokers_than_its_group_is_refused(
             assert (await asyncio.wait_for(consumer.getone(), 30)).value == b"v"
 
 
+async def test_a_member_is_refused_whose_group_moves_while_it_joins(it: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process stands still after it has read the choice, while a cutover finds no members."""
+    from allocator.protocols.zookeeper import membership
+
+    check = membership.check_choice
+
+    async def checked(*arguments: Any) -> None:
+        await check(*arguments)
+        await it.choose(ensemble, ClusterChoice("new:9092"))
+
+    monkeypatch.setattr(membership, "check_choice", checked)
+    async with session(it.zookeeper) as ensemble:
+        consumer = Consumer(it.topic, brokers=it.brokers, group=it.group, membership=allocator.ZooKeeper(it.zookeeper))
+        with pytest.raises(ConfigError, match="new:9092"):
+            await consumer.start()
+        assert await it.members(ensemble) == []
+
+
 async def test_a_member_whose_group_has_moved_ends_when_its_session_does(it: Group) -> None:
     plain = {"brokers": it.brokers, "group": it.group, "membership": allocator.ZooKeeper(it.zookeeper)}
     async with session(it.zookeeper) as ensemble, Consumer(it.topic, **plain) as consumer:

@@ -217,9 +217,7 @@ class ZooKeeperMembership(SessionMembership):
     async def _register(self) -> None:
         # no process acts for the member of an earlier attempt, and its claim would keep partitions from all others
         await self._znodes.delete()
-        brokers, paths = self._settings.brokers, self._store.paths
-        if brokers is not None and self.admitted is None:  # otherwise its user follows the choice
-            await check_choice(self._zk, choice_path(paths.root, paths.group), brokers())
+        await self._check_choice()
         # while members get credentials one by one, all must be able to read the znodes of all
         await self._zk.use_acl_of(self._store.paths.base)
         self._info = replace(self._info, session_timeout_s=self._zk.session_timeout_s)
@@ -229,9 +227,16 @@ class ZooKeeperMembership(SessionMembership):
             await self._store.prepare()
             await self._znodes.delete()
             await self._create_znodes()
+        # the group may have moved before this member was in it. From now on, a cutover waits for this member
+        await self._check_choice()
         self._refused = None
         self._document = Watched(AssignmentReader(self._store, self.member_id).read, self._changed.set)
         log.info("%s: joined as %s", self._group, self.shown)
+
+    async def _check_choice(self) -> None:
+        brokers, paths = self._settings.brokers, self._store.paths
+        if brokers is not None and self.admitted is None:  # otherwise its user follows the choice
+            await check_choice(self._zk, choice_path(paths.root, paths.group), brokers())
 
     async def _create_znodes(self) -> None:
         paths = self._store.paths

@@ -78,7 +78,7 @@ class EnsembleOptions(MembershipOptions):
 
         def brokers() -> str:
             known = (f"{broker.host}:{broker.port}" for broker in client.metadata.brokers.values())
-            return ",".join([client.bootstrap, *known])
+            return ",".join(dict.fromkeys([*client.bootstrap.replace(" ", "").split(","), *known]))
 
         return ZooKeeperMembership(
             self.ensemble(),

@@ -210,6 +210,24 @@ async def test_a_listener_that_raises_or_awaits_positions_stops_nothing(setting:
 
 
 @through_zookeeper
+async def test_a_listener_may_close_the_consumer_whose_partitions_move(setting: Setting) -> None:
+    listener = Recording()
+    async with setting.consumer(listener=listener) as one:
+        await owns(one, 4)
+        listener.on_revoked = lambda partitions: one.close()
+        async with setting.consumer() as other:
+            with pytest.raises(Closed):
+                await asyncio.wait_for(_read_on(one), 60)
+            await one.close()
+            await owns(other, 4)
+    assert listener.calls[-1][0] == "revoked"
+
+
+async def _read_on(consumer: Consumer) -> None:
+    while True:
+        await consumer.getbatch(1.0)
+
+
 async def test_the_reset_policy_sets_the_first_position(setting: Setting) -> None:
     await setting.produce(0, 40)
     async with setting.consumer(auto_offset_reset="latest") as consumer:

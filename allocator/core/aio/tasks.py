@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import logging
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -19,43 +18,58 @@ T = TypeVar("T")
 
 # Delay of a timer that counts as a pause of the process. Higher: short pauses cause timeouts; lower: a busy loop counts
 LATE_S = 0.05
-_in_callback: ContextVar[bool] = ContextVar("in_callback", default=False)
+
+
+class _Callback:
+    """One call of a function of the user."""
+
+    over = False
+
+
+_in_callback: ContextVar[_Callback | None] = ContextVar("in_callback", default=None)
 
 
 class ClosesOnce:
     """Closes an object once, however often `close` is called.
 
     A later call waits for the first one. But if a user's callback, or a task that it started, makes the later call,
-    that call returns at once, since the first call may wait for that callback.
+    that call returns at once, since the first call may wait for that callback. So does the first call if a callback
+    makes it: the object closes once the callback has ended.
     """
 
     def __init__(self) -> None:
         self._done: asyncio.Future[None] | None = None  # created by the first call
+        self._task: asyncio.Task[None] | None = None  # the first call, if a callback made it
 
     @property
     def begun(self) -> bool:
         return self._done is not None
 
-    @staticmethod
-    @contextlib.contextmanager
-    def callback() -> Iterator[None]:
-        """Marks the code inside as a callback of the user."""
-        token = _in_callback.set(True)
-        try:
-            yield
-        finally:
-            _in_callback.reset(token)
-
     async def run(self, close: Callable[[], Awaitable[None]]) -> None:
         """Awaits `close()` in the first call. Further calls wait for the first one."""
+        callback = _in_callback.get()
         if self._done is None:
             self._done = asyncio.get_running_loop().create_future()
-            try:
-                await close()
-            finally:
-                self._done.set_result(None)
-        elif not self._done.done() and not _in_callback.get():
+            work = self._first(close, self._done)
+            if callback is None or callback.over:
+                await work
+            else:
+                self._task = asyncio.get_running_loop().create_task(work, name="close")
+                self._task.add_done_callback(_log_failure)
+        elif not self._done.done() and callback is None:
             await asyncio.shield(self._done)
+
+    @staticmethod
+    async def _first(close: Callable[[], Awaitable[None]], done: asyncio.Future[None]) -> None:
+        try:
+            await close()
+        finally:
+            done.set_result(None)
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.error("closing failed", exc_info=task.exception())
 
 
 class BackgroundTasks:
@@ -194,17 +208,23 @@ async def call_user(function: Callable[..., Any], *arguments: Any) -> Any:
 
     If the function cancels itself, raises RuntimeError: a CancelledError would end the task that calls it.
     """
+    callback = _Callback()
+    token = _in_callback.set(callback)  # the tasks that the function starts see it too
     try:
-        with ClosesOnce.callback():
+        try:
             answer = function(*arguments)
             work: asyncio.Future[Any] | None
             work = asyncio.ensure_future(answer) if inspect.isawaitable(answer) else None
-    except asyncio.CancelledError:
-        work = asyncio.get_running_loop().create_future()
-        work.cancel()
-    if work is None:
-        return answer
-    await ends(work)
+        except asyncio.CancelledError:
+            work = asyncio.get_running_loop().create_future()
+            work.cancel()
+        finally:
+            _in_callback.reset(token)
+        if work is None:
+            return answer
+        await ends(work)
+    finally:
+        callback.over = True
     if work.cancelled():
         raise RuntimeError("it cancelled itself")
     return work.result()

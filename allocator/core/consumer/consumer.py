@@ -151,7 +151,8 @@ class ConsumerBase:
     async def close(self, *, commit: bool = True, restart: bool = True) -> None:
         """Commits done records, releases all partitions, and leaves the group.
 
-        May be called repeatedly; each call returns once the consumer is closed.
+        May be called repeatedly; each call returns once the consumer is closed. If a listener calls it, it returns at
+        once, and the consumer closes when the listener has returned.
 
         If a task is reading, `close` waits until that task requests more records. The request raises Closed. If the
         reader itself calls `close`, or a task that it has started, the records delivered last do not count as done, and

@@ -28,7 +28,7 @@ from allocator import Consumer, OffsetAndMetadata, TopicPartition
 from allocator.core.client.fetch_messages import FetchedPartition, FetchResponse
 from allocator.core.client.offset_commit import OffsetCommit
 from allocator.core.client.response_reader import ResponseReader
-from allocator.core.consumer.commits import _Call
+from allocator.core.consumer.commits import CommitCall
 from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.buffer import Chunk
 from allocator.core.fetch.decode import RecordSet
@@ -51,7 +51,18 @@ NEXT_ON_THE_WIRE = struct.pack(">q", NEXT)
 END = NEXT + 10  # the log end that the broker reports
 
 # the forms in which a record travels; their own methods compute
-FORMS = (FetchResponse, FetchedPartition, RecordSet, Chunk, Batch, Record, OffsetCommit, PendingCommit, _Call, Unit)
+FORMS = (
+    FetchResponse,
+    FetchedPartition,
+    RecordSet,
+    Chunk,
+    Batch,
+    Record,
+    OffsetCommit,
+    PendingCommit,
+    CommitCall,
+    Unit,
+)
 # the compiled decoder shows no calls, so ignore the one in Python too
 DECODER = ("columns.py", "decode.py", "decode_plain.py", "record.py")
 # these methods store nothing of the record

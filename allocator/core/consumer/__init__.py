@@ -19,6 +19,7 @@ from allocator.core.consumer.membership_config import (
 )
 from allocator.core.consumer.record_processor import RecordOrders
 from allocator.core.consumer.sink import OffsetSink, SinkClaim, SinkOffset
+from allocator.core.consumer.transactional import TransactionalCommits, fenced
 
 __all__ = [
     "CommandedConsumer",
@@ -33,8 +34,10 @@ __all__ = [
     "RecordOrders",
     "SinkClaim",
     "SinkOffset",
+    "TransactionalCommits",
     "assignors_of",
     "client_of",
+    "fenced",
     "join_again_if",
     "lag",
     "membership_from",

@@ -7,8 +7,9 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Set
 from functools import partial
+from typing import Optional
 
 from allocator.core.aio.backoff import Backoff
 from allocator.core.aio.clock import boot_clock
@@ -23,7 +24,7 @@ from allocator.core.offsets.idle import IdleOffsets
 from allocator.core.offsets.pending_commit import MOST_PARTITIONS, Choice
 from allocator.core.offsets.storage import StoredOffsets, fetch_old_offsets
 from allocator.core.subscription.done import DoneSet
-from allocator.core.subscription.loss import Committed
+from allocator.core.subscription.loss import Committed, as_written
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.subscription.tenures import Phase
@@ -33,6 +34,10 @@ from allocator.core.types import OffsetAndMetadata, OnCommit, Partitions, TopicP
 log = logging.getLogger(__name__)
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
+Point = Callable[[], Optional[OffsetAndMetadata]]
+"""Returns the offset to commit now; None: there is nothing to commit."""
+Transact = Callable[[TopicPartition, Point], Awaitable[None]]
+"""Commits an offset of a partition in a transaction. Raises AllocatorError."""
 
 # time limit for the commit of idle offsets at a close. Higher: a close waits longer for a slow coordinator; lower: the
 # commit is given up sooner
@@ -41,6 +46,7 @@ BACKOFF_S = 0.1  # first pause after a failed automatic commit
 # seconds without a response of the coordinator after which a release goes on without its commit. Higher: after a longer
 # outage no record is read twice; lower: partitions move sooner, and a close takes less time
 RELEASE_PATIENCE_S = 30.0
+TRANSACTIONS_AT_ONCE = 20  # Higher: many idle offsets are committed sooner; lower: fewer requests at a time
 IN_DOUBT = "its topic was missing and may have been created again"
 
 
@@ -86,6 +92,9 @@ class Commits:
         if offsets is not None:
             self._idle = IdleOffsets(offsets, self._kept, partial(self._commit_chosen, offsets, follows=False))
         self._refreshing: asyncio.Task[None] | None = None  # commits idle offsets while the member leaves
+        self.transact: Transact | None = None
+        """Commits all offsets from now on, because no other commit of a former owner can be fenced; None: they are sent
+        to the coordinator."""
         self.metadata = CommitMetadata(offsets, client, state, fetcher)
 
     def start(self, tasks: BackgroundTasks) -> None:
@@ -163,12 +172,15 @@ class Commits:
         error."""
         group = self.offsets
         if offsets:
-            call = _Call(self._state, self.membership, self._now)
+            call = CommitCall(self._state, self.membership, self.now)
             to_send = call.note(self._to_send(offsets), offsets)
-            await self._until_decided(lambda: any(map(self._state.is_in_doubt, offsets)))
+            await self.until_decided(lambda: any(map(self._state.is_in_doubt, offsets)))
+            if self.transact is not None:
+                await _in_transactions(self.transact, lambda over: offsets if not over else {})
+                return
             await group.commit(to_send, call.refusal, call.stored)
 
-    async def _until_decided(self, in_doubt: Callable[[], bool], patience_s: float = math.inf) -> None:
+    async def until_decided(self, in_doubt: Callable[[], bool], patience_s: float = math.inf) -> None:
         """Waits for a limited time while it is in doubt whether offsets belong to a topic that is gone."""
         until = time.monotonic() + min(patience_s, self._client.request_timeout_s)
         while in_doubt() and time.monotonic() < until:
@@ -194,7 +206,7 @@ class Commits:
             tenures = self._state.assignment
             return any(t.in_doubt and t.is_uncommitted for p, t in tenures.items() if wanted is None or p in wanted)
 
-        await self._until_decided(in_doubt, patience_s)
+        await self.until_decided(in_doubt, patience_s)
         uncommitted = self._uncommitted(wanted)
         first = next(uncommitted, None)
         if first is not None:
@@ -208,7 +220,11 @@ class Commits:
         """Like `commit`, or like `commit_done` for None, but returns at once. Commits keep the order of the calls.
         `close` waits for them."""
         group = self.offsets
-        call = _Call(self._state, self.membership, self._now)
+        if self.transact is not None:
+            raise IllegalState(
+                f"group {group.group!r} commits in transactions, which keep no order of calls; use commit()"
+            )
+        call = CommitCall(self._state, self.membership, self.now)
         tenures: list[TopicPartitionState] = []
         if offsets is None:
             tenures = list(self._uncommitted(None))
@@ -223,7 +239,7 @@ class Commits:
         task.add_done_callback(partial(self._decided, call, tenures, callback))
 
     def _decided(
-        self, call: _Call, tenures: list[TopicPartitionState], callback: OnCommit | None, task: asyncio.Task[None]
+        self, call: CommitCall, tenures: list[TopicPartitionState], callback: OnCommit | None, task: asyncio.Task[None]
     ) -> None:
         if task.cancelled():
             return
@@ -260,11 +276,14 @@ class Commits:
     ) -> None:
         """`follows`: whether the offsets follow a seek. Those that are committed again do not, so the seek stays to be
         committed."""
-        call = _Call(self._state, self.membership, self._now, follows=follows)
+        if self.transact is not None:
+            await _in_transactions(self.transact, choose)
+            return
+        call = CommitCall(self._state, self.membership, self.now, follows=follows)
         choice = partial(self._chosen, call, choose)
         await group.commit(choice, call.refusal, call.stored, patience_s=patience_s)
 
-    def _chosen(self, call: _Call, choose: Choice, over: Collection[TopicPartition]) -> Offsets:
+    def _chosen(self, call: CommitCall, choose: Choice, over: Collection[TopicPartition]) -> Offsets:
         offsets = choose(over)
         return call.note(self.metadata.added(offsets), offsets)
 
@@ -354,11 +373,26 @@ class Commits:
             if t.committed is not None and not t.in_doubt and not (automatic and t.is_uncommitted)
         }
 
-    def _now(self) -> float:
+    def now(self) -> float:
         return boot_clock() if self._idle is None else self._idle.clock()
 
 
-class _Call:
+async def _in_transactions(transact: Transact, choose: Choice) -> None:
+    over: set[TopicPartition] = set()
+    while chosen := list(choose(over))[:TRANSACTIONS_AT_ONCE]:
+        commits = (transact(each, partial(_of, choose, each)) for each in chosen)
+        for result in await asyncio.gather(*commits, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+        over.update(chosen)
+
+
+def _of(choose: Choice, partition: TopicPartition) -> OffsetAndMetadata | None:
+    found = choose(()).get(partition)
+    return found if found is None or isinstance(found, Committed) else as_written(found)
+
+
+class CommitCall:
     """The tenures that the offsets of one commit belong to. Only while they last are the offsets sent and noted."""
 
     def __init__(

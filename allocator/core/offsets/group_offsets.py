@@ -318,6 +318,10 @@ class GroupOffsets:
         self._waiting.append(call)
         return call
 
+    def texted(self, offset: OffsetAndMetadata) -> OffsetAndMetadata:
+        """Returns the offset with its metadata as it is sent."""
+        return offset._replace(metadata=as_committed(offset.metadata or "", self._client.metadata.cluster_id))
+
     def _texted(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> Offsets:
         """Returns the offsets with their metadata as it is sent."""
         cluster = self._client.metadata.cluster_id

@@ -211,6 +211,18 @@ class Progress(Tenure):
         self._move_to(position)
         self.beyond = position.done if isinstance(position, Committed) else None
 
+    @property
+    def is_sought(self) -> bool:
+        """Whether a commit has to follow a move of the position, even backwards."""
+        return self._goes_back
+
+    def restart(self, committed: OffsetAndMetadata) -> None:
+        """Continues at the committed offset, which is not the one that this tenure knew."""
+        for hold in self.holds:
+            hold.void = True
+            hold.stop()
+        self.begin(committed, None, own=False)
+
     def reset_to(self, position: OffsetAndMetadata, *, before: int | None) -> None:
         """Sets the position that a reset has found. `before`: the position that the log did not have.
 
@@ -411,6 +423,11 @@ class ReaderHolds:
         """The partitions of which the reader has records of a topic that was created again since."""
         return frozenset(hold.tenure.partition for hold in self._holds if hold.of_former_log)
 
+    @property
+    def tenures(self) -> frozenset[Progress]:
+        """The tenures of which the reader has records, except those that were replaced by a seek."""
+        return frozenset(hold.tenure for hold in self._holds if not hold.void)
+
     def note_outlived(self, hold: ReaderHold) -> None:
         if hold.busy:
             self._outlived.append(hold)
@@ -437,6 +454,10 @@ class ReaderHolds:
     def finish_up_to(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Marks the records before these offsets as done, if no records were delivered after them."""
         self._end(ReaderHold.finish, lambda hold: _is_at(hold.tenure, offsets.get(hold.tenure.partition)))
+
+    def finish_of(self, tenure: Progress) -> None:
+        """Marks the delivered records of one tenure as done."""
+        self._end(ReaderHold.finish, lambda hold: hold.tenure is tenure)
 
     def abandon(self, partitions: Collection[TopicPartition] | None = None) -> None:
         """Called when the reader will not request more, or did not get the records. They do not become done."""

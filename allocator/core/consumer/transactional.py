@@ -1,0 +1,86 @@
+"""What a transaction needs of the commits of one member: the committed offset, compared and noted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Optional
+
+from allocator.core.client.client import KafkaClient
+from allocator.core.consumer.commits import CommitCall, Commits
+from allocator.core.errors import BrokerError, Fenced
+from allocator.core.fetch.fetcher import Fetcher
+from allocator.core.subscription.done import done_of
+from allocator.core.subscription.partition import TopicPartitionState
+from allocator.core.subscription.state import SubscriptionState
+from allocator.core.types import OffsetAndMetadata, TopicPartition
+
+Refusal = Callable[[], Optional[BrokerError]]
+
+# Brokers before 2.5 do not tell that the offsets of a committed transaction are not applied yet. Seconds until they
+# count as applied. Higher: a partition starts later; lower: a coordinator under load may take longer
+SETTLED_S = 0.2
+
+
+class TransactionalCommits:
+    """Compares, commits and notes the offset of one partition at a time. The caller sends the transaction."""
+
+    def __init__(self, commits: Commits, client: KafkaClient, state: SubscriptionState, fetcher: Fetcher) -> None:
+        self._commits = commits
+        self._client = client
+        self._state = state
+        self._fetcher = fetcher
+
+    async def stable(self, partition: TopicPartition) -> OffsetAndMetadata | None:
+        """Returns the committed offset, with those of all transactions that have ended."""
+        knows = self._client.broker_version >= (2, 5)
+        return (await self._commits.offsets.fetch([partition], require_stable=knows)).get(partition)
+
+    async def confirm(self, tenure: TopicPartitionState, tried: OffsetAndMetadata | None) -> None:
+        """Checks that no transaction has committed another offset than this tenure knows, once no further one can.
+
+        `tried`: the offset of an own transaction whose outcome is unknown. Raises Fenced if another offset is
+        committed, and continues there.
+        """
+        if self._client.broker_version < (2, 5):
+            await asyncio.sleep(SETTLED_S)
+        found = await self.stable(tenure.partition)
+        if found is None or tenure is not self._state.assignment.get(tenure.partition):
+            return  # no transaction has committed an offset; or the tenure has ended, so that nothing is committed
+        at = found.offset, done_of(found.metadata, found.offset)
+        if at == tenure.committed or (tenure.is_sought and (tried is None or found.offset != tried.offset)):
+            return
+        known = "none" if tenure.committed is None else tenure.committed[0]
+        tenure.restart(found)
+        self._fetcher.wake()
+        raise fenced(
+            f"{tenure.partition.topic}:{tenure.partition.partition}: a transaction has committed offset {found.offset} "
+            f"since this member read the committed offset ({known}); reading continues there, request the next records"
+        )
+
+    async def commit_with(
+        self,
+        tenure: TopicPartitionState,
+        offset: OffsetAndMetadata,
+        send: Callable[[OffsetAndMetadata, Refusal], Awaitable[None]],
+    ) -> None:
+        """Notes the offset as committed when `send` returns. `send` gets the offset with its metadata, and a check that
+        returns why it may not be committed (any more)."""
+        partition = tenure.partition
+        call = CommitCall(self._state, self._commits.membership, self._commits.now)
+        to_send = call.note(self._commits.metadata.added({partition: offset}), {partition: offset})[partition]
+        await self._commits.until_decided(lambda: self._state.is_in_doubt(partition))
+
+        def refusal() -> BrokerError | None:
+            ended = BrokerError("this member has lost it since")
+            return call.refusal(partition) if self._state.assignment.get(partition) is tenure else ended
+
+        await send(self._commits.offsets.texted(to_send), refusal)
+        call.stored(partition, to_send)
+
+
+def fenced(text: str) -> Fenced:
+    """Returns the error after which the records are read again, by this member if it still owns the partition."""
+    error = Fenced(text)
+    error.retriable = True
+    return error

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from allocator.operate.kafka_group_orders import KafkaGroupOrders
     from allocator.operate.order_report import OrderReport
     from allocator.operate.switching import SwitchingConsumer
+    from allocator.producer.consumer_transaction import Transaction
     from allocator.producer.producer import Producer
     from allocator.protocols.legacy.options import Kiel, OldConsumers, Pykafka
     from allocator.protocols.options import Kafka
@@ -97,6 +98,7 @@ __all__ = [
     "SingleConsumer",
     "SwitchingConsumer",
     "TopicPartition",
+    "Transaction",
     "ZooKeeper",
     "__version__",
 ]
@@ -121,6 +123,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "operate.kafka_group_orders": "KafkaGroupOrders",
             "operate.order_report": "OrderReport",
             "operate.switching": "SwitchingConsumer",
+            "producer.consumer_transaction": "Transaction",
             "producer.producer": "Producer",
             "protocols.legacy.options": "Kiel OldConsumers Pykafka",
             "protocols.options": "Kafka",

@@ -7,18 +7,22 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from allocator.core.aio import ClosesOnce, warn_unclosed
+from allocator.core.aio import ClosesOnce, wall_ms, warn_unclosed
 from allocator.core.client import KafkaClient
+from allocator.core.consumer import ConsumerBase
 from allocator.core.settings import DEFAULT, check_topic, keyword_faults, names_arguments
 from allocator.core.text import shown
 from allocator.errors import Closed, ConfigError, DeliveryFailed, IllegalState
 from allocator.producer.columns import ColumnsToSend
+from allocator.producer.consumer_transaction import ConsumerTransactions, Transaction
 from allocator.producer.encoding import encode_headers
 from allocator.producer.requests import ALL
 from allocator.producer.settings import PRODUCING, PRODUCING_DEFAULT
+from allocator.producer.transaction import NewRecord
 from allocator.producer.writer import RecordWriter
-from allocator.types import Acks, Compression, RecordMetadata, Serializer
+from allocator.types import Acks, Compression, RecordMetadata, Serializer, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -95,11 +99,13 @@ class Producer:
             "choose": partitioner,
             **sizes,
         }
+        self.buffer_bytes = buffer_bytes
         self._serializers = key_serializer, value_serializer
         self._writer: RecordWriter | None = None  # None unless the producer is started and not closed
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = ClosesOnce()
         self._sent = 0
+        self._transactions: WeakKeyDictionary[ConsumerBase, ConsumerTransactions] = WeakKeyDictionary()
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -188,6 +194,23 @@ class Producer:
         writer = self._writer
         if writer is None or self._loop is not asyncio.get_running_loop():
             writer = self._live()
+        key, value = self._checked(topic, key, value, timestamp, headers)
+        if partition is None:
+            partition = writer.choose(topic, key)
+        self._sent += 1
+        pause = not self._sent % TURN
+        future = None if pause else writer.append_now(topic, key, value, headers, partition, timestamp)
+        if future is None:
+            check_topic(topic)
+            future = await writer.append(
+                topic, key, value, headers=headers, partition=partition, timestamp=timestamp, pause=pause
+            )
+        return future
+
+    def _checked(
+        self, topic: str, key: Any, value: Any, timestamp: int | None, headers: Sequence[tuple[str, bytes | None]]
+    ) -> tuple[bytes | None, bytes | None]:
+        """Returns the key and the value as bytes. Raises TypeError and ConfigError."""
         key_serializer, value_serializer = self._serializers
         if key_serializer is not None and key is not None:
             key = key_serializer(key)
@@ -201,17 +224,7 @@ class Producer:
             _check_timestamp(topic, timestamp)
         if headers:
             _check_headers(topic, headers)
-        if partition is None:
-            partition = writer.choose(topic, key)
-        self._sent += 1
-        pause = not self._sent % TURN
-        future = None if pause else writer.append_now(topic, key, value, headers, partition, timestamp)
-        if future is None:
-            check_topic(topic)
-            future = await writer.append(
-                topic, key, value, headers=headers, partition=partition, timestamp=timestamp, pause=pause
-            )
-        return future
+        return key, value
 
     async def send_and_wait(
         self,
@@ -284,7 +297,57 @@ class Producer:
         check_topic(topic)
         return await self._live().find(topic)
 
+    def transaction(self, consumer: Any) -> Transaction:
+        """Returns a transaction of what is sent in it and of the offset of a `Consumer` after its records in hand.
+
+            async for batch in consumer:
+                async with producer.transaction(consumer) as tx:
+                    for record in batch:
+                        await tx.send("totals", total(record), key=record.key)
+
+        Guarantee: a reader with isolation level "read_committed" sees the results of each record once, whichever
+        process is killed or frozen, if all members of the group commit only in such transactions. The records in hand
+        must be of one partition. If the block raises, or the transaction fails, nothing is written and the consumer
+        reads the records in hand again. Continue after errors that are `retriable`.
+
+        The transactional id of a partition is `<group>:<topic>:<partition>`. Needs brokers from 0.11. Raises
+        ConfigError if the consumer commits by itself (set `auto_commit_interval_s=None`), or elsewhere than in Kafka.
+        """
+        self._live()
+        if not isinstance(consumer, ConsumerBase):
+            raise TypeError(f"a transaction takes a Consumer, not {shown(consumer)}")
+        if consumer._engine.commits.are_automatic:
+            raise ConfigError(
+                f"the consumer of group {consumer.group!r} commits offsets by itself, also of records whose results "
+                "are not written; give it auto_commit_interval_s=None"
+            )
+        return Transaction(self, self._transactions_of(consumer))
+
     # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _transactions_of(self, consumer: ConsumerBase) -> ConsumerTransactions:
+        """Returns the transactions of a consumer."""
+        found = self._transactions.get(consumer)
+        if found is None:
+            writing = self._writing["timeout_s"], self._writing["compression"]
+            found = self._transactions[consumer] = ConsumerTransactions(self._client, consumer, *writing)
+        return found
+
+    async def _placed(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        partition: int | None,
+        timestamp: int | None,
+        headers: Sequence[tuple[str, bytes | None]],
+    ) -> tuple[TopicPartition, NewRecord]:
+        """Returns a record for a transaction, and its partition. Raises the errors of `send`."""
+        writer = self._live()
+        key, value = self._checked(topic, key, value, timestamp, headers)
+        check_topic(topic)
+        at = await writer.place(topic, key, partition)
+        return at, NewRecord(key, value, wall_ms() if timestamp is None else timestamp, headers)
 
     def _live(self) -> RecordWriter:
         if self._loop is not asyncio.get_running_loop():

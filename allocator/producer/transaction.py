@@ -1,7 +1,7 @@
-"""Writes records to several partitions in one transaction (KIP-98).
+"""Writes records to several partitions, and an offset of a group, in one transaction (KIP-98).
 
-Protocol: FindCoordinator for transactions, InitProducerId, AddPartitionsToTxn, Produce, EndTxn, in the versions before
-KIP-890, which brokers from 0.11 to 4.x support.
+Protocol: FindCoordinator for transactions, InitProducerId, AddPartitionsToTxn, Produce, AddOffsetsToTxn,
+TxnOffsetCommit, EndTxn, in the versions before KIP-890, which brokers from 0.11 to 4.x support.
 """
 
 from __future__ import annotations
@@ -10,21 +10,30 @@ import asyncio
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Optional
 
-from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest
+from kafka.protocol.producer import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    TxnOffsetCommitRequest,
+)
 
+from allocator.core.aio import Backoff
 from allocator.core.client import ErrorCode, KafkaClient, Reaction, for_code, reaction_to
 from allocator.core.offsets import Coordinator
 from allocator.errors import AllocatorError, BrokerError, ConfigError
 from allocator.producer.builder import BatchBuilder
+from allocator.producer.encoding import CODECS, TARGET_BYTES
 from allocator.producer.requests import init_request
 from allocator.producer.sender import TOO_LARGE, BatchSender, PartitionQueue
-from allocator.types import TopicPartition
+from allocator.types import OffsetAndMetadata, TopicPartition
 
 # the newest versions before KIP-890, in which a commit does not change the epoch
 ADD_VERSION, END_VERSION = 3, 4
+OFFSET_VERSION = 2  # later versions can name the member, which the transactional id replaces
+FIRST_PAUSE_S = 0.005  # the markers of the last transaction are usually written by then
 REPLACED: Final = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED))
 
 
@@ -36,6 +45,23 @@ class NewRecord(NamedTuple):
     timestamp: int
     headers: Sequence[tuple[str, Optional[bytes]]] = ()
 
+    @property
+    def size(self) -> int:
+        """Approximate bytes in memory."""
+        return 100 + len(self.key or b"") + len(self.value or b"") + sum(len(value or b"") for _, value in self.headers)
+
+
+class GroupOffset(NamedTuple):
+    """The offset of one partition of a group, to commit with the records."""
+
+    coordinator: Coordinator
+    """That of the group."""
+    group: str
+    partition: TopicPartition
+    offset: OffsetAndMetadata
+    refusal: Callable[[], Optional[BrokerError]]
+    """Returns why the transaction may not be committed (any more). Called just before."""
+
 
 class TooLargeForTopic(BrokerError):
     """The topic does not accept a record of this size. Raise its max.message.bytes."""
@@ -44,8 +70,8 @@ class TooLargeForTopic(BrokerError):
 class _Batch(BatchBuilder):
     """A batch that keeps its records, so that it can be split."""
 
-    def __init__(self, rows: Sequence[NewRecord]) -> None:
-        super().__init__(2, 0, transactional=True)
+    def __init__(self, rows: Sequence[NewRecord], codec: int) -> None:
+        super().__init__(2, codec, transactional=True)
         self.rows = rows
         for row in rows:
             self.append(row.key, row.value, row.headers, row.timestamp)
@@ -59,15 +85,21 @@ class TransactionalWriter:
     no longer write. Readers with "read_uncommitted" also see records of aborted transactions.
     """
 
-    def __init__(self, client: KafkaClient, name: str, *, timeout_s: float = 60.0) -> None:
+    def __init__(self, client: KafkaClient, name: str, *, timeout_s: float = 60.0, compression: str = "none") -> None:
         self._client = client
         self._name = name
         self._timeout_s = timeout_s
+        self._codec = CODECS[compression]
         self._coordinator = Coordinator(client, name, client.retry_backoff_s, for_transactions=True)
         self._sender: BatchSender[_Batch] = BatchSender(
             client, refused=self._refused, request_timeout_s=client.request_timeout_s, transactional_id=name
         )
         self._identity: tuple[int, int] | None = None
+        self._ended = -1, -1
+        """The identity of the last commit."""
+        self.in_doubt = False
+        """Whether a request had no response since `open`. It may still arrive, and become part of a later transaction
+        unless `open` is called before."""
         self._too_large: TooLargeForTopic | None = None
 
     async def open(self) -> None:
@@ -77,6 +109,7 @@ class TransactionalWriter:
             raise ConfigError(f"transactions need brokers of Kafka 0.11 or newer; these are {name}")
         request = init_request(self._name, self._timeout_s)
         response = await self._request(request, lambda response: response.error_code)
+        self.in_doubt = False  # an earlier request that arrives now is refused, for its epoch is over
         self._sender.drop(list(self._sender.queues))
         self._identity = self._sender.identity = response.producer_id, response.producer_epoch
 
@@ -86,28 +119,43 @@ class TransactionalWriter:
         Splits a batch that a topic does not accept. After an error nothing is written, unless the response to the
         commit was lost. After an error other than TooLargeForTopic, call `open` before the next write.
         """
+        await self.commit(records)
+        await self.settle()
+
+    async def commit(
+        self, records: Mapping[TopicPartition, Sequence[NewRecord]], offset: GroupOffset | None = None
+    ) -> None:
+        """Like `write`, but returns once the transaction is committed. Readers may see it only after `settle`."""
         identity = self._identity
         if identity is None:
             raise RuntimeError("call open() first")
         self._identity = None
         try:
-            await self._client.refresh({partition.topic for partition in records})
-            await self._add(records, identity)
-            await self._produce(records)
+            if records:
+                await self._client.refresh({partition.topic for partition in records})
+                await self._add(records, identity)
+                await self._produce(records)
+            if offset is not None:
+                await self._add_offset(offset, identity)
         except TooLargeForTopic:
             await self._end(identity, commit=False)
             # the brokers acknowledged or refused each batch, so the next sequence numbers are known
             self._identity = identity
             raise
-        except BaseException:
-            with contextlib.suppress(AllocatorError):
-                await self._end(identity, commit=False)
+        except BaseException as error:
+            if getattr(error, "code", None) not in REPLACED:
+                with contextlib.suppress(AllocatorError):
+                    await self._abort(identity)
             raise
         await self._end(identity, commit=True)
+        self._ended = identity
+
+    async def settle(self) -> None:
+        """Returns once readers see the last commit. After an error, call `open` before the next write."""
         # The coordinator responds before it has written the markers, without which readers do not see the records. It
         # refuses a second commit until the markers are written
-        await self._end(identity, commit=True)
-        self._identity = identity
+        await self._end(self._ended, commit=True)
+        self._identity = self._ended
 
     # ------------------------------------------------------------------------------------------------------------
 
@@ -136,8 +184,8 @@ class TransactionalWriter:
         self._too_large = None
         await sender.add(partition for partition in records if partition not in sender.queues)
         for partition, some in records.items():
-            if some:
-                sender.put(partition, sender.queues[partition], _Batch(some), expires_at=late)
+            for chunk in _chunks(some):
+                sender.put(partition, sender.queues[partition], _Batch(chunk, self._codec), expires_at=late)
         await sender.send_all()
         if self._too_large is not None:
             raise self._too_large
@@ -150,7 +198,8 @@ class TransactionalWriter:
         refused = queue.pending[0].batch
         half = refused.records // 2
         if half:
-            self._sender.replace_first(partition, [_Batch(refused.rows[:half]), _Batch(refused.rows[half:])])
+            parts = refused.rows[:half], refused.rows[half:]
+            self._sender.replace_first(partition, [_Batch(part, self._codec) for part in parts])
             return
         size = sum(len(part or b"") for part in refused.rows[0][:2])
         self._too_large = TooLargeForTopic(
@@ -158,6 +207,39 @@ class TransactionalWriter:
             code=error.code,
         )
         self._sender.replace_first(partition, ())
+
+    async def _add_offset(self, to_commit: GroupOffset, identity: tuple[int, int]) -> None:
+        """Makes the offset part of the transaction. Raises the error of `refusal` if it may not be committed."""
+        names = {"transactional_id": self._name, "group_id": to_commit.group}
+        who = {"producer_id": identity[0], "producer_epoch": identity[1]}
+        await self._request(
+            AddOffsetsToTxnRequest(**names, **who, max_version=ADD_VERSION), lambda response: response.error_code
+        )
+        (topic, partition), (offset, metadata, epoch) = to_commit.partition, to_commit.offset
+        kind = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
+        part = kind.TxnOffsetCommitRequestPartition(
+            partition_index=partition,
+            committed_offset=offset,
+            committed_leader_epoch=-1 if epoch is None else epoch,
+            committed_metadata=metadata,
+        )
+        request = TxnOffsetCommitRequest(
+            **names, **who, topics=[kind(name=topic, partitions=[part])], max_version=OFFSET_VERSION
+        )
+        await self._request(
+            request, lambda response: response.topics[0].partitions[0].error_code, to_commit.coordinator
+        )
+        refusal = to_commit.refusal()
+        if refusal is not None:
+            raise refusal
+
+    async def _abort(self, identity: tuple[int, int]) -> None:
+        if any(queue.unanswered for queue in self._sender.queues.values()):
+            # a request that arrives after the end of its transaction would stay open for ever, unless its epoch is over
+            await self.open()
+            self._identity = None
+        else:
+            await self._end(identity, commit=False)
 
     async def _end(self, identity: tuple[int, int], *, commit: bool) -> None:
         request = EndTxnRequest(
@@ -169,23 +251,27 @@ class TransactionalWriter:
         )
         await self._request(request, lambda response: response.error_code)
 
-    async def _request(self, request: Any, code_of: Callable[[Any], int]) -> Any:
-        """Sends a request to the coordinator until it succeeds. Raises BrokerError."""
+    async def _request(
+        self, request: Any, code_of: Callable[[Any], int], coordinator: Coordinator | None = None
+    ) -> Any:
+        """Sends a request to the coordinator of transactions, or another one, until it succeeds. Raises BrokerError."""
         deadline = time.monotonic() + self._timeout_s
+        coordinator = coordinator or self._coordinator
+        backoff = Backoff(FIRST_PAUSE_S, self._client.retry_backoff_s)
         while True:
             try:
-                response = await self._coordinator.send(request, deadline, self._client.request_timeout_s)
+                response = await coordinator.send(request, deadline, self._client.request_timeout_s)
                 code = code_of(response)
                 if not code:
                     return response
                 error = self._refusal(code, f"transaction {self._name!r}")
                 if reaction_to(code, {}) is Reaction.REFIND:
-                    self._coordinator.forget()
+                    coordinator.forget()
             except BrokerError as failed:
-                error = failed
+                error, self.in_doubt = failed, True
             if not error.retriable or time.monotonic() > deadline:
                 raise error
-            await asyncio.sleep(self._client.retry_backoff_s)
+            await asyncio.sleep(backoff.next())
 
     def _refusal(self, code: int, what: str) -> BrokerError:
         if code in REPLACED:
@@ -200,3 +286,15 @@ class TransactionalWriter:
                 code=code,
             )
         return for_code(code, what)
+
+
+def _chunks(rows: Sequence[NewRecord]) -> Iterator[Sequence[NewRecord]]:
+    """Yields the records in batches of about `TARGET_BYTES`."""
+    start = size = 0
+    for index, row in enumerate(rows):
+        if size > TARGET_BYTES:
+            yield rows[start:index]
+            start, size = index, 0
+        size += row.size
+    if start < len(rows):
+        yield rows[start:]

@@ -194,14 +194,20 @@ class RecordWriter:
         Raises TopicNotFound, DeliveryFailed for a partition that the topic does not have, and ConfigError for headers
         on brokers before 0.11.
         """
+        at = await self.place(topic, key, partition)
+        await self._prepare(at, pause=pause)
+        return self._put(at, key, value, headers, timestamp)
+
+    async def place(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
+        """Returns the partition of a record. Raises TopicNotFound, and DeliveryFailed if the topic does not have it."""
         if topic not in self._known:
             await self.find(topic)
         if partition is None:
             partition = self.choose(topic, key)
             assert partition is not None
         at = TopicPartition(topic, partition)
-        await self._prepare(at, pause=pause)
-        return self._put(at, key, value, headers, timestamp)
+        await self._must_exist(at)
+        return at
 
     async def append_columns(
         self,
@@ -287,14 +293,17 @@ class RecordWriter:
                     raise
             await asyncio.sleep(self._client.retry_backoff_s)
 
-    async def _prepare(self, at: TopicPartition, *, pause: bool) -> None:
-        """Returns when `_put` may be called for the partition. Callers proceed in the order of their calls."""
+    async def _must_exist(self, at: TopicPartition) -> None:
         if at.partition not in self._known.get(at.topic, ()):
             await self._client.refresh([at.topic])  # the partition may be newer than the metadata
             partitions = self._client.partitions(at.topic) or ()
             if at.partition not in partitions:
                 error = BrokerError(f"the topic has {len(partitions)} partitions")
                 raise DeliveryFailed(at, 1, error, maybe_written=False)
+
+    async def _prepare(self, at: TopicPartition, *, pause: bool) -> None:
+        """Returns when `_put` may be called for the partition. Callers proceed in the order of their calls."""
+        await self._must_exist(at)
         if pause or self._waiting or self._sender.held > self._sender.buffer_bytes:
             self._waiting += 1
             try:

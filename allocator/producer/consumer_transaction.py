@@ -1,0 +1,244 @@
+"""Writes results together with the offsets of the records that they come from, in one transaction.
+
+Each partition of the consumer has its own transactional id, so the next owner of the partition fences the former one by
+InitProducerId, whatever was frozen or delayed where: that request aborts an open transaction of the former owner, and
+its later requests are refused. After it, the owner compares the committed offset with the one that it knows. So a
+transaction is a compare-and-set of the committed offset, and no second result of a record can be committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Optional
+
+from allocator.core.client import ErrorCode, KafkaClient
+from allocator.core.consumer import ConsumerBase, TransactionalCommits, fenced
+from allocator.core.subscription import Phase, TopicPartitionState
+from allocator.errors import AllocatorError, BrokerError, ConfigError, IllegalState, NotOwned
+from allocator.producer.transaction import REPLACED, GroupOffset, NewRecord, TooLargeForTopic, TransactionalWriter
+from allocator.types import OffsetAndMetadata, TopicPartition
+
+# another owner has begun, or the coordinator has aborted the transaction, or forgotten the transactional id
+OVER: Final = REPLACED | {ErrorCode.INVALID_TXN_STATE, ErrorCode.INVALID_PRODUCER_ID_MAPPING}
+Records = Mapping[TopicPartition, Sequence[NewRecord]]
+Choose = Callable[[], Optional[OffsetAndMetadata]]
+
+
+class ConsumerTransactions:
+    """The transactions of one consumer, which commits its offsets only in them from now on.
+
+    `client`: that of the producer. Raises ConfigError for a consumer whose commits could bypass the transactions.
+    """
+
+    def __init__(self, client: KafkaClient, consumer: ConsumerBase, timeout_s: float, compression: str) -> None:
+        self.core = core = consumer._engine
+        group, offsets = core.group, core.choice.config.storage
+        if group is None or offsets != "kafka" or core.sink is not None:
+            raise ConfigError(
+                f"a transaction commits the offsets of a group to Kafka; this consumer has group={group!r}, "
+                f"offsets={offsets!r} and {'no' if core.sink is None else 'a'} sink; give it a group and "
+                "offsets='kafka'"
+            )
+        clusters = client.metadata.cluster_id, core.client.metadata.cluster_id
+        if clusters[0] != clusters[1]:
+            raise ConfigError(
+                f"a transaction cannot span two clusters: the producer writes to {clusters[0]!r}, and the consumer "
+                f"reads {clusters[1]!r}; give both the same brokers"
+            )
+        self.offsets = TransactionalCommits(core.commits, core.client, core.state, core.fetcher)
+        self._client = client
+        self._group = group
+        self._writing: dict[str, Any] = {"timeout_s": timeout_s, "compression": compression}
+        self._tenures: dict[TopicPartition, TenureTransactions] = {}
+        core.commits.transact = self._commit_offset
+
+    def of(self, tenure: TopicPartitionState) -> TenureTransactions:
+        """Returns the transactions of a tenure."""
+        found = self._tenures.get(tenure.partition)
+        if found is None or found.tenure is not tenure:
+            # no part of a topic name has a colon, so the ids of two groups differ
+            name = f"{self._group}:{tenure.partition.topic}:{tenure.partition.partition}"
+            writer = TransactionalWriter(self._client, name, **self._writing)
+            found = self._tenures[tenure.partition] = TenureTransactions(self, tenure, writer, self._group)
+        return found
+
+    async def _commit_offset(self, partition: TopicPartition, choose: Choose) -> None:
+        tenure = self.core.state.assignment.get(partition)
+        if tenure is not None:
+            await self.of(tenure).commit({}, choose, lambda: None)
+
+
+class TenureTransactions:
+    """The transactions of one tenure of a partition, one after the other."""
+
+    def __init__(
+        self, owner: ConsumerTransactions, tenure: TopicPartitionState, writer: TransactionalWriter, group: str
+    ) -> None:
+        self.tenure = tenure
+        self._core = owner.core
+        self._offsets = owner.offsets
+        self._writer = writer
+        self._group = group
+        self._turn = asyncio.Lock()
+        self._tried: OffsetAndMetadata | None = None
+        """The offset of a transaction whose outcome is unknown."""
+        self._confirmed = False
+        """Whether nobody else can commit, and the committed offset is the one that the tenure knows."""
+
+    async def begin(self) -> None:
+        """Fences the former owner, at the first call and after an unknown outcome. Raises Fenced if a transaction has
+        committed another offset than this tenure knows; the tenure then continues there."""
+        async with self._turn:
+            await self._begin()
+
+    async def _begin(self) -> None:
+        if not self._confirmed:
+            await self._writer.open()
+            await self._offsets.confirm(self.tenure, self._tried)
+            self._confirmed, self._tried = True, None
+
+    async def commit(self, records: Records, choose: Choose, committed: Callable[[], None]) -> None:
+        """Writes the records and the chosen offset, calls `committed`, and returns once readers see them.
+
+        Raises Fenced if the transaction is over, or BrokerError. If `committed` was not called, the outcome may be
+        unknown; `begin` finds out.
+        """
+        async with self._turn:
+            await self._begin()
+            offset = choose()
+            if offset is None:
+                return
+            self._confirmed, self._tried = False, offset
+
+            async def send(to_send: OffsetAndMetadata, refusal: Callable[[], BrokerError | None]) -> None:
+                to_commit = GroupOffset(
+                    self._core.commits.offsets.coordinator, self._group, self.tenure.partition, to_send, refusal
+                )
+                await self._writer.commit(records, to_commit)
+
+            try:
+                await self._offsets.commit_with(self.tenure, offset, send)
+            except TooLargeForTopic:
+                self._confirmed = not self._writer.in_doubt
+                raise
+            except BrokerError as error:
+                if error.code in OVER:
+                    raise fenced(str(error)) from error
+                raise
+            committed()
+            try:
+                await self._writer.settle()
+                await self._until_applied(offset.offset)
+            except AllocatorError:
+                return  # it is committed; `begin` makes sure of the rest
+            self._confirmed, self._tried = not self._writer.in_doubt, None
+
+    async def _until_applied(self, offset: int) -> None:
+        """Returns once the coordinator of the group has applied the offset, so that it cannot confuse this transaction
+        with the next one."""
+        deadline = time.monotonic() + self._core.client.request_timeout_s
+        while (found := await self._offsets.stable(self.tenure.partition)) is None or found.offset != offset:
+            if time.monotonic() > deadline:
+                raise BrokerError(f"offset {offset} is not applied", retriable=True)
+            await asyncio.sleep(self._core.client.retry_backoff_s)
+
+
+class Transaction:
+    """The records in hand of one partition, as one transaction with what `send` adds. Use `async with`.
+
+    Results stay in memory until the end of the block, so the transaction on the brokers is short. At the end they are
+    written, and committed together with the offset after the records in hand. If the block raises, nothing is written,
+    and the consumer reads the records in hand again.
+    """
+
+    def __init__(self, producer: Any, transactions: Any) -> None:
+        self._producer = producer
+        self._transactions: ConsumerTransactions = transactions
+        self._records: dict[TopicPartition, list[NewRecord]] = defaultdict(list)
+        self._held = 0
+        self._moves = 0
+        self._tenure: TopicPartitionState
+
+    async def __aenter__(self) -> Transaction:
+        """Raises IllegalState unless the records in hand are of one partition, NotOwned if it was lost, and a retriable
+        Fenced if a former owner has committed them, so that other records have to be read."""
+        self._tenure = tenure = self._in_hand()
+        await self._transactions.of(tenure).begin()
+        self._moves = tenure.moves
+        return self
+
+    def _in_hand(self) -> TopicPartitionState:
+        core = self._transactions.core
+        if core.processor is not None:
+            raise IllegalState("process() has the records in hand; return Produce with results='exactly-once' there")
+        tenures = core.state.reader.tenures
+        if len(tenures) != 1:
+            names = ", ".join(f"{each.partition.topic}:{each.partition.partition}" for each in tenures) or "none"
+            raise IllegalState(
+                f"a transaction takes the records in hand of one partition, and this consumer has records of {names}; "
+                "read with getbatch() or getone(), and begin one transaction after each call"
+            )
+        (tenure,) = tenures
+        assert isinstance(tenure, TopicPartitionState)
+        _must_last(tenure)
+        return tenure
+
+    async def send(
+        self,
+        topic: str,
+        value: Any,
+        key: Any = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+    ) -> None:
+        """Adds a record, with the arguments of `Producer.send`. Raises the same errors, and IllegalState if the records
+        of the transaction have more than `buffer_bytes`."""
+        at, record = await self._producer._placed(topic, value, key, partition, timestamp, headers)
+        self._held += record.size
+        if self._held > self._producer.buffer_bytes:
+            raise IllegalState(
+                f"{topic}: the results of one transaction have more than buffer_bytes={self._producer.buffer_bytes}; "
+                "raise it, or read fewer records at a time, with getone() or a smaller prefetch_bytes"
+            )
+        self._records[at].append(record)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        tenure, core = self._tenure, self._transactions.core
+        committed = False
+
+        def finish() -> None:
+            nonlocal committed
+            committed = True
+            core.state.reader.finish_of(tenure)
+
+        try:
+            if error is None:
+                await self._transactions.of(tenure).commit(self._records, self._offset, finish)
+        finally:
+            if not committed and tenure.phase is not Phase.ENDED and tenure.position is not None:
+                tenure.hand_back()
+                core.fetcher.wake()
+
+    def _offset(self) -> OffsetAndMetadata:
+        tenure = self._tenure
+        _must_last(tenure)
+        offset = tenure.to_commit(delivered=True) if tenure.moves == self._moves else None
+        if offset is None:
+            raise IllegalState(
+                f"{tenure.partition.topic}:{tenure.partition.partition}: nothing is written, because the consumer was "
+                "moved from the records in hand by a seek or a commit during the transaction; request the next records"
+            )
+        return offset
+
+
+def _must_last(tenure: TopicPartitionState) -> None:
+    if tenure.phase is Phase.ENDED:
+        topic, partition = tenure.partition
+        raise NotOwned(f"{topic}:{partition} was lost since its records were read; request the next records")

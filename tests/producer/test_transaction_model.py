@@ -1,0 +1,49 @@
+"""The states of the model of transactions by partition."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from transaction_model import INPUTS, RULES, State, steps, unsafe
+
+
+def explore(broken: str = "", most: int = sys.maxsize) -> tuple[set[State], str]:
+    """Returns the first `most` states, breadth first, and the shortest way to one in which a promise is broken, if any
+    is."""
+    first = State()
+    ways: dict[State, tuple[State, str]] = {first: (first, "")}
+    level = [first]
+    while level and len(ways) < most:
+        following = []
+        for state in level:
+            for step, after in steps(state, broken):
+                if after in ways:
+                    continue
+                ways[after] = state, step
+                following.append(after)
+                why = unsafe(after)
+                if why:
+                    return set(ways), f"{why}: {', '.join(way_to(after, ways))}"
+        level = following
+    return set(ways), ""
+
+
+def way_to(state: State, ways: dict[State, tuple[State, str]]) -> list[str]:
+    way: list[str] = []
+    while ways[state][1]:
+        state, step = ways[state]
+        way.insert(0, step)
+    return way
+
+
+@pytest.mark.parametrize("most", [60_000, pytest.param(sys.maxsize, marks=pytest.mark.long)])
+def test_no_record_has_two_results_and_none_is_skipped(most: int) -> None:
+    states, broken = explore(most=most)
+    assert not broken
+    assert any(state.committed == INPUTS for state in states)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_each_rule_is_needed(rule: str) -> None:
+    assert explore(rule)[1]

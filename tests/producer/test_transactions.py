@@ -1,0 +1,434 @@
+"""Results and offsets in one transaction: a reader of committed records sees one result for each record."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allocator import Consumer, Producer
+from allocator.errors import BrokerError, ConfigError, Fenced, IllegalState
+from allocator.testing import LocalCluster, wait_until_async
+
+HERE = Path(__file__).parent
+TopicFactory = Callable[..., str]
+long = pytest.mark.long
+PARTITIONS = 2
+VERSIONS = [
+    ("2.8.2", "zookeeper"),
+    ("4.1.1", "kafka"),
+    *(
+        pytest.param(version, membership, marks=long)
+        for version, membership in (
+            ("2.8.2", "kafka"),
+            ("4.1.1", "zookeeper"),
+            ("0.11.0.3", "zookeeper"),
+            ("0.11.0.3", "kafka"),
+            ("3.9.1", "zookeeper"),
+            ("3.9.1", "kafka"),
+            ("4.4.0", "zookeeper"),
+            ("4.4.0", "kafka"),
+        )
+    ),
+]
+REQUESTS = ("InitProducerId", "AddPartitionsToTxn", "Produce", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn")
+
+
+def committed_values(bootstrap: str, topic: str) -> list[bytes]:
+    """What confluent-kafka reads of a topic with isolation level read_committed."""
+    from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+
+    settings = {"bootstrap.servers": bootstrap, "group.id": "witness", "isolation.level": "read_committed"}
+    consumer = Consumer({**settings, "enable.auto.commit": False, "enable.partition.eof": True})
+    values, left = [], set(range(PARTITIONS))
+    try:
+        consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in left])
+        late = time.monotonic() + 60
+        while left and time.monotonic() < late:
+            for each in consumer.consume(500, 0.2):
+                if each.error() is None:
+                    values.append(each.value())
+                elif each.error().code() == KafkaError._PARTITION_EOF:
+                    left.discard(each.partition())
+    finally:
+        consumer.close()
+    assert not left, "the witness has not come to the end"
+    return values
+
+
+async def values_of_aiokafka(bootstrap: str, topic: str, count: int) -> list[bytes]:
+    from aiokafka import AIOKafkaConsumer, TopicPartition
+
+    consumer: Any = AIOKafkaConsumer(
+        bootstrap_servers=bootstrap, auto_offset_reset="earliest", isolation_level="read_committed"
+    )
+    await consumer.start()
+    values: list[bytes] = []
+    late = time.monotonic() + 60
+    try:
+        consumer.assign([TopicPartition(topic, number) for number in range(PARTITIONS)])
+        while len(values) < count and time.monotonic() < late:
+            for records in (await consumer.getmany(timeout_ms=200)).values():
+                values += [each.value for each in records]
+        for records in (await consumer.getmany(timeout_ms=500)).values():  # nothing follows
+            values += [each.value for each in records]
+    finally:
+        await consumer.stop()
+    return values
+
+
+class Member:
+    """One process that writes results."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        command = [sys.executable, str(HERE / "transaction_member.py"), json.dumps(settings)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def word(self, wanted: str) -> None:
+        """Waits until the process says this word."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.strip() == wanted:
+                return
+        raise AssertionError(f"the process ended before it said {wanted!r}")
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+class Walk:
+    """A topic, results, and the processes of a group."""
+
+    def __init__(self, cluster: LocalCluster, source: str, out: str, group: str, membership: str) -> None:
+        self.cluster, self.source, self.out, self.group, self.membership = cluster, source, out, group, membership
+        self.written: list[bytes] = []
+        self.members: list[Member] = []
+
+    def start(self, *stop: Any, mode: str = "block") -> Member:
+        consumer = {
+            "topics": [self.source],
+            "brokers": self.cluster.bootstrap,
+            "group": self.group,
+            "membership": self.membership,
+            "auto_offset_reset": "earliest",
+            "max_wait_s": 0.05,
+            "joins": {"session_timeout_s": 6.0 if self.membership == "kafka" else 2.0},
+        }
+        if self.membership == "zookeeper":
+            consumer["zookeeper"] = f"{self.cluster.zookeeper}/{self.group}"
+        else:
+            consumer["joins"]["heartbeat_interval_s"] = 0.3
+        member = Member({"out": self.out, "stop": stop or None, "mode": mode, "consumer": consumer})
+        self.members.append(member)
+        return member
+
+    def produce(self, count: int) -> None:
+        from confluent_kafka import Producer
+
+        producer = Producer({"bootstrap.servers": self.cluster.bootstrap, "linger.ms": 1})
+        for _ in range(count):
+            value = b"%d" % len(self.written)
+            producer.produce(self.source, value, partition=len(self.written) % PARTITIONS, key=b"k" + value[-1:])
+            self.written.append(value)
+        assert producer.flush(30) == 0
+
+    def until_all(self) -> None:
+        """Waits until each record has a result. Raises AssertionError once one has two."""
+        late = time.monotonic() + 90
+        counts: Counter[bytes] = Counter()
+        while time.monotonic() < late:
+            counts = Counter(committed_values(self.cluster.bootstrap, self.out))
+            twice = {value: count for value, count in counts.items() if count > 1}
+            assert not twice
+            if len(counts) == len(self.written):
+                return
+            time.sleep(0.2)
+        raise AssertionError(f"{len(self.written) - len(counts)} of {len(self.written)} records have no result")
+
+    def end(self) -> None:
+        for member in self.members:
+            member.end()
+
+
+@pytest.fixture
+def walk(cluster_factory: Any, topic_factory: TopicFactory, group: str) -> Iterator[Callable[..., Walk]]:
+    walks: list[Walk] = []
+
+    def start(kafka: str, membership: str, **cluster: Any) -> Walk:
+        servers = cluster_factory(kafka=kafka, **cluster)
+        topics = [topic_factory(PARTITIONS, 1, None, servers) for _ in range(2)]
+        walks.append(Walk(servers, *topics, group, membership))
+        return walks[-1]
+
+    yield start
+    for each in walks:
+        each.end()
+
+
+def disturb(walk: Walk, stops: list[tuple[str, str, str, int]], mode: str = "block") -> None:
+    for stop in stops:
+        former = walk.start(*stop, mode=mode)
+        walk.produce(30)
+        former.word("stops")
+        successor = walk.start(mode=mode)
+        walk.produce(10)
+        walk.until_all()
+        former.send(signal.SIGCONT)
+        walk.produce(10)
+        walk.until_all()
+        former.end()
+        successor.end()
+    values = asyncio.run(values_of_aiokafka(walk.cluster.bootstrap, walk.out, len(walk.written)))
+    assert Counter(values) == Counter(walk.written)
+
+
+@pytest.mark.parametrize(("kafka", "membership"), VERSIONS)
+def test_each_record_has_one_result_whatever_stops_its_owner(
+    kafka: str, membership: str, walk: Callable[..., Walk]
+) -> None:
+    # before the end: the transaction of a frozen owner is whole, and must not be committed after that of its successor;
+    # after it: the owner is killed before it knows that it has committed
+    stops = [("EndTxn", "before", "freeze", 1), ("EndTxn", "after", "kill", 1), ("Produce", "after", "freeze", 2)]
+    disturb(walk(kafka, membership), stops)
+
+
+def test_each_record_has_one_result_when_the_brokers_restart(walk: Callable[..., Walk]) -> None:
+    here = walk("3.9.1", "zookeeper")
+    member = here.start()
+    here.produce(40)
+    member.word("committed")
+    (broker,) = here.cluster.brokers
+    broker.kill()
+    broker.start()
+    here.produce(40)
+    here.until_all()
+
+
+@long
+@pytest.mark.parametrize("request_name", REQUESTS)
+@pytest.mark.parametrize(
+    ("kafka", "membership"), [("0.11.0.3", "zookeeper"), ("2.8.2", "kafka"), ("4.4.0", "zookeeper")]
+)
+def test_each_record_has_one_result_if_an_owner_stops_at_any_request(
+    kafka: str, membership: str, request_name: str, walk: Callable[..., Walk]
+) -> None:
+    ways = [(when, how) for when in ("before", "after") for how in ("freeze", "kill")]
+    disturb(walk(kafka, membership), [(request_name, when, how, 1) for when, how in ways])
+
+
+# -- one process ------------------------------------------------------------------------------------------------------
+
+
+class Two:
+    """Two consumers that own the same partition, because no group keeps them apart, and their producers."""
+
+    def __init__(self, cluster: LocalCluster, source: str, out: str, group: str) -> None:
+        self.cluster, self.source, self.out, self.group = cluster, source, out, group
+
+    def consumer(self, *partitions: int, **options: Any) -> Consumer:
+        settings: dict[str, Any] = {
+            "brokers": self.cluster.bootstrap,
+            "group": self.group,
+            "membership": "fixed",
+            "auto_offset_reset": "earliest",
+            "auto_commit_interval_s": None,
+            "max_wait_s": 0.05,
+            **options,
+        }
+        consumer = Consumer(**settings)
+        consumer.assign([(self.source, number) for number in partitions or (0,)])
+        return consumer
+
+    def producer(self, **options: Any) -> Producer:
+        return Producer(brokers=self.cluster.bootstrap, linger_s=0.0, **options)
+
+    async def fill(self, count: int, partition: int = 0) -> None:
+        async with self.producer() as producer:
+            await producer.send_many(self.source, [b"%d" % n for n in range(count)], partition=partition)
+
+    async def results(self) -> list[bytes]:
+        return await asyncio.to_thread(committed_values, self.cluster.bootstrap, self.out)
+
+
+@pytest.fixture
+def two(kafka_cluster: LocalCluster, topic_factory: TopicFactory, group: str) -> Two:
+    return Two(kafka_cluster, topic_factory(PARTITIONS), topic_factory(PARTITIONS), group)
+
+
+async def batch_of(consumer: Consumer) -> Any:
+    batch = await consumer.getbatch(30)
+    assert batch is not None
+    return batch
+
+
+async def in_transaction(
+    producer: Producer,
+    consumer: Consumer,
+    *results: tuple[str, bytes],
+    after: Awaitable[None] | None = None,
+    fails: bool = False,
+) -> None:
+    async with producer.transaction(consumer) as tx:
+        for topic, value in results:
+            await tx.send(topic, value)
+        if after is not None:
+            await after
+        if fails:
+            raise ZeroDivisionError
+
+
+async def test_an_owner_whose_successor_has_begun_commits_nothing(two: Two) -> None:
+    await two.fill(3)
+    async with two.producer() as p1, two.producer() as p2, two.consumer() as former, two.consumer() as next_one:
+        await batch_of(former)
+        await batch_of(next_one)
+        with pytest.raises(Fenced) as error:
+            await in_transaction(
+                p1, former, (two.out, b"former"), after=in_transaction(p2, next_one, (two.out, b"next"))
+            )
+        assert error.value.retriable
+        await batch_of(former)  # the same records again, and only the next transaction knows that they have a result
+        with pytest.raises(Fenced, match=f"{two.source}:0: a transaction has committed offset 3"):
+            async with p1.transaction(former):
+                pass
+        assert await former.getbatch(0.5) is None
+        assert (await former.committed((two.source, 0))).offset == 3
+    assert await two.results() == [b"next"]
+
+
+async def test_a_result_that_the_former_owner_committed_late_is_not_written_again(two: Two) -> None:
+    await two.fill(3)
+    async with two.producer() as p1, two.producer() as p2, two.consumer() as former, two.consumer() as next_one:
+        await batch_of(former)
+        second = await batch_of(next_one)  # it has read the committed offset: none
+        async with p1.transaction(former) as tx:
+            await tx.send(two.out, b"former")
+        with pytest.raises(Fenced, match=r"committed offset 3 since this member read the committed offset \(none\)"):
+            async with p2.transaction(next_one):
+                raise AssertionError("the block must not run")
+        await two.fill(4)
+        batch = await batch_of(next_one)
+        assert (batch.base_offset, second.base_offset) == (3, 0)
+        async with p2.transaction(next_one) as tx:
+            await tx.send(two.out, b"next")
+    assert Counter(await two.results()) == Counter([b"former", b"next"])
+
+
+async def test_a_block_that_raises_writes_nothing_and_its_records_are_read_again(two: Two) -> None:
+    await two.fill(3)
+    async with two.producer() as producer, two.consumer() as consumer:
+        batch = await batch_of(consumer)
+        with pytest.raises(ZeroDivisionError):
+            await in_transaction(producer, consumer, (two.out, b"lost"), fails=True)
+        again = await batch_of(consumer)
+        assert (again.base_offset, len(again)) == (batch.base_offset, len(batch))
+        async with producer.transaction(consumer) as tx:
+            for record in again:
+                await tx.send(two.out, record.value, b"k")
+        assert (await consumer.committed((two.source, 0))).offset == 3
+        with pytest.raises(IllegalState, match="records of none"):
+            async with producer.transaction(consumer):
+                pass
+        await producer.send_and_wait(two.out, b"outside")
+    assert Counter(await two.results()) == Counter([b"0", b"1", b"2", b"outside"])
+
+
+async def test_single_records_and_several_partitions(two: Two) -> None:
+    await two.fill(2, 0)
+    await two.fill(2, 1)
+    async with two.producer() as producer, two.consumer(0, 1) as consumer:
+        for _ in range(4):
+            record = await consumer.getone(30)
+            assert record is not None
+            async with producer.transaction(consumer) as tx:
+                await tx.send(two.out, b"%d:%d" % (record.partition, record.offset))
+            assert (await consumer.committed((two.source, record.partition))).offset == record.offset + 1
+        consumer.seek((two.source, 0), 0)
+        consumer.seek((two.source, 1), 0)
+        await wait_until_async(lambda: min(consumer.lag().values()) == 2)
+        found: dict[Any, Any] = {}
+        while len(found) < 2:
+            found = await consumer.getmany(5)
+            for partition in found if len(found) < 2 else ():
+                consumer.seek(partition, 0)
+        with pytest.raises(IllegalState, match=f"records of {two.source}:0, {two.source}:1"):
+            async with producer.transaction(consumer):
+                pass
+    assert Counter(await two.results()) == Counter([b"0:0", b"0:1", b"1:0", b"1:1"])
+
+
+async def test_a_result_that_its_topic_refuses_leaves_nothing(
+    two: Two, kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    small = await asyncio.to_thread(topic_factory, 1, 1, {"max.message.bytes": "1000"}, kafka_cluster)
+    await two.fill(2)
+    async with two.producer() as producer, two.consumer() as consumer:
+        await batch_of(consumer)
+        with pytest.raises(BrokerError, match=f"{small}:0 does not accept a record with 3000 bytes"):
+            await in_transaction(producer, consumer, (two.out, b"fits"), (small, bytes(3000)))
+        await batch_of(consumer)
+        async with producer.transaction(consumer) as tx:
+            await tx.send(two.out, b"second attempt")
+        await two.fill(1)
+        await batch_of(consumer)
+        async with two.producer(buffer_bytes=1000) as tiny:
+            with pytest.raises(IllegalState, match="buffer_bytes=1000"):
+                async with tiny.transaction(consumer) as tx:
+                    await tx.send(two.out, bytes(1000))
+    assert await two.results() == [b"second attempt"]
+
+
+async def test_other_commits_of_the_consumer_are_transactions_too(two: Two) -> None:
+    """A plain commit that a frozen process sends late could lower the offset, and nothing would fence it."""
+    await two.fill(3)
+    async with two.producer() as p1, two.producer() as p2, two.consumer() as former:
+        await batch_of(former)
+        async with p1.transaction(former):
+            pass
+        former.seek((two.source, 0), 1)
+        await batch_of(former)
+        await former.commit({(two.source, 0): 2})
+        assert (await former.committed((two.source, 0))).offset == 2
+        async with two.consumer() as next_one:
+            await batch_of(next_one)
+            async with p2.transaction(next_one) as tx:
+                await tx.send(two.out, b"next")
+        with pytest.raises(Fenced):
+            await former.commit({(two.source, 0): 0})
+        assert (await former.committed((two.source, 0))).offset == 3
+
+
+async def test_a_consumer_that_commits_by_itself_is_refused(two: Two) -> None:
+    async with two.producer() as producer, two.consumer(auto_commit_interval_s=5.0) as consumer:
+        with pytest.raises(ConfigError, match="auto_commit_interval_s=None"):
+            producer.transaction(consumer)
+    async with two.producer() as producer, two.consumer(group=None) as consumer:
+        with pytest.raises(ConfigError, match="group=None"):
+            producer.transaction(consumer)
+
+
+async def test_brokers_before_0_11_are_named(cluster_factory: Any, topic_factory: TopicFactory, group: str) -> None:
+    cluster = await asyncio.to_thread(cluster_factory, kafka="0.9.0.1")
+    topic = await asyncio.to_thread(topic_factory, PARTITIONS, 1, None, cluster)
+    old = Two(cluster, topic, topic, group)
+    await old.fill(1)
+    async with old.producer() as producer, old.consumer() as consumer:
+        await batch_of(consumer)
+        with pytest.raises(ConfigError, match=r"transactions need brokers of Kafka 0\.11 or newer; these are 0\.9"):
+            async with producer.transaction(consumer):
+                pass

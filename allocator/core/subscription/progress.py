@@ -205,9 +205,7 @@ class Progress(Tenure):
 
     def seek(self, position: OffsetAndMetadata) -> None:
         """Sets the position, whatever was delivered or done before."""
-        for hold in self.holds:
-            hold.void = True
-            hold.stop()
+        self._replace_holds()
         self._move_to(position)
         self.beyond = position.done if isinstance(position, Committed) else None
 
@@ -218,9 +216,7 @@ class Progress(Tenure):
 
     def restart(self, committed: OffsetAndMetadata) -> None:
         """Continues at the committed offset, which is not the one that this tenure knew."""
-        for hold in self.holds:
-            hold.void = True
-            hold.stop()
+        self._replace_holds()
         self.begin(committed, None, own=False)
 
     def reset_to(self, position: OffsetAndMetadata, *, before: int | None) -> None:
@@ -339,6 +335,11 @@ class Progress(Tenure):
             hold.stop()
 
     # -- inside
+
+    def _replace_holds(self) -> None:
+        for hold in self.holds:
+            hold.void = True
+            hold.stop()
 
     def _move_to(self, position: OffsetAndMetadata) -> None:
         self._set(position)

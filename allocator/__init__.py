@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from allocator.core.subscription import RebalanceListener, RecordsLost
     from allocator.errors import AllocatorError, CommitFailed, DeliveryFailed, Fenced, GenerationEnded, GroupClosed
     from allocator.handlers.consumer import Consumer
+    from allocator.handlers.results import Produce
     from allocator.operate.group_orders import GroupOrders
     from allocator.operate.kafka_group_orders import KafkaGroupOrders
     from allocator.operate.order_report import OrderReport
@@ -89,6 +90,7 @@ __all__ = [
     "OrderReport",
     "OrderResult",
     "PartitionStart",
+    "Produce",
     "Producer",
     "Pykafka",
     "RebalanceListener",
@@ -119,6 +121,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept every n
             "core.subscription": "RebalanceListener RecordsLost",
             "errors": "AllocatorError CommitFailed DeliveryFailed Fenced GenerationEnded GroupClosed",
             "handlers.consumer": "Consumer",
+            "handlers.results": "Produce",
             "operate.group_orders": "GroupOrders",
             "operate.kafka_group_orders": "KafkaGroupOrders",
             "operate.order_report": "OrderReport",

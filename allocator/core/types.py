@@ -52,6 +52,7 @@ __all__ = [
     "Partitions",
     "Record",
     "RecordMetadata",
+    "ResultsMode",
     "Serializer",
     "TopicPartition",
     "Workers",
@@ -100,6 +101,7 @@ OffsetReset = Literal["earliest", "latest", "none"]
 """The setting `auto_offset_reset`, which also takes a time in milliseconds since the epoch."""
 
 Ordering = Literal["partition", "key", "none"]
+ResultsMode = Literal["at-least-once", "exactly-once"]
 """The setting `ordering`: which records are handled in sequence."""
 
 Workers = Literal["threads", "processes"]

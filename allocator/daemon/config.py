@@ -213,6 +213,7 @@ class HandlerSection:
     retry_topics: tuple[str, ...] | None = shared("retry_topics", table=HANDLING)
     create_retry_topics: bool = shared("create_retry_topics", table=HANDLING)
     dead_letter_topic: str | None = shared("dead_letter_topic", table=HANDLING)
+    results: str = shared("results", table=HANDLING)
     sink: str | None = setting(
         Text(check=_check_target, what='"package.module:name"'),
         None,

@@ -18,6 +18,7 @@ from allocator.handlers.due import DueGate
 from allocator.handlers.failures import Failures
 from allocator.handlers.handling import Handling
 from allocator.handlers.lanes import Lanes
+from allocator.handlers.results import Results
 from allocator.handlers.retry_topics import RetryPlan
 from allocator.handlers.window import Span, Unit, Window, fingerprint
 from allocator.types import TopicPartition
@@ -67,6 +68,7 @@ class Work:
     """Called when no call of a stopped worker runs any more."""
     until_free: Callable[[Sequence[Hold]], Awaitable[None]]
     """Waits until nobody works on the records of these holds."""
+    results: Results
     done_characters: Callable[[], int]
     """Returns the number of characters in a commit's metadata that may list done records beyond the offset."""
     retry_plan: RetryPlan | None = None

@@ -11,7 +11,7 @@ from allocator.core.settings import names_arguments
 from allocator.errors import Closed
 from allocator.handlers.handling import given_in_python
 from allocator.handlers.settings import HANDLING, HANDLING_DEFAULT
-from allocator.types import Ordering, Record, Workers
+from allocator.types import Ordering, Record, ResultsMode, Workers
 
 
 @names_arguments
@@ -78,6 +78,7 @@ class Consumer(ConsumerBase):
         retry_topics: Sequence[str] | None = HANDLING_DEFAULT["retry_topics"],
         create_retry_topics: bool = HANDLING_DEFAULT["create_retry_topics"],
         dead_letter_topic: str | None = HANDLING_DEFAULT["dead_letter_topic"],
+        results: ResultsMode = HANDLING_DEFAULT["results"],
         drain_timeout_s: float = HANDLING_DEFAULT["drain_timeout_s"],
         commit_interval_s: float = HANDLING_DEFAULT["commit_interval_s"],
     ) -> None:
@@ -91,6 +92,10 @@ class Consumer(ConsumerBase):
 
             async with Consumer("orders", brokers="b1:9092", group="billing", zookeeper="z1:2181") as consumer:
                 await consumer.process(bill, ordering="key", concurrency=100, dead_letter_topic="orders.failed")
+
+        If the handler returns a `Produce`, or a list of them, these records are written before its record is done, or
+        with `results="exactly-once"` in a transaction with its offset. If a record cannot be written, the handler has
+        failed.
 
         When this call is cancelled, it first drains for at most `drain_timeout_s` and commits. Afterwards the consumer
         still owns its partitions, and reading continues at the first record that is not done. If a call of the handler

@@ -43,9 +43,11 @@ class Handler:
     def on_loop(self) -> bool:
         return is_coroutine(self.function)
 
-    def call_plain(self, argument: Any) -> None:
+    def call_plain(self, argument: Any) -> Any:
         """Calls a plain handler. Raises HandlerMisuse if it returns an awaitable or a generator."""
-        check_done(self.function(argument), self.name)
+        result = self.function(argument)
+        check_done(result, self.name)
+        return result
 
 
 def check_done(result: Any, name: str) -> None:

@@ -33,6 +33,7 @@ class Handling:
     retry_topics: Optional[Sequence[str]] = None
     create_retry_topics: bool = False
     dead_letter_topic: Optional[str] = None
+    results: str = HANDLING_DEFAULT["results"]
     drain_timeout_s: float = HANDLING_DEFAULT["drain_timeout_s"]
     commit_interval_s: float = HANDLING_DEFAULT["commit_interval_s"]
     in_hand_records: int = 2000
@@ -78,6 +79,11 @@ def contradictions(
             yield ("sink", "ordering"), 'a sink needs the records of a partition in order; use ordering "partition"'
         if by_batch:
             yield ("mode", "ordering"), "a batch has records of many keys; use mode record"
+    if values["results"] == "exactly-once":
+        if sink:
+            yield ("sink", "results"), "the offset is in the sink, so it cannot be committed with results in Kafka"
+        if values["retry_topics"] is not None:
+            yield ("retry_topics", "results"), "a record may come into a retry topic twice, and so have two results"
     if values["retry_topics"] is not None:
         if topic is None:
             yield ("retry_topics",), "a dead-letter topic is needed, for records that fail after the last delay"

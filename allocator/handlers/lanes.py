@@ -6,8 +6,8 @@ import asyncio
 import concurrent.futures
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 from allocator.core.aio import BackgroundTasks
@@ -15,6 +15,7 @@ from allocator.core.consumer import RecordOrders
 from allocator.core.subscription import Hold
 from allocator.handlers.guard import guard_of
 from allocator.handlers.handlers import Handler, check_done
+from allocator.handlers.results import Produce, Results, produced
 from allocator.handlers.subprocesses import Children
 from allocator.handlers.window import Unit
 from allocator.types import TopicPartition
@@ -114,9 +115,11 @@ class Lanes:
         may_act: Callable[[], bool],
         until_active: Callable[[], Awaitable[None]],
         broken: Callable[[BaseException], None],
+        results: Results,
         processes: bool = False,
     ) -> None:
         self._handler = handler
+        self._results = results
         self._concurrency = concurrency
         self._ordering = ordering
         self._may_act = may_act
@@ -135,7 +138,10 @@ class Lanes:
         self._tasks = BackgroundTasks(broken)
         self.threads = concurrent.futures.ThreadPoolExecutor(concurrency, "handler")
         self._children = Children(handler.function) if processes else None
-        self._run = self._run_on_loop if handler.on_loop else self._run_in_threads
+
+    @cached_property
+    def _run(self) -> Callable[[], Coroutine[Any, Any, None]]:
+        return self._run_on_loop if self._handler.on_loop else self._run_in_threads
 
     def add(self, owner: LaneOwner, units: Sequence[Unit]) -> None:
         """Adds records to the lanes of one partition, in the order that `Handling.ordering` demands."""
@@ -264,17 +270,21 @@ class Lanes:
 
     async def _turn(self, lane: Lane, finished: list[Unit]) -> BaseException | None:
         units, worker, call, may_act = lane.units, lane.worker, self._handler.function, self._may_act
-        orders = self._orders
+        orders, kept = self._orders, self._results.exactly_once
         guard = guard_of(orders, worker.partition)
         clock = asyncio.get_running_loop().time
         ends = clock() + SLICE_S
         while units:
             unit = units[0]
             try:
+                records: Sequence[Produce] = ()
                 if guard is None or not guard(unit.argument):
                     result = await call(unit.argument)
                     if result is not None:
                         check_done(result, self._handler.name)
+                        records = produced(result, self._handler.name)
+                        if records and not kept:
+                            await self._results.write(records)
             except asyncio.CancelledError:
                 if lane.cut or self._closing:
                     raise
@@ -284,7 +294,7 @@ class Lanes:
             # catches every class: if an error ended this task, the lane would be stuck
             except BaseException as error:  # noqa: BLE001 - the user's; the policy decides what follows
                 return error
-            unit.argument = None
+            _returned(unit, records, kept=kept)
             units.popleft()
             finished.append(unit)
             if self._pass_is_long() or worker.stopping or not may_act():
@@ -318,7 +328,7 @@ class Lanes:
                 turn = self._bundle()
                 if not turn:
                     return
-                call = self.threads.submit(self._turn_in_thread, turn)
+                call = self.threads.submit(self._turn_in_thread, turn, asyncio.get_running_loop())
                 for lane, units in turn:
                     lane.call, lane.turn = call, units
                 results = await asyncio.wrap_future(call)
@@ -350,14 +360,16 @@ class Lanes:
             count += len(lane.units)
         return turn
 
-    def _turn_in_thread(self, turn: Sequence[tuple[Lane, list[Unit]]]) -> list[tuple[int, BaseException | None, float]]:
+    def _turn_in_thread(
+        self, turn: Sequence[tuple[Lane, list[Unit]]], loop: asyncio.AbstractEventLoop
+    ) -> list[tuple[int, BaseException | None, float]]:
         """Runs the calls of some lanes in a thread.
 
         Returns for each lane the number of finished calls, the error of the next call, and the seconds.
         """
         now = time.monotonic()
         ends = now + (SLICE_S if len(turn) == 1 else SHORT_SLICE_S)
-        may_act = self._may_act
+        may_act, kept = self._may_act, self._results.exactly_once
         results: list[tuple[int, BaseException | None, float]] = []
         for lane, units in turn:
             call = self._handler.call_plain if self._children is None else partial(self._children.call, lane)
@@ -369,8 +381,13 @@ class Lanes:
                 if now >= ends or worker.stopping or not may_act():
                     break
                 try:
+                    records: Sequence[Produce] = ()
                     if guard is None or not guard(unit.argument):
-                        call(unit.argument)
+                        result = call(unit.argument)
+                        if result is not None:
+                            records = produced(result, self._handler.name)
+                        if records and not kept:
+                            asyncio.run_coroutine_threadsafe(self._results.write(records), loop).result()
                 except asyncio.CancelledError:
                     error = _cancelled_from_within()
                     break
@@ -380,10 +397,18 @@ class Lanes:
                     break
                 finally:
                     now = time.monotonic()
-                unit.argument = None
+                _returned(unit, records, kept=kept)
                 count += 1
             results.append((count, error, now - begun))
         return results
+
+
+def _returned(unit: Unit, records: Sequence[Produce], *, kept: bool) -> None:
+    """Makes the unit done, or with `kept` its records wait for their transaction."""
+    if kept:
+        unit.results = records
+    else:
+        unit.argument = None
 
 
 def _cancelled_from_within() -> asyncio.TimeoutError:

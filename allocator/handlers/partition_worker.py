@@ -13,6 +13,7 @@ from allocator.core.subscription import DoneSet, Hold, SubscriptionState
 from allocator.handlers.admission import Admission, Work
 from allocator.handlers.guard import Quarantined
 from allocator.handlers.lanes import Lane, LaneOwner
+from allocator.handlers.results import Committing
 from allocator.handlers.window import Unit, offset_of
 from allocator.types import TopicPartition
 
@@ -54,6 +55,19 @@ class PartitionWorker(LaneOwner):
         self._waiting: set[Lane] = set()
         """Lanes whose first record has failed and waits for its next attempt."""
         self._letters: set[asyncio.Task[None]] = set()
+        self._refused: dict[Any, Lane] = {}
+        """The lanes of records whose results were refused; each is alone, because the later ones wait for it anyway."""
+        self._committing: Committing | None = None
+        """Commits the results with their offsets; None: records are done when the handler has returned."""
+        if work.results.exactly_once:
+            self._committing = Committing(
+                work.results,
+                tenure,
+                lambda: not (self.void or self.has_outlived),
+                self._committed,
+                self._refuse,
+                self._letter_ended,
+            )
         self.cut_off = False
         """True once running calls were cut off."""
         self._given_up = False
@@ -107,8 +121,12 @@ class PartitionWorker(LaneOwner):
         if handled is not None:
             handled.add(self.partition, self._offsets(finished), seconds)
         if finished:
-            self.admission.window.finish(finished)
-            lane.attempts = 0
+            if self._committing is None:
+                self.admission.window.finish(finished)
+            else:
+                self._committing.wake(self.admission.window)
+            if lane.key not in self._refused:
+                lane.attempts = 0
         if error is not None and not self.cut_off:
             self._failed(lane, error)
         if self.stopping:
@@ -119,6 +137,22 @@ class PartitionWorker(LaneOwner):
         elif error is None:
             self.lanes.pop(lane.key, None)
         self.admission.fill()
+
+    def _committed(self, units: Sequence[Unit]) -> None:
+        """Called when the results of these units are committed."""
+        for unit in units:
+            unit.argument = unit.results = None
+            self._refused.pop(unit, None)
+        self.admission.window.finish(units)
+        if not self.stopping:
+            self.admission.fill()
+
+    def _refuse(self, unit: Unit, error: BaseException) -> None:
+        """Called when the result of a unit cannot be written: the handler has failed."""
+        unit.results = None
+        lane = self._refused.setdefault(unit, Lane(self, unit))
+        lane.units.append(unit)
+        self._failed(lane, error)
 
     def _offsets(self, units: Sequence[Unit]) -> int:
         """Returns the number of records in these units. In batches, it does not count transaction markers."""
@@ -155,8 +189,11 @@ class PartitionWorker(LaneOwner):
 
     async def _give_up(self, lane: Lane, error: BaseException) -> None:
         if await self._work.failures.give_up(lane, error):
-            unit = lane.units.popleft()
-            unit.argument, lane.held = None, False
+            unit, lane.held = lane.units.popleft(), False
+            if self._committing is None:
+                unit.argument = None
+            else:
+                unit.results = ()
             self.end(lane, [unit], None)
 
     def _letter_ended(self, task: asyncio.Task[None]) -> None:
@@ -207,6 +244,8 @@ class PartitionWorker(LaneOwner):
         self.cut_off = True
         for letter in self._letters:
             letter.cancel()
+        if self._committing is not None and self._committing.task is not None:
+            self._committing.task.cancel()
         self._given_up = bool(self._work.lanes.cut(list(self.calls)))
 
     def _units_in_call(self) -> set[Unit]:
@@ -244,7 +283,7 @@ class PartitionWorker(LaneOwner):
 
     @property
     def _is_quiet(self) -> bool:
-        return not self.calls and not self._letters
+        return not (self.calls or self._letters or (self._committing is not None and self._committing.task is not None))
 
     async def _begin(self, before: list[Hold]) -> None:
         await self._work.until_free(before)

@@ -38,6 +38,7 @@ from allocator.handlers.handling import Handling
 from allocator.handlers.lanes import Lanes
 from allocator.handlers.late_producer import LateProducer
 from allocator.handlers.partition_worker import PartitionWorker
+from allocator.handlers.results import Results
 from allocator.handlers.retry_topics import RetryPlan, RetryTopics
 from allocator.types import Partitions, TopicPartition
 
@@ -145,6 +146,7 @@ class Processor:
         if self._retry_topics is not None:
             handler = replace(handler, function=preparing(handler.function, self._retry_topics.plan.original))
         measures = self._consumer.measures
+        results = Results(self._consumer, exactly_once=handling.results == "exactly-once")
         return Work(
             handling=handling,
             by_batch=handler.by_batch,
@@ -156,6 +158,7 @@ class Processor:
                 may_act=core.membership.may_act,
                 until_active=core.commits.until_may_act,
                 broken=self._fail,
+                results=results,
                 processes=handling.workers == "processes",
             ),
             failures=Failures(handler.name, handling, self._dead_letters, self._retry_topics, measures),
@@ -164,6 +167,7 @@ class Processor:
             changed=core.holds_changed,
             freed=lambda: core.state.on_freed(),
             until_free=core.until_free,
+            results=results,
             done_characters=lambda: core.commits.metadata.done_characters,
             retry_plan=None if self._retry_topics is None else self._retry_topics.plan,
         )
@@ -225,11 +229,15 @@ class Processor:
                     'ordering "%s" does not hold for records in retry topics: later records overtake them',
                     self._handling.ordering,
                 )
+        if self._work.results.exactly_once:
+            core.commits.transact = self._work.results.commit_offset
         core.process_with(self, self._handling.commit_interval_s)
         if retries is not None:
             core.choice.also_read(retries.plan.topics)
         if not core.started:
             await self._consumer.start()
+        if self._work.results.exactly_once:
+            await self._work.results.transactions()  # raises ConfigError before the first call of the handler
         core.start_task(core.commits.metadata.learn_limit(), "metadata limit")
         log.info("started with handler %s", self._handler.name)
         if started is not None:
@@ -312,7 +320,7 @@ class Processor:
     async def _end(self, stuck: Partitions, leave: Callable[[], Awaitable[None]]) -> None:
         await leave()
         try:
-            for topics in (self._dead_letters, self._retry_topics):
+            for topics in (self._dead_letters, self._retry_topics, self._work.results):
                 if topics is not None:
                     await topics.close()
             # before the lanes forget their calls

@@ -17,7 +17,7 @@ from allocator.core.settings import (
     check_topic,
 )
 from allocator.errors import ConfigError
-from allocator.types import Ordering, Workers
+from allocator.types import Ordering, ResultsMode, Workers
 
 _ERRORS: Final = Texts("a list of error classes")
 _SECONDS: Final = Number(0, 86400, above=True)
@@ -107,6 +107,13 @@ HANDLING: Final[Mapping[str, Setting]] = {
         Text(check=check_topic, what="a topic"),
         None,
         "The topic for records that cannot be handled. Not set: the processing stops at such a record instead.",
+    ),
+    "results": Setting(
+        Text(get_args(ResultsMode)),
+        "at-least-once",
+        "When the records that a handler returns (`Produce`) are written. `at-least-once`: before its record is done. "
+        "`exactly-once`: in a transaction with its offset, in the order of the log (Kafka 0.11 and newer); all members "
+        "of the group must set it.",
     ),
     "drain_timeout_s": Setting(
         Number(0, 86400),

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from types import FunctionType, TracebackType
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from allocator.core.text import text_of
 from allocator.errors import ConfigError
 from allocator.handlers.handlers import check_done
+from allocator.handlers.results import Produce, produced
 
 MAX_PLACES = 50  # of an error in another process
 Places = list[tuple[str, int, str]]
@@ -41,12 +42,13 @@ class Children:
         self._all: set[_Child] = set()
         self._closed = False
 
-    def call(self, lane: Any, argument: Any) -> None:
-        """Runs the handler for a record of this lane, and raises its error. Called in a handler thread."""
+    def call(self, lane: Any, argument: Any) -> Sequence[Produce]:
+        """Runs the handler for a record of this lane. Returns its records, or raises its error. Called in a handler
+        thread."""
         child = self._child()
         self._at_work[lane] = child
         try:
-            error = child.call(argument)
+            error, records = child.call(argument)
         except (EOFError, OSError) as gone:
             self._forget(child)
             raise RuntimeError(f"the process of the handler died with exit code {child.exit_code()}") from gone
@@ -54,6 +56,7 @@ class Children:
             self._at_work.pop(lane, None)
         if error is not None:
             raise error
+        return records
 
     def kill(self, lane: Any) -> bool:
         """Kills the process that handles a record of this lane, so that its call fails. Returns False if none does."""
@@ -93,12 +96,12 @@ class _Child:
         self._process.start()
         child_end.close()
 
-    def call(self, argument: Any) -> BaseException | None:
-        """Returns the handler's error. Raises EOFError or OSError if the process has ended."""
+    def call(self, argument: Any) -> tuple[BaseException | None, Sequence[Produce]]:
+        """Returns the handler's error and its records. Raises EOFError or OSError if the process has ended."""
         self._pipe.send(argument)
         error: BaseException | None
-        error, places = self._pipe.recv()
-        return None if error is None else error.with_traceback(_traceback_of(places))
+        error, places, records = self._pipe.recv()
+        return None if error is None else error.with_traceback(_traceback_of(places)), records
 
     def kill(self) -> None:
         with contextlib.suppress(OSError):
@@ -121,12 +124,12 @@ def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
             argument = pipe.recv()
-            error, places = None, Places()
+            error, places, records = None, Places(), ()
             try:
-                function(argument)
+                records = function(argument)
             except BaseException as raised:  # noqa: BLE001 - the user's; the parent decides what follows
                 error, places = _portable(raised), _places_of(raised)
-            pipe.send((error, places))
+            pipe.send((error, places, records))
 
 
 def _do_nothing(number: int, frame: Any) -> None:
@@ -134,13 +137,16 @@ def _do_nothing(number: int, frame: Any) -> None:
 
 
 class _Checked:
-    """The handler, with the check of its result, which does not cross the pipe."""
+    """The handler, with the check of its result. Only records cross the pipe."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self._function = function
 
-    def __call__(self, argument: Any) -> None:
-        check_done(self._function(argument), getattr(self._function, "__qualname__", type(self._function).__name__))
+    def __call__(self, argument: Any) -> Sequence[Produce]:
+        name = getattr(self._function, "__qualname__", type(self._function).__name__)
+        result = self._function(argument)
+        check_done(result, name)
+        return produced(result, name)
 
 
 def _end_with_parent() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import zlib
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from allocator.core.subscription import DoneSet
@@ -27,14 +27,16 @@ def fingerprint(record: Any) -> int:
 class Unit:
     """One call of the handler. `argument` is a record or a batch; None once the call is done.
 
-    A handler thread may set `argument` to None. Threads change nothing else in a window.
+    A handler thread may set `argument` to None, and `results`. Threads change nothing else in a window.
     """
 
-    __slots__ = ("argument", "span")
+    __slots__ = ("argument", "results", "span")
 
     def __init__(self, argument: Any, span: Span) -> None:
         self.argument = argument
         self.span = span
+        self.results: Sequence[Any] | None = None
+        """What the call has returned, until it is committed; None before, and if results are no part of a commit."""
 
 
 class Span:
@@ -120,6 +122,23 @@ class Window:
         span.complete = complete
         if complete and not span.left:
             self._empty(span)
+
+    def returned(self, most: int) -> tuple[list[Unit], int]:
+        """Returns the first units, if their calls have returned, and the offset after them. `most`: at most so many; 0:
+        all."""
+        found: list[Unit] = []
+        end = self.base
+        for span in self._spans:
+            for unit in span.units[span.at :]:
+                if unit.argument is None:
+                    continue
+                if unit.results is None or 0 < most == len(found):
+                    return found, offset_of(unit.argument)
+                found.append(unit)
+            end = span.end
+            if not span.complete:
+                break
+        return found, end
 
     def finish(self, units: Collection[Unit]) -> None:
         """Marks units as done."""

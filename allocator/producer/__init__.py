@@ -9,6 +9,7 @@ to write to.
 from __future__ import annotations
 
 from allocator.producer.columns import ColumnsToSend
+from allocator.producer.consumer_transaction import ConsumerTransactions
 from allocator.producer.encoding import (
     SMALL_BYTES,
     BatchTooLarge,
@@ -31,6 +32,7 @@ __all__ = [
     "BatchSender",
     "BatchTooLarge",
     "ColumnsToSend",
+    "ConsumerTransactions",
     "Encoded",
     "NewRecord",
     "PartitionQueue",

@@ -54,7 +54,7 @@ class ConsumerTransactions:
         self._group = group
         self._writing: dict[str, Any] = {"timeout_s": timeout_s, "compression": compression}
         self._tenures: dict[TopicPartition, TenureTransactions] = {}
-        core.commits.transact = self._commit_offset
+        core.commits.transact = self.commit_offset
 
     def of(self, tenure: TopicPartitionState) -> TenureTransactions:
         """Returns the transactions of a tenure."""
@@ -66,7 +66,8 @@ class ConsumerTransactions:
             found = self._tenures[tenure.partition] = TenureTransactions(self, tenure, writer, self._group)
         return found
 
-    async def _commit_offset(self, partition: TopicPartition, choose: Choose) -> None:
+    async def commit_offset(self, partition: TopicPartition, choose: Choose) -> None:
+        """Commits the chosen offset without results. Raises AllocatorError."""
         tenure = self.core.state.assignment.get(partition)
         if tenure is not None:
             await self.of(tenure).commit({}, choose, lambda: None)

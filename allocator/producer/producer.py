@@ -323,6 +323,11 @@ class Producer:
             )
         return Transaction(self, self._transactions_of(consumer))
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether an error that no retry can help has ended the producer. Then close it, and create another one."""
+        return self._writer is not None and self._writer.stopped
+
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _transactions_of(self, consumer: ConsumerBase) -> ConsumerTransactions:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from daemon_processes import Setup, stopped
+from witnesses import committed_values
 
 from allocator import Consumer
 from allocator.core.client.client import KafkaClient
@@ -44,6 +45,21 @@ async def test_everything_is_handled_in_order_and_committed_when_the_daemon_stop
     logs = it.logs()
     assert any("SIGTERM: draining" in line["message"] for line in logs)
     assert {"time", "level", "logger", "message"} <= set(logs[0])
+
+
+@pytest.mark.parametrize("mode", ["at-least-once", "exactly-once"])
+async def test_what_a_handler_returns_is_written(
+    make: Callable[..., Setup], topic_factory: Callable[..., str], mode: str
+) -> None:
+    it = await asyncio.to_thread(make, 2)
+    results = await asyncio.to_thread(topic_factory, 2, 1, None, it.cluster)
+    it.fill(200)
+    process = it.run(it.config("returns", handler={"results": mode}), RESULTS=results)
+    await asyncio.to_thread(it.wait_done, 200)
+    assert await asyncio.to_thread(stopped, process) == 0
+    written = await asyncio.to_thread(committed_values, it.cluster.bootstrap, results)
+    assert Counter(written) == Counter(entry["value"].encode() for entry in it.done())
+    assert await it.committed() == {0: 100, 1: 100}
 
 
 @pytest.mark.parametrize("more", [{}, pytest.param(KAFKA_ALONE, marks=pytest.mark.long)], ids=["zookeeper", "kafka"])

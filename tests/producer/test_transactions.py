@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from witnesses import committed_values, committed_values_of_aiokafka
 
 from allocator import Consumer, Producer
 from allocator.errors import BrokerError, ConfigError, Fenced, IllegalState
@@ -41,49 +42,6 @@ VERSIONS = [
     ),
 ]
 REQUESTS = ("InitProducerId", "AddPartitionsToTxn", "Produce", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn")
-
-
-def committed_values(bootstrap: str, topic: str) -> list[bytes]:
-    """What confluent-kafka reads of a topic with isolation level read_committed."""
-    from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
-
-    settings = {"bootstrap.servers": bootstrap, "group.id": "witness", "isolation.level": "read_committed"}
-    consumer = Consumer({**settings, "enable.auto.commit": False, "enable.partition.eof": True})
-    values, left = [], set(range(PARTITIONS))
-    try:
-        consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in left])
-        late = time.monotonic() + 60
-        while left and time.monotonic() < late:
-            for each in consumer.consume(500, 0.2):
-                if each.error() is None:
-                    values.append(each.value())
-                elif each.error().code() == KafkaError._PARTITION_EOF:
-                    left.discard(each.partition())
-    finally:
-        consumer.close()
-    assert not left, "the witness has not come to the end"
-    return values
-
-
-async def values_of_aiokafka(bootstrap: str, topic: str, count: int) -> list[bytes]:
-    from aiokafka import AIOKafkaConsumer, TopicPartition
-
-    consumer: Any = AIOKafkaConsumer(
-        bootstrap_servers=bootstrap, auto_offset_reset="earliest", isolation_level="read_committed"
-    )
-    await consumer.start()
-    values: list[bytes] = []
-    late = time.monotonic() + 60
-    try:
-        consumer.assign([TopicPartition(topic, number) for number in range(PARTITIONS)])
-        while len(values) < count and time.monotonic() < late:
-            for records in (await consumer.getmany(timeout_ms=200)).values():
-                values += [each.value for each in records]
-        for records in (await consumer.getmany(timeout_ms=500)).values():  # nothing follows
-            values += [each.value for each in records]
-    finally:
-        await consumer.stop()
-    return values
 
 
 class Member:
@@ -193,7 +151,7 @@ def disturb(walk: Walk, stops: list[tuple[str, str, str, int]], mode: str = "blo
         walk.until_all()
         former.end()
         successor.end()
-    values = asyncio.run(values_of_aiokafka(walk.cluster.bootstrap, walk.out, len(walk.written)))
+    values = asyncio.run(committed_values_of_aiokafka(walk.cluster.bootstrap, walk.out, len(walk.written)))
     assert Counter(values) == Counter(walk.written)
 
 

@@ -14,7 +14,7 @@ import signal
 import sys
 from typing import Any
 
-from allocator import Consumer, Producer
+from allocator import Consumer, Produce, Producer
 from allocator.core.client import KafkaClient
 from allocator.core.consumer import membership_from
 from allocator.errors import AllocatorError
@@ -53,9 +53,8 @@ async def main(out: str, stop: Any, consumer: dict[str, Any], mode: str = "block
         Consumer(*consumer.pop("topics"), auto_commit_interval_s=None, **consumer) as member,
     ):
         if mode == "process":
-            from allocator import Produce
 
-            async def handle(record: Any) -> Any:
+            async def handle(record: Any) -> Produce:
                 return Produce(out, record.value, key=record.key)
 
             await member.process(handle, results="exactly-once", ordering="key")

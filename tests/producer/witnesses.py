@@ -99,5 +99,50 @@ async def known(consumer: Any, topic: str) -> set[int]:
     return partitions
 
 
+def committed_values(bootstrap: str, topic: str, partitions: int = 2) -> list[bytes]:
+    """What confluent-kafka reads of a topic with isolation level read_committed."""
+    from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError
+    from confluent_kafka import TopicPartition as At
+
+    settings = {"bootstrap.servers": bootstrap, "group.id": "witness", "isolation.level": "read_committed"}
+    consumer = Consumer({**settings, "enable.auto.commit": False, "enable.partition.eof": True})
+    values, left = [], set(range(partitions))
+    try:
+        consumer.assign([At(topic, number, OFFSET_BEGINNING) for number in left])
+        late = time.monotonic() + READ_S
+        while left and time.monotonic() < late:
+            for each in consumer.consume(500, 0.2):
+                if each.error() is None:
+                    values.append(each.value())
+                elif each.error().code() == KafkaError._PARTITION_EOF:
+                    left.discard(each.partition())
+    finally:
+        consumer.close()
+    assert not left, "the witness has not come to the end"
+    return values
+
+
+async def committed_values_of_aiokafka(bootstrap: str, topic: str, count: int, partitions: int = 2) -> list[bytes]:
+    from aiokafka import AIOKafkaConsumer
+    from aiokafka import TopicPartition as At
+
+    consumer: Any = AIOKafkaConsumer(
+        bootstrap_servers=bootstrap, auto_offset_reset="earliest", isolation_level="read_committed"
+    )
+    await consumer.start()
+    values: list[bytes] = []
+    late = time.monotonic() + READ_S
+    try:
+        consumer.assign([At(topic, number) for number in range(partitions)])
+        while len(values) < count and time.monotonic() < late:
+            for records in (await consumer.getmany(timeout_ms=200)).values():
+                values += [each.value for each in records]
+        for records in (await consumer.getmany(timeout_ms=500)).values():  # nothing follows
+            values += [each.value for each in records]
+    finally:
+        await consumer.stop()
+    return values
+
+
 # the oldest version that the client reads
 READERS: list[tuple[tuple[int, ...], Reader]] = [((0, 8), kafka_python), ((0, 8), confluent), ((0, 11), aiokafka)]

@@ -1,0 +1,181 @@
+"""Writes the records that handlers return: before their record is done, or in a transaction with its offset."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+
+from allocator.core.aio import Backoff
+from allocator.core.consumer import ConsumerBase
+from allocator.core.subscription import TopicPartitionState
+from allocator.errors import AllocatorError, DeliveryFailed, Fenced
+from allocator.handlers.handlers import HandlerMisuse
+from allocator.handlers.window import Unit, Window, offset_of
+from allocator.types import OffsetAndMetadata, TopicPartition
+
+if TYPE_CHECKING:
+    from allocator.producer import ConsumerTransactions, NewRecord, Producer
+
+BACKOFF_S, BACKOFF_MAX_S = 0.1, 5.0  # pauses after a failed transaction
+
+
+class Produce(NamedTuple):
+    """A record that a handler of `Consumer.process` or of the daemon returns, alone or in a list, to have it written.
+
+    The fields are the arguments of `Producer.send`; keys and values are bytes or None.
+    """
+
+    topic: str
+    value: Optional[bytes]
+    key: Optional[bytes] = None
+    partition: Optional[int] = None
+    timestamp: Optional[int] = None
+    headers: Sequence[tuple[str, Optional[bytes]]] = ()
+
+
+def produced(result: Any, name: str) -> Sequence[Produce]:
+    """Returns the records in the result of a handler. Raises HandlerMisuse for a list of records and other values."""
+    if isinstance(result, Produce):
+        return (result,)
+    if not isinstance(result, (list, tuple)):
+        return ()
+    found = [each for each in result if isinstance(each, Produce)]
+    if found and len(found) < len(result):
+        raise HandlerMisuse(f"handler {name!r} returned a list of Produce and other values; return only Produce")
+    return found
+
+
+class Results:
+    """The producer of one processor. It connects when the first record is written."""
+
+    def __init__(self, consumer: ConsumerBase, *, exactly_once: bool) -> None:
+        self._consumer = consumer
+        self.exactly_once = exactly_once
+        """Whether records are written in transactions with the offsets of the consumer."""
+        self._opening: asyncio.Lock | None = None
+        self._producer: Producer | None = None
+
+    async def producer(self) -> Producer:
+        # Python 3.9 binds a lock to the loop that is current when the lock is created
+        self._opening = self._opening or asyncio.Lock()
+        async with self._opening:
+            if self._producer is not None and self._producer.has_failed:
+                await self.close()
+            if self._producer is None:
+                from allocator.producer import Producer
+
+                client = self._consumer._engine.client
+                name = f"allocator-results-{self._consumer.group}"
+                producer = Producer(brokers=client.bootstrap, security=client.security, client_id=name)
+                await producer.start()
+                self._producer = producer
+            return self._producer
+
+    async def write(self, records: Sequence[Produce]) -> None:
+        """Returns once the records are acknowledged. Raises DeliveryFailed."""
+        producer = await self.producer()
+        for future in [await producer.send(*each) for each in records]:
+            await asyncio.shield(future)
+
+    async def transactions(self) -> ConsumerTransactions:
+        return (await self.producer())._transactions_of(self._consumer)
+
+    async def commit_offset(self, partition: TopicPartition, choose: Callable[[], OffsetAndMetadata | None]) -> None:
+        await (await self.transactions()).commit_offset(partition, choose)
+
+    async def close(self) -> None:
+        """Closes the producer, if it was started. Safe to call twice."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            with contextlib.suppress(DeliveryFailed):  # the handlers got the failures
+                await producer.close()
+
+
+class Committing:
+    """Commits the results of one tenure in the order of its records, as many at a time as are there.
+
+    `finished` is called with the units whose results are committed, `refused` with a unit whose result cannot be
+    written, and `ended` when nothing is left to commit.
+    """
+
+    def __init__(
+        self,
+        results: Results,
+        tenure: TopicPartitionState,
+        goes_on: Callable[[], bool],
+        finished: Callable[[Sequence[Unit]], None],
+        refused: Callable[[Unit, BaseException], None],
+        ended: Callable[[asyncio.Task[None]], None],
+    ) -> None:
+        self._results = results
+        self._tenure = tenure
+        self._goes_on = goes_on
+        self._finished = finished
+        self._refused = refused
+        self._ended = ended
+        self.task: asyncio.Task[None] | None = None
+        """Runs while results wait to be committed."""
+
+    def wake(self, window: Window) -> None:
+        """Called when units have results."""
+        if self.task is None and window.returned(1)[0]:
+            self.task = asyncio.get_running_loop().create_task(self._run(window), name="results")
+            self.task.add_done_callback(partial(self._end, window))
+
+    def _end(self, window: Window, task: asyncio.Task[None]) -> None:
+        self.task = None
+        if not task.cancelled() and task.exception() is None and self._goes_on():
+            self.wake(window)  # a call may have returned since the task ended
+        self._ended(task)
+
+    async def _run(self, window: Window) -> None:
+        backoff, most = Backoff(BACKOFF_S, BACKOFF_MAX_S), 0
+        while self._goes_on():
+            units, end = window.returned(most)
+            if not units:
+                return
+            try:
+                placed, records, error = await self._placed(units)
+                if error is not None and not placed:
+                    self._refused(units[0], error)
+                    return
+                if placed < len(units):
+                    units, end = units[:placed], offset_of(units[placed].argument)
+                transactions = (await self._results.transactions()).of(self._tenure)
+                offset = OffsetAndMetadata(end, "", -1)
+                await transactions.commit(records, partial(_same, offset), partial(self._finished, units))
+                backoff.reset()
+                most = 0
+            except AllocatorError as failed:
+                if failed.retriable or isinstance(failed, Fenced):
+                    await asyncio.sleep(backoff.next())
+                elif not self._goes_on():
+                    return
+                elif len(units) > 1:
+                    most = 1  # finds the record whose result is refused
+                else:
+                    self._refused(units[0], failed)
+                    return
+
+    async def _placed(
+        self, units: Sequence[Unit]
+    ) -> tuple[int, dict[TopicPartition, list[NewRecord]], BaseException | None]:
+        """Returns the number of units whose results have a partition, these, and the error of the next unit."""
+        producer = await self._results.producer()
+        records: dict[TopicPartition, list[NewRecord]] = defaultdict(list)
+        for number, unit in enumerate(units):
+            try:
+                placed = [await producer._placed(*each) for each in unit.results or ()]
+            except Exception as error:  # noqa: BLE001 - it is a failure of the handler, like those of its call
+                return number, records, error
+            for at, record in placed:
+                records[at].append(record)
+        return len(units), records, None
+
+
+def _same(offset: OffsetAndMetadata) -> OffsetAndMetadata:
+    return offset

@@ -1,0 +1,163 @@
+"""Records that handlers return are written before their record is done, or in a transaction with its offset."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import result_handlers
+from test_transactions import PARTITIONS, Two, Walk, disturb, long, two, walk
+from witnesses import committed_values
+
+from allocator import Consumer, Produce, Record
+from allocator.errors import ConfigError, HandlerFailed
+from allocator.testing import wait_until_async
+
+__all__ = ["two", "walk"]
+MODES = ("at-least-once", "exactly-once")
+COUNT = 200
+
+
+async def fill(here: Two) -> None:
+    async with here.producer() as producer:
+        for n in range(COUNT):
+            await producer.send(here.source, b"%d" % n, b"k%d" % (n % 7), partition=n % 7 % PARTITIONS)
+
+
+async def until_written(here: Two, count: int, topic: str | None = None) -> list[bytes]:
+    found: list[bytes] = []
+
+    async def are_there() -> bool:
+        found[:] = await asyncio.to_thread(committed_values, here.cluster.bootstrap, topic or here.out)
+        return len(found) >= count
+
+    await wait_until_async(are_there, timeout_s=60)
+    return found
+
+
+async def process(consumer: Consumer, handler: Callable[[Record], Any], until: Any, **options: Any) -> Any:
+    processing = asyncio.ensure_future(consumer.process(handler, **options))
+    found = asyncio.ensure_future(until)
+    await asyncio.wait({processing, found}, return_when=asyncio.FIRST_COMPLETED)
+    if not found.done():
+        found.cancel()
+        processing.result()
+    processing.cancel()
+    await asyncio.gather(processing, return_exceptions=True)
+    return await found
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("ordering", ["partition", "key"])
+async def test_results_are_written_in_the_order_of_each_key(mode: str, ordering: Any, two: Two) -> None:
+    await fill(two)
+
+    async def handle(record: Record) -> list[Produce]:
+        await asyncio.sleep(0.001 * (record.offset % 3))
+        return [Produce(two.out, b"%s/%d" % (record.value, n), key=record.key, headers=[("n", b"1")]) for n in (0, 1)]
+
+    async with two.consumer(0, 1, auto_commit_interval_s=5.0) as consumer:
+        wanted = until_written(two, 2 * COUNT)
+        written = await process(consumer, handle, wanted, results=mode, ordering=ordering, commit_interval_s=0.2)
+        ends = await consumer.end_offsets(consumer.assignment())
+        for partition, end in ends.items():
+            committed = await consumer.committed(partition)
+            assert committed is not None
+            assert committed.offset == end
+    assert Counter(written) == Counter(b"%d/%d" % (n, part) for n in range(COUNT) for part in (0, 1))
+    by_key: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for value in written:
+        number, part = map(int, value.split(b"/"))
+        by_key[number % 7].append((number, part))
+    assert all(each == sorted(each) for each in by_key.values())
+
+
+@pytest.mark.parametrize("workers", ["threads", "processes"])
+@pytest.mark.parametrize("mode", MODES)
+async def test_plain_handlers_return_results_too(mode: str, workers: Any, two: Two, monkeypatch: Any) -> None:
+    await fill(two)
+    await asyncio.to_thread(two.cluster.create_topic, result_handlers.OUT, PARTITIONS)
+    try:
+        async with two.consumer(0, 1) as consumer:
+            await process(
+                consumer,
+                result_handlers.plain,
+                until_written(two, COUNT - COUNT // 5, result_handlers.OUT),
+                results=mode,
+                workers=workers,
+                ordering="key",
+                concurrency=2,
+            )
+        written = await asyncio.to_thread(committed_values, two.cluster.bootstrap, result_handlers.OUT)
+        assert set(Counter(written).values()) == {1}
+    finally:
+        await asyncio.to_thread(two.cluster.delete_topic, result_handlers.OUT)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_result_that_cannot_be_written_is_a_failure_of_the_handler(
+    mode: str, two: Two, topic_factory: Callable[..., str]
+) -> None:
+    await fill(two)
+    letters = await asyncio.to_thread(topic_factory, PARTITIONS)
+    calls: Counter[bytes] = Counter()
+
+    async def handle(record: Record) -> Produce:
+        calls[record.value] += 1
+        bad = {b"20": Produce(two.out, bytes(2_000_000)), b"30": Produce(two.out, b"", partition=77)}
+        return bad.get(record.value, Produce(two.out, record.value, key=record.key))
+
+    async with two.consumer(0, 1) as consumer:
+        await process(
+            consumer,
+            handle,
+            until_written(two, COUNT - 2),
+            results=mode,
+            ordering="key",
+            retries=2,
+            retry_backoff_s=0.01,
+            dead_letter_topic=letters,
+        )
+    written = await two.results()
+    assert Counter(written) == Counter(b"%d" % n for n in range(COUNT) if n not in (20, 30))
+    assert Counter(await until_written(two, 2, letters)) == Counter([b"20", b"30"])
+    assert {calls[b"20"], calls[b"30"]} == {3}
+    by_key: dict[int, list[int]] = defaultdict(list)
+    for value in written:
+        by_key[int(value) % 7].append(int(value))
+    assert all(each == sorted(each) for each in by_key.values())
+    async with two.consumer(0, 1) as consumer:
+        consumer.seek((two.source, 0), 0)
+        with pytest.raises(HandlerFailed, match="Produce and other values"):
+            await consumer.process(lambda record: [Produce(two.out, b""), 1], results=mode)  # type: ignore[arg-type]
+
+
+def test_results_are_written_once_whatever_stops_their_process(walk: Callable[..., Walk]) -> None:
+    stops = [("EndTxn", "before", "freeze", 2), ("EndTxn", "after", "kill", 3)]
+    disturb(walk("2.8.2", "zookeeper"), stops, mode="process")
+
+
+@long
+@pytest.mark.parametrize("kafka", ["0.11.0.3", "4.4.0"])
+@pytest.mark.parametrize("membership", ["zookeeper", "kafka"])
+def test_results_are_written_once_on_other_versions(kafka: str, membership: str, walk: Callable[..., Walk]) -> None:
+    stops = [
+        ("TxnOffsetCommit", "before", "freeze", 2),
+        ("EndTxn", "after", "freeze", 2),
+        ("Produce", "after", "kill", 2),
+    ]
+    disturb(walk(kafka, membership), stops, mode="process")
+
+
+async def test_what_contradicts_exactly_once_is_named(two: Two) -> None:
+    async with two.consumer(0) as consumer:
+        with pytest.raises(ConfigError, match="retry_topics with results: a record may come into a retry topic twice"):
+            await consumer.process(print, results="exactly-once", retry_topics=["1s"], dead_letter_topic="x")
+        with pytest.raises(ConfigError, match="results"):
+            await consumer.process(print, results="twice")  # type: ignore[arg-type]
+    async with two.consumer(0, group=None) as consumer:
+        with pytest.raises(ConfigError, match="a transaction commits the offsets of a group to Kafka"):
+            await consumer.process(print, results="exactly-once")

@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -163,6 +164,30 @@ def test_each_record_has_one_result_whatever_stops_its_owner(
     # after it: the owner is killed before it knows that it has committed
     stops = [("EndTxn", "before", "freeze", 1), ("EndTxn", "after", "kill", 1), ("Produce", "after", "freeze", 2)]
     disturb(walk(kafka, membership), stops)
+
+
+@pytest.mark.parametrize(("kafka", "membership"), VERSIONS[:2])
+def test_each_record_has_one_result_while_partitions_move(
+    kafka: str, membership: str, walk: Callable[..., Walk]
+) -> None:
+    here = walk(kafka, membership)
+    ends = threading.Event()
+
+    def produce() -> None:
+        while not ends.wait(0.1):
+            here.produce(4)
+
+    producing = threading.Thread(target=produce)
+    producing.start()
+    try:
+        for _ in range(3):
+            here.start().word("committed")  # it has got a partition of the member that lives
+            if len(here.members) > 1:
+                here.members.pop(0).end()
+    finally:
+        ends.set()
+        producing.join()
+    here.until_all()
 
 
 def test_each_record_has_one_result_when_the_brokers_restart(walk: Callable[..., Walk]) -> None:

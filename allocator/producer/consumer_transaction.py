@@ -18,6 +18,7 @@ from typing import Any, Final, Optional
 from allocator.core.client import ErrorCode, KafkaClient
 from allocator.core.consumer import ConsumerBase, TransactionalCommits, fenced
 from allocator.core.subscription import Phase, TopicPartitionState
+from allocator.core.text import partition_names
 from allocator.errors import AllocatorError, BrokerError, ConfigError, IllegalState, NotOwned
 from allocator.producer.transaction import REPLACED, GroupOffset, NewRecord, TooLargeForTopic, TransactionalWriter
 from allocator.types import OffsetAndMetadata, TopicPartition
@@ -178,7 +179,7 @@ class Transaction:
             raise IllegalState("process() has the records in hand; return Produce with results='exactly-once' there")
         tenures = core.state.reader.tenures
         if len(tenures) != 1:
-            names = ", ".join(f"{each.partition.topic}:{each.partition.partition}" for each in tenures) or "none"
+            names = partition_names([each.partition for each in tenures]) or "none"
             raise IllegalState(
                 f"a transaction takes the records in hand of one partition, and this consumer has records of {names}; "
                 "read with getbatch() or getone(), and begin one transaction after each call"

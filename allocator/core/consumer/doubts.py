@@ -16,6 +16,7 @@ from allocator.core.consumer.starting_positions import CommittedOffsets
 from allocator.core.errors import AllocatorError
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.membership.membership import Membership, TopicRecords
+from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 
@@ -50,9 +51,9 @@ class Doubts:
         # topic -> the zxid that created the topic whose records are read
         self._created: dict[str, int] = {}
         self._theirs: set[str | None] = set()  # ids of clusters that keep their topics in this member's ensemble
-        # doubted topics of which a log ended before the position. Its end may pass the position before the coordinator
+        # tenures in doubt whose log ended before the position. Its end may pass the position before the coordinator
         # responds
-        self._short: set[str] = set()
+        self._short: set[TopicPartitionState] = set()
         self._woken: asyncio.Event | None = None
 
     async def committed(self, partitions: Iterable[TopicPartition]) -> CommittedOffsets:
@@ -125,7 +126,6 @@ class Doubts:
                     tenure.end_doubt()
                     if tp.topic in others:
                         self._fetcher.recreated(tp)
-            self._short -= {tp.topic for tp in here} - again
             self._created.update({topic: zxid for topic, zxid in created.items() if topic not in again})
             self._fetcher.wake()
 
@@ -135,19 +135,21 @@ class Doubts:
         told = created.keys() & self._created.keys()  # topics whose znodes show whether they were created again
         rest = {tp for tp in doubted if self._client.topic_id(tp.topic) is None and tp.topic not in told}
         self._short |= await self._short_of(rest)
-        rest = {tp for tp in rest if tp.topic not in self._short}
+        self._short = {each for each in self._short if each.in_doubt and assigned.get(each.partition) is each}
+        short = {each.partition.topic for each in self._short}
+        rest = {tp for tp in rest if tp.topic not in short}
         known = {tp for tp in rest if tp in assigned and assigned[tp].committed is not None}
         found = await self._committed(known) if known else {}
-        return self._changed(created) | self._short | ({tp.topic for tp in known} - {tp.topic for tp in found})
+        return self._changed(created) | short | ({tp.topic for tp in known} - {tp.topic for tp in found})
 
-    async def _short_of(self, partitions: Iterable[TopicPartition]) -> set[str]:
-        """Returns the topics of these partitions of which a log ends before the position."""
+    async def _short_of(self, partitions: Iterable[TopicPartition]) -> set[TopicPartitionState]:
+        """Returns the tenures of these partitions whose log ends before the position."""
         led = [tp for tp in partitions if self._client.leader(tp) is not None]
         latest = dict.fromkeys(led, LATEST)
         ends = await list_offsets(self._client, latest, timeout_s=TIMEOUT_S, replica_id=DEBUGGING) if led else {}
         assigned = self._state.assignment
         return {
-            tp.topic
+            tenure
             for tp, end in ends.items()
             if end is not None
             and (tenure := assigned.get(tp)) is not None

@@ -12,7 +12,7 @@ from joining import joined
 from allocator import Consumer, RebalanceListener, TopicPartition
 from allocator.testing import LocalCluster, wait_until_async
 
-__all__ = ["Recording", "Service", "owns", "read"]
+__all__ = ["Recording", "Service", "owns", "read", "read_on"]
 
 
 class Recording(RebalanceListener):
@@ -78,6 +78,12 @@ async def read(consumer: Consumer, count: int, seen: list[int] | None = None, ti
         batch = await consumer.getbatch(0.2)
         values += [int(record.value) for record in batch or ()]
     return values
+
+
+async def read_on(consumer: Consumer) -> None:
+    """Reads until the consumer raises an error."""
+    while True:
+        await consumer.getbatch(1.0)
 
 
 async def owns(consumer: Consumer, count: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from joining import joined
-from real_service import Recording, Service, owns, read
+from real_service import Recording, Service, owns, read, read_on
 from stored import stored_offset
 
 from allocator import Consumer, GroupedConsumer, Kafka, RebalanceListener, TopicPartition, ZooKeeper
@@ -217,15 +217,10 @@ async def test_a_listener_may_close_the_consumer_whose_partitions_move(setting: 
         listener.on_revoked = lambda partitions: one.close()
         async with setting.consumer() as other:
             with pytest.raises(Closed):
-                await asyncio.wait_for(_read_on(one), 60)
+                await asyncio.wait_for(read_on(one), 60)
             await one.close()
             await owns(other, 4)
     assert listener.calls[-1][0] == "revoked"
-
-
-async def _read_on(consumer: Consumer) -> None:
-    while True:
-        await consumer.getbatch(1.0)
 
 
 async def test_the_reset_policy_sets_the_first_position(setting: Setting) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from joining import joined
+from real_service import read_on
 from zookeeper_sessions import session
 
 import allocator
@@ -49,11 +50,6 @@ def it(kafka_cluster: LocalCluster, zk_chroot: Any, topic_factory: Callable[...,
 
 
 async def _forever(consumer: SwitchingConsumer) -> None:
-    while True:
-        await consumer.getbatch(1.0)
-
-
-async def _ends(consumer: Consumer) -> None:
     while True:
         await consumer.getbatch(1.0)
 
@@ -245,5 +241,5 @@ async def test_a_member_whose_group_has_moved_ends_when_its_session_does(it: Gro
         [member] = await it.members(ensemble)
         await ensemble.delete(f"/allocator/{it.group}/members/{member}")
         with pytest.raises(ConfigError, match="new:9092"):
-            await _ends(consumer)
+            await read_on(consumer)
         assert await it.members(ensemble) == []

@@ -66,8 +66,8 @@ class AssignmentListener(Protocol):
 
 
 class TopicRecords(Protocol):
-    """What a coordination service records about topics, which brokers before 2.8 do not tell: which of two topics of
-    one name is meant. Each method raises AllocatorError."""
+    """Tells topics of the same name apart, by what the group's service records about them. Brokers before 2.8 give
+    topics no ids. Each method raises AllocatorError."""
 
     async def is_of(self, cluster_id: str | None, brokers: Mapping[int, tuple[str, int]]) -> bool:
         """Returns whether the service records the topics of this cluster. `brokers`: node id -> host and port."""

@@ -1,4 +1,4 @@
-"""What brokers before Kafka 4 keep in ZooKeeper about topics, and about offsets before 0.8.2."""
+"""Reads the znodes of topics, which brokers before Kafka 4 write, and those of offsets, which clients of 0.8 write."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from allocator.protocols.zookeeper.client.client import (
     ZooKeeperClient,
     ZooKeeperError,
 )
-from allocator.testing import LocalCluster, wait_until_async
+from allocator.testing import FaultProxy, LocalCluster, wait_until_async
 
 
 @contextlib.contextmanager
@@ -64,6 +64,20 @@ async def test_the_end_of_a_session_does_not_wait_for_jobs_in_the_executor_of_th
     finally:
         release.set()
         await job
+
+
+async def test_a_second_close_waits_for_the_end_of_the_session_too(zk_chroot: str) -> None:
+    address, slash, chroot = zk_chroot.partition("/")
+    async with FaultProxy(int(address.rpartition(":")[2])) as proxy, session(zk_chroot) as observer:
+        zk = ZooKeeperClient(f"{proxy.address}{slash}{chroot}")
+        await zk.connect()
+        await zk.create("/ours", ephemeral=True)
+        proxy.latency(0.3)
+        first = asyncio.ensure_future(zk.close())
+        await asyncio.sleep(0)
+        first.cancel()
+        await zk.close()
+        assert await observer.exists("/ours") is None
 
 
 async def test_errors_name_the_znode(zk_chroot: str) -> None:

@@ -226,17 +226,16 @@ class ZooKeeperClient:
         return f"no node responded within {timeout_s:g} s ({cause}). {remedy}"
 
     async def close(self) -> None:
-        """Ends the session, and with it its ephemeral znodes. May be called twice."""
+        """Ends the session, and with it its ephemeral znodes. May be called twice: each call waits for the end."""
         client, self._client = self._client, None
         if self._reopening is not None:
             self._reopening.cancel()
-        if client is None or self._loop is None:
-            return
-        assert self._connected is not None
-        self._connected.set()  # wakes `connect`, which may be waiting
-        self.state = SessionState.LOST
-        self._dead.append(_stop_in_thread(self._loop, client))
-        await asyncio.shield(asyncio.gather(*self._dead))
+        if client is not None and self._loop is not None:
+            assert self._connected is not None
+            self._connected.set()  # wakes `connect`, which may be waiting
+            self.state = SessionState.LOST
+            self._dead.append(_stop_in_thread(self._loop, client))
+        await asyncio.shield(asyncio.gather(*self._dead))  # an earlier call may have been cancelled before the end
 
     def abort(self, why: str) -> None:
         """Ends the session at once. May be called from any thread, also if the loop is blocked.
